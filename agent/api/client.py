@@ -15,6 +15,7 @@ import msgspec
 from agent.api import documents as wire
 from agent.api import status as status_wire
 from agent.api.history import HistoryDocument
+from agent.api.maintenance import CordonRequest, CordonsDocument, DrainDocument
 from agent.api.map import MapDocument
 from agent.api.verification import VerificationDocument
 
@@ -139,6 +140,19 @@ class AgentClient:
     def reconcile(self) -> wire.ReconcileDocument:
         """Reconcile the kernel with the ledger now."""
         return self._call("POST", "/v1/reconcile", wire.ReconcileDocument)
+
+    def cordon(self, request: CordonRequest) -> CordonsDocument:
+        """Take CPUs, cores or NUMA nodes out of use."""
+        return self._call("POST", "/v1/cordon", CordonsDocument, wire.encode(request))
+
+    def uncordon(self, request: CordonRequest) -> CordonsDocument:
+        """Use CPUs, cores or NUMA nodes again."""
+        return self._call("POST", "/v1/uncordon", CordonsDocument, wire.encode(request))
+
+    def drain(self, target: str) -> DrainDocument:
+        """Return which pods would have to end before a target is empty."""
+        body = wire.encode(CordonRequest(target=target))
+        return self._call("POST", "/v1/drain?dryRun=true", DrainDocument, body)
 
     def topology(self) -> bytes:
         """Return the observed host as JSON (`numawarden topology --output json`)."""

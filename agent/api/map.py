@@ -15,13 +15,14 @@ class CpuUse(StrEnum):
     """What a CPU is used for.
 
     `OFFLINE` goes before all others, then `EXCLUSIVE` (one container has it), `POD` (it belongs to
-    a pod: its shared pool, or budget that no container may use now), `RESERVED` and `SHARED` (the
-    node's shared pool). `ONLINE`: nothing is known of pods.
+    a pod: its shared pool, or budget that no container may use now), `CORDONED`, `RESERVED` and
+    `SHARED` (the node's shared pool). `ONLINE`: nothing is known of pods.
     """
 
     OFFLINE = "offline"
     EXCLUSIVE = "exclusive"
     POD = "pod"
+    CORDONED = "cordoned"
     RESERVED = "reserved"
     SHARED = "shared"
     ONLINE = "online"
@@ -38,7 +39,8 @@ class MapCpuDocument(Document, frozen=True):
     """One CPU; group ids as in `TopologyView`.
 
     `owners` has one owner, or several if an import or a damaged checkpoint allocates a CPU twice.
-    An offline CPU keeps its owners.
+    An offline CPU keeps its owners. `cordoned`: nothing new is allocated from the CPU, which may
+    have owners still.
     """
 
     id: int
@@ -51,6 +53,7 @@ class MapCpuDocument(Document, frozen=True):
     uncore: int | None = None
     kind: str = "standard"
     owners: tuple[MapOwnerDocument, ...] = ()
+    cordoned: bool = False
 
 
 class MapMemoryDocument(Document, frozen=True):
@@ -78,6 +81,7 @@ class MapNodeDocument(Document, frozen=True):
     """One NUMA node: its online CPUs as a list, its memory, its distances by node id as text.
 
     `tier` is the number of its memory tier, a smaller one is faster; null without tiers.
+    `cordoned`: nothing new is allocated from the node.
     """
 
     id: int
@@ -85,6 +89,7 @@ class MapNodeDocument(Document, frozen=True):
     memory: tuple[MapMemoryDocument, ...]
     distances: dict[str, int]
     tier: int | None = None
+    cordoned: bool = False
 
 
 class MapDeviceDocument(Document, frozen=True):

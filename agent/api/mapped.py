@@ -22,6 +22,7 @@ from agent.api.map import (
 from agent.api.views import policy_document
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.memory.state import hugepages_type
+from agent.managers.policy import NO_CORDON
 from agent.pods.identity import full_name
 from agent.pods.model import MEMORY, ContainerKind
 from sysfs.mask import EMPTY, Mask
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import Policy
     from agent.managers.violation import Violation
     from sysfs.host import Host, Node
 
@@ -65,7 +67,7 @@ def map_of_allocations(
     was not observed. The cost follows the CPUs of the host and the containers of the ledger.
     """
     allocations = tuple(ledger.allocations.values())
-    cpus = tuple(_cpus(host, owners_of(allocations), rules.policy.cpu.reserved))
+    cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
     pods = tuple(
         _pod(each, None if running is None else running.get(each.uid, ())) for each in allocations
     )
@@ -78,7 +80,14 @@ def map_of_allocations(
     listed = [list(group) for group in groups]
     return MapDocument(
         cpus=cpus,
-        nodes=tuple(_node(node, _charged_memory(node, rules, ledger)) for node in host.nodes),
+        nodes=tuple(
+            _node(
+                node,
+                _charged_memory(node, rules, ledger),
+                cordoned=node.id in rules.policy.cordon.nodes,
+            )
+            for node in host.nodes
+        ),
         devices=(*_host_devices(host), *_offered(rules, allocations)),
         pods=pods,
         policy=policy_document(rules.policy),
@@ -116,20 +125,26 @@ def _is_exclusive(container: ContainerAllocation) -> bool:
 
 
 def _cpus(
-    host: Host, owners: Mapping[int, list[MapOwnerDocument]], reserved: Mask | None
+    host: Host, owners: Mapping[int, list[MapOwnerDocument]], policy: Policy | None
 ) -> Iterator[MapCpuDocument]:
-    set_aside = frozenset(reserved or ())
+    """Yield the CPUs of a host; without a policy nothing is known of pods."""
+    reserved = frozenset(() if policy is None else policy.cpu.reserved)
+    cordon = NO_CORDON if policy is None else policy.cordon
+    cpus, nodes = frozenset(cordon.cpus), frozenset(cordon.nodes)
     for cpu in host.cpus:
         users = tuple(owners.get(cpu.id, ()))
+        cordoned = cpu.id in cpus or cpu.node in nodes
         use = CpuUse.SHARED
         if not cpu.online:
             use = CpuUse.OFFLINE
-        elif reserved is None:
+        elif policy is None:
             use = CpuUse.ONLINE
         elif users:
             own = any(owner.container is not None for owner in users)
             use = CpuUse.EXCLUSIVE if own else CpuUse.POD
-        elif cpu.id in set_aside:
+        elif cordoned:
+            use = CpuUse.CORDONED
+        elif cpu.id in reserved:
             use = CpuUse.RESERVED
         yield MapCpuDocument(
             id=cpu.id,
@@ -142,16 +157,20 @@ def _cpus(
             uncore=cpu.uncore,
             kind=cpu.kind.value,
             owners=users,
+            cordoned=cordoned,
         )
 
 
-def _node(node: Node, memory: Iterable[MapMemoryDocument]) -> MapNodeDocument:
+def _node(
+    node: Node, memory: Iterable[MapMemoryDocument], *, cordoned: bool = False
+) -> MapNodeDocument:
     return MapNodeDocument(
         id=node.id,
         cpus=str(node.cpus),
         memory=tuple(memory),
         distances={str(other): distance for other, distance in sorted(node.distances.items())},
         tier=node.tier,
+        cordoned=cordoned,
     )
 
 
@@ -274,7 +293,8 @@ def shared_by(users: Collection[frozenset[tuple[str, str | None]]]) -> bool:
 
 def _users(cpu: MapCpuDocument, names: Mapping[str, str]) -> Iterator[str]:
     if not cpu.owners:
-        yield "is reserved" if cpu.use is CpuUse.RESERVED else "is in the node's shared pool"
+        aside = cpu.use in (CpuUse.RESERVED, CpuUse.CORDONED)
+        yield f"is {cpu.use}" if aside else "is in the node's shared pool"
     for owner in cpu.owners:
         container = f" container {owner.container}" if owner.container else ""
         yield f"of {names[owner.uid]}{container}"

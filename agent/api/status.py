@@ -10,6 +10,7 @@ from agent.api.documents import (
     ReconcileDocument,
     ViolationDocument,
 )
+from agent.api.maintenance import CordonDocument  # noqa: TC001  # msgspec reads the annotation
 
 
 class PolicyDocument(Document, frozen=True):
@@ -103,7 +104,8 @@ class StatusDocument(Document, frozen=True):
     """The agent's status; `conditions` are what is not as it should be.
 
     `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
-    `drift` the latest settings that another process changed.
+    `drift` the latest settings that another process changed. `cordons` are what an operator took
+    out of use, `cordoned_cpus` the online CPUs among that.
     """
 
     version: str
@@ -124,6 +126,8 @@ class StatusDocument(Document, frozen=True):
     invalid: tuple[ViolationDocument, ...] = ()
     failed: tuple[FailedPodDocument, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
+    cordons: tuple[CordonDocument, ...] = ()
+    cordoned_cpus: str = ""
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from agent.api import documents as wire
 from agent.api import status as status_wire
 from agent.api.delivery import delivery_document
+from agent.api.maintenance import CordonDocument
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.topology.implicit_hints import HintFamily, best_few
@@ -15,8 +16,9 @@ from agent.pods.model import CPU, MEMORY, ContainerKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.managers.allocations.cordons import Cordons
     from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
@@ -304,3 +306,14 @@ def _count(hints: Hints | None) -> int | None:
         return len(hints or ())
     few = len(best_few(hints, BEST_HINTS + 1))
     return few if few <= BEST_HINTS else None
+
+
+def cordon_documents(cordons: Cordons) -> Iterator[CordonDocument]:
+    """Yield the document of each cordon."""
+    for entry in cordons:
+        yield CordonDocument(
+            cpus=str(entry.cordon.cpus),
+            nodes=str(entry.cordon.nodes),
+            reason=entry.reason,
+            since=entry.since,
+        )

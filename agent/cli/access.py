@@ -34,6 +34,8 @@ _CODES: Final = {
     "ContainerNotFound": ExitCode.NOT_FOUND,
     "BindingNotFound": ExitCode.NOT_FOUND,
     "ManagedByManifest": ExitCode.REJECTED,
+    "CordonRejected": ExitCode.REJECTED,
+    "NotCordoned": ExitCode.REJECTED,
     "InvalidManifest": ExitCode.BAD_INPUT,
     "InvalidBinding": ExitCode.BAD_INPUT,
     "InvalidRequest": ExitCode.BAD_INPUT,

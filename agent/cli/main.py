@@ -93,6 +93,9 @@ COMMANDS: Final = {
     "history": LazyCommand("agent.cli.status:history", "Show what happened, and who did it."),
     "verify": LazyCommand("agent.cli.status:verify", "Compare the kernel with the ledger."),
     "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
+    "cordon": LazyCommand("agent.cli.maintenance.cordon:cordon", "Take CPUs or nodes out of use."),
+    "uncordon": LazyCommand("agent.cli.maintenance.cordon:uncordon", "Use CPUs or nodes again."),
+    "drain": LazyCommand("agent.cli.maintenance.cordon:drain", "Say which pods would have to end."),
     "topology": LazyCommand("agent.cli.local.host:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand(
         "agent.cli.local.host:capture", "Archive what the agent reads of a host."

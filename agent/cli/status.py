@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from agent.api.documents import EventDocument, FailedPodDocument, ReconcileDocument
+    from agent.api.maintenance import CordonDocument
     from agent.api.status import DriftDocument, StatusDocument
     from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
 
@@ -60,6 +61,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"
+    yield from _cordoned(answer.cordons)
     yield f"  pods       {answer.pods} with {answer.containers} containers"
     yield (
         f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"
@@ -74,6 +76,13 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     for condition in answer.conditions:
         state = f"{condition.type} is {condition.status} ({condition.reason})"
         yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
+
+
+def _cordoned(cordons: Sequence[CordonDocument]) -> Iterator[str]:
+    from agent.cli.text.cordons import cordon_line  # noqa: PLC0415  # help needs none of it
+
+    for cordon in cordons:
+        yield f"  cordoned   {cordon_line(cordon)}"
 
 
 def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         Sample,
     )
     from agent.managers.machine import Machine
-    from agent.managers.policy import PluginDevice, Policy
+    from agent.managers.policy import Cordon, PluginDevice, Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.managers.violation import Violation
@@ -370,6 +370,13 @@ class ResourceManager(ABC):
     def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:  # noqa: ARG002  (the default)
         """Return the samples of the manager's gauges."""
         return ()
+
+
+def with_cordon(rules: EffectivePolicy, cordon: Cordon) -> EffectivePolicy:
+    """Return the policy with another cordon."""
+    if cordon == rules.policy.cordon:
+        return rules
+    return replace(rules, policy=replace(rules.policy, cordon=cordon))
 
 
 def charged(rules: EffectivePolicy, ledger: Ledger, allocation: PodAllocation) -> Ledger:

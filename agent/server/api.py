@@ -19,6 +19,7 @@ from structlog.contextvars import bound_contextvars
 from agent import __version__
 from agent.api import documents as wire
 from agent.api.history import RequesterDocument
+from agent.api.maintenance import CordonRequest
 from agent.api.snapshot import snapshot_document
 from agent.managers.allocations.origin import API
 from agent.managers.node_fit import not_allocated
@@ -84,6 +85,8 @@ _STATUS: Final = {
     "NoHistory": HTTPStatus.NOT_FOUND,
     "HistoryUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
     "ManagedByManifest": HTTPStatus.CONFLICT,
+    "CordonRejected": HTTPStatus.CONFLICT,
+    "NotCordoned": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "Busy": HTTPStatus.SERVICE_UNAVAILABLE,
     "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -149,8 +152,12 @@ class Api:
                 ("GET", "/v1/snapshot", self._snapshot),
                 ("GET", "/v1/history", self._history),
                 ("POST", "/v1/reconcile", self._reconcile),
+                ("POST", "/v1/cordon", self._cordon),
+                ("POST", "/v1/uncordon", self._uncordon),
+                ("POST", "/v1/drain", self._drain),
             ],
             parameters={
+                ("POST", "/v1/drain"): ("dryRun",),
                 ("POST", "/v1/pods"): ("dryRun", "require"),
                 ("POST", "/v1/fit"): ("most",),
                 ("GET", "/v1/history"): ("pod", "since", "limit"),
@@ -315,6 +322,21 @@ class Api:
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))
 
+    async def _cordon(self, request: Request) -> Response:
+        asked = _cordon_request(await _body(request))
+        return _json(await self._controller.cordon(asked))
+
+    async def _uncordon(self, request: Request) -> Response:
+        asked = _cordon_request(await _body(request))
+        return _json(await self._controller.uncordon(asked))
+
+    async def _drain(self, request: Request) -> Response:
+        if not _flag(request, "dryRun"):
+            message = "the agent ends no pods; ask with dryRun=true which would have to end"
+            raise errors.RequestError(message, (("dryRun", "true"),))
+        asked = _cordon_request(await _body(request))
+        return _json(await self._controller.cordoning.drain(asked.target))
+
     async def _manifest_of(self, body: bytes) -> Manifest:
         gates = self._controller.state.configured.rules.policy.gates
         load = partial(
@@ -361,6 +383,14 @@ def _bind_request(body: bytes) -> wire.BindRequest:
     if (desired.cgroup is None) == (desired.pid is None):
         raise errors.BindError("name either the container's cgroup or one of its pids, not both")
     return desired
+
+
+def _cordon_request(body: bytes) -> CordonRequest:
+    try:
+        return wire.decode(body, CordonRequest)
+    except msgspec.DecodeError as error:
+        expected = 'expected {"target": "4-7", "reason": "..."}'
+        raise errors.RequestError(f"{error}; {expected}") from error
 
 
 def _flag(request: Request, name: str) -> bool:

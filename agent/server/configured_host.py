@@ -15,13 +15,14 @@ from agent.managers.admission import MANAGERS, admit
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
+from agent.managers.policy import NO_CORDON
 
 if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.devices.provider import Offer
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import ResourceManager
-    from agent.managers.policy import Policy
+    from agent.managers.policy import Cordon, Policy
     from agent.pods.model import Pod
     from sysfs.host import Host
 
@@ -72,10 +73,12 @@ def situate(
     allocated: bool = False,
     managers: tuple[ResourceManager, ...] = MANAGERS,
     offer: Offer = NO_OFFER,
+    cordon: Cordon = NO_CORDON,
 ) -> ConfiguredHost:
     """Return the effective policy of a configuration on a host, with the `managers`.
 
-    The devices are those that the configuration lists, and those that providers `offer`.
+    The devices are those that the configuration lists, and those that providers `offer`. Nothing
+    new is allocated from what the `cordon` has.
 
     If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
     policy stays in effect on the host as it is now. Without a previous policy, the settings that
@@ -83,21 +86,21 @@ def situate(
     `ConfigError` is raised.
     """
     machine = Machine.of(host)
+
+    def ruled(policy: Policy) -> EffectivePolicy:
+        offered = replace(_with_offer(policy, config, machine, offer), cordon=cordon)
+        return EffectivePolicy(machine, offered, managers)
+
     try:
-        policy = resolve(config, machine, offline=host.offline)
-        return ConfiguredHost(
-            host, EffectivePolicy(machine, _with_offer(policy, config, machine, offer), managers)
-        )
+        return ConfiguredHost(host, ruled(resolve(config, machine, offline=host.offline)))
     except ConfigError as error:
         mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
         if previous is not None:
-            policy = _with_offer(previous.rules.policy, config, machine, offer)
-            rules = EffectivePolicy(machine, policy, managers)
+            rules = ruled(previous.rules.policy)
             return ConfiguredHost(host, rules, mismatches, previous.frozen)
         if not allocated:
             raise
-        policy = _with_offer(resolve_what_fits(config, machine), config, machine, offer)
-        rules = EffectivePolicy(machine, policy, managers)
+        rules = ruled(resolve_what_fits(config, machine))
         return ConfiguredHost(host, rules, mismatches, frozen=True)
 
 

@@ -178,6 +178,32 @@ class BindError(RequestError):
     code = "InvalidBinding"
 
 
+class CordonTargetError(RequestError):
+    """What is to be cordoned, uncordoned or drained cannot be found on the host."""
+
+    def __init__(self, target: str, found: str) -> None:
+        super().__init__(f"target {target[:64]!r}: {found}", (("target", found),))
+        self.target = target
+
+
+class CordonRejectedError(RequestError):
+    """The cordon would leave no CPU to containers that share CPUs."""
+
+    code = "CordonRejected"
+
+    def __init__(self, cordon: object, why: str) -> None:
+        super().__init__(f"{cordon} cannot be cordoned: {why}")
+
+
+class NotCordonedError(RequestError):
+    """Nothing of what is to be uncordoned is cordoned."""
+
+    code = "NotCordoned"
+
+    def __init__(self, asked: object, cordoned: object) -> None:
+        super().__init__(f"{asked} is not cordoned; cordoned: {cordoned}")
+
+
 class CheckpointFailedError(RequestError):
     """The change could not be saved and was not made."""
 

@@ -14,6 +14,7 @@ from agent.api.status import ConditionDocument
 from agent.devices.cdi_files import CdiFiles
 from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
+from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.recovery.from_cgroups import describe_recovered
@@ -54,7 +55,7 @@ COMPARISON: Final = "comparison"
 
 
 class DurableState(Struct, frozen=True):
-    """State that is saved: allocations and explicit bindings.
+    """State that is saved: allocations, explicit bindings and cordons.
 
     `orphaned` are the uids of pods that are not in the ledger but may still have cgroups.
     """
@@ -62,6 +63,7 @@ class DurableState(Struct, frozen=True):
     ledger: Ledger
     bindings: Bindings = NO_BINDINGS
     orphaned: frozenset[str] = frozenset()
+    cordons: Cordons = NO_CORDONS
 
     def without_pod(self, ledger: Ledger, uid: str) -> DurableState:
         """Return the state after a pod was removed, with the remaining `ledger`.
@@ -69,7 +71,7 @@ class DurableState(Struct, frozen=True):
         The pod's bindings stay until the processes in the bound cgroups have ended, because these
         have to be confined until then.
         """
-        return DurableState(ledger, self.bindings, self.orphaned | {uid})
+        return replace(self, ledger=ledger, orphaned=self.orphaned | {uid})
 
     def with_pod(self, ledger: Ledger, uid: str) -> DurableState:
         """Return the state after the pod of `uid` was admitted, with the `ledger` that has it."""
@@ -332,6 +334,7 @@ class AgentState(Struct):
             policy=policy_summary(self.configured.rules.policy),
             agent_version=__version__,
             orphaned=durable.orphaned,
+            cordons=durable.cordons,
         )
 
     def reading(self) -> GaugeInput:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
+from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Checkpoint(Struct, frozen=True):
     was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
     `orphaned` are the uids of pods that are not in the ledger although their cgroups existed, such
     as removed pods whose processes still run: these cgroups are not recovered as allocations.
+    `cordons` are what an operator took out of use.
     """
 
     ledger: Ledger
@@ -57,6 +59,7 @@ class Checkpoint(Struct, frozen=True):
     policy: Mapping[str, str] = MappingProxyType({})
     agent_version: str = ""
     orphaned: frozenset[str] = frozenset()
+    cordons: Cordons = NO_CORDONS
 
 
 def host_facts(host: Host) -> HostFacts:

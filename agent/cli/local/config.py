@@ -141,13 +141,14 @@ def schema() -> None:
 
 def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
-    from agent.managers.effective_policy import restored, shared_pool  # noqa: PLC0415
+    from agent.managers.effective_policy import restored, shared_pool, with_cordon  # noqa: PLC0415
     from agent.managers.validity import invalid_allocations  # noqa: PLC0415
     from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 
     saved = peek(directory)
     if saved is None:
         return [f"{directory / CHECKPOINT_NAME}: no state, no allocations"], True
+    rules = with_cordon(rules, saved.cordons.total)
     ledger = restored(rules, saved.ledger)
     found = invalid_allocations(rules, ledger, host.offline)
     pods, affected = len(ledger.allocations), len({violation.uid for violation in found})

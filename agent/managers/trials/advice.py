@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.effective_policy import restored
+from agent.managers.effective_policy import restored, with_cordon
 from agent.managers.errors import nodes_text
 from agent.managers.memory.state import page_size
 from agent.managers.node_fit import native_first, node_amount_text
@@ -135,8 +135,7 @@ def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
     cordon = rules.policy.cordon
     if not cordon:
         return
-    without = replace(rules, policy=replace(rules.policy, cordon=NO_CORDON))
-    if decided(without, ledger, pod).admitted:
+    if decided(with_cordon(rules, NO_CORDON), ledger, pod).admitted:
         yield Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
     else:
         yield None
@@ -266,7 +265,7 @@ def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> 
 
 
 def _smaller(resources: Resources, resource: str, amount: int) -> Resources:
-    most = _quantity(resource, amount)
+    most = quantity_of(resource, amount)
 
     def capped(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
         known = amounts.get(resource)
@@ -277,7 +276,8 @@ def _smaller(resources: Resources, resource: str, amount: int) -> Resources:
     return Resources(capped(resources.requests), capped(resources.limits))
 
 
-def _quantity(resource: str, amount: int) -> Quantity:
+def quantity_of(resource: str, amount: int) -> Quantity:
+    """Return an amount of a resource, in millicores for `cpu`, else in whole units."""
     if resource == CPU:
         return Quantity.parse(f"{amount}m")
     return Quantity.of_bytes(amount) if is_memory_type(resource) else Quantity.of(amount)

@@ -29,6 +29,7 @@ from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
 from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
+from agent.server.control.cordoning import Cordoning
 from agent.server.control.decisions import Decisions
 from agent.server.control.outcomes import OutcomeReporter
 from agent.server.control.queue import SerialQueue, Worker
@@ -52,6 +53,7 @@ from agent.state.checkpoint import host_changes, host_facts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.api.maintenance import CordonRequest, CordonsDocument
     from agent.api.verification import VerificationDocument
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
@@ -84,6 +86,9 @@ class Controller:
         self.worker = Worker(clock)
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
+        self.cordoning = Cordoning(
+            state, kernel, self._saving, self.worker, self.outcomes, reporter, clock
+        )
         self.clock = clock
         self._reported_invalid: frozenset[Violation] = frozenset()
         #: At most one observation is queued at the worker, so that an action waits for one at most.
@@ -140,6 +145,16 @@ class Controller:
         """Remove the binding of a container; raises `RequestError`, for example if it has none."""
         with operation("unbind", container=container, **self._facts(uid)):
             return await self.queue.run(lambda: self._unbind(uid, container))
+
+    async def cordon(self, request: CordonRequest) -> CordonsDocument:
+        """Take CPUs or nodes out of use; raises `RequestError`s (`Cordoning.cordon`)."""
+        with operation("cordon", target=request.target):
+            return await self.queue.run(lambda: self.cordoning.cordon(request))
+
+    async def uncordon(self, request: CordonRequest) -> CordonsDocument:
+        """Use CPUs or nodes again; raises `RequestError`s (`Cordoning.uncordon`)."""
+        with operation("uncordon", target=request.target):
+            return await self.queue.run(lambda: self.cordoning.uncordon(request))
 
     async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
         """Compare the kernel with the ledger and repair what differs.

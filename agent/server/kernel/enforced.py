@@ -113,6 +113,16 @@ class KernelEnforcement:
 
         return _guarded(release)
 
+    def changed(self, target: Desired) -> EnforcementReport:
+        """Make the kernel enforce another shared pool."""
+
+        def enforce() -> EnforcementReport:
+            report = self._enforcer.enforce_change(target)
+            self._observed(report)
+            return report
+
+        return _guarded(enforce)
+
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         """Compare the kernel with the ledger and repair what differs.
 

@@ -32,6 +32,9 @@ class Enforcement(Protocol):
     def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
         """Release a pod that is no longer in the ledger and apply the changes for other pods."""
 
+    def changed(self, target: Desired) -> EnforcementReport:
+        """Make the kernel enforce another shared pool."""
+
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         """Compare the kernel with the ledger and repair what differs.
 

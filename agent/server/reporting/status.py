@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.api import views
 from agent.api.status import StatusDocument
+from agent.api.views import cordon_documents
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         manifests=tuple(state.entries()),
         conditions=state.dated_conditions(now),
         drift=state.drift,
+        cordons=tuple(cordon_documents(state.durable.cordons)),
+        cordoned_cpus=str(state.configured.rules.cordoned_cpus),
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),
         # The full reasons are in `rejected` and in the pod's document.
         failed=tuple(replace(each.status, rejection=None, explanation=None) for each in rejections),

@@ -50,7 +50,7 @@ def initial_state(
         changed = _log_changes(configured, saved)
         ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
         orphaned = orphaned_since(saved, boot_id)
-        durable = DurableState(ledger, saved.bindings, orphaned)
+        durable = DurableState(ledger, saved.bindings, orphaned, saved.cordons)
     state = AgentState(configured, durable, boot_id, started=now, changed_before=changed)
     _recover(state, running)
     if loaded.problem is not None:
@@ -69,8 +69,8 @@ def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:
         else f"was set aside as {kept_as}"
     )
     return (
-        f"the checkpoint {where}: {problem}; pod names, bindings, device allocations and manifest "
-        "ownership are lost; CPUs and memory are recovered from the cgroups"
+        f"the checkpoint {where}: {problem}; pod names, bindings, device allocations, manifest "
+        "ownership and cordons are lost; CPUs and memory are recovered from the cgroups"
     )
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from agent.api.topology import topology_view
 from agent.devices.cdi_files import CdiFiles
 from agent.managers.admission import MANAGERS
+from agent.managers.policy import NO_CORDON
 from agent.pods.manifest import load_pod
 from agent.reconcile.desired.limits import EnforcedControllers
 from agent.reconcile.diff import unknown_writer
@@ -142,7 +143,8 @@ class Wiring:
             self._loaded = self._store.load()
             self._running = self._observe_pods()
             self._measure = LateMeasure()
-            saved = {} if self._loaded.state is None else self._loaded.state.ledger.allocations
+            state = self._loaded.state
+            saved = {} if state is None else state.ledger.allocations
             self._providers = make_providers(providers, config, saved, clock, self._measure)
             allocated = bool(self._running) or _has_pods(self._loaded)
             self._configured = situate(
@@ -151,6 +153,7 @@ class Wiring:
                 allocated=allocated,
                 managers=managers,
                 offer=self._providers.offer(),
+                cordon=NO_CORDON if state is None else state.cordons.total,
             )
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
@@ -339,8 +342,15 @@ class Wiring:
         return self._situated(self.controller.state.configured.host)
 
     def _situated(self, host: Host) -> ConfiguredHost:
-        previous, offer = self.controller.state.configured, self._providers.offer()
-        return situate(self._config, host, previous, managers=self._managers, offer=offer)
+        state = self.controller.state
+        return situate(
+            self._config,
+            host,
+            state.configured,
+            managers=self._managers,
+            offer=self._providers.offer(),
+            cordon=state.durable.cordons.total,
+        )
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LETTERS: Final = "ABCDEFGHJKLMNPQSTUVWYZ"
 _SIGNS: Final = {
     CpuUse.OFFLINE: "x",
+    CpuUse.CORDONED: "/",
     CpuUse.RESERVED: "R",
     CpuUse.SHARED: ".",
     CpuUse.ONLINE: ".",
@@ -36,6 +37,7 @@ SHARED_CORE: Final = "!"
 MEANINGS: Final[Mapping[str, str]] = {
     "R": "reserved",
     ".": "shared pool",
+    "/": "cordoned",
     "x": "offline",
     ISOLATED: "isolated, in the shared pool",
     OTHER: "another pod",
@@ -57,7 +59,7 @@ class Marks(Struct, frozen=True):
         An offline CPU is marked as offline also if a pod has it.
         """
         if cpu.use is CpuUse.OFFLINE or not cpu.owners:
-            quiet = cpu.use in (CpuUse.OFFLINE, CpuUse.RESERVED)
+            quiet = cpu.use in (CpuUse.OFFLINE, CpuUse.RESERVED, CpuUse.CORDONED)
             unmarked = cpu.isolated and cpu.use in (CpuUse.SHARED, CpuUse.ONLINE)
             sign = ISOLATED if unmarked else _SIGNS[cpu.use]
             return TextSpan(sign, Tone.FAINT if quiet else Tone.PLAIN)

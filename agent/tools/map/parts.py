@@ -48,7 +48,10 @@ class MappedPart(Struct, frozen=True):
         CPUs that a pod has are never alike: it matters where they are.
         """
         cores = tuple(
-            (core.kind, tuple((cpu.use, cpu.isolated, cpu.owners) for cpu in core.threads))
+            (
+                core.kind,
+                tuple((cpu.use, cpu.isolated, cpu.owners, cpu.cordoned) for cpu in core.threads),
+            )
             for core in self.cores
         )
         place = self.cpus.bits if any(core_owners(core) for core in self.cores) else None

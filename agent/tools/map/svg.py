@@ -47,8 +47,9 @@ text { fill: var(--ink) }
 .heading { font-weight: bold }
 .warning { fill: var(--warning) }
 .part { fill: none; stroke: var(--line) }
-.shared, .online, .free { fill: var(--shared) }
+.shared, .online, .cordoned, .free { fill: var(--shared) }
 .reserved { fill: var(--reserved) }
+.cordoned { stroke: var(--warning); stroke-dasharray: 4 2 }
 .offline { fill: none; stroke: var(--line); stroke-dasharray: 2 2 }
 .isolated { stroke: var(--ink); stroke-dasharray: 3 2 }
 .mixed { stroke: var(--warning); stroke-width: 2 }
@@ -168,7 +169,8 @@ class _Drawing:
     def _cpu(self, cpu: MapCpuDocument, x: int, y: int, *, mixed: bool) -> None:
         owned = bool(cpu.owners) and cpu.use is not CpuUse.OFFLINE
         classes = ["cpu", str(cpu.use)]
-        classes += [name for name, holds in (("isolated", cpu.isolated), ("mixed", mixed)) if holds]
+        marked = (("isolated", cpu.isolated), ("mixed", mixed), ("cordoned", cpu.cordoned))
+        classes += [name for name, holds in marked if holds and name not in classes]
         if self._focus is not None and all(owner.uid != self._focus for owner in cpu.owners):
             classes.append("faint")
         fill = f' style="fill: {self._colours[cpu.owners[0].uid]}"' if owned else ""
@@ -190,6 +192,7 @@ class _Drawing:
             for owner in cpu.owners
         ]
         words += ["isolated"] if cpu.isolated else []
+        words += ["cordoned"] if cpu.cordoned and cpu.use is not CpuUse.CORDONED else []
         return ", ".join(words)
 
     def _write(self, x: int, text: str, kind: str = "") -> None:

@@ -42,6 +42,7 @@ _INDENT: Final = 2
 _USES: Final = {
     ".": "shared",
     "R": "reserved",
+    "/": "cordoned",
     "x": "offline",
     "i": "isolated",
     "o": "of other pods",
@@ -233,6 +234,17 @@ class _Picture:
         for name_of, text in ((name, str(isolated)), ("without a tick", self._document.nohz_full)):
             if text:
                 yield line(TextSpan(name_of, Tone.HEADING), f"  CPUs {text}")
+        yield from self._cordoned()
+
+    def _cordoned(self) -> Iterator[Line]:
+        nodes = Mask.from_ids(node.id for node in self._document.nodes if node.cordoned)
+        cpus = Mask.from_ids(cpu.id for cpu in self._document.cpus if cpu.cordoned)
+        owned = Mask.from_ids(cpu.id for cpu in self._document.cpus if cpu.cordoned and cpu.owners)
+        words = [f"{'nodes' if len(nodes) > 1 else 'node'} {nodes}"] if nodes else []
+        words += [f"CPUs {cpus}"] if cpus else []
+        words += [f"still allocated {owned}"] if owned else []
+        if words:
+            yield line(TextSpan("cordoned", Tone.HEADING), f"  {', '.join(words)}")
 
     def _legend(self) -> Line:
         signs = {self._marks.of(cpu).text for cpu in self._document.cpus} & MEANINGS.keys()

@@ -86,6 +86,11 @@ class Recorder:
         self.targets.append(target)
         return self.outcome
 
+    def changed(self, target: Desired) -> EnforcementReport:
+        self.log.append("enforce")
+        self.targets.append(target)
+        return self.outcome
+
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         del insist
         self.log.append("reconcile")

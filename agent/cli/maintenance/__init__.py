@@ -1,0 +1,1 @@
+"""Commands before, during and after maintenance of a host."""

@@ -1,0 +1,86 @@
+"""`numawarden cordon`, `uncordon` and `drain`: CPUs and NUMA nodes out of use for maintenance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
+from agent.cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.api.documents import Document
+
+_TARGET = "CPUS|core:N|node:N"
+
+
+@click.command()
+@click.argument("target", metavar=_TARGET)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown in the status.")
+@output_option
+@socket_option
+def cordon(target: str, reason: str, output: str, socket_path: str) -> int:
+    """Allocate nothing new from CPUs, cores or NUMA nodes, until they are uncordoned.
+
+    The target is a list of CPUs (4-7,12), of cores as the map numbers them (core:2), or of NUMA
+    nodes with their CPUs, memory and devices (node:1). Pods keep what they have; pods that share
+    CPUs leave the cordoned ones at once. The cordon outlives the agent's restart.
+    """
+    from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
+    from agent.cli.text.cordons import cordons_lines  # noqa: PLC0415
+
+    with agent_at(socket_path) as agent:
+        answer = agent.cordon(CordonRequest(target=target, reason=reason))
+    _print(answer, output, lambda: cordons_lines(answer))
+    return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
+
+
+@click.command()
+@click.argument("target", metavar=_TARGET)
+@output_option
+@socket_option
+def uncordon(target: str, output: str, socket_path: str) -> int:
+    """Allocate from CPUs, cores or NUMA nodes again.
+
+    The target is that of `cordon`, or a part of it.
+    """
+    from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
+    from agent.cli.text.cordons import cordons_lines  # noqa: PLC0415
+
+    with agent_at(socket_path) as agent:
+        answer = agent.uncordon(CordonRequest(target=target))
+    _print(answer, output, lambda: cordons_lines(answer))
+    return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
+
+
+@click.command()
+@click.argument("target", metavar=_TARGET)
+@click.option("--dry-run", is_flag=True, help="Required: the agent ends no pods.")
+@output_option
+@socket_option
+def drain(target: str, output: str, socket_path: str, *, dry_run: bool) -> int:
+    """Say which pods would have to end before a target is empty, and which would fit elsewhere.
+
+    The pods are tried together by the decision function, in the order in which they were admitted,
+    as if the target was cordoned. Nothing is changed. Exits with 0 if all of them would fit (or
+    none has to end), else with 1.
+    """
+    from agent.cli.text.cordons import drain_lines  # noqa: PLC0415  # help needs none of it
+
+    if not dry_run:
+        raise click.UsageError("the agent ends no pods; --dry-run says which would have to end")
+    with agent_at(socket_path) as agent:
+        answer = agent.drain(target)
+    _print(answer, output, lambda: drain_lines(answer))
+    fits = not answer.rejection and all(pod.outcome == "fits" for pod in answer.pods)
+    return ExitCode.OK if fits else ExitCode.REJECTED
+
+
+def _print(answer: Document, output: str, lines: Callable[[], Iterator[str]]) -> None:
+    if output == "json":
+        print_json(answer)
+    else:
+        print_lines(lines())

@@ -1,0 +1,55 @@
+"""The cordons that an operator set, with their reasons: they outlive the process."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.policy import NO_CORDON, Cordon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class CordonEntry(Struct, frozen=True):
+    """What was cordoned at one time; `since` is the Unix time, `reason` is "" if none was given."""
+
+    cordon: Cordon
+    reason: str = ""
+    since: float = 0.0
+
+
+class Cordons(Struct, frozen=True):
+    """All cordons, in the order in which they were set; a CPU or node is in one at most."""
+
+    entries: tuple[CordonEntry, ...] = ()
+
+    def __iter__(self) -> Iterator[CordonEntry]:
+        return iter(self.entries)
+
+    @property
+    def total(self) -> Cordon:
+        """All that is cordoned."""
+        return reduce(or_, (entry.cordon for entry in self.entries), NO_CORDON)
+
+    def with_entry(self, entry: CordonEntry) -> Cordons:
+        """Return the cordons with one more, which takes over what an earlier one has."""
+        return Cordons((*self.without(entry.cordon).entries, entry))
+
+    def without(self, cordon: Cordon) -> Cordons:
+        """Return the cordons without some CPUs and nodes."""
+        left = (
+            CordonEntry(
+                Cordon(entry.cordon.cpus - cordon.cpus, entry.cordon.nodes - cordon.nodes),
+                entry.reason,
+                entry.since,
+            )
+            for entry in self.entries
+        )
+        return Cordons(tuple(entry for entry in left if entry.cordon))
+
+
+NO_CORDONS: Final = Cordons()

@@ -1,0 +1,261 @@
+"""Cordons: what an operator takes out of use before maintenance, and what a drain would need."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+from msgspec.structs import replace
+
+from agent.api.maintenance import (
+    CordonedPodDocument,
+    CordonsDocument,
+    DrainDocument,
+    DrainedPodDocument,
+)
+from agent.api.views import cordon_documents
+from agent.managers.allocations.cordons import CordonEntry
+from agent.managers.effective_policy import shared_pool, uncordoned_shared_cpus, with_cordon
+from agent.managers.policy import Cordon
+from agent.managers.trials.capacity import free_cpus, nodes_of
+from agent.managers.trials.drain import drain, used
+from agent.pods.identity import full_name
+from agent.server.errors import CordonRejectedError, CordonTargetError, NotCordonedError
+from agent.server.reporting.records import details
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.api.maintenance import CordonRequest
+    from agent.managers.allocations.cordons import Cordons
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.trials.drain import Drain, DrainedPod
+    from agent.server.clock import Clock
+    from agent.server.control.outcomes import OutcomeReporter
+    from agent.server.control.queue import Worker
+    from agent.server.control.saving import Saving
+    from agent.server.kernel.ports import Enforcement
+    from agent.server.reporting.events import EventReporter
+    from agent.server.state import AgentState
+    from sysfs.host import Host
+
+log = structlog.get_logger(__name__)
+
+
+class Cordoning:
+    """Sets and ends cordons; the controller queues both with all other changes."""
+
+    def __init__(
+        self,
+        state: AgentState,
+        kernel: Enforcement,
+        saving: Saving,
+        worker: Worker,
+        outcomes: OutcomeReporter,
+        reporter: EventReporter,
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._kernel = kernel
+        self._saving = saving
+        self._worker = worker
+        self._outcomes = outcomes
+        self._publish = reporter.publish
+        self._clock = clock
+
+    async def cordon(self, request: CordonRequest) -> CordonsDocument:
+        """Cordon a target, save that, and let the shared pool leave the CPUs.
+
+        Raises `CordonTargetError`, `CordonRejectedError`, `CheckpointFailedError`.
+        """
+        host = self._state.configured.host
+        cordon = present(target_of(request.target, host), host, request.target)
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        if why := _rejection(rules, ledger, cordon):
+            raise CordonRejectedError(cordon, why)
+        entry = CordonEntry(cordon, request.reason, self._clock.time())
+        answer = await self._take(self._state.durable.cordons.with_entry(entry))
+        log.info("cordoned", target=str(cordon), reason=request.reason, cordoned=answer.cpus)
+        why = f" ({request.reason})" if request.reason else ""
+        self._publish("Cordoned", message=f"{cordon}{why}")
+        return answer
+
+    async def uncordon(self, request: CordonRequest) -> CordonsDocument:
+        """End the cordon of a target, and let the shared pool use the CPUs.
+
+        Raises `CordonTargetError`, `NotCordonedError`, `CheckpointFailedError`.
+        """
+        host, cordons = self._state.configured.host, self._state.durable.cordons
+        asked = target_of(request.target, host)
+        of_nodes = self._state.configured.rules.machine.cpus.cpus_in_nodes(cordons.total.nodes)
+        if inside := (asked.cpus & of_nodes) - cordons.total.cpus:
+            nodes = cordons.total.nodes
+            found = f"CPUs {inside} are cordoned with their node; uncordon node:{nodes} as a whole"
+            raise CordonTargetError(request.target, found)
+        left = cordons.without(asked)
+        if left == cordons:
+            raise NotCordonedError(asked, cordons.total)
+        answer = await self._take(left)
+        # There may be room now for what was rejected.
+        self._state.releases += 1
+        log.info("uncordoned", target=str(asked), cordoned=answer.cpus)
+        self._publish("Uncordoned", message=str(asked))
+        return answer
+
+    async def _take(self, cordons: Cordons) -> CordonsDocument:
+        """Save the cordons, decide by them from then on, and enforce the shared pool."""
+        state = self._state
+        await self._saving.commit(replace(state.durable, cordons=cordons))
+        rules = with_cordon(state.configured.rules, cordons.total)
+        state.configured = replace(state.configured, rules=rules)
+        outcome = await self._worker.run(self._kernel.changed, state.target())
+        self._outcomes.note(outcome)
+        return cordons_document(state, details(outcome.remaining))
+
+    async def drain(self, target: str) -> DrainDocument:
+        """Return which pods would have to end before a target is empty; changes nothing.
+
+        Each pod is tried in a turn of its own, so that no other request waits for more than one.
+        Raises `CordonTargetError`.
+        """
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        host = self._state.configured.host
+        cordon = present(target_of(target, host), host, target)
+        plans: list[Drain] = []
+        for plan in drain(rules, ledger, cordon):
+            plans.append(plan)
+            await asyncio.sleep(0)
+        return _drain_document(plans[-1], rules, ledger, cordon)
+
+
+def target_of(text: str, host: Host) -> Cordon:
+    """Return the CPUs or nodes that a target names, whether the host has them or not.
+
+    Cores are those of the host, by their numbers on the map: the lowest CPU of each. Raises
+    `CordonTargetError`.
+    """
+    kind, colon, ids = text.strip().partition(":")
+    try:
+        mask = Mask.parse(ids if colon else kind)
+    except ValueError as error:
+        raise CordonTargetError(text, str(error)) from error
+    if not mask:
+        raise CordonTargetError(text, "names nothing; give 4-7, core:2 or node:1")
+    if not colon:
+        return Cordon(cpus=mask)
+    if kind == "node":
+        return Cordon(nodes=mask)
+    if kind != "core":
+        raise CordonTargetError(
+            text, f"{kind!r} is neither core nor node; give 4-7, core:2, node:1"
+        )
+    cores = Mask.from_ids(cpu.core for cpu in host.cpus if cpu.core is not None)
+    if unknown := mask - cores:
+        raise CordonTargetError(text, f"this host has no core {unknown}; its cores are {cores}")
+    return Cordon(
+        cpus=Mask.from_ids(cpu.id for cpu in host.cpus if cpu.core is not None and cpu.core in mask)
+    )
+
+
+def present(cordon: Cordon, host: Host, text: str) -> Cordon:
+    """Return a cordon that the host has, online or not; raises `CordonTargetError`."""
+    nodes = Mask.from_ids(node.id for node in host.nodes)
+    for what, asked, known in (
+        ("CPU", cordon.cpus, host.online | host.offline),
+        ("node", cordon.nodes, nodes),
+    ):
+        if unknown := asked - known:
+            found = f"this host has no {what} {unknown}; it has {what}s {known}"
+            raise CordonTargetError(text, found)
+    return cordon
+
+
+def _rejection(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> str:
+    """Return why a cordon would leave containers without exclusive CPUs no CPU, "" if it would not.
+
+    What leaves none already does not get worse.
+    """
+    beside = with_cordon(rules, rules.policy.cordon | cordon)
+    if uncordoned_shared_cpus(beside, ledger) or not uncordoned_shared_cpus(rules, ledger):
+        return ""
+    exclusive = ledger.exclusive_cpus - beside.cordoned_cpus
+    others = f", and {exclusive} are allocated exclusively" if exclusive else ""
+    return (
+        "no CPU would be left for containers without exclusive CPUs: "
+        f"{beside.cordoned_cpus} would be cordoned{others}"
+    )
+
+
+# --- documents ----------------------------------------------------------------------------------
+
+
+def cordons_document(state: AgentState, differences: tuple[str, ...] = ()) -> CordonsDocument:
+    """Return all that is cordoned now, and the pods that still have something of it."""
+    rules = state.configured.rules
+    return CordonsDocument(
+        cordons=tuple(cordon_documents(state.durable.cordons)),
+        cpus=str(rules.cordoned_cpus),
+        shared_pool=str(state.shared_pool),
+        pods=tuple(_pods(state)),
+        differences=differences,
+    )
+
+
+def _pods(state: AgentState) -> Iterator[CordonedPodDocument]:
+    rules, cordon = state.configured.rules, state.durable.cordons.total
+    for allocation in state.ledger.allocations.values() if cordon else ():
+        if found := used(rules, allocation, cordon):
+            yield CordonedPodDocument(
+                uid=allocation.uid,
+                name=allocation.name,
+                namespace=allocation.namespace,
+                cpus=str(found.cpus),
+                nodes=str(found.nodes),
+                devices=dict(found.devices),
+            )
+
+
+def _drain_document(
+    plan: Drain, now: EffectivePolicy, before: Ledger, cordon: Cordon
+) -> DrainDocument:
+    rules = plan.rules
+    return DrainDocument(
+        cpus=str(cordon.cpus | rules.machine.cpus.cpus_in_nodes(cordon.nodes)),
+        nodes=str(cordon.nodes),
+        pods=tuple(_drained(rules, before, pod) for pod in plan.pods),
+        stay=len(before.allocations) - len(plan.pods),
+        shared_pool=str(shared_pool(rules, plan.ledger)),
+        free_cpus=free_cpus(rules, plan.ledger).free,
+        rejection=_rejection(now, before, cordon),
+    )
+
+
+def _drained(rules: EffectivePolicy, before: Ledger, pod: DrainedPod) -> DrainedPodDocument:
+    allocation = before.allocations[pod.uid]
+    document = DrainedPodDocument(
+        uid=pod.uid,
+        name=allocation.name,
+        namespace=allocation.namespace,
+        outcome="unknown",
+        message=(
+            f"{full_name(allocation)} was not tried: its specification does not follow from its "
+            "allocation"
+        ),
+        cpus=str(pod.used.cpus),
+        nodes=str(pod.used.nodes),
+        devices=dict(pod.used.devices),
+    )
+    if pod.allocation is not None:
+        return replace(
+            document,
+            outcome="fits",
+            message="",
+            moved_cpus=str(pod.allocation.exclusive_cpus),
+            moved_nodes=str(nodes_of(rules, pod.allocation)),
+        )
+    if pod.rejection is not None:
+        return replace(document, outcome="rejected", message=pod.rejection.message)
+    return document
