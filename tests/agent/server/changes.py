@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.api.documents import BindRequest
-from agent.server.errors import PodNotFoundError
+from agent.api.maintenance import CordonRequest
+from agent.server.errors import NotCordonedError, PodNotFoundError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.properties import allowed_cpus
@@ -74,7 +75,7 @@ class Change:
         """Ask again, not knowing what became of it the first time."""
         try:
             await self.ask(controller, site)
-        except PodNotFoundError:
+        except (PodNotFoundError, NotCordonedError):
             return
 
 
@@ -121,12 +122,31 @@ def _bind_elsewhere(site: Site) -> None:
     with_agent(site, lambda controller: controller.bind(EXCLUSIVE, "main", request))
 
 
+#: CPUs of the pod `ids`, of the shared pool, and a node that is cordoned as a whole.
+TARGETS: Final = ("2-5", "node:1")
+
+
+async def _cordon(controller: Controller, _: Site) -> object:
+    return [await controller.cordon(CordonRequest(target=each)) for each in TARGETS]
+
+
+async def _uncordon(controller: Controller, _: Site) -> object:
+    return await controller.uncordon(CordonRequest(target=TARGETS[1]))
+
+
+def _cordoned(site: Site) -> None:
+    with_agent(site, lambda controller: _cordon(controller, site))
+
+
 CHANGES: Final = {
     "admit": Change(lambda controller, _: controller.admit(NEW_POD)),
     "remove": Change(lambda controller, _: controller.remove(MIXED), _end("own", "rest")),
     "remove-running": Change(lambda controller, _: controller.remove(MIXED)),
     "remove-bound": Change(lambda controller, _: controller.remove(EXCLUSIVE), _bind_elsewhere),
     "bind": Change(_bind),
+    "cordon": Change(lambda controller, _: controller.cordon(CordonRequest(target="1-3"))),
+    "cordon-node": Change(lambda controller, _: controller.cordon(CordonRequest(target="node:1"))),
+    "uncordon": Change(_uncordon, _cordoned),
     "repair": Change(lambda controller, _: controller.reconcile(), _drift),
 }
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.policy import Cordon
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
     from agent.server.state import DurableState
@@ -206,17 +207,20 @@ def with_agent(
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What a ledger says, without how it came about."""
+    """What a ledger and the cordons say, without how they came about."""
 
     allocations: Mapping[str, PodAllocation]
     bindings: tuple[object, ...]
     memory: Mapping[int, object]
+    cordon: Cordon
 
 
 def allocated(state: Checkpoint | DurableState) -> Allocated:
     """Return what is allocated in a checkpoint or in an agent's memory."""
     ledger = state.ledger
-    return Allocated(dict(ledger.allocations), tuple(state.bindings), dict(ledger.memory))
+    return Allocated(
+        dict(ledger.allocations), tuple(state.bindings), dict(ledger.memory), state.cordons.total
+    )
 
 
 def wrongs(site: Site, controller: Controller) -> list[str]:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from hypothesis import strategies as st
 
 from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocations.cordons import CordonEntry, Cordons
 from agent.managers.allocations.ledger import (
     ContainerAllocation,
     CpuLimits,
@@ -17,6 +18,7 @@ from agent.managers.allocations.ledger import (
     PodAllocation,
 )
 from agent.managers.allocations.origin import Origin, Source
+from agent.managers.policy import Cordon
 from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
@@ -203,4 +205,13 @@ states = built(
     ),
     policy=st.dictionaries(names, st.text(max_size=8), max_size=3).map(MappingProxyType),
     agent_version=st.text(max_size=8),
+    cordons=st.lists(
+        built(
+            CordonEntry,
+            built(Cordon, masks, masks),
+            st.text(max_size=8),
+            st.floats(allow_nan=False, allow_infinity=False),
+        ),
+        max_size=12,
+    ).map(lambda entries: Cordons(tuple(entries))),
 )

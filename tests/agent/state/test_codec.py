@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.managers.allocations.cordons import CordonEntry, Cordons
 from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.allocations.origin import API, Origin, Source
+from agent.managers.policy import Cordon
 from agent.sources.manifests import ManifestDirectory
 from agent.state import codec
 from agent.state.checkpoint import Checkpoint
@@ -25,6 +27,7 @@ from agent.state.errors import (
     UnknownFormatCheckpointError,
     UnusableCheckpointError,
 )
+from sysfs.mask import Mask
 from tests.agent.state.states import example, ledger_of, mixed_pod, plain_pods, states
 
 if TYPE_CHECKING:
@@ -50,6 +53,25 @@ def altered(*path: str | int, to: object) -> bytes:
         place = place[key]
     place[path[-1]] = to
     return with_body(json.dumps(document["state"]))
+
+
+def test_a_release_without_cordons_finds_nothing_that_it_does_not_know() -> None:
+    """Such a release takes an unknown field for damage; values of the policy are any text."""
+    cordons = Cordons((CordonEntry(Cordon(Mask.parse("4-7"), Mask.of(1)), "DIMM", 5.0),))
+    plain = json.loads(Encoder().encode(example()))["state"]
+    with_cordon = json.loads(Encoder().encode(replace(example(), cordons=cordons)))["state"]
+    added = with_cordon["policy"].keys() - plain["policy"].keys()
+    assert added == {"cordon.0"}
+    assert with_cordon.keys() == plain.keys()
+    assert {key: with_cordon[key] for key in plain if key != "policy"} == {
+        key: plain[key] for key in plain if key != "policy"
+    }
+
+
+@pytest.mark.parametrize("text", ['{"cpus": "x"}', '{"cpu": "1"}', "1-2", '{"nodes": 1}'])
+def test_a_cordon_that_cannot_be_read_is_damage(text: str) -> None:
+    with pytest.raises(DamagedCheckpointError, match="cordon"):
+        decode(altered("policy", to={"cordon.0": text}), FILE)
 
 
 @settings(deadline=None)
