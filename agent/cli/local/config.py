@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.errors import ExitCode
+from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,6 +137,41 @@ def schema() -> None:
     from agent.config.file import config_schema  # noqa: PLC0415
 
     click.echo(config_schema())
+
+
+@config.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--output",
+    "target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the configuration to a new file, and print which keys were not taken.",
+)
+def import_config(file: Path, target: Path | None) -> None:
+    """Make a configuration from the kubelet's FILE, such as /var/lib/kubelet/config.yaml.
+
+    Keys that both have are taken; all others are listed with why not, as comments at the end. The
+    exit code is 3 for a file that is no KubeletConfiguration or contradicts itself. Compare with
+    the host by `numawarden config check` before the agent is started.
+    """
+    # Imported here: help and completion read no files.
+    from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
+    from agent.safe_files import read_bounded  # noqa: PLC0415
+    from agent.tools.kubelet_config import import_kubelet_config, left_lines  # noqa: PLC0415
+
+    imported = import_kubelet_config(read_bounded(file, DEFAULT_MAX_BYTES), str(file))
+    if target is None:
+        click.echo(imported.yaml(), nl=False)
+        return
+    try:
+        with target.open("x", encoding="utf-8") as written:
+            written.write(imported.yaml())
+    except FileExistsError as error:
+        message = f"{target} exists already; name a new file"
+        raise CommandError(message, ExitCode.BAD_INPUT) from error
+    click.echo(f"{target}: {len(imported.taken)} keys taken, {len(imported.left)} not")
+    for line in left_lines(imported.left):
+        click.echo(line)
 
 
 def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:

@@ -277,3 +277,31 @@ def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> No
     assert run_command(["config", "schema"]) == ExitCode.OK
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"]["maxPods"]["default"] == 110
+
+
+KUBELET = b"""\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+clusterDomain: cluster.local
+cpuManagerPolicy: static
+reservedSystemCPUs: "0"
+"""
+
+
+def test_an_imported_configuration_passes_the_check(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubelet, target = tmp_path / "kubelet.yaml", tmp_path / "numawarden.yaml"
+    kubelet.write_bytes(KUBELET)
+    command = ["config", "import", str(kubelet)]
+    assert run_command([*command, "--output", str(target)]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines() == [
+        f"{target}: 2 keys taken, 1 not",
+        "not taken: clusterDomain: the agent talks to no API server and knows no cluster",
+    ]
+    assert run_command(["config", "check", str(target), "--root", str(root)]) == ExitCode.OK
+    capsys.readouterr()
+    assert run_command([*command, "--output", str(target)]) == ExitCode.BAD_INPUT
+    assert "exists already" in capsys.readouterr().err
+    assert run_command(command) == ExitCode.OK
+    assert capsys.readouterr().out == target.read_text()

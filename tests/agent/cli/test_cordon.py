@@ -48,7 +48,7 @@ def test_a_drain_names_each_pod_and_its_exit_code_says_whether_all_fit(shell: Sh
         "pods that stay: 0",
         "then the shared pool is CPUs 0,3-8,11-15, and 11 CPUs are free",
     ]
-    shell.run("cordon", "2-7,10-15")
+    shell.run("cordon", "2-8,10-15")
     code, out, _ = shell.run("drain", "--dry-run", "1")
     assert code == ExitCode.REJECTED
     assert "does not fit: " in out
