@@ -15,7 +15,13 @@ import msgspec
 from agent.api import documents as wire
 from agent.api import status as status_wire
 from agent.api.history import HistoryDocument
-from agent.api.maintenance import CordonRequest, CordonsDocument, DrainDocument
+from agent.api.maintenance import (
+    CordonRequest,
+    CordonsDocument,
+    DrainDocument,
+    LogLevelDocument,
+    LogLevelRequest,
+)
 from agent.api.map import MapDocument
 from agent.api.verification import VerificationDocument
 
@@ -153,6 +159,12 @@ class AgentClient:
         """Return which pods would have to end before a target is empty."""
         body = wire.encode(CordonRequest(target=target))
         return self._call("POST", "/v1/drain?dryRun=true", DrainDocument, body)
+
+    def log_level(self, request: LogLevelRequest | None = None) -> LogLevelDocument:
+        """Return the level of the log, after it was changed if a request is given."""
+        if request is None:
+            return self._call("GET", "/v1/log-level", LogLevelDocument)
+        return self._call("POST", "/v1/log-level", LogLevelDocument, wire.encode(request))
 
     def topology(self) -> bytes:
         """Return the observed host as JSON (`numawarden topology --output json`)."""

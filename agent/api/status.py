@@ -10,7 +10,7 @@ from agent.api.documents import (
     ReconcileDocument,
     ViolationDocument,
 )
-from agent.api.maintenance import CordonDocument  # noqa: TC001  # msgspec reads the annotation
+from agent.api.maintenance import CordonDocument, LogLevelDocument  # noqa: TC001  # msgspec reads the annotation
 
 
 class PolicyDocument(Document, frozen=True):
@@ -105,7 +105,7 @@ class StatusDocument(Document, frozen=True):
 
     `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
     `drift` the latest settings that another process changed. `cordons` are what an operator took
-    out of use, `cordoned_cpus` the online CPUs among that.
+    out of use, `cordoned_cpus` the online CPUs among that. `log_level` is that of the log.
     """
 
     version: str
@@ -128,6 +128,7 @@ class StatusDocument(Document, frozen=True):
     drift: tuple[DriftDocument, ...] = ()
     cordons: tuple[CordonDocument, ...] = ()
     cordoned_cpus: str = ""
+    log_level: LogLevelDocument | None = None
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PodDocument,
         RemovalDocument,
     )
+    from agent.api.maintenance import LogLevelDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -119,6 +120,14 @@ def typed_name(pod: PodDocument | FailedPodDocument | AdmissionDocument | Remova
 def moment(seconds: float) -> str:
     """Return a Unix time as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def level_text(level: LogLevelDocument) -> str:
+    """Return the level of the log, with the configured one where they differ."""
+    if level.level == level.configured:
+        return level.level
+    until = "until the agent ends" if level.until is None else f"until {moment(level.until)}"
+    return f"{level.level} {until}, configured is {level.configured}"
 
 
 def warn(warnings: Iterable[str]) -> None:

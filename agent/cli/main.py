@@ -96,6 +96,7 @@ COMMANDS: Final = {
     "cordon": LazyCommand("agent.cli.maintenance.cordon:cordon", "Take CPUs or nodes out of use."),
     "uncordon": LazyCommand("agent.cli.maintenance.cordon:uncordon", "Use CPUs or nodes again."),
     "drain": LazyCommand("agent.cli.maintenance.cordon:drain", "Say which pods would have to end."),
+    "log-level": LazyCommand("agent.cli.maintenance.log_level:log_level", "Log more for a while."),
     "topology": LazyCommand("agent.cli.local.host:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand(
         "agent.cli.local.host:capture", "Archive what the agent reads of a host."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, moment, socket_option
+from agent.cli.access import agent_at, level_text, moment, socket_option
 from agent.cli.errors import ExitCode
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
@@ -62,6 +62,9 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"
     yield from _cordoned(answer.cordons)
+    level = answer.log_level
+    if level is not None and level.level != level.configured:
+        yield f"  log level  {level_text(level)}"
     yield f"  pods       {answer.pods} with {answer.containers} containers"
     yield (
         f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"

@@ -19,7 +19,7 @@ from structlog.contextvars import bound_contextvars
 from agent import __version__
 from agent.api import documents as wire
 from agent.api.history import RequesterDocument
-from agent.api.maintenance import CordonRequest
+from agent.api.maintenance import CordonRequest, LogLevelRequest
 from agent.api.snapshot import snapshot_document
 from agent.managers.allocations.origin import API
 from agent.managers.node_fit import not_allocated
@@ -155,6 +155,8 @@ class Api:
                 ("POST", "/v1/cordon", self._cordon),
                 ("POST", "/v1/uncordon", self._uncordon),
                 ("POST", "/v1/drain", self._drain),
+                ("GET", "/v1/log-level", self._log_level),
+                ("POST", "/v1/log-level", self._switch_log_level),
             ],
             parameters={
                 ("POST", "/v1/drain"): ("dryRun",),
@@ -336,6 +338,17 @@ class Api:
             raise errors.RequestError(message, (("dryRun", "true"),))
         asked = _cordon_request(await _body(request))
         return _json(await self._controller.cordoning.drain(asked.target))
+
+    async def _log_level(self, _request: Request) -> Response:
+        return _json(self._controller.state.log_level.document())
+
+    async def _switch_log_level(self, request: Request) -> Response:
+        try:
+            asked = wire.decode(await _body(request), LogLevelRequest)
+        except msgspec.DecodeError as error:
+            expected = 'expected {"level": "debug", "seconds": 600}'
+            raise errors.RequestError(f"{error}; {expected}") from error
+        return _json(self._controller.switch_log_level(asked))
 
     async def _manifest_of(self, body: bytes) -> Manifest:
         gates = self._controller.state.configured.rules.policy.gates

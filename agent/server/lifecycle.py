@@ -226,6 +226,7 @@ class Service:
         loops = [
             self._repeat(self._compare, self._period, self._reconcile, "reconcile"),
             self._repeat(self._rediscover, None, self._take_over, "take over"),
+            self._controller.state.log_level.serve(self._clock),
         ]
         for intake, asked in self._rescans:
             sync, source = partial(self._sync, intake), intake.source

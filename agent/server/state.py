@@ -30,6 +30,7 @@ from agent.server.conditions import (
     not_valid,
 )
 from agent.server.metrics.gauges import GaugeInput
+from agent.server.reporting.log_level import LogLevelSwitch
 from agent.server.reporting.records import PodRecords
 from agent.sources.source import ADMITTED, ENTRY_STATES
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
@@ -115,11 +116,12 @@ class AgentState(Struct):
     that another writer modifies and whose repair is delayed. `drift` are the latest settings that
     another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
     another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
-    beside the configuration, `cdi_files` hand over what they deliver. `history` is None if none is
-    kept. `changed_before` is what changed since the last run of the agent. `conditions` are all
-    others, by subject. `reconcile_period` (in seconds) and `exported_containers` (at most so many
-    in the metrics) are configured. `intruding` counts the threads that may run on exclusive CPUs of
-    pods they do not belong to, by kind, None before they were looked for.
+    beside the configuration, `cdi_files` hand over what they deliver. `log_level` is that of the
+    log. `history` is None if none is kept. `changed_before` is what changed since the last run of
+    the agent. `conditions` are all others, by subject. `reconcile_period` (in seconds) and
+    `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
+    threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
+    were looked for.
     """
 
     configured: ConfiguredHost
@@ -140,6 +142,7 @@ class AgentState(Struct):
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
+    log_level: LogLevelSwitch = field(default_factory=LogLevelSwitch)
     history: HistoryRecorder | None = None
     changed_before: FormerChanges = FormerChanges()
     conditions: dict[str, str] = field(default_factory=dict)

@@ -121,8 +121,8 @@ def import_kubelet_config(text: bytes, source: str) -> ImportedConfig:
     kind = document.entries.get("kind")
     found = kind.value if isinstance(kind, ScalarNode) else None
     if found != _KIND:
-        text = shown(found) if isinstance(found, str) else "none"
-        raise ConfigError(source, (Mistake("kind", f"expected {_KIND}, found {text}"),))
+        named = shown(found) if isinstance(found, str) else "none"
+        raise ConfigError(source, (Mistake("kind", f"expected {_KIND}, found {named}"),))
     left: list[LeftKey] = []
     entries: dict[str, Node] = {}
     for name, node in document.entries.items():

@@ -53,7 +53,12 @@ from agent.state.checkpoint import host_changes, host_facts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.api.maintenance import CordonRequest, CordonsDocument
+    from agent.api.maintenance import (
+        CordonRequest,
+        CordonsDocument,
+        LogLevelDocument,
+        LogLevelRequest,
+    )
     from agent.api.verification import VerificationDocument
     from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
@@ -155,6 +160,11 @@ class Controller:
         """Use CPUs or nodes again; raises `RequestError`s (`Cordoning.uncordon`)."""
         with operation("uncordon", target=request.target):
             return await self.queue.run(lambda: self.cordoning.uncordon(request))
+
+    def switch_log_level(self, request: LogLevelRequest) -> LogLevelDocument:
+        """Log at another level; raises `RequestError`."""
+        with operation("log level"):
+            return self.state.log_level.switch(request, self.clock)
 
     async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
         """Compare the kernel with the ledger and repair what differs.

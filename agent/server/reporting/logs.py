@@ -42,12 +42,8 @@ def configure(
     if journal is not None:
         handler = JournalHandler(journal, instead=handler)
         handler.setFormatter(_formatter([handler.keep_fields, *rendering]))
-    root = logging.getLogger()
-    root.handlers = [handler]
-    # Debug and info lines of libraries are of use to their developers only.
-    root.setLevel(max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING))
-    for package in OURS:
-        logging.getLogger(package).setLevel(level.upper())
+    logging.getLogger().handlers = [handler]
+    set_level(level)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -65,6 +61,15 @@ def _formatter(rendering: list[Processor]) -> ProcessorFormatter:
         foreign_pre_chain=_common(),
         processors=[ProcessorFormatter.remove_processors_meta, *rendering],
     )
+
+
+def set_level(level: str) -> None:
+    """Log events of at least `level` from now on."""
+    # Debug and info lines of libraries are of use to their developers only.
+    root = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
+    logging.getLogger().setLevel(root)
+    for package in OURS:
+        logging.getLogger(package).setLevel(level.upper())
 
 
 def _common() -> list[Processor]:

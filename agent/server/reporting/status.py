@@ -39,6 +39,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         manifests=tuple(state.entries()),
         conditions=state.dated_conditions(now),
         drift=state.drift,
+        log_level=state.log_level.document(),
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),

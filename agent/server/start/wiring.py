@@ -34,6 +34,7 @@ from agent.server.kernel.watches import CgroupChanges, directory_changes
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.reporting.history import HistoryRecorder
+from agent.server.reporting.log_level import LogLevelSwitch
 from agent.server.reporting.records import details
 from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
@@ -247,6 +248,7 @@ class Wiring:
         state = initial_state(
             self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
+        state.log_level = LogLevelSwitch(self._config.agent.logging.level)
         state.providers = self._providers
         state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
         state.history = self._history
