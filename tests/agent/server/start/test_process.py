@@ -66,16 +66,21 @@ def place(tmp_path: Path, host_root: Path) -> Path:
 
 
 @contextmanager
-def started(place: Path, *arguments: str) -> Iterator[Process]:
+def listening(place: Path) -> Iterator[tuple[socket.socket, dict[str, str]]]:
+    """Listen as a service manager; also return the environment of the service."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         (place / "notify").unlink(missing_ok=True)
         notified.bind(str(place / "notify"))
         notified.settimeout(PATIENCE)
-        environment = {
-            **os.environ,
-            "NOTIFY_SOCKET": str(place / "notify"),
-            "WATCHDOG_USEC": "20000",
-        }
+        yield (
+            notified,
+            {**os.environ, "NOTIFY_SOCKET": str(place / "notify"), "WATCHDOG_USEC": "20000"},
+        )
+
+
+@contextmanager
+def started(place: Path, *arguments: str) -> Iterator[Process]:
+    with listening(place) as (notified, environment):
         command = [sys.executable, "-m", "agent.cli.main", "agent", "--emulate-cgroups"]
         child = subprocess.Popen(
             [*command, "--config", str(place / "config.yaml"), *arguments],
