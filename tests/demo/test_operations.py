@@ -78,7 +78,7 @@ def test_reasons_causes_and_rules_are_all_explained_and_no_others() -> None:
 
 
 def test_events_are_all_explained_and_no_others() -> None:
-    found = set(re.findall(r'\.publish\(\s*"(\w+)"', sources())) | {"EventsLost"}
+    found = set(re.findall(r'\._?publish\(\s*"(\w+)"', sources())) | {"EventsLost"}
     assert set(rows("event (`numawarden watch`)")) == found
 
 
@@ -193,6 +193,9 @@ class Incidents:
             yield self._ask("verify", code=1)
             self.host.client().reconcile()
             yield self._ask("map", code=0)
+            (self.host.cgroups / "machine/cpuset.cpus").write_text("0-31\n")
+            yield from self._maintenance()
+            (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")
             new = self._changed("new", '"0,16"', '"0,3,16,19"', 'cpu: "2"', 'cpu: "4"')
             yield self._ask("config", "check", new, "--against-state", code=1)
             unfit = self._changed("unfit", '"0,16"', '"0,99"')
@@ -205,6 +208,12 @@ class Incidents:
             yield self._ask("status", code=1)
         yield taken
         yield last
+
+    def _maintenance(self) -> Iterator[str]:
+        yield self._ask("drain", "--dry-run", "core:1", code=0)
+        yield self._ask("cordon", "core:8-9", "--reason", "fan 2", code=0)
+        yield self._ask("map", code=0)
+        yield self._ask("uncordon", "core:8-9", code=0)
 
     def _changed(self, name: str, *replaced: str) -> str:
         text = (self.folder / "pod.yaml").read_text()
