@@ -184,7 +184,7 @@ class HostV1(Struct, forbid_unknown_fields=True):
 class CordonV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One cordon, as JSON text in a value of `StateV1.policy`.
 
-    It is no field of the state: releases that know no cordons take a file with an unknown field for
+    This is not a field of the state: releases that know no cordons take a file with an unknown field for
     damaged. Of a policy that differs they log how, and go on with all allocations.
     """
 

@@ -109,8 +109,8 @@ def import_kubelet_config(text: bytes, source: str) -> ImportedConfig:
     """Return the agent's configuration of a kubelet's.
 
     What stands for the kubelet's default ("", 0, null) is left to the agent's, which is the same.
-    Raises `ConfigError` for what is no kubelet's configuration, and for one that contradicts itself
-    (the kubelet would not start with it either).
+    Raises `ConfigError` for what is not a kubelet's configuration, and for one that contradicts
+    itself (the kubelet would not start with it either).
     """
     try:
         document = read_document(text, max_bytes=DEFAULT_MAX_BYTES)

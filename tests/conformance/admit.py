@@ -320,7 +320,7 @@ def _initial_differences(replay: Replay, expected: Step) -> Iterator[str]:
         yield from _differ("reserved", str(replay.rules.policy.cpu.reserved), expected["reserved"])
         yield from _differ(
             "reserved_physical",
-            str(replay.rules.reserved_physical_cpus),
+            str(replay.rules.closed_physical_cpus),
             expected["reserved_physical"],
         )
         yield from _differ(

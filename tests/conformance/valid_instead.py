@@ -335,7 +335,7 @@ def _no_whole_cores(rules: EffectivePolicy, before: Ledger, pod: Pod, rejection:
     if rejection.reason is not Reason.SMT_ALIGNMENT or rejection.asked is None:
         return False
     first = next((c.name for c in rules.demand(pod).containers if c.cpus), None)
-    free = rules.assignable_cpus - before.exclusive_cpus - rules.reserved_physical_cpus
+    free = rules.assignable_cpus - before.exclusive_cpus - rules.closed_physical_cpus
     sums = {0}
     for core in rules.machine.cpus.cores:
         if not core.cpus & ~free.bits:

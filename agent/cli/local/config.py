@@ -151,8 +151,8 @@ def import_config(file: Path, target: Path | None) -> None:
     """Make a configuration from the kubelet's FILE, such as /var/lib/kubelet/config.yaml.
 
     Keys that both have are taken; all others are listed with why not, as comments at the end. The
-    exit code is 3 for a file that is no KubeletConfiguration or contradicts itself. Compare with
-    the host by `numawarden config check` before the agent is started.
+    exit code is 3 for a file that is not a KubeletConfiguration or contradicts itself. Compare
+    with the host by `numawarden config check` before the agent is started.
     """
     # Imported here: help and completion read no files.
     from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.access import agent_at, output_option, print_json, print_lines, socket_option
+from agent.cli.access import agent_at, socket_option
 from agent.cli.errors import ExitCode
+from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ _TARGET = "CPUS|core:N|node:N"
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown in the status.")
 @output_option
 @socket_option
-def cordon(target: str, reason: str, output: str, socket_path: str) -> int:
+def cordon(target: str, reason: str, output: Output, socket_path: str) -> int:
     """Allocate nothing new from CPUs, cores or NUMA nodes, until they are uncordoned.
 
     The target is a list of CPUs (4-7,12), of cores as the map numbers them (core:2), or of NUMA
@@ -42,7 +43,7 @@ def cordon(target: str, reason: str, output: str, socket_path: str) -> int:
 @click.argument("target", metavar=_TARGET)
 @output_option
 @socket_option
-def uncordon(target: str, output: str, socket_path: str) -> int:
+def uncordon(target: str, output: Output, socket_path: str) -> int:
     """Allocate from CPUs, cores or NUMA nodes again.
 
     The target is that of `cordon`, or a part of it.
@@ -61,7 +62,7 @@ def uncordon(target: str, output: str, socket_path: str) -> int:
 @click.option("--dry-run", is_flag=True, help="Required: the agent ends no pods.")
 @output_option
 @socket_option
-def drain(target: str, output: str, socket_path: str, *, dry_run: bool) -> int:
+def drain(target: str, output: Output, socket_path: str, *, dry_run: bool) -> int:
     """Say which pods would have to end before a target is empty, and which would fit elsewhere.
 
     The pods are tried together by the decision function, in the order in which they were admitted,
@@ -79,8 +80,8 @@ def drain(target: str, output: str, socket_path: str, *, dry_run: bool) -> int:
     return ExitCode.OK if fits else ExitCode.REJECTED
 
 
-def _print(answer: Document, output: str, lines: Callable[[], Iterator[str]]) -> None:
-    if output == "json":
-        print_json(answer)
-    else:
+def _print(answer: Document, output: Output, lines: Callable[[], Iterator[str]]) -> None:
+    if output is Output.TEXT:
         print_lines(lines())
+    else:
+        print_document(answer, output)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from agent.cli.access import agent_at, level_text, output_option, print_json, socket_option
+from agent.cli.access import agent_at, level_text, socket_option
+from agent.cli.terminal.output import Output, output_option, print_document
 
 
 @click.command("log-level")
@@ -12,7 +13,7 @@ from agent.cli.access import agent_at, level_text, output_option, print_json, so
 @click.option("--for", "time", metavar="TIME", help="Then the configured level: 10m, 1h30m, 90s.")
 @output_option
 @socket_option
-def log_level(level: str | None, time: str | None, output: str, socket_path: str) -> None:
+def log_level(level: str | None, time: str | None, output: Output, socket_path: str) -> None:
     """Show the level of the agent's log, or log at another LEVEL.
 
     Without --for the level stays until the agent ends; the configuration (agent.logging.level)
@@ -26,10 +27,10 @@ def log_level(level: str | None, time: str | None, output: str, socket_path: str
     with agent_at(socket_path) as agent:
         asked = None if level is None else LogLevelRequest(level=level, seconds=seconds)
         answer = agent.log_level(asked)
-    if output == "json":
-        print_json(answer)
-    else:
+    if output is Output.TEXT:
         click.echo(level_text(answer))
+    else:
+        print_document(answer, output)
 
 
 def _seconds(text: str) -> float:

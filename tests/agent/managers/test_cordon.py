@@ -167,7 +167,7 @@ def test_a_group_with_a_cordoned_node_gets_no_further_memory() -> None:
     assert rejection.free == {0: 0, 1: 10 * GIB}
 
 
-def test_a_group_with_a_cordoned_node_is_no_hint_on_a_host_of_many_nodes() -> None:
+def test_a_group_with_a_cordoned_node_gives_no_hint_on_a_host_of_many_nodes() -> None:
     machine = Machine.of(regular_host(packages=12, cores_per_node=1, threads=1))
     rules = make_rules(machine, topology=NO_POLICY)
     charge = with_pod(rules, asking(1, memory="20Gi", uid="u-0")).memory

@@ -17,7 +17,7 @@ def test_assignable_is_what_is_online_and_not_reserved() -> None:
 
 
 def test_siblings_of_reserved_cpus_are_out_of_reach_for_whole_cores() -> None:
-    assert make_rules(SMT, reserved="1").reserved_physical_cpus == Mask.of(1, 9)
+    assert make_rules(SMT, reserved="1").closed_physical_cpus == Mask.of(1, 9)
 
 
 def test_memory_is_charged_only_by_the_static_policy() -> None:

@@ -99,10 +99,10 @@ def test_no_thresholds_at_all_are_not_the_default_thresholds() -> None:
         ("kind: Pod\n", "expected KubeletConfiguration"),
         ("maxPods: 5\n", "expected KubeletConfiguration"),
         ("- 1\n", "found no mapping"),
-        (HEADER + "cpuManagerPolicy: static\n", "reserv"),
+        (HEADER + "cpuManagerPolicy: static\n", "systemReserved"),
     ],
 )
-def test_what_is_no_usable_configuration_of_a_kubelet_is_rejected(text: str, found: str) -> None:
+def test_another_document_or_a_contradicting_one_is_rejected(text: str, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         import_kubelet_config(text.encode(), "config.yaml")
 

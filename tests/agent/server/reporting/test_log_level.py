@@ -63,7 +63,7 @@ async def test_a_later_request_counts_and_an_earlier_time_no_longer() -> None:
 @pytest.mark.parametrize(
     ("level", "seconds"), [("loud", None), ("debug", 0.0), ("debug", -1.0), ("debug", LONGEST + 1)]
 )
-def test_what_is_no_level_or_no_time_changes_nothing(level: str, seconds: float | None) -> None:
+def test_an_unknown_level_or_time_changes_nothing(level: str, seconds: float | None) -> None:
     applied: list[str] = []
     switch = LogLevelSwitch(LogLevel.INFO, applied.append)
     with pytest.raises(RequestError):
