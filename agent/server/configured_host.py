@@ -13,7 +13,7 @@ from agent.config.resolve import resolve, resolve_what_fits
 from agent.devices.provider import NO_OFFER
 from agent.managers.admission import MANAGERS, admit
 from agent.managers.decision import Decision, Reason, Rejection
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.effective_policy import EffectivePolicy, with_cordon
 from agent.managers.machine import Machine
 from agent.managers.policy import NO_CORDON
 
@@ -88,8 +88,8 @@ def situate(
     machine = Machine.of(host)
 
     def ruled(policy: Policy) -> EffectivePolicy:
-        offered = replace(_with_offer(policy, config, machine, offer), cordon=cordon)
-        return EffectivePolicy(machine, offered, managers)
+        offered = _with_offer(policy, config, machine, offer)
+        return with_cordon(EffectivePolicy(machine, offered, managers), cordon)
 
     try:
         return ConfiguredHost(host, ruled(resolve(config, machine, offline=host.offline)))

@@ -184,8 +184,8 @@ class HostV1(Struct, forbid_unknown_fields=True):
 class CordonV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One cordon, as JSON text in a value of `StateV1.policy`.
 
-    This is not a field of the state: releases that know no cordons take a file with an unknown field for
-    damaged. Of a policy that differs they log how, and go on with all allocations.
+    This is not a field of the state: releases that know no cordons take a file with an unknown
+    field for damaged. Of a policy that differs they log how, and go on with all allocations.
     """
 
     cpus: str = ""

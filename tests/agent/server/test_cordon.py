@@ -15,9 +15,11 @@ from agent.managers.policy import MemoryManagerPolicy
 from agent.state.errors import CheckpointIOError
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.api.maintenance import CordonsDocument
     from tests.agent.server.support import Running, World
 
@@ -77,7 +79,8 @@ async def test_the_shared_pool_leaves_at_once_and_a_running_pod_keeps_its_cpus(
 
 
 @in_loop
-async def test_a_cordon_is_there_after_a_restart_and_after_hotplug(world: World) -> None:
+async def test_a_cordon_is_there_after_a_restart_and_after_hotplug(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
     async with running(world) as agent:
         await share(agent)
         await cordon(agent, "node:1", "package 1")
