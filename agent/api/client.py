@@ -15,6 +15,7 @@ import msgspec
 from agent.api import documents as wire
 from agent.api import status as status_wire
 from agent.api.history import HistoryDocument
+from agent.api.host.map import MapDocument
 from agent.api.maintenance import (
     CordonRequest,
     CordonsDocument,
@@ -22,7 +23,6 @@ from agent.api.maintenance import (
     LogLevelDocument,
     LogLevelRequest,
 )
-from agent.api.map import MapDocument
 from agent.api.verification import VerificationDocument
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from agent.cli.terminal.redraw import check_watch, draw_again, watch_option
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.api.map import MapDocument
+    from agent.api.host.map import MapDocument
     from agent.tools.map.lines import Line
 
 

@@ -10,6 +10,7 @@ import click
 
 from agent.cli.access import agent_at, level_text, moment, socket_option
 from agent.cli.errors import ExitCode
+from agent.cli.terminal.completion import complete_pods
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _line(event: EventDocument) -> str:
 
 
 @click.command()
-@click.argument("pod", default="")
+@click.argument("pod", default="", shell_complete=complete_pods)
 @click.option(
     "--since",
     metavar="DURATION",

@@ -30,7 +30,7 @@ from agent.server.conditions import (
     not_valid,
 )
 from agent.server.metrics.gauges import GaugeInput
-from agent.server.reporting.log_level import LogLevelSwitch
+from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import PodRecords
 from agent.sources.source import ADMITTED, ENTRY_STATES
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary

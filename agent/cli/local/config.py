@@ -142,6 +142,7 @@ def schema() -> None:
 @config.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
+    "-o",
     "--output",
     "target",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -47,13 +47,13 @@ def topology(root: Path, output: Output, *, full: bool) -> None:
 
 
 def _print_details(host: Host, output: Output) -> None:
-    from agent.api.topology import topology_view  # noqa: PLC0415
+    from agent.api.host.topology import topology_view  # noqa: PLC0415
 
     print_encoded(json.dumps(topology_view(host)).encode(), output)
 
 
 def _draw(host: Host, *, full: bool) -> None:
-    from agent.api.mapped import map_of_host  # noqa: PLC0415
+    from agent.api.host.mapped import map_of_host  # noqa: PLC0415
     from agent.cli.map import draw_text  # noqa: PLC0415
 
     draw_text(map_of_host(host), full=full)

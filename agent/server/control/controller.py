@@ -43,8 +43,8 @@ from agent.server.errors import (
 )
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
-from agent.server.reporting.allocation_log import allocation_fields, allocation_line
 from agent.server.reporting.events import EventHub, EventReporter, operation
+from agent.server.reporting.log.allocation_log import allocation_fields, allocation_line
 from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
 from agent.server.state import COMPARISON

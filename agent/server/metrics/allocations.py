@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from agent.api.mapped import owners_of, shared_by
+from agent.api.host.mapped import owners_of, shared_by
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.decision import Sample
 from agent.managers.verdict import verdict

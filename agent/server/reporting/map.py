@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.api.mapped import map_of_allocations
+from agent.api.host.mapped import map_of_allocations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.api.map import MapDocument
+    from agent.api.host.map import MapDocument
     from agent.server.state import AgentState
 
 

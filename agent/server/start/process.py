@@ -11,7 +11,7 @@ import structlog
 
 from agent import __version__
 from agent.server.clock import SystemClock
-from agent.server.reporting import logs
+from agent.server.reporting.log import logs
 from agent.server.start.memory import settle_memory
 from agent.server.start.service_manager import ServiceManager
 from agent.server.start.wiring import Wiring

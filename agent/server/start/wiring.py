@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import structlog
 from msgspec import Struct
 
-from agent.api.topology import topology_view
+from agent.api.host.topology import topology_view
 from agent.devices.cdi_files import CdiFiles
 from agent.managers.admission import MANAGERS
 from agent.managers.policy import NO_CORDON
@@ -34,7 +34,7 @@ from agent.server.kernel.watches import CgroupChanges, directory_changes
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.reporting.history import HistoryRecorder
-from agent.server.reporting.log_level import LogLevelSwitch
+from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import details
 from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from agent.api.map import CpuUse
+from agent.api.host.map import CpuUse
 from agent.tools.map.lines import Line, TextSpan, Tone
 
 if TYPE_CHECKING:

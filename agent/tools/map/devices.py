@@ -10,7 +10,7 @@ from agent.tools.map.lines import Line, line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.map import MapDeviceDocument
+    from agent.api.host.map import MapDeviceDocument
     from agent.tools.map.marks import Marks
 
 #: What a PCI device is, by its base class (PCI Code and ID Assignment specification, 1).

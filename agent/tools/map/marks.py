@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.map import CpuUse
-from agent.api.mapped import is_shared
+from agent.api.host.map import CpuUse
+from agent.api.host.mapped import is_shared
 from agent.tools.map.lines import POD_TONES, TextSpan, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.map import MapCpuDocument, MapDocument
+    from agent.api.host.map import MapCpuDocument, MapDocument
     from agent.tools.map.parts import MappedCore
 
 #: Letters of pods; without those that mean something else in either case: I, O, R, X.

@@ -10,7 +10,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.map import MapMemoryDocument, MapNodeDocument
+    from agent.api.host.map import MapMemoryDocument, MapNodeDocument
 
 _UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 #: The length of a bar, in characters.

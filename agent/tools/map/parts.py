@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.api.map import CpuUse, MapCpuDocument
+from agent.api.host.map import CpuUse, MapCpuDocument
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.api.map import MapDocument
+    from agent.api.host.map import MapDocument
 
     #: What a level is called, and the group of a CPU on it.
     Level = tuple[str, Callable[[MapCpuDocument], int | None]]

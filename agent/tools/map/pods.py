@@ -11,7 +11,7 @@ from agent.tools.map.parts import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.map import MapContainerDocument, MapDocument, MapPodDocument
+    from agent.api.host.map import MapContainerDocument, MapDocument, MapPodDocument
     from agent.tools.map.marks import Marks
 
 #: The most pods with CPUs that are listed in a map that is not full.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
-from agent.api.map import CpuUse
-from agent.api.mapped import is_shared
+from agent.api.host.map import CpuUse
+from agent.api.host.mapped import is_shared
 from agent.pods.identity import full_name
 from agent.tools.map.devices import by_node, device_lines
 from agent.tools.map.lines import plain, printable
@@ -18,7 +18,7 @@ from agent.tools.map.pods import pod_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.map import MapCpuDocument, MapDocument, MapMemoryDocument, MapNodeDocument
+    from agent.api.host.map import MapCpuDocument, MapDocument, MapMemoryDocument, MapNodeDocument
 
 _CELL: Final = 22
 _GAP: Final = 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.map import CpuUse
+from agent.api.host.map import CpuUse
 from agent.pods.model import MEMORY
 from agent.tools.map.columns import core_columns
 from agent.tools.map.devices import by_node, device_lines
@@ -27,7 +27,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.api.map import MapDocument, MapNodeDocument
+    from agent.api.host.map import MapDocument, MapNodeDocument
 
 #: Above this many CPUs cores are counted, and neighbours that differ in their ids alone share a
 #: line.

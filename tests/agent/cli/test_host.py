@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.topology import topology_view
+from agent.api.host.topology import topology_view
 from agent.cli.main import run_command
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.described.tree import write_tree

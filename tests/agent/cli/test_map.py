@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agent.api.map import MapDocument
+from agent.api.host.map import MapDocument
 from agent.cli.errors import ExitCode
 from agent.cli.terminal import redraw
 from tests.agent.cli.shell import Shell, in_background

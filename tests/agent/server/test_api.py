@@ -278,7 +278,16 @@ BARE = [
     ("GET", "/v1/history"),
     ("POST", "/v1/reconcile"),
     ("POST", "/v1/fit"),
+    ("POST", "/v1/cordon"),
+    ("POST", "/v1/uncordon"),
+    ("POST", "/v1/drain"),
+    ("GET", "/v1/log-level"),
+    ("POST", "/v1/log-level"),
 ]
+
+
+#: The resources that have a dry run.
+DRY = {("POST", "/v1/pods"), ("POST", "/v1/drain")}
 
 
 def test_every_resource_is_tried_with_parameters() -> None:
@@ -294,7 +303,7 @@ async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: 
         durable, before = agent.controller.state.durable, kernel_text(world)
         for method, path in (*BARE, ("POST", "/v1/pods")):
             for query in ("dryRun=true", "dryrun=1", "namespace="):
-                if (path, query) == ("/v1/pods", "dryRun=true") and method == "POST":
+                if query == "dryRun=true" and (method, path) in DRY:
                     continue
                 status, body = await ask(agent, method, f"{path}?{query}", manifest("b", OTHER_UID))
                 error = decode(body, ErrorDocument).error

@@ -44,7 +44,7 @@ def test_commands_are_completed_without_importing_them(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(main_module, "import_module", fail)
     assert completions("") == list(COMMANDS)
-    assert completions("un") == ["unbind"]
+    assert completions("unb") == ["unbind"]
 
 
 @pytest.mark.usefixtures("two_pods")

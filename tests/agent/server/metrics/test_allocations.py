@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 
-from agent.api.mapped import map_of_allocations
+from agent.api.host.mapped import map_of_allocations
 from agent.managers import admission
 from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.verdict import verdict

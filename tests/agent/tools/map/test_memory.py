@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.map import MapMemoryDocument
-from agent.api.mapped import map_of_host
+from agent.api.host.map import MapMemoryDocument
+from agent.api.host.mapped import map_of_host
 from agent.tools.map.lines import plain
 from agent.tools.map.memory import (
     BAR,

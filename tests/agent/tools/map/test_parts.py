@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.mapped import map_of_host
+from agent.api.host.mapped import map_of_host
 from agent.tools.map.parts import alike, cores_text, parts_of
 from sysfs.described.shapes import regular_host, with_offline
 from sysfs.host import CoreKind

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.mapped import map_of_allocations, map_of_host
+from agent.api.host.mapped import map_of_allocations, map_of_host
 from agent.tools.map.svg import svg_of
 from sysfs.described.shapes import regular_host
 from sysfs.host import Device
@@ -19,7 +19,7 @@ from tests.agent.tools.map.pods import machine_of, pod_with
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from agent.api.map import MapDocument
+    from agent.api.host.map import MapDocument
     from tests.agent.api.maps import Occupied
 
 _SVG = "{http://www.w3.org/2000/svg}"

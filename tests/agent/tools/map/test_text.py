@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.map import CpuUse, MapDocument
-from agent.api.mapped import map_of_allocations, map_of_host
+from agent.api.host.map import CpuUse, MapDocument
+from agent.api.host.mapped import map_of_allocations, map_of_host
 from agent.tools.map.lines import painted, plain
 from agent.tools.map.text import MapLayout, id_list, map_lines
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.api.map import MapCpuDocument
+    from agent.api.host.map import MapCpuDocument
     from sysfs.host import Host
     from tests.agent.api.maps import Occupied
 

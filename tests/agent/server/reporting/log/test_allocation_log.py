@@ -11,7 +11,7 @@ from agent.managers.allocations.ledger import (
     PodAllocation,
 )
 from agent.pods.model import ContainerKind, QosClass
-from agent.server.reporting.allocation_log import (
+from agent.server.reporting.log.allocation_log import (
     BYTES_LOGGED,
     CONTAINERS_LOGGED,
     DEVICES_LOGGED,

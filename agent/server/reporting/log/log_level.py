@@ -11,7 +11,7 @@ from agent.api.maintenance import LogLevelDocument
 from agent.config.config import LogLevel
 from agent.server.clock import wait_for
 from agent.server.errors import RequestError
-from agent.server.reporting.logs import set_level
+from agent.server.reporting.log.logs import set_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

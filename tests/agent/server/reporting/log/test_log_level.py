@@ -11,7 +11,7 @@ from agent.api.client import AgentError
 from agent.api.maintenance import LogLevelRequest
 from agent.config.config import LogLevel
 from agent.server.errors import RequestError
-from agent.server.reporting.log_level import LONGEST, LogLevelSwitch
+from agent.server.reporting.log.log_level import LONGEST, LogLevelSwitch
 from tests.agent.server.support import FakeClock, in_loop, running, until
 
 if TYPE_CHECKING:

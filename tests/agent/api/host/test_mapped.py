@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 
 from agent.api.documents import decode, encode
-from agent.api.map import MapDocument, MapOwnerDocument
-from agent.api.mapped import WARNINGS_LISTED, map_of_allocations, map_of_host
+from agent.api.host.map import MapDocument, MapOwnerDocument
+from agent.api.host.mapped import WARNINGS_LISTED, map_of_allocations, map_of_host
 from agent.managers.allocations.ledger import (
     DEVICES,
     ContainerAllocation,

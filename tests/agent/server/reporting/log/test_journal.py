@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from agent.server.reporting import logs
 from agent.server.reporting.events import operation
-from agent.server.reporting.journal import FIELDS, JournalHandler
+from agent.server.reporting.log import logs
+from agent.server.reporting.log.journal import FIELDS, JournalHandler
 from systemd.journal import Journal, encoded
 from tests.fakes.journal import FakeJournal, fake_journal
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.api.map import (
+from agent.api.host.map import (
     CpuUse,
     MapContainerDocument,
     MapCpuDocument,

@@ -1,7 +1,7 @@
 """The log: one line per event on standard error, for this project and libraries.
 
 Where standard error is the journal, lines go there as entries with priority and fields
-(`agent.server.reporting.journal`). The format is JSON or console. The fields that an operation
+(`agent.server.reporting.log.journal`). The format is JSON or console. The fields that an operation
 bound (`agent.server.reporting.events`) are on all its lines, in every thread. Manifests and
 environments are never logged.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 import structlog
 from structlog.stdlib import ProcessorFormatter
 
-from agent.server.reporting.journal import JournalHandler
+from agent.server.reporting.log.journal import JournalHandler
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor

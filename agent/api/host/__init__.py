@@ -1,0 +1,1 @@
+"""Documents about the host: what it is, and who uses it."""

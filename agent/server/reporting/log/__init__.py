@@ -1,0 +1,1 @@
+"""The log: its lines, where they go, and from which level on."""
