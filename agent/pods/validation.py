@@ -19,6 +19,7 @@ from agent.pods.identity import (
     subdomain_fault,
     uid_fault,
 )
+from agent.pods.lifetime import lifetime_faults
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
@@ -37,6 +38,7 @@ def find_problems(pod: Pod) -> list[Mistake]:
     return list(
         chain(
             _metadata(pod),
+            _lifetime(pod),
             _container_names(pod),
             *(_resources(container.resources, path) for path, container in _containers(pod)),
             _pod_level(pod),
@@ -94,6 +96,12 @@ def _metadata(pod: Pod) -> Iterator[Mistake]:
     ):
         if fault is not None:
             yield Mistake(f"metadata.{field}", f"{shown(text)} is not a valid {field}: {fault}")
+
+
+def _lifetime(pod: Pod) -> Iterator[Mistake]:
+    containers = sum(1 for _ in pod.all_containers())
+    for annotation, fault in lifetime_faults(pod.annotations, containers).items():
+        yield Mistake(join("metadata.annotations", annotation), fault)
 
 
 def _container_names(pod: Pod) -> Iterator[Mistake]:

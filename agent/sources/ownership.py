@@ -1,4 +1,4 @@
-"""Which source a pod belongs to: who may take it over, and what a decision says of it."""
+"""Which source a pod belongs to and how long: what a decision does not say, and who may change it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.pods.identity import name_and_uid
+from agent.pods.lifetime import lifetime_of
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
@@ -37,6 +38,21 @@ def assigned(decision: Decision, before: Ledger, asking: Source) -> Decision:
     if allocation.source == source:
         return decision
     ledger = decision.ledger.with_source(decision.uid, source)
+    return replace(decision, ledger=ledger, allocation=ledger.allocations[decision.uid])
+
+
+def lasting(decision: Decision, pod: Pod) -> Decision:
+    """Return a decision whose pod has the lifetime that its annotations ask for.
+
+    A pod that is admitted again with the same lifetime stays as it is.
+    """
+    allocation = decision.allocation
+    if allocation is None:
+        return decision
+    asked = lifetime_of(pod.annotations)
+    if replace(allocation.lifetime, started=False) == asked:
+        return decision
+    ledger = decision.ledger.with_lifetime(decision.uid, asked)
     return replace(decision, ledger=ledger, allocation=ledger.allocations[decision.uid])
 
 

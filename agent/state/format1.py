@@ -30,6 +30,7 @@ from agent.managers.allocations.ledger import (
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.policy import Cordon
 from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.lifetime import UNTIL_REMOVED, End, Lifetime
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from sysfs.mask import Mask
@@ -115,6 +116,14 @@ class SourceV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     key: str = ""
 
 
+class LifetimeV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What ends a pod other than its removal."""
+
+    end: End
+    unit: str = ""
+    started: bool = False
+
+
 class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One pod's allocation; `name` and `namespace` are "" where only the uid is known.
 
@@ -138,6 +147,7 @@ class PodV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     source: SourceV1 | UnsetType = UNSET
     recovered: bool = False
     others: dict[Name, Any] = {}
+    lifetime: LifetimeV1 | UnsetType = UNSET
 
 
 class ChargeV1(Struct, forbid_unknown_fields=True):
@@ -227,6 +237,7 @@ def pod_to_wire(allocation: PodAllocation) -> PodV1:
         origin=allocation.origin,
         source=_source_to_wire(allocation.source),
         others=dict(allocation.others),
+        lifetime=_lifetime_to_wire(allocation.lifetime),
     )
 
 
@@ -349,6 +360,7 @@ def _pod_from_wire(wire: PodV1, file: str | None) -> PodAllocation:
         origin=origin,
         source=_source_from_wire(wire, origin, file),
         others=MappingProxyType(wire.others),
+        lifetime=_lifetime_from_wire(wire.lifetime),
     )
 
 
@@ -371,6 +383,16 @@ def _source_from_wire(wire: PodV1, origin: Origin, file: str | None) -> Source |
         return Source(_FILES, file)
     # Before there was an origin, whatever was decided on and had no file came over the API.
     return API if wire.origin is UNSET and origin is Origin.DECIDED else None
+
+
+def _lifetime_to_wire(lifetime: Lifetime) -> LifetimeV1 | UnsetType:
+    if lifetime == UNTIL_REMOVED:
+        return UNSET
+    return LifetimeV1(lifetime.end, lifetime.unit, lifetime.started)
+
+
+def _lifetime_from_wire(wire: LifetimeV1 | UnsetType) -> Lifetime:
+    return UNTIL_REMOVED if wire is UNSET else Lifetime(wire.end, wire.unit, wire.started)
 
 
 def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:

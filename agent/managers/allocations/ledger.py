@@ -14,6 +14,7 @@ from agent.managers.allocations.delivery import NOTHING, Delivery
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.lifetime import UNTIL_REMOVED, Lifetime
 from agent.pods.model import CPU, MEMORY
 from sysfs.mask import EMPTY, Mask
 
@@ -109,7 +110,8 @@ class PodAllocation(Struct, frozen=True, dict=True):
     limits of the pod's own cgroup in bytes by memory type. Without a known specification (`origin`
     imported or recovered) `spec_digest` is "", and so are `name` and `namespace` if only the uid is
     known. `source` is who asked for the pod, None if no source has: decisions neither set nor read
-    it, the controller sets it with the admission (`Ledger.with_source`). `others` are what further
+    it, the controller sets it with the admission (`Ledger.with_source`); so with `lifetime`, which
+    says what ends the pod (`Ledger.with_lifetime`). `others` are what further
     managers have for the pod as a whole, by name.
     """
 
@@ -128,6 +130,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
     origin: Origin = Origin.DECIDED
     source: Source | None = None
     others: Mapping[str, Any] = MappingProxyType({})
+    lifetime: Lifetime = UNTIL_REMOVED
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the pod as a whole, None for nothing."""
@@ -305,6 +308,11 @@ class Ledger(LedgerParts, frozen=True):
     def with_source(self, uid: str, source: Source) -> Ledger:
         """Return this ledger with another source of a pod; raises `KeyError` for an unknown uid."""
         allocation = replace(self.allocations[uid], source=source)
+        return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
+
+    def with_lifetime(self, uid: str, lifetime: Lifetime) -> Ledger:
+        """Return this ledger with another lifetime of a pod; raises `KeyError` as above."""
+        allocation = replace(self.allocations[uid], lifetime=lifetime)
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
     def without_allocation(self, uid: str, parts: Mapping[str, Any]) -> Ledger:

@@ -22,7 +22,7 @@ from agent.managers.trials.advice import AdviceKind, advise
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.server.configured_host import decide
 from agent.server.errors import BusyError
-from agent.sources.ownership import assigned, belongs_elsewhere
+from agent.sources.ownership import assigned, belongs_elsewhere, lasting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,7 +77,7 @@ class Decisions:
             started = self._clock.monotonic()
             decision = suspended.resume(answers)
             seconds += self._clock.monotonic() - started
-        return assigned(decision, ledger, source), seconds
+        return lasting(assigned(decision, ledger, source), pod), seconds
 
     async def advised(self, pod: Pod, answer: AdmissionDocument) -> AdmissionDocument:
         """Return the answer to a rejected pod with what would let it be admitted now."""
