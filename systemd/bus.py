@@ -211,6 +211,11 @@ class ActiveState(StrEnum):
         """Whether the unit's cgroup exists and properties apply to it at once."""
         return self in (ActiveState.ACTIVE, ActiveState.RELOADING, ActiveState.REFRESHING)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the unit does not run and is not about to, as it is while a restart waits."""
+        return self in (ActiveState.INACTIVE, ActiveState.FAILED)
+
 
 class Systemd(Protocol):
     """What resource control needs of systemd. All calls block and raise `SystemdError`s."""

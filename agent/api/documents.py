@@ -266,7 +266,8 @@ class PodDocument(Document, frozen=True):
     `containers_found` counts the containers that are to run (no finished init containers) and whose
     cgroups were found, None where the kernel was not looked at (a dry run).
     `others` is what managers without a field of their own have allocated to the pod as a whole.
-    `verdict` is what each container has of the qualities that a pod can require.
+    `verdict` is what each container has of the qualities that a pod can require. `end` is what ends
+    the pod: `removal`, `processes` or `unit`, the systemd unit `unit` (else "").
     """
 
     uid: str
@@ -290,6 +291,8 @@ class PodDocument(Document, frozen=True):
     origin: str = "decided"
     source_name: str = ""
     verdict: tuple[JudgementDocument, ...] = ()
+    end: str = "removal"
+    unit: str = ""
 
 
 class FailedPodDocument(Document, frozen=True):

@@ -120,6 +120,8 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         containers_found=None if record is None else len(_to_run(allocation) & record.running),
         origin=str(allocation.origin),
         source_name="" if source is None else source.name,
+        end=str(allocation.lifetime.end),
+        unit=allocation.lifetime.unit,
         verdict=tuple(
             wire.JudgementDocument(
                 container=each.container, quality=str(each.quality), met=each.met, why=each.why

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.diff import WriterOf
-    from agent.reconcile.drivers.pod_cgroups import PodCgroups
+    from agent.reconcile.drivers.pod_cgroups import PodCgroups, UnitState
     from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.apply import WriteOutcome
     from cgroupfs.names import Layout
@@ -211,6 +211,10 @@ class Enforcer:
         observed = replace(observed, states={**observed.states, **fresh})
         plan = make_plan(observed.states, observed.settings(move_memory=False))
         return PlannedChange(created, plan.writes)
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return the state of a systemd unit; see `PodCgroups.unit`."""
+        return self._pods.unit(name)
 
     def cgroups_of(self, target: Desired, uid: str) -> tuple[CgroupReport, ...]:
         """Return the observed cgroups of a pod; nothing is written."""

@@ -6,6 +6,7 @@ the node's shared pool.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.reconcile.identify.containers import given_up, orphaned, pod_cgroup, runs, subgroups
@@ -64,20 +65,19 @@ class Releaser:
         return frozenset(
             path
             for path in bindings.given_up(living)
-            if not self._tree.exists(path)
-            or (path in elsewhere and not runs(self._tree, path) and self._clear(path))
+            if (path in elsewhere and not runs(self._tree, path) and self._clear(path))
+            or (path not in elsewhere and not self._tree.exists(path))
         )
 
     def _clear(self, cgroup: str) -> bool:
         """Unset the cpusets of a cgroup and its subgroups; return whether that was possible."""
         try:
-            for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
-                for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
-                    if (text or "").strip():
-                        self._tree.write(path, file, "\n")
+            with suppress(FileNotFoundError):
+                for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
+                    for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
+                        if (text or "").strip():
+                            self._tree.write(path, file, "\n")
             self._pods.forget(cgroup)
-        except FileNotFoundError:
-            return True
         except (OSError, SystemdError):
             # A process started there meanwhile (the kernel does not clear a set under processes),
             # or systemd would write the set again: the cgroup is confined, and cleared later.

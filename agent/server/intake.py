@@ -20,6 +20,7 @@ from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
 from agent.pods.identity import NO_IDENTITY
+from agent.pods.lifetime import END, UNIT, End, lifetime_of
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import PodNotFoundError, RequestError
 from agent.server.reporting.events import requested_by
@@ -197,6 +198,10 @@ class PodIntake:
     async def _settle(self, entry: SourceEntry) -> ManifestDocument:
         if entry.pod is None:
             return self._invalid(entry)
+        if lifetime_of(entry.pod.annotations).end is not End.REMOVAL:
+            # The pod would be admitted again as soon as it had ended.
+            message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
+            return self._document(entry, INVALID, f"{message} over the API")
         try:
             return await self._settled(entry, entry.pod)
         except EntryFailedError as error:

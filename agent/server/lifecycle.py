@@ -50,6 +50,8 @@ log = structlog.get_logger(__name__)
 
 #: How often sources of pods are read: the kubelet's fileCheckFrequency, in seconds.
 SOURCE_PERIOD: Final = 20.0
+#: How often it is checked which pods ended with their processes or unit, in seconds.
+END_PERIOD: Final = 5.0
 #: Changes within so many seconds after the first are handled together.
 SETTLE_SECONDS: Final = 0.1
 #: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
@@ -154,6 +156,7 @@ class Service:
         self._compare = asyncio.Event()
         self._rescans = [(intake, asyncio.Event()) for intake in around.intakes]
         self._rediscover = asyncio.Event()
+        self._end = asyncio.Event()
         self._offered = asyncio.Event()
         controller.outcomes.watch = self._follow_also
         self._fingerprint: str | None = None
@@ -225,6 +228,7 @@ class Service:
         around = self._around
         loops = [
             self._repeat(self._compare, self._period, self._reconcile, "reconcile"),
+            self._repeat(self._end, END_PERIOD, self._controller.end_pods, "end pods"),
             self._repeat(self._rediscover, None, self._take_over, "take over"),
             self._controller.state.log_level.serve(self._clock),
         ]
@@ -251,6 +255,7 @@ class Service:
             self._rediscover.set()
         await self._controller.reconcile(ahead=True)
         self.health.reconciled()
+        self._end.set()
         self._follow_cgroups()
         self._manager.status(self._status())
 

@@ -1,4 +1,4 @@
-"""Which source a pod belongs to and how long: what a decision does not say, and who may change it."""
+"""Which source a pod belongs to and what ends it: what is no part of the decision itself."""
 
 from __future__ import annotations
 

@@ -49,6 +49,10 @@ class Unit:
     #: The controllers that systemd believes it passes on; None when it does not know.
     passes_on: frozenset[str] | None = None
 
+    def as_properties(self) -> tuple[Property, ...]:
+        """Return what is on record of the unit."""
+        return tuple(Property(name, "", value) for name, value in self.properties.items())  # type: ignore[arg-type]
+
     @property
     def needs(self) -> frozenset[str]:
         """The controllers that this unit itself asks for; what is infinite asks for nothing."""
@@ -70,6 +74,8 @@ class FakeSystemd:
         self.calls: list[tuple[str, str]] = []
         #: Drop-ins that remain of slices that did not run when a property was set.
         self.drop_ins: set[str] = set()
+        #: Services that were stopped: their properties stay on record.
+        self.stopped: dict[str, Unit] = {}
         self._realize(self.units["-.slice"])
 
     # --- the interface under test -----------------------------------------------------------
@@ -83,6 +89,9 @@ class FakeSystemd:
         self.calls.append(("set", unit))
         check_unit(unit)
         known = self.units.get(unit)
+        if known is None and unit in self.stopped:
+            self._record(self.stopped[unit], properties)
+            return
         if known is None:
             if not unit.endswith(".slice"):
                 raise NoSuchUnitError("SetUnitProperties", "NoSuchUnit", unit)
@@ -127,6 +136,21 @@ class FakeSystemd:
         self._start(name, path, properties, delegate=delegate)
         self.kernel.spawn(path, pid)
         return path
+
+    def start_service(self, name: str, pid: int, slice_name: str = "system.slice") -> str:
+        """Start a service with one process; what is on record of it applies from its start."""
+        path = join(slice_path(slice_name), name)
+        kept = self.stopped.pop(name, None)
+        self._start(name, path, () if kept is None else kept.as_properties())
+        self.kernel.spawn(path, pid)
+        return path
+
+    def stop_service(self, name: str) -> None:
+        """End the processes of a service; its cgroup goes, the record stays."""
+        unit = self.stopped[name] = self.units.pop(name)
+        for pid in self.kernel.procs(unit.path):
+            self.kernel.exit(pid)
+        self.kernel.rmdir(unit.path)
 
     def daemon_reload(self) -> None:
         """Read all units again: nothing is written, but all that was known is stale."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
 
 from agent.reconcile.drivers.unit_record import holds, read_record, to_properties, unit_of
 from agent.reconcile.errors import EnforcementStartError
@@ -31,6 +34,13 @@ if TYPE_CHECKING:
 _NAMED_PROCESSES: Final = 8
 _ROOT_SLICE: Final = "-.slice"
 _DESCRIPTION: Final = "Pods of Numawarden"
+
+
+class UnitState(Struct, frozen=True):
+    """Whether a unit runs or is about to, and its cgroup ("" without one)."""
+
+    running: bool
+    cgroup: str = ""
 
 
 class PodCgroups(Protocol):
@@ -70,6 +80,10 @@ class PodCgroups(Protocol):
 
     def forget(self, cgroup: str) -> None:
         """Reset the sets that were recorded for a cgroup. Raises `SystemdError`."""
+        ...
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return the state of a unit, None where there are no units. Raises `SystemdError`."""
         ...
 
     def remove(self, cgroup: str) -> ReleaseReport:
@@ -127,6 +141,11 @@ class DirectoryCgroups:
 
     def forget(self, cgroup: str) -> None:
         """Do nothing: a plain directory has no record; see `PodCgroups.forget`."""
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return None: this driver has no service manager; see `PodCgroups.unit`."""
+        _ = name
+        return None
 
     def remove(self, cgroup: str) -> ReleaseReport:
         """Remove the directory and the empty ones in it; see `PodCgroups.remove`."""
@@ -230,13 +249,35 @@ class SliceCgroups:
             return None
 
     def forget(self, cgroup: str) -> None:
-        """Reset the sets of the unit if the cgroup has one; see `PodCgroups.forget`."""
+        """Reset the sets of the unit if the cgroup has one; see `PodCgroups.forget`.
+
+        systemd keeps the properties of a service that has stopped, for its next start. Those of a
+        scope end with it.
+        """
         unit = unit_of(cgroup)
-        if unit is None or not self._is_active(unit, cgroup):
+        if unit is None:
             return
         unset = (allowed_cpus(EMPTY), allowed_memory_nodes(EMPTY))
-        if not holds(self._systemd, unit, unset):
-            self._systemd.set_properties(unit, unset)
+        try:
+            runs_at = self._systemd.control_group(unit)
+            if runs_at != cgroup and (runs_at or not unit.endswith(".service")):
+                return
+            if not holds(self._systemd, unit, unset):
+                self._systemd.set_properties(unit, unset)
+        except NoSuchUnitError:
+            # A service that is not loaded has its properties in files; setting them loads it.
+            if unit.endswith(".service"):
+                with suppress(NoSuchUnitError):
+                    self._systemd.set_properties(unit, unset)
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return the state of a unit; see `PodCgroups.unit`."""
+        if self._systemd.active_state(name).stopped:
+            return UnitState(running=False)
+        try:
+            return UnitState(running=True, cgroup=self._systemd.control_group(name))
+        except NoSuchUnitError:  # it was stopped and unloaded meanwhile
+            return UnitState(running=False)
 
     def remove(self, cgroup: str) -> ReleaseReport:
         """Stop the slice if it is empty; see `PodCgroups.remove`."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,7 +32,10 @@ from agent.managers.effective_policy import restored, shared_cpus
 from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
 from agent.server.control.cordoning import Cordoning
+from agent.pods.lifetime import End
+from agent.reconcile.errors import BindingError
 from agent.server.control.decisions import Decisions
+from agent.server.control.endings import Endings
 from agent.server.control.outcomes import OutcomeReporter
 from agent.server.control.queue import SerialQueue, Worker
 from agent.server.control.saving import Saving
@@ -95,6 +100,9 @@ class Controller:
             state, kernel, self._saving, self.worker, self.outcomes, reporter, clock
         )
         self.clock = clock
+        self._endings = Endings()
+        #: The pods that cannot be bound to the cgroup of their unit.
+        self._unfollowed: set[str] = set()
         self._reported_invalid: frozenset[Violation] = frozenset()
         #: At most one observation is queued at the worker, so that an action waits for one at most.
         self._observing = asyncio.Lock()
@@ -174,6 +182,32 @@ class Controller:
         """
         with operation("reconcile"):
             return await self.queue.run(lambda: self._reconcile(insist=insist), ahead=ahead)
+
+    async def end_pods(self) -> None:
+        """Remove the pods that ended with their processes or unit; follow units to their cgroups.
+
+        Raises `CheckpointFailedError` when a removal cannot be saved.
+        """
+        allocations, target = self.state.ledger.allocations, self.state.target()
+        watched = [each for each in allocations.values() if each.lifetime.end is not End.REMOVAL]
+        if not watched and self._endings.idle:
+            return
+        async with self._observing:
+            lives = await self.worker.run(self._kernel.lives, target, watched)
+        due = self._endings.changes(
+            watched, self.state.durable.bindings, lives, self.clock.monotonic()
+        )
+        if due.started:
+            await self.queue.run(lambda: self._note_processes(due.started))
+        for uid, why in due.ended:
+            with operation("end", uid=uid, pod=full_name(allocations[uid])):
+                log.info("pod ended", why=why)
+                with suppress(PodNotFoundError):  # removed by a request meanwhile
+                    await self.queue.run(partial(self._remove, uid))
+        for uid, cgroup in due.moved:
+            await self._follow(allocations[uid], cgroup)
+        for uid in self._unfollowed - {uid for uid, _ in due.moved}:
+            self._followed(uid)
 
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""
@@ -328,6 +362,31 @@ class Controller:
         log.info("container unbound", cgroup=cgroup)
         self.publish("ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}")
         return self._bound(binding)
+
+    async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
+        """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
+        uid, (container, *_) = allocation.uid, allocation.containers
+        try:
+            await self.bind(uid, container.name, BindRequest(cgroup=f"/{cgroup}"))
+        except PodNotFoundError:  # removed by a request meanwhile
+            self._followed(uid)
+        except BindingError as error:
+            self._unfollowed.add(uid)
+            self.state.conditions[f"unit of pod {uid}"] = str(error)
+        else:
+            self._followed(uid)
+
+    def _followed(self, uid: str) -> None:
+        self._unfollowed.discard(uid)
+        self.state.conditions.pop(f"unit of pod {uid}", None)
+
+    async def _note_processes(self, uids: tuple[str, ...]) -> None:
+        """Save that pods have had processes: they end when they have none, after a restart too."""
+        ledger = self.state.ledger
+        for uid in uids:
+            if (allocation := ledger.allocations.get(uid)) is not None:
+                ledger = ledger.with_lifetime(uid, replace(allocation.lifetime, started=True))
+        await self._saving.note(replace(self.state.durable, ledger=ledger))
 
     def _bound(self, binding: Binding) -> BindDocument:
         unenforced = details(self.state.records.of(binding.pod_uid).unenforced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -18,7 +19,9 @@ from agent.reconcile.identify.binding import (
     cgroup_of_pid,
     make_binding,
 )
+from agent.reconcile.identify.containers import pod_cgroup, runs
 from agent.reconcile.report import EnforcementReport
+from agent.server.control.endings import Lives
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
 from agent.server.kernel.intruders import IntruderCount
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.backoff import WriterConflict
     from agent.reconcile.desired.state import Desired
+    from agent.reconcile.drivers.pod_cgroups import UnitState
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.intruding_tasks import Task
     from agent.reconcile.report import PlannedChange, ReleaseReport
@@ -208,6 +212,30 @@ class KernelEnforcement:
                 others=OtherBindings(target.bindings, target.ledger.allocations.keys()),
                 own=self._own,
             )
+
+    def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
+        """Return which of some pods have processes, and the states of their units.
+
+        A unit about which systemd does not answer is left out; comparisons report that.
+        """
+        inhabited: set[str] = set()
+        units: dict[str, UnitState] = {}
+        for allocation in allocations:
+            uid, unit = allocation.uid, allocation.lifetime.unit
+            if unit:
+                with suppress(SystemdError):
+                    found = self._enforcer.unit(unit)
+                    if found is not None:
+                        units[unit] = found
+                continue
+            bound = (binding.cgroup for binding in target.bindings.of_pod(uid))
+            with readable():
+                if any(
+                    runs(self._tree, path)
+                    for path in (pod_cgroup(self._layout, allocation), *bound)
+                ):
+                    inhabited.add(uid)
+        return Lives(frozenset(inhabited), units)
 
     def _orphaned(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
         """Yield the uids of the pods whose cgroups still exist."""

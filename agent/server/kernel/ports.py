@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.api.documents import BindRequest, KernelDocument
     from agent.api.verification import VerificationDocument
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport, PlannedChange
+    from agent.server.control.endings import Lives
     from agent.state.checkpoint import Checkpoint
     from sysfs.mask import Mask
 
@@ -62,6 +63,9 @@ class Enforcement(Protocol):
         self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
     ) -> Binding:
         """Return the binding that was asked for, checked; raises `BindingError`."""
+
+    def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
+        """Return which of some pods have processes, and the states of their units."""
 
 
 class Saver(Protocol):

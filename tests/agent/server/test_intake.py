@@ -149,6 +149,19 @@ def test_a_new_file_is_admitted_once(here: Here) -> None:
     assert here.ledger.log == []
 
 
+def test_a_pod_that_would_end_by_itself_is_not_admitted_for_a_file(here: Here) -> None:
+    text = manifest().replace(
+        b"  namespace: shop\n",
+        b"  namespace: shop\n  annotations: {agent.numawarden/end: processes}\n",
+    )
+    here.write("a.yaml", text)
+    here.sync()
+    assert here.ledger.pods == {}
+    (document,) = here.ledger.reported.values()
+    assert document.state == INVALID
+    assert "cannot end by itself" in document.message
+
+
 def test_a_file_that_is_gone_releases_its_pod(here: Here) -> None:
     here.write("a.yaml", manifest())
     here.sync()

@@ -20,6 +20,7 @@ from agent.managers.allocations.ledger import (
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.policy import Cordon
 from agent.managers.topology.hints import Hint
+from agent.pods.lifetime import End, Lifetime
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask
@@ -169,6 +170,7 @@ pods = built(
     limits=amounts,
     origin=st.sampled_from(Origin),
     source=st.none() | built(Source, names, st.text(max_size=8)),
+    lifetime=built(Lifetime, st.sampled_from(End), st.text(max_size=8), st.booleans()),
 )
 charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)

@@ -1,0 +1,54 @@
+"""The annotations that say what ends a pod."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.pods.errors import ManifestError
+from agent.pods.lifetime import END, UNIT, End, Lifetime, lifetime_of
+from agent.pods.manifest import load_pod
+from agent.pods.model import Pod
+
+
+def load(annotations: dict[str, str], containers: int = 1) -> Pod:
+    lines = ["apiVersion: v1", "kind: Pod", "metadata:", "  name: a", "  annotations:"]
+    lines += [f"    {name}: '{text}'" for name, text in annotations.items()]
+    lines += ["spec:", "  containers:"]
+    lines += [f"  - {{name: c{number}}}" for number in range(containers)]
+    return load_pod("\n".join(lines), "pod.yaml")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"example.com/other": "x"}, Lifetime()),
+        ({END: "removal"}, Lifetime()),
+        ({END: "processes"}, Lifetime(End.PROCESSES)),
+        ({UNIT: "postgresql@15-main.service"}, Lifetime(End.UNIT, "postgresql@15-main.service")),
+        ({UNIT: "run-r1.scope"}, Lifetime(End.UNIT, "run-r1.scope")),
+    ],
+)
+def test_a_pod_lasts_as_its_annotations_say(
+    annotations: dict[str, str], expected: Lifetime
+) -> None:
+    assert lifetime_of(load(annotations).annotations) == expected
+
+
+@pytest.mark.parametrize(
+    ("annotations", "containers", "message"),
+    [
+        ({END: "later"}, 1, "'later' is not one of removal, processes"),
+        ({END: "unit"}, 1, "'unit' is not one of removal, processes"),
+        ({UNIT: "user.slice"}, 1, "is not the name of a .service or .scope of systemd"),
+        ({UNIT: "../x.service"}, 1, "is not the name of a .service or .scope of systemd"),
+        ({UNIT: ""}, 1, "is not the name of a .service or .scope of systemd"),
+        ({UNIT: "a.service", END: "processes"}, 1, "leave one of the two out"),
+        ({UNIT: "a.service"}, 2, "a unit is one container, the pod has 2"),
+    ],
+)
+def test_what_cannot_end_a_pod_is_a_mistake_of_its_manifest(
+    annotations: dict[str, str], containers: int, message: str
+) -> None:
+    with pytest.raises(ManifestError, match="metadata.annotations") as raised:
+        load(annotations, containers)
+    assert message in str(raised.value)
