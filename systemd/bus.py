@@ -38,7 +38,7 @@ from systemd.escape import check_unit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from systemd.properties import Property
+    from systemd.properties import Property, Value
 
 SYSTEM_BUS: Final = "unix:path=/run/dbus/system_bus_socket"
 
@@ -369,4 +369,8 @@ class SystemBus:
 
 
 def _wire(properties: Sequence[Property]) -> list[tuple[str, tuple[str, object]]]:
-    return [(prop.name, (prop.signature, prop.value)) for prop in properties]
+    return [(prop.name, (prop.signature, _plain(prop.value))) for prop in properties]
+
+
+def _plain(value: Value) -> object:
+    return list(value) if isinstance(value, tuple) else value

@@ -24,7 +24,7 @@ DEFAULT_WEIGHT: Final = 100
 _MIN_WEIGHT: Final = 1
 _MAX_WEIGHT: Final = 10_000
 
-Value = bytes | int | str | bool
+Value = bytes | int | str | bool | tuple[int, ...]
 
 
 class Property(Struct, frozen=True):
@@ -72,6 +72,16 @@ def memory_max(size: int | None) -> Property:
 def description(text: str) -> Property:
     """Return the unit's `Description`."""
     return Property("Description", "s", text)
+
+
+def in_slice(name: str) -> Property:
+    """Return the `Slice` of a new unit."""
+    return Property("Slice", "s", name)
+
+
+def processes(pids: tuple[int, ...]) -> Property:
+    """Return `PIDs`: the processes that a new scope is made around."""
+    return Property("PIDs", "au", pids)
 
 
 def mask_bytes(mask: Mask) -> bytes:

@@ -82,6 +82,15 @@ class LazyGroup(click.Group):
 COMMANDS: Final = {
     "agent": LazyCommand("agent.cli.local.agent:run", "Run the agent in the foreground."),
     "admit": LazyCommand("agent.cli.pods:admit", "Admit the pod of a manifest."),
+    "run": LazyCommand(
+        "agent.cli.workloads.run:run", "Run a command in a pod of its own, freed at its end."
+    ),
+    "attach": LazyCommand(
+        "agent.cli.workloads.attach:attach", "Give a systemd unit an allocation."
+    ),
+    "detach": LazyCommand(
+        "agent.cli.workloads.attach:detach", "Free the allocation of a systemd unit."
+    ),
     "remove": LazyCommand("agent.cli.pods:remove", "Remove a pod and free its allocation."),
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods with their allocations."),

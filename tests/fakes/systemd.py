@@ -82,6 +82,16 @@ class FakeSystemd:
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
         self.calls.append(("start", unit))
+        given = {prop.name: prop.value for prop in properties}
+        if unit.endswith(".scope"):
+            slice_name, pids = given["Slice"], given["PIDs"]
+            assert isinstance(slice_name, str)
+            assert isinstance(pids, tuple)
+            path = join(slice_path(slice_name), unit)
+            self._start(unit, path, ())
+            for pid in pids:
+                self.kernel.write(path, "cgroup.procs", str(pid))
+            return
         check_unit(unit, "slice")
         self._start(unit, slice_path(unit), properties)
 

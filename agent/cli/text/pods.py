@@ -107,6 +107,13 @@ def _state_word(pod: PodDocument, found: int, lasting: int) -> str:
     return "partly-found" if found else "not-found"
 
 
+def allocation_lines(pod: PodDocument) -> Iterator[str]:
+    """Yield what the containers of a pod that has just been admitted got."""
+    yield f"{full_name(pod)} (uid {pod.uid})"
+    yield from _allocations(pod)
+    yield from _remarks(pod.enforcement)
+
+
 def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     """Yield the answer to an admission."""
     name = name_and_uid(answer)

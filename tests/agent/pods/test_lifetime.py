@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agent.pods.errors import ManifestError
 from agent.pods.lifetime import END, UNIT, End, Lifetime, lifetime_of
 from agent.pods.manifest import load_pod
-from agent.pods.model import Pod
+
+if TYPE_CHECKING:
+    from agent.pods.model import Pod
 
 
 def load(annotations: dict[str, str], containers: int = 1) -> Pod:
@@ -49,6 +53,6 @@ def test_a_pod_lasts_as_its_annotations_say(
 def test_what_cannot_end_a_pod_is_a_mistake_of_its_manifest(
     annotations: dict[str, str], containers: int, message: str
 ) -> None:
-    with pytest.raises(ManifestError, match="metadata.annotations") as raised:
+    with pytest.raises(ManifestError, match=r"metadata\.annotations") as raised:
         load(annotations, containers)
     assert message in str(raised.value)

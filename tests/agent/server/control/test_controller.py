@@ -29,6 +29,7 @@ from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport, PlannedChange
 from agent.server.configured_host import ConfiguredHost
 from agent.server.control.controller import Controller
+from agent.server.control.endings import Lives
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
 from agent.server.metrics import names
 from agent.server.state import AgentState, DurableState
@@ -39,7 +40,7 @@ from tests.agent.reconcile.pods import observed_cgroup, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from agent.api.documents import KernelDocument
     from agent.api.verification import VerificationDocument
@@ -111,6 +112,10 @@ class Recorder:
     ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
         del target, allocation
         return {}
+
+    def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
+        del target, allocations
+        return Lives(frozenset(), {})
 
     def locate(
         self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest

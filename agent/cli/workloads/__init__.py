@@ -1,0 +1,1 @@
+"""Commands that give a command or a systemd unit a pod of its own."""

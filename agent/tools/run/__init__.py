@@ -1,0 +1,1 @@
+"""Pods for single commands and units: made from options, entered by the process itself."""

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.config import CgroupDriver
+from agent.tools.run import command, units
+from tests.agent.cli.shell import in_background
+from tests.agent.cli.workloads.hosts import CommandHost, with_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.server.support import World
+
+
+def _host(
+    world: World,
+    driver: CgroupDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[CommandHost]:
+    monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
+    with in_background(with_driver(world, driver)) as agent:
+        host = CommandHost(world, agent, capsys)
+        monkeypatch.setattr(command, "this_process", host.caller)
+        monkeypatch.setattr(units, "connect", lambda: host.systemd)
+        yield host
+
+
+@pytest.fixture(params=CgroupDriver)
+def host(
+    request: pytest.FixtureRequest,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[CommandHost]:
+    yield from _host(world, request.param, monkeypatch, capsys)
+
+
+@pytest.fixture
+def units_host(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[CommandHost]:
+    yield from _host(world, CgroupDriver.SYSTEMD, monkeypatch, capsys)

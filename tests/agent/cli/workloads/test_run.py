@@ -1,0 +1,155 @@
+"""`numawarden run` against a real agent: 16 CPUs on two nodes, CPU 0 reserved."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cli.errors import ExitCode
+from agent.cli.workloads.run import NOT_EXECUTABLE, NOT_FOUND
+from sysfs.mask import Mask
+from tests.agent.cli.workloads.hosts import PID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent.cli.workloads.hosts import CommandHost
+
+TRUE = shutil.which("true") or ""
+
+
+def test_a_command_is_confined_before_its_first_instruction(host: CommandHost) -> None:
+    code, out, err = host.run("run", "--cpus", "2", "--memory", "1Gi", "--", "true", "--cpus", "9")
+    assert code == ExitCode.OK
+    (started,) = host.started
+    assert (started.program, started.arguments) == (TRUE, ("true", "--cpus", "9"))
+    assert (started.cpus, started.nodes) == (Mask.of(1, 9), Mask.of(0))
+    assert out == "", "standard output is the command's"
+    assert "main  CPUs 1,9 (its own), memory on node 0" in err
+
+
+def test_its_environment_says_what_it_got(
+    host: CommandHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMAWARDEN_CPUS", "of the command around this one")
+    monkeypatch.setenv("HOME", "/home/one")
+    host.run("run", "--cpus", "2", "--memory", "1Gi", "--name", "one", "true")
+    (started,), (pod,) = host.started, host.pods
+    own = {name: text for name, text in started.environment.items() if name[:10] == "NUMAWARDEN"}
+    assert own == {
+        "NUMAWARDEN_SOCKET": str(host.world.socket),
+        "NUMAWARDEN_POD": "default/one",
+        "NUMAWARDEN_POD_UID": pod.uid,
+        "NUMAWARDEN_CPUS": "1,9",
+        "NUMAWARDEN_MEMORY_NODES": "0",
+    }
+    assert started.environment["HOME"] == "/home/one"
+
+
+def test_its_memory_is_limited_and_all_of_it_is_free_when_its_last_process_ends(
+    host: CommandHost,
+) -> None:
+    host.run("run", "--cpus", "2", "--memory", "1Gi", "true")
+    (pod,) = host.pods
+    cgroup = host.agent.client.pod(pod.uid).kernel[0].cgroup.strip("/")
+    assert host.world.kernel.read(cgroup, "memory.max").strip() == str(1 << 30)
+    host.end_pods()
+    assert [pod.uid for pod in host.pods] == [pod.uid]
+    host.world.kernel.exit(PID)
+    host.end_pods()
+    assert host.pods == ()
+    assert not host.world.kernel.exists(cgroup)
+
+
+def test_without_memory_its_cpus_are_still_its_own(host: CommandHost) -> None:
+    host.run("run", "--cpus", "2", "true")
+    (started,) = host.started
+    assert (started.cpus, started.nodes) == (Mask.of(1, 9), Mask.of(0, 1))
+    assert started.environment["NUMAWARDEN_MEMORY_NODES"] == ""
+
+
+def test_a_shared_command_may_ask_for_a_part_of_a_cpu(host: CommandHost) -> None:
+    code, _, _ = host.run("run", "--shared", "--cpus", "0.5", "true")
+    assert code == ExitCode.OK
+    assert host.started[0].cpus == Mask.parse("0-15")
+    assert host.agent.controller.state.ledger.exclusive_cpus == Mask.of()
+
+
+def test_a_rejected_command_is_not_started(host: CommandHost) -> None:
+    code, out, err = host.run("run", "--cpus", "99", "--memory", "1Gi", "true")
+    assert (code, out, host.started) == (ExitCode.REJECTED, "", [])
+    assert "OutOfcpu" in err
+
+
+def test_what_it_requires_and_would_not_get_rejects_it(host: CommandHost) -> None:
+    code, _, err = host.run("run", "--cpus", "1", "--require", "whole-cores", "true")
+    assert (code, host.started) == (ExitCode.REJECTED, [])
+    assert "RequirementNotMet" in err
+
+
+def test_a_command_that_the_kernel_does_not_confine_is_not_started(host: CommandHost) -> None:
+    host.meddle = lambda: host.world.kernel.write("session", "cgroup.procs", str(PID))
+    code, _, err = host.run("run", "--cpus", "2", "--memory", "1Gi", "true")
+    assert (code, host.started, host.pods) == (ExitCode.NOT_ENFORCED, [], ())
+    assert "the kernel would let it run on CPUs 0-15 instead of 1,9" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOEXEC, "Exec format error", TRUE), NOT_EXECUTABLE),
+        (PermissionError(errno.EACCES, "Permission denied", TRUE), NOT_EXECUTABLE),
+    ],
+)
+def test_a_program_that_cannot_be_executed_leaves_nothing_behind(
+    host: CommandHost, error: OSError, code: int
+) -> None:
+    host.fails = error
+    found, _, err = host.run("run", "true")
+    assert (found, host.pods) == (code, ())
+    assert f"{TRUE}: {error.strerror}" in err
+
+
+def test_nothing_is_admitted_for_a_program_that_does_not_exist(
+    host: CommandHost, tmp_path: Path
+) -> None:
+    assert host.run("run", "no-such-program")[0] == NOT_FOUND
+    (tmp_path / "text").write_text("")
+    assert host.run("run", str(tmp_path / "text"))[0] == NOT_EXECUTABLE
+    assert host.pods == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cpus", "1.5", "true"), "exclusive CPUs are whole, a part of a CPU needs --shared"),
+        (("--cpus", "0", "true"), "is not a whole number of CPUs"),
+        (("--cpus", "many", "true"), "'many' is not a number of CPUs"),
+        (("--device", "gpu", "true"), "'gpu' is not NAME=AMOUNT"),
+        (("--cpus", "1"), "Missing argument"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_named(
+    host: CommandHost, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = host.run("run", *arguments)
+    assert code == ExitCode.USAGE
+    assert message in err
+    assert host.pods == ()
+
+
+def test_a_process_that_may_not_make_cgroups_is_told_to_be_root(
+    host: CommandHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied", "cgroup.procs")
+
+    def reject(*_: object) -> str:
+        raise denied
+
+    monkeypatch.setattr("agent.tools.run.command.enter", reject)
+    code, _, err = host.run("run", "true")
+    assert (code, host.pods) == (ExitCode.ENVIRONMENT, ())
+    assert "run as root" in err
