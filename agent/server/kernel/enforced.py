@@ -111,6 +111,8 @@ class KernelEnforcement:
 
         def release() -> EnforcementReport:
             released = self._enforcer.releaser.pod(allocation)
+            # A unit that was bound may be started again at once, on what it had before.
+            self._enforcer.releaser.bound(target)
             report = self._enforcer.enforce_change(target)
             self._observed(report)
             return report if released.removed else _noted(report, released.reason)

@@ -75,9 +75,9 @@ def start(
     arguments: Sequence[str],
     inherited: Mapping[str, str],
 ) -> None:
-    """Let the caller become a command in the container of an admitted pod; returns only if it is not
-    replaced (`Caller.execute`).
+    """Let the caller become a command in the container of an admitted pod.
 
+    Nothing follows after that, unless `Caller.execute` stands in for it and returns.
     The cgroup exists, the agent has set it and the kernel confines the caller to the container's
     CPUs and memory nodes before the command's first instruction. If anything of that fails the pod
     is removed. Raises `NotStartedError`, `AgentError`, `OSError` and `SystemdError`.

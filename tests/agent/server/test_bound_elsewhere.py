@@ -173,9 +173,8 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
         await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         site.end(bound)
         await controller.remove(ONE)
-        assert site.kernel.read(bound, "cpuset.cpus").strip() == "0-15", (
-            "before another pod has them"
-        )
+        left = (site.kernel.read_many(bound, ("cpuset.cpus",))[0] or "").strip()
+        assert left in ("", "0-15"), "before another pod has them"
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 0
         # systemd takes the controller back where no unit asks for it.

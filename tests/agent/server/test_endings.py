@@ -179,8 +179,9 @@ def test_a_pod_of_a_unit_that_stopped_for_good_ends_and_the_unit_starts_free(uni
         advance(controller, STOPPED_SECONDS)
         await controller.end_pods()
         assert admitted(controller) == set()
-        await controller.reconcile()
         assert cpus_of(units, start_service(units)) == Mask.parse("0-15")
+        stop_service(units)
+        await controller.reconcile()
         assert len(controller.state.durable.bindings) == 0
 
     with_agent(units, live)

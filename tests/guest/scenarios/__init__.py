@@ -68,6 +68,11 @@ SCENARIOS: Final = {
             "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
         ),
         Scenario(
+            "run",
+            "two-sockets",
+            "commands and units with an allocation of their own, and a quadlet of podman",
+        ),
+        Scenario(
             "shared-pool",
             "two-sockets",
             "sixty pods inherit the shared pool; sets of other writers and of older versions",

@@ -1,0 +1,184 @@
+"""Commands and units with an allocation of their own: pinned from their start, freed at their end.
+
+Under each cgroup driver; units and podman's quadlets need systemd's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside import kernel, machine, oci
+from tests.guest.inside.agent import PROGRAM, Agent
+from tests.guest.inside.commands import attempt
+from tests.guest.inside.commands import run as command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+
+ASKED: Final = ("--cpus", "2", "--memory", "256Mi")
+UNITS: Final = Path("/run/systemd/system")
+QUADLETS: Final = Path("/run/containers/systemd")
+UID: Final = "5d5d0000-0000-4000-8000-000000000001"
+POD_SLICE: Final = f"kubepods-pod{UID.replace('-', '_')}.slice"
+
+
+def run(guest: Guest) -> None:
+    """Run commands under both drivers; attach a unit; start a quadlet."""
+    agent = Agent(guest)
+    agent.start()
+    _commands(guest.checks, agent, "systemd")
+    _unit(guest.checks, agent)
+    _quadlet(guest, agent)
+    agent.stop()
+    agent.configure(cgroupDriver="cgroupfs")
+    agent.start()
+    _commands(guest.checks, agent, "cgroupfs")
+    agent.stop()
+
+
+def _commands(checks: Checks, agent: Agent, driver: str) -> None:
+    outcome = attempt(PROGRAM, "run", *ASKED, "--", "/bin/cat", "/proc/self/status")
+    status = dict(line.split(":\t", 1) for line in outcome.stdout.splitlines() if ":\t" in line)
+    checks.require(f"{driver}: run", outcome.ok, outcome)
+    cpus = kernel.ids(status["Cpus_allowed_list"])
+    checks.equal(f"{driver}: two CPUs from the first instruction", len(cpus), 2)
+    nodes = kernel.ids(status["Mems_allowed_list"])
+    checks.equal(f"{driver}: memory on their node", nodes, machine.nodes_of(cpus))
+    _freed(checks, agent, f"{driver}: an end")
+
+    script = 'echo "$NUMAWARDEN_CPUS;$(cat)"; grep Cpus_allowed_list /proc/self/status; exit 3'
+    said = attempt(PROGRAM, "run", "-q", *ASKED, "--", "/bin/sh", "-c", script, stdin="input")
+    checks.equal(f"{driver}: its exit code is the command's", said.status, 3)
+    checks.equal(f"{driver}: -q prints nothing", said.stderr, "")
+    first, allowed = said.stdout.split("\n")[:2]
+    checks.equal(f"{driver}: input and environment", first, f"{allowed.split()[-1]};input")
+    killed = attempt(PROGRAM, "run", "-q", *ASKED, "--", "/bin/sh", "-c", "kill -TERM $$")
+    checks.equal(f"{driver}: its signal is the command's", killed.status, -signal.SIGTERM)
+    rejected = attempt(PROGRAM, "run", "--cpus", "99", "--", "/bin/true")
+    checks.equal(f"{driver}: rejected", rejected.status, 1)
+    missing = attempt(PROGRAM, "run", "--", "/no/such/program")
+    checks.equal(f"{driver}: no such command", missing.status, 127)
+    _freed(checks, agent, f"{driver}: all of them")
+
+    with _daemonized() as parent:
+        checks.eventually(f"{driver}: it runs", lambda: len(_processes(agent)), 2)
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        checks.eventually(f"{driver}: its child is left", lambda: len(_processes(agent)), 1)
+        agent.kill()
+        command(PROGRAM, "status")
+        checks.equal(f"{driver}: as long as it runs the pod stays", len(agent.pods()), 1)
+        for pid in _processes(agent):
+            os.kill(pid, signal.SIGKILL)
+    _freed(checks, agent, f"{driver}: SIGKILL of everything")
+
+
+@contextmanager
+def _daemonized() -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command that leaves a child behind which is no longer of its session."""
+    script = "setsid sleep 100000 </dev/null >/dev/null 2>&1 & exec sleep 100000"
+    argv = [PROGRAM, "run", *ASKED, "--", "/bin/sh", "-c", script]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as parent:
+        yield parent
+
+
+def _processes(agent: Agent) -> list[int]:
+    (pod,) = agent.pods() or [None]
+    if pod is None:
+        return []
+    found = agent.cgroup_of(pod["uid"]).processes
+    # The command line itself is not the command yet.
+    return [pid for pid in found if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:12]]
+
+
+def _freed(checks: Checks, agent: Agent, what: str) -> None:
+    checks.eventually(f"{what} frees its pod", agent.pods, [])
+    top = next(path for path in kernel.CGROUPS.glob("kubepods*") if path.is_dir())
+    left = lambda: [path.name for path in top.glob("*pod*") if path.is_dir()]  # noqa: E731
+    checks.eventually(f"{what} removes its cgroup", left, [])
+
+
+def _affinity(unit: str) -> frozenset[int]:
+    pid = command("systemctl", "show", "--value", "--property=MainPID", unit)
+    return kernel.affinity(int(pid))
+
+
+def _unit(checks: Checks, agent: Agent) -> None:
+    service = "[Service]\nExecStart=/bin/sleep 100000\nRestart=always\nRestartSec=1\n"
+    (UNITS / "db.service").write_text(service)
+    command("systemctl", "daemon-reload")
+    command("systemctl", "start", "db.service")
+    attached = attempt(PROGRAM, "attach", "--unit", "db", *ASKED)
+    checks.require("attach", attached.ok, attached)
+    own = _affinity("db.service")
+    checks.equal("attach: two CPUs", len(own), 2)
+    (pod,) = agent.pods()
+    checks.equal("attach: the pod's", own, kernel.ids(pod["exclusiveCpus"]))
+    command("systemctl", "restart", "db.service")
+    checks.equal("restart: the same CPUs at once", _affinity("db.service"), own)
+    command("systemctl", "kill", "--signal=KILL", "db.service")
+    active = ("systemctl", "show", "--value", "--property=SubState", "db.service")
+    checks.eventually("killed: it is restarted", lambda: command(*active).strip(), "running")
+    checks.equal("killed: the same CPUs", _affinity("db.service"), own)
+    agent.restart()
+    checks.equal("the agent's restart: the same CPUs", _affinity("db.service"), own)
+    command("systemctl", "stop", "db.service")
+    _freed(checks, agent, "stop")
+    command("systemctl", "start", "db.service")
+    checks.equal("stopped for good: it starts free", _affinity("db.service"), machine.cpus())
+
+    again = attempt(PROGRAM, "attach", "--unit", "db.service", *ASKED)
+    checks.require("attach again", again.ok, again)
+    detached = attempt(PROGRAM, "detach", "db.service")
+    checks.check("detach", detached.ok, detached)
+    checks.equal("detach: in the shared pool", _affinity("db.service"), machine.cpus())
+    command("systemctl", "restart", "db.service")
+    checks.equal("detach: it starts free", _affinity("db.service"), machine.cpus())
+    _freed(checks, agent, "detach")
+    command("systemctl", "stop", "db.service")
+
+
+def _quadlet(guest: Guest, agent: Agent) -> None:
+    """Start the quadlet of docs/containers.md: podman's container in a service in the pod's slice.
+
+    The manifest is admitted before; on a host the manifest directory does that.
+    """
+    checks = guest.checks
+    amounts = {"cpu": "2", "memory": "256Mi"}
+    container = {"name": "web", "resources": {"requests": amounts, "limits": amounts}}
+    metadata = {"name": "web", "uid": UID}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+           "spec": {"containers": [container]}}  # fmt: skip
+    checks.require("quadlet: admitted", agent.admit(pod)["admitted"])
+    QUADLETS.mkdir(parents=True, exist_ok=True)
+    root = oci.write_root(guest.work / "quadlet")
+    lines = ("[Container]", f"Rootfs={root}", "Network=host", "LogDriver=none", "Exec=/bin/sleep 100000", "[Service]",
+             f"Slice={POD_SLICE}", "[Unit]", "After=numawarden.service")  # fmt: skip
+    (QUADLETS / "web.container").write_text("\n".join((*lines, "")))
+    # systemd would run this as a generator; the guest has none (recipe/excluded).
+    command("/usr/libexec/podman/quadlet", UNITS)
+    command("systemctl", "daemon-reload")
+    started = attempt("systemctl", "start", "web.service")
+    checks.require("quadlet: started", started.ok, attempt("journalctl", "-u", "web", "-n", "30"))
+    cgroup = agent.cgroup_of(UID)
+    inside = lambda: [  # noqa: E731
+        pid for pid in cgroup.processes
+        if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "busybox")
+    ]  # fmt: skip
+    checks.eventually("quadlet: it runs in the pod", lambda: len(inside()), 1)
+    own = kernel.ids(agent.show(UID)["exclusiveCpus"])
+    checks.equal("quadlet: two CPUs", len(own), 2)
+    checks.eventually("quadlet: pinned", lambda: kernel.affinity(inside()[0]), own)
+    found = lambda: agent.show(UID)["containersFound"]  # noqa: E731
+    checks.eventually("quadlet: found by its name", found, 1)
+    command("systemctl", "stop", "web.service")
+    agent.remove(UID)
+    _freed(checks, agent, "quadlet: removal")
