@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,10 +63,15 @@ def admit(file: Path, output: Output, socket_path: str, *, require: str, dry_run
     manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
     with agent_at(socket_path) as agent:
         answer = agent.admit(manifest, dry_run=dry_run, require=require)
-    from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
+        shown = answer.admitted and not dry_run and output == "text"
+        pod = agent.pod(answer.uid) if shown else None
+    from agent.cli.text.delivery import start_lines  # noqa: PLC0415  # help needs none of it
+    from agent.cli.text.pods import admission_lines  # noqa: PLC0415
 
     warn(answer.warnings)
     _print(answer, output, admission_lines)
+    if pod is not None:
+        print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
     return _admission_code(answer)
 
 
@@ -120,9 +126,9 @@ def _print_list(pods: tuple[PodDocument, ...], output: Output) -> None:
 @click.option(
     "--arguments",
     "tool",
-    type=click.Choice(["podman", "systemd-run", "containerd"]),
-    help="Print instead the arguments of podman run, systemd-run or ctr run with which a container "
-    "is started below its pod's cgroup and with its devices, quoted for a shell.",
+    type=click.Choice(["podman", "systemd-run", "containerd", "docker", "nerdctl"]),
+    help="Print instead the arguments of this tool's run command with which a container is started "
+    "below its pod's cgroup and with its devices, quoted for a shell.",
 )
 @pod_output_option
 @socket_option

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from agent.api.delivery import DeliveryDocument
 from agent.cli.errors import CommandError, ExitCode
+from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +30,8 @@ class Tool(StrEnum):
     PODMAN = "podman"
     SYSTEMD_RUN = "systemd-run"
     CONTAINERD = "containerd"
+    DOCKER = "docker"
+    NERDCTL = "nerdctl"
 
 
 def short_lines(delivery: DeliveryDocument | None) -> Iterator[str]:
@@ -80,8 +84,8 @@ def _at(given: DeviceNodeDocument | MountDocument) -> str:
 def arguments(tool: Tool, pod: PodDocument, container: ContainerDocument) -> list[str]:
     """Return the arguments that start a container below its pod's cgroup with its devices.
 
-    They belong to `podman run`, `systemd-run` and `ctr run`. Raises `CommandError` where the pod
-    has no cgroup yet, and for what the tool cannot give.
+    They belong to `podman run`, `systemd-run`, `ctr run`, `docker run` and `nerdctl run`. Raises
+    `CommandError` where the pod has no cgroup yet, and for what the tool cannot give.
     """
     if not pod.kernel:
         raise CommandError(
@@ -97,6 +101,29 @@ def arguments(tool: Tool, pod: PodDocument, container: ContainerDocument) -> lis
             return [*_systemd_run(cgroup, f"{pod.uid}-{container.name}", delivery)]
         case Tool.CONTAINERD:
             return [*_ctr(cgroup, pod.uid, container.name, delivery)]
+        case Tool.DOCKER | Tool.NERDCTL:
+            return [*_docker(tool, cgroup, delivery)]
+
+
+def start_lines(pod: PodDocument) -> Iterator[str]:
+    """Yield how the first container that was not started yet is started, and how all others are.
+
+    The command line is podman's. A pod without a cgroup, and a unit that is attached, have none.
+    """
+    waiting = [each for each in pod.containers if not each.kernel]
+    if not (pod.kernel and waiting) or pod.unit:
+        return
+    first, asked = waiting[0], f"numawarden show {full_name(pod)}"
+    manager = "" if _slice(pod.kernel[0].cgroup) else " --cgroup-manager=cgroupfs"
+    try:
+        given = shlex.join(arguments(Tool.PODMAN, pod, first))
+        yield f"start     podman{manager} run --name {first.name} {given} IMAGE"
+    except CommandError as error:
+        yield f"start     {error}"
+    which = "" if len(pod.containers) == 1 else " --container NAME"
+    tools = "|".join(tool for tool in Tool if not (manager and tool is Tool.SYSTEMD_RUN))
+    yield f"          {asked}{which}"
+    yield f"          --arguments {tools}"
 
 
 def _slice(cgroup: str) -> str | None:
@@ -112,15 +139,31 @@ def _podman(cgroup: str, delivery: DeliveryDocument) -> Iterator[str]:
     else:
         yield from _pairs("env", delivery.environment)
         for node in delivery.device_nodes:
-            paths = (node.host_path, node.container_path)
-            if any(":" in path for path in paths):
-                raise _not_possible("podman run", f"the ':' in the device node {node.host_path}")
-            yield f"--device={':'.join(paths)}:{node.permissions}"
+            yield _device_node("podman run", node)
         for mount in delivery.mounts:
             read_only = ("ro",) if mount.read_only else ()
             paths = (f"source={mount.host_path}", f"destination={mount.container_path}")
             yield f"--mount={_csv('type=bind', *paths, *read_only)}"
     yield from _given_beside(delivery)
+
+
+def _docker(tool: Tool, cgroup: str, delivery: DeliveryDocument) -> Iterator[str]:
+    """Yield arguments of docker and nerdctl, which read CDI files only where that is turned on."""
+    yield f"--cgroup-parent={_slice(cgroup) or cgroup}"
+    yield from _pairs("env", delivery.environment)
+    for node in delivery.device_nodes:
+        yield _device_node(f"{tool} run", node)
+    for mount in delivery.mounts:
+        paths = (f"source={mount.host_path}", f"destination={mount.container_path}")
+        yield f"--mount={_csv('type=bind', *paths, *(('readonly',) if mount.read_only else ()))}"
+    yield from _given_beside(delivery)
+
+
+def _device_node(command: str, node: DeviceNodeDocument) -> str:
+    paths = (node.host_path, node.container_path)
+    if any(":" in path for path in paths):
+        raise _not_possible(command, f"the ':' in the device node {node.host_path}")
+    return f"--device={':'.join(paths)}:{node.permissions}"
 
 
 def _ctr(cgroup: str, uid: str, container: str, delivery: DeliveryDocument) -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 from agent.api.documents import INVALID_MANIFEST
 from agent.cli.access import moment
 from agent.cli.terminal.output import table
-from agent.cli.text.delivery import long_lines, short_lines
+from agent.cli.text.delivery import long_lines, short_lines, start_lines
 from agent.pods.identity import full_name, name_and_uid
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
@@ -170,6 +170,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield from _each("  verdict   ", _second_best(pod))
     for cgroup in pod.kernel:
         yield from _kernel(cgroup, "  ")
+    yield from _each("  ", start_lines(pod))
     for container in pod.containers:
         yield ""
         yield from _container(container)

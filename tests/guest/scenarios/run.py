@@ -160,7 +160,8 @@ def _quadlet(guest: Guest, agent: Agent) -> None:
     checks.require("quadlet: admitted", agent.admit(pod)["admitted"])
     QUADLETS.mkdir(parents=True, exist_ok=True)
     root = oci.write_root(guest.work / "quadlet")
-    lines = ("[Container]", f"Rootfs={root}", "Network=host", "LogDriver=none", "Exec=/bin/sleep 100000", "[Service]",
+    lines = ("[Container]", f"Rootfs={root}", "Network=host", "LogDriver=none",
+             "Exec=/bin/sleep 100000", "[Service]",
              f"Slice={POD_SLICE}", "[Unit]", "After=numawarden.service")  # fmt: skip
     (QUADLETS / "web.container").write_text("\n".join((*lines, "")))
     # systemd would run this as a generator; the guest has none (recipe/excluded).

@@ -7,12 +7,13 @@ import re
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from agent.api.documents import KernelDocument, PodDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.pods import show
-from agent.cli.text.delivery import Tool, arguments
+from agent.cli.text.delivery import Tool, arguments, start_lines
 from agent.cli.text.pods import list_lines, pod_lines
 from agent.devices.cdi import device_names
 from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
@@ -220,3 +221,62 @@ def test_without_a_cdi_file_a_list_counts_what_was_delivered() -> None:
     bare = Delivery(mounts=(Mount("/a", "/a"),))
     assert "        mounts: 1" in list(list_lines([document(bare)]))
     assert len(list(list_lines([document(NOTHING)]))) == 2
+
+
+@pytest.mark.parametrize("tool", [Tool.DOCKER, Tool.NERDCTL])
+def test_docker_and_nerdctl_are_given_everything_without_a_cdi_file(tool: Tool) -> None:
+    assert given_by(tool, DELIVERY, cdi=True) == [
+        f"--cgroup-parent={SLICE}",
+        "--env=EXAMPLE_DEVICES=a=b c",
+        "--device=/dev/example0:/dev/given:rw",
+        "--device=/dev/x:/dev/x:r",
+        "--mount=type=bind,source=/usr/lib/example,destination=/opt/example,readonly",
+        "--mount=type=bind,source=/a,destination=/b",
+        "--device=example.com/gpu=0",
+        "--annotation=example.com/devices=0",
+    ]
+
+
+@pytest.mark.parametrize("tool", [Tool.PODMAN, Tool.DOCKER, Tool.NERDCTL])
+def test_a_device_node_with_a_colon_is_an_error_that_names_it(tool: Tool) -> None:
+    delivery = Delivery(device_nodes=(DeviceNode("/dev/a:b", "/dev/a:b", "rw"),))
+    with pytest.raises(CommandError, match=f"{tool} run has no argument for the ':'"):
+        given_by(tool, delivery)
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        (
+            "systemd",
+            [
+                f"start     podman run --name main --cgroup-parent={SLICE} IMAGE",
+                "          numawarden show shop/web",
+                "          --arguments podman|systemd-run|containerd|docker|nerdctl",
+            ],
+        ),
+        (
+            "cgroupfs",
+            [
+                (
+                    "start     podman --cgroup-manager=cgroupfs run --name main"
+                    " --cgroup-parent=/kubepods/pod5526cafe IMAGE"
+                ),
+                "          numawarden show shop/web",
+                "          --arguments podman|containerd|docker|nerdctl",
+            ],
+        ),
+    ],
+)
+def test_how_a_container_is_started_is_a_line_to_copy(driver: str, expected: list[str]) -> None:
+    assert list(start_lines(document(NOTHING, driver=driver))) == expected
+
+
+def test_nothing_is_to_be_started_where_all_containers_run_or_no_cgroup_exists() -> None:
+    waiting = document(NOTHING)
+    running = tuple(
+        replace(each, kernel=(KernelDocument(cgroup="/x"),)) for each in waiting.containers
+    )
+    assert list(start_lines(replace(waiting, containers=running))) == []
+    assert list(start_lines(replace(waiting, kernel=()))) == []
+    assert list(start_lines(replace(waiting, unit="db.service"))) == []
