@@ -14,7 +14,7 @@ from msgspec import Struct
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.decision import Reason, Rejection
 from agent.managers.errors import nodes_text
-from agent.pods.requirements import Quality, required
+from agent.pods.requirements import Quality, near_nodes, required
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -52,7 +52,14 @@ def verdict(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Judgemen
 
 def unmet(rules: EffectivePolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:
     """Return why an allocation lacks what its pod requires, None if it lacks nothing."""
+    if not pod.annotations:
+        return None
     asked = required(pod.annotations)
+    if nodes := near_nodes(pod.annotations):
+        far = _far_from(rules, nodes, allocation)
+        if far:
+            message = f"the pod would not be near {nodes_text(nodes)} as it requires: {far}"
+            return Rejection(Reason.REQUIREMENT, message)
     if not asked:
         return None
     lacking = [each for each in verdict(rules, allocation) if each.quality in asked and each.why]
@@ -64,6 +71,20 @@ def unmet(rules: EffectivePolicy, pod: Pod, allocation: PodAllocation) -> Reject
         f"the pod would not get what it requires: {details}",
         container=lacking[0].container,
     )
+
+
+def _far_from(rules: EffectivePolicy, nodes: Mask, allocation: PodAllocation) -> str:
+    """Return which containers are on none of some nodes, "" if each that is on any node is."""
+    of_cpus = rules.machine.cpus.nodes_of
+    places = {
+        container.name: place
+        for container in allocation.containers
+        if (place := of_cpus(container.cpus or EMPTY) or container.mems)
+    }
+    if not places:
+        return "none of its containers has CPUs or memory of its own"
+    far = (f"{name} is on {nodes_text(on)}" for name, on in places.items() if not on & nodes)
+    return ", ".join(far)
 
 
 def _of(rules: EffectivePolicy, container: ContainerAllocation) -> Iterator[Judgement]:

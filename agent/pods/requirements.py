@@ -1,15 +1,19 @@
-"""What a pod requires of its allocation, beyond what the policies demand: an annotation."""
+"""What a pod requires of its allocation, beyond what the policies demand: annotations."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from sysfs.mask import Mask
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: The annotation: names of qualities, separated by commas.
 REQUIRE: Final = "agent.numawarden/require"
+#: The annotation: NUMA nodes in the kernel's list format, one of which the pod has to be on.
+NEAR_NODES: Final = "agent.numawarden/near-nodes"
 
 
 class Quality(StrEnum):
@@ -28,6 +32,23 @@ class Quality(StrEnum):
 def required(annotations: Mapping[str, str]) -> frozenset[Quality]:
     """Return what the annotations of a valid pod require."""
     return frozenset(Quality(name) for name in _names(annotations.get(REQUIRE, "")))
+
+
+def near_nodes(annotations: Mapping[str, str]) -> Mask:
+    """Return the nodes that the annotations of a valid pod want to be near, empty for any."""
+    return Mask.parse(annotations.get(NEAR_NODES, ""))
+
+
+def near_nodes_fault(annotations: Mapping[str, str]) -> str:
+    """Return what is wrong with the list of nodes in the annotations of a pod, "" for nothing."""
+    text = annotations.get(NEAR_NODES)
+    if text is None:
+        return ""
+    try:
+        found = Mask.parse(text)
+    except ValueError as error:
+        return str(error)
+    return "" if found else "it lists no node; leave it out or list some, such as 0 or 0-1"
 
 
 def unknown_qualities(text: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from agent.pods.lifetime import lifetime_faults
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
+from agent.pods.requirements import NEAR_NODES, near_nodes_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,7 +39,7 @@ def find_problems(pod: Pod) -> list[Mistake]:
     return list(
         chain(
             _metadata(pod),
-            _lifetime(pod),
+            _annotations(pod),
             _container_names(pod),
             *(_resources(container.resources, path) for path, container in _containers(pod)),
             _pod_level(pod),
@@ -98,10 +99,12 @@ def _metadata(pod: Pod) -> Iterator[Mistake]:
             yield Mistake(f"metadata.{field}", f"{shown(text)} is not a valid {field}: {fault}")
 
 
-def _lifetime(pod: Pod) -> Iterator[Mistake]:
+def _annotations(pod: Pod) -> Iterator[Mistake]:
     containers = sum(1 for _ in pod.all_containers())
     for annotation, fault in lifetime_faults(pod.annotations, containers).items():
         yield Mistake(join("metadata.annotations", annotation), fault)
+    if fault := near_nodes_fault(pod.annotations):
+        yield Mistake(join("metadata.annotations", NEAR_NODES), fault)
 
 
 def _container_names(pod: Pod) -> Iterator[Mistake]:

@@ -33,6 +33,7 @@ _MOUNT: Final = "/sys/fs/cgroup"
 @click.argument("command", metavar="COMMAND [ARG]...", nargs=-1, required=True)
 @amount_options
 @click.option("--device", metavar="NAME=N,...", multiple=True, help="Such as example.com/gpu=1.")
+@click.option("--near", metavar="IFACE", help="On the NUMA node of a network interface.")
 @click.option(
     "--shared", is_flag=True, help="In the shared pool: --cpus is a weight, no CPU is exclusive."
 )
@@ -53,6 +54,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     memory: str,
     hugepages: tuple[str, ...],
     device: tuple[str, ...],
+    near: str | None,
     require: str,
     name: str,
     cgroup_mount: Path,
@@ -72,6 +74,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     from uuid import uuid4  # noqa: PLC0415
 
     from agent.tools.run.command import this_process  # noqa: PLC0415
+    from agent.tools.run.near import ROOT, node_of_interface  # noqa: PLC0415
     from agent.tools.run.pod import Amounts, command_pod, listed_amounts  # noqa: PLC0415
 
     program = shutil.which(command[0])
@@ -83,7 +86,9 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     uid = str(uuid4())
     with option_errors():
         amounts = Amounts(cpus, memory, listed_amounts(hugepages, device))
-        manifest = command_pod(uid, name or f"run-{uid[:8]}", amounts, shared=shared)
+        node = None if near is None else node_of_interface(ROOT, near)
+        named = name or f"run-{uid[:8]}"
+        manifest = command_pod(uid, named, amounts, shared=shared, near=node)
     with agent_at(socket_path) as agent:
         pod = admitted(agent, manifest, require)
         if pod is None:

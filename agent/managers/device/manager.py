@@ -14,8 +14,11 @@ from agent.managers.decision import Question, Reason, Rejected, Rejection, Sampl
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import ManagerError
+from agent.managers.policy import PluginDevice
 from agent.managers.violation import Rule, Violation
 from agent.pods.requests import aggregate
+from agent.pods.requirements import near_nodes
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.pods.model import Container
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
@@ -35,6 +38,8 @@ DEVICE_COUNT: Final = gauge(
     "resource",
     "state",
 )
+#: What stands for the place near which a pod wants to be, beside the resources of devices.
+NEAR: Final = "near"
 #: The allocated devices of each resource, without resources of which none is allocated.
 TakenDevices: TypeAlias = "Mapping[str, Taken[frozenset[str]]]"
 
@@ -88,11 +93,11 @@ class DeviceManager(ResourceManager):
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         """Return the sets of nodes from which the container's devices are reached."""
-        return _hints(draft, container.part(DEVICES))
+        return _hints(draft, container.part(DEVICES)) | _near(draft)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         """Return the sets of nodes from which the pod's devices are reached."""
-        return _hints(draft, draft.demand.parts[DEVICES].pod)
+        return _hints(draft, draft.demand.parts[DEVICES].pod) | _near(draft)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Allocate the container's devices, from the hint's nodes as far as these suffice.
@@ -258,7 +263,20 @@ def _added(part: TakenDevices, allocation: PodAllocation) -> TakenDevices:
     return {**part, **{name: part.get(name, _UNUSED).added(ids[name]) for name in ids}}
 
 
-def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
+def _near(draft: Draft) -> dict[str, Hints | None]:
+    """Return the hints of a device that is on the nodes near which the pod wants to be.
+
+    No pod allocates that device: it may be a network interface that all pods use.
+    """
+    annotations = draft.demand.pod.annotations
+    nodes = near_nodes(annotations) & draft.rules.machine.node_mask if annotations else EMPTY
+    if not nodes:
+        return {}
+    place = (PluginDevice(NEAR, nodes),)
+    return {NEAR: device_hints(draft.rules.machine.node_mask.bits, place, 1, (), work=draft.work())}
+
+
+def _hints(draft: Draft, requests: Mapping[str, int]) -> dict[str, Hints | None]:
     own = _own(draft)
     return {
         resource: device_hints(

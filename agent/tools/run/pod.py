@@ -10,6 +10,7 @@ from msgspec import Struct
 from agent.pods.lifetime import END, UNIT, End
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity, QuantityError
+from agent.pods.requirements import NEAR_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,11 +56,14 @@ def listed_amounts(hugepages: Iterable[str], devices: Iterable[str]) -> dict[str
     return amounts
 
 
-def command_pod(uid: str, name: str, amounts: Amounts, *, shared: bool) -> bytes:
+def command_pod(
+    uid: str, name: str, amounts: Amounts, *, shared: bool, near: int | None = None
+) -> bytes:
     """Return the manifest of a pod that ends with the processes of a command.
 
     Its container has exclusive CPUs; with `shared` it runs in the node's shared pool, and `cpus` is
-    a request: the weight against others. Memory is limited in both. Raises `OptionError`.
+    a request: the weight against others. Memory is limited in both. `near` is the NUMA node on
+    which it has to be. Raises `OptionError`.
     """
     _check_cpus(amounts.cpus, shared=shared)
     sizes = {MEMORY: amounts.memory} if amounts.memory else {}
@@ -67,7 +71,10 @@ def command_pod(uid: str, name: str, amounts: Amounts, *, shared: bool) -> bytes
     if not shared:
         limits[CPU] = amounts.cpus
     resources = {"requests": {CPU: amounts.cpus, **limits}, "limits": limits}
-    return _manifest(uid, name, {END: str(End.PROCESSES)}, resources, guaranteed=not shared)
+    annotations = {END: str(End.PROCESSES)}
+    if near is not None:
+        annotations[NEAR_NODES] = str(near)
+    return _manifest(uid, name, annotations, resources, guaranteed=not shared)
 
 
 def unit_pod(uid: str, name: str, unit: str, amounts: Amounts) -> bytes:

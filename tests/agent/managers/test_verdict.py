@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from agent.managers.admission import admit
 from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
 from agent.managers.trials.advice import advise
 from agent.managers.verdict import verdict
-from agent.pods.requirements import REQUIRE, Quality
+from agent.pods.requirements import NEAR_NODES, REQUIRE, Quality
 from sysfs.mask import Mask
-from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, RESTRICTED, SMT, make_rules
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, POD, RESTRICTED, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.pods.model import Container, Pod
 
 GPU = "example.com/gpu"
@@ -127,3 +130,41 @@ def test_a_pod_that_runs_already_is_not_rejected_for_what_it_requires() -> None:
     rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
     ledger = admit(rules, rules.empty_ledger(), requiring("")).ledger
     assert admit(rules, ledger, requiring("whole-cores")).admitted
+
+
+def near(nodes: str, cpus: int, uid: str = "near") -> Pod:
+    main = app("main", guaranteed(f"cpu={cpus} memory=1Gi"))
+    return pod(main, uid=uid, annotations={NEAR_NODES: nodes})
+
+
+@pytest.mark.parametrize("topology", [BEST_EFFORT, RESTRICTED])
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_pod_is_put_near_the_node_that_it_names(
+    topology: TopologyManagerPolicy, scope: TopologyManagerScope, node: int
+) -> None:
+    rules = make_rules(topology=topology, scope=scope)
+    allocation = admit(rules, rules.empty_ledger(), near(str(node), 2)).allocation
+    assert allocation is not None
+    assert rules.machine.cpus.nodes_of(allocation.exclusive_cpus) == Mask.of(node)
+    assert allocation.containers[0].mems == Mask.of(node)
+
+
+def test_a_pod_that_cannot_be_near_is_rejected_and_changes_nothing() -> None:
+    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
+    full = admit(rules, rules.empty_ledger(), near("1", 8, "first")).ledger
+    decision = admit(rules, full, near("1", 2))
+    assert decision.ledger is full
+    assert decision.rejection is not None
+    assert decision.rejection.reason == Reason.REQUIREMENT
+    assert decision.rejection.message == (
+        "the pod would not be near node 1 as it requires: main is on node 0"
+    )
+
+
+def test_a_pod_that_is_on_no_node_is_near_none() -> None:
+    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
+    shared = pod(app("main", resources("cpu=1")), annotations={NEAR_NODES: "1"})
+    decision = admit(rules, rules.empty_ledger(), shared)
+    assert decision.rejection is not None
+    assert "none of its containers has CPUs or memory of its own" in decision.rejection.message

@@ -1,4 +1,4 @@
-"""The annotations that say what ends a pod."""
+"""The annotations that say what ends a pod, and near which nodes it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from agent.pods.errors import ManifestError
 from agent.pods.lifetime import END, UNIT, End, Lifetime, lifetime_of
 from agent.pods.manifest import load_pod
+from agent.pods.requirements import NEAR_NODES
 
 if TYPE_CHECKING:
     from agent.pods.model import Pod
@@ -48,9 +49,11 @@ def test_a_pod_lasts_as_its_annotations_say(
         ({UNIT: ""}, 1, "is not the name of a .service or .scope of systemd"),
         ({UNIT: "a.service", END: "processes"}, 1, "leave one of the two out"),
         ({UNIT: "a.service"}, 2, "a unit is one container, the pod has 2"),
+        ({NEAR_NODES: "eth0"}, 1, "near-nodes"),
+        ({NEAR_NODES: ""}, 1, "it lists no node"),
     ],
 )
-def test_what_cannot_end_a_pod_is_a_mistake_of_its_manifest(
+def test_an_annotation_without_meaning_is_a_mistake_of_its_manifest(
     annotations: dict[str, str], containers: int, message: str
 ) -> None:
     with pytest.raises(ManifestError, match=r"metadata\.annotations") as raised:

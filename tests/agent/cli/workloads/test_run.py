@@ -78,6 +78,22 @@ def test_a_shared_command_may_ask_for_a_part_of_a_cpu(host: CommandHost) -> None
     assert host.agent.controller.state.ledger.exclusive_cpus == Mask.of()
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_command_runs_near_an_interface(
+    host: CommandHost, monkeypatch: pytest.MonkeyPatch, node: int
+) -> None:
+    monkeypatch.setattr("agent.tools.run.near.node_of_interface", lambda *_: node)
+    code, _, _ = host.run("run", "--cpus", "2", "--memory", "1Gi", "--near", "eth0", "true")
+    assert code == ExitCode.OK
+    assert host.started[0].nodes == Mask.of(node)
+
+
+def test_an_interface_that_does_not_exist_is_a_mistake(host: CommandHost) -> None:
+    code, _, err = host.run("run", "--near", "no-such-interface", "true")
+    assert (code, host.pods) == (ExitCode.USAGE, ())
+    assert "--near: no interface of a device is called 'no-such-interface'" in err
+
+
 def test_a_rejected_command_is_not_started(host: CommandHost) -> None:
     code, out, err = host.run("run", "--cpus", "99", "--memory", "1Gi", "true")
     assert (code, out, host.started) == (ExitCode.REJECTED, "", [])
