@@ -1,4 +1,4 @@
-"""Which source a pod belongs to and what ends it: what is no part of the decision itself."""
+"""Which source a pod belongs to and what ends it, beside the decision itself."""
 
 from __future__ import annotations
 

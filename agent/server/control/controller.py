@@ -190,7 +190,7 @@ class Controller:
         """
         allocations, target = self.state.ledger.allocations, self.state.target()
         watched = [each for each in allocations.values() if each.lifetime.end is not End.REMOVAL]
-        if not watched and self._endings.idle:
+        if not (watched or self._unfollowed) and self._endings.idle:
             return
         async with self._observing:
             lives = await self.worker.run(self._kernel.lives, target, watched)

@@ -213,10 +213,24 @@ def test_what_prevents_the_binding_to_a_unit_is_a_condition_until_it_is_bound(
         await controller.end_pods()
         assert conditions(controller) == ()
 
-    def conditions(controller: Controller) -> tuple[str, ...]:
-        return tuple(controller.state.conditions.values())
+    with_agent(units, live)
+
+
+def test_the_condition_of_a_pod_that_cannot_be_bound_ends_with_the_pod(units: Site) -> None:
+    async def live(controller: Controller) -> None:
+        units.kernel.mkdir(f"{start_service(units)}/inside")
+        await controller.admit(annotated("db", ONE, unit=SERVICE))
+        await controller.end_pods()
+        assert len(conditions(controller)) == 1
+        await controller.remove(ONE)
+        await controller.end_pods()
+        assert conditions(controller) == ()
 
     with_agent(units, live)
+
+
+def conditions(controller: Controller) -> tuple[str, ...]:
+    return tuple(controller.state.conditions.values())
 
 
 def test_a_restarted_agent_still_knows_what_ends_a_pod(units: Site) -> None:

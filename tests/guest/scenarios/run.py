@@ -31,12 +31,13 @@ POD_SLICE: Final = f"kubepods-pod{UID.replace('-', '_')}.slice"
 
 
 def run(guest: Guest) -> None:
-    """Run commands under both drivers; attach a unit; start a quadlet."""
+    """Run commands under both drivers; attach a unit; start a quadlet and a job of Slurm."""
     agent = Agent(guest)
     agent.start()
     _commands(guest.checks, agent, "systemd")
     _unit(guest.checks, agent)
     _quadlet(guest, agent)
+    _slurm(guest, agent)
     agent.stop()
     agent.configure(cgroupDriver="cgroupfs")
     agent.start()
@@ -91,10 +92,8 @@ def _daemonized() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _processes(agent: Agent) -> list[int]:
-    (pod,) = agent.pods() or [None]
-    if pod is None:
-        return []
-    found = agent.cgroup_of(pod["uid"]).processes
+    uids = [pod["uid"] for pod in agent.pods()]
+    found = [pid for uid in uids for pid in agent.cgroup_of(uid).processes]
     # The command line itself is not the command yet.
     return [pid for pid in found if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:12]]
 
@@ -102,8 +101,8 @@ def _processes(agent: Agent) -> list[int]:
 def _freed(checks: Checks, agent: Agent, what: str) -> None:
     checks.eventually(f"{what} frees its pod", agent.pods, [])
     top = next(path for path in kernel.CGROUPS.glob("kubepods*") if path.is_dir())
-    left = lambda: [path.name for path in top.glob("*pod*") if path.is_dir()]  # noqa: E731
-    checks.eventually(f"{what} removes its cgroup", left, [])
+    removed = f"{what} removes its cgroup"
+    checks.eventually(removed, lambda: [each for each in top.glob("*pod*") if each.is_dir()], [])
 
 
 def _affinity(unit: str) -> frozenset[int]:
@@ -170,16 +169,47 @@ def _quadlet(guest: Guest, agent: Agent) -> None:
     started = attempt("systemctl", "start", "web.service")
     checks.require("quadlet: started", started.ok, attempt("journalctl", "-u", "web", "-n", "30"))
     cgroup = agent.cgroup_of(UID)
-    inside = lambda: [  # noqa: E731
-        pid for pid in cgroup.processes
-        if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "busybox")
-    ]  # fmt: skip
-    checks.eventually("quadlet: it runs in the pod", lambda: len(inside()), 1)
+    checks.eventually("quadlet: it runs in the pod", lambda: len(_sleeping(cgroup)), 1)
     own = kernel.ids(agent.show(UID)["exclusiveCpus"])
     checks.equal("quadlet: two CPUs", len(own), 2)
-    checks.eventually("quadlet: pinned", lambda: kernel.affinity(inside()[0]), own)
-    found = lambda: agent.show(UID)["containersFound"]  # noqa: E731
-    checks.eventually("quadlet: found by its name", found, 1)
+    checks.eventually("quadlet: pinned", lambda: kernel.affinity(_sleeping(cgroup)[0]), own)
+    found = "quadlet: found by its name"
+    checks.eventually(found, lambda: agent.show(UID)["containersFound"], 1)
     command("systemctl", "stop", "web.service")
     agent.remove(UID)
     _freed(checks, agent, "quadlet: removal")
+
+
+def _sleeping(cgroup: kernel.Cgroup) -> list[int]:
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in cgroup.processes}
+    return [pid for pid, name in names.items() if name in ("sleep", "busybox")]
+
+
+def _slurm(guest: Guest, agent: Agent) -> None:
+    """Run Slurm's scripts as slurmd does, for a task in a cgroup as its plugin makes them."""
+    checks, scripts = guest.checks, guest.job / "deploy/slurm"
+    scontrol = guest.work / "scontrol"
+    shown = "JobId=7 UserId=user(1000) NumNodes=1 NumCPUs=2 AllocTRES=cpu=2,mem=256M,node=1"
+    scontrol.write_text(f"#!/bin/sh\necho '{shown}'\n")
+    scontrol.chmod(0o755)
+    variables = ("env", "-i", "SLURM_JOB_ID=7", "SLURM_JOB_UID=1000", f"SCONTROL={scontrol}")
+    prolog = attempt(*variables, scripts / "prolog.sh")
+    checks.require("slurm: prolog", prolog.ok, prolog)
+    checks.equal("slurm: admitted", [pod["name"] for pod in agent.pods()], ["slurm-7"])
+    with subprocess.Popen(["/bin/sleep", "100000"]) as task:
+        step = kernel.Cgroup("system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
+        step.path.mkdir(parents=True)
+        step.write("cgroup.procs", str(task.pid))
+        bound = attempt(*variables, scripts / "task.sh", str(task.pid))
+        own = kernel.ids(agent.show("slurm-7")["exclusiveCpus"])
+        checks.equal("slurm: the task is pinned", kernel.affinity(task.pid), own)
+        checks.equal("slurm: on two CPUs", len(own), 2)
+        listed = [line for line in bound.stdout.splitlines() if "NUMAWARDEN_CPUS=" in line]
+        said = [kernel.ids(line.partition("=")[2]) for line in listed]
+        checks.equal("slurm: its environment", said, [own], bound)
+        task.kill()
+    epilog = attempt(*variables, scripts / "epilog.sh")
+    checks.check("slurm: epilog", epilog.ok, epilog)
+    _freed(checks, agent, "slurm: the epilog")
+    again = attempt(*variables, scripts / "epilog.sh")
+    checks.check("slurm: an epilog without a pod", again.ok, again)

@@ -157,7 +157,7 @@ def test_mistakes_on_the_command_line_are_named(
     assert host.pods == ()
 
 
-def test_a_process_that_may_not_make_cgroups_is_told_to_be_root(
+def test_a_process_that_may_not_make_cgroups_is_advised_to_be_root(
     host: CommandHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     denied = PermissionError(errno.EACCES, "Permission denied", "cgroup.procs")
