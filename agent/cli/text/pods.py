@@ -12,6 +12,7 @@ from agent.cli.access import moment
 from agent.cli.terminal.output import table
 from agent.cli.text.delivery import long_lines, short_lines, start_lines
 from agent.pods.identity import full_name, name_and_uid
+from agent.pods.lifetime import End
 from agent.pods.model import ContainerKind
 from agent.pods.quantity import Quantity
 from agent.pods.requirements import Quality
@@ -160,6 +161,8 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield f"  uid       {pod.uid}"
     yield f"  QoS       {pod.qos}"
     yield f"  from      {_asked(pod)}"
+    if pod.end != End.REMOVAL:
+        yield f"  ends      with {pod.unit or 'its last process'}"
     yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
     yield from _remarks(pod.enforcement)

@@ -110,17 +110,13 @@ def _start(
         raise CommandError(str(error), ExitCode.NOT_ENFORCED) from error
     except NotStartedError as error:
         raise CommandError(str(error), ExitCode.BAD_INPUT) from error
-    except PermissionError as error:
-        if error.filename == program:
-            click.echo(f"numawarden: error: {program}: {error.strerror}", err=True)
-            return NOT_EXECUTABLE
-        hint = f"the cgroup cannot be entered: {error.strerror}; run as root"
-        raise CommandError(hint, ExitCode.ENVIRONMENT) from error
     except BusError as error:
         raise CommandError(f"{error}; run as root", ExitCode.ENVIRONMENT) from error
     except OSError as error:
-        if error.filename != program:
-            raise
-        click.echo(f"numawarden: error: {program}: {error.strerror}", err=True)
-        return NOT_EXECUTABLE
+        if error.filename == program:
+            click.echo(f"numawarden: error: {program}: {error.strerror}", err=True)
+            return NOT_EXECUTABLE
+        hint = "run as root, on the agent's host, with its --cgroup-mount"
+        message = f"the pod's cgroup cannot be entered: {error.strerror}; {hint}"
+        raise CommandError(message, ExitCode.ENVIRONMENT) from error
     return ExitCode.OK

@@ -21,6 +21,7 @@ from agent.reconcile.identify.binding import (
 )
 from agent.reconcile.identify.containers import pod_cgroup, runs
 from agent.reconcile.report import EnforcementReport
+from agent.reconcile.snapshot import steadily
 from agent.server.control.endings import Lives
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
@@ -232,10 +233,8 @@ class KernelEnforcement:
                 continue
             bound = (binding.cgroup for binding in target.bindings.of_pod(uid))
             with readable():
-                if any(
-                    runs(self._tree, path)
-                    for path in (pod_cgroup(self._layout, allocation), *bound)
-                ):
+                cgroups = (pod_cgroup(self._layout, allocation), *bound)
+                if steadily(lambda: any(runs(self._tree, path) for path in cgroups)):  # noqa: B023  # called at once
                     inhabited.add(uid)
         return Lives(frozenset(inhabited), units)
 

@@ -157,6 +157,11 @@ def test_mistakes_on_the_command_line_are_named(
     assert host.pods == ()
 
 
+def test_show_says_what_ends_its_pod(host: CommandHost) -> None:
+    host.run("run", "--name", "one", "true")
+    assert "\n  ends      with its last process\n" in host.run("show", "one")[1]
+
+
 def test_a_process_that_may_not_make_cgroups_is_advised_to_be_root(
     host: CommandHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
