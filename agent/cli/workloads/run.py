@@ -21,7 +21,7 @@ from agent.cli.workloads.admitting import (
 if TYPE_CHECKING:
     from agent.api.client import AgentClient
     from agent.api.documents import PodDocument
-    from agent.tools.run.command import Caller
+    from agent.tools.run.command import OwnProcess
 
 #: What shells and env(1) exit with for a command that does not exist, or cannot be executed.
 NOT_FOUND: Final = 127
@@ -99,7 +99,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
 
 
 def _start(
-    caller: Caller, agent: AgentClient, pod: PodDocument, program: str, command: tuple[str, ...]
+    caller: OwnProcess, agent: AgentClient, pod: PodDocument, program: str, command: tuple[str, ...]
 ) -> int:
     from agent.tools.run.command import NotConfinedError, NotStartedError, start  # noqa: PLC0415
     from systemd.errors import BusError  # noqa: PLC0415

@@ -36,7 +36,7 @@ class NotConfinedError(NotStartedError):
     """The kernel does not confine the process to what was allocated."""
 
 
-class Caller(Struct, frozen=True):
+class OwnProcess(Struct, frozen=True):
     """The process that becomes the command, and how it reaches the host.
 
     `status` returns its `/proc/PID/status`. `execute` replaces it (`os.execve`): path of the
@@ -50,7 +50,7 @@ class Caller(Struct, frozen=True):
     execute: Callable[[str, Sequence[str], Mapping[str, str]], None]
 
 
-def this_process(mount: Path) -> Caller:
+def this_process(mount: Path) -> OwnProcess:
     """Return this process, on the host whose cgroups are mounted at `mount`."""
 
     # Imported here: only one of the two is used, and D-Bus takes time.
@@ -64,11 +64,11 @@ def this_process(mount: Path) -> Caller:
 
         return SystemBus()
 
-    return Caller(os.getpid(), tree, systemd, Path("/proc/self/status").read_text, _become)
+    return OwnProcess(os.getpid(), tree, systemd, Path("/proc/self/status").read_text, _become)
 
 
 def start(
-    caller: Caller,
+    caller: OwnProcess,
     agent: AgentClient,
     pod: PodDocument,
     program: str,
@@ -77,7 +77,7 @@ def start(
 ) -> None:
     """Let the caller become a command in the container of an admitted pod.
 
-    Nothing follows after that, unless `Caller.execute` stands in for it and returns.
+    Nothing follows after that, unless `OwnProcess.execute` stands in for it and returns.
     The cgroup exists, the agent has set it and the kernel confines the caller to the container's
     CPUs and memory nodes before the command's first instruction. If anything of that fails the pod
     is removed. Raises `NotStartedError`, `AgentError`, `OSError` and `SystemdError`.
@@ -92,7 +92,7 @@ def start(
         raise
 
 
-def _confine(caller: Caller, agent: AgentClient, pod: PodDocument) -> ContainerDocument:
+def _confine(caller: OwnProcess, agent: AgentClient, pod: PodDocument) -> ContainerDocument:
     """Move the caller into the cgroup of the pod's container, and return the container."""
     (container,) = pod.containers
     missing = not_given(container.delivery)

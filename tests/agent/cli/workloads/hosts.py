@@ -13,7 +13,7 @@ from agent.cli.main import run_command
 from agent.config.config import CgroupDriver
 from agent.managers.policy import MemoryManagerPolicy
 from agent.pods.quantity import Quantity
-from agent.tools.run.command import Caller
+from agent.tools.run.command import OwnProcess
 from tests.agent.server.support import PATIENCE
 from tests.fakes.systemd import FakeSystemd
 
@@ -74,8 +74,8 @@ class CommandHost:
         loop = self.agent.life.get_loop()
         asyncio.run_coroutine_threadsafe(ended, loop).result(PATIENCE)
 
-    def caller(self, _mount: Path) -> Caller:
-        return Caller(
+    def caller(self, _mount: Path) -> OwnProcess:
+        return OwnProcess(
             PID, lambda: self.world.kernel, lambda: self.systemd, self._status, self._execute
         )
 
