@@ -63,7 +63,7 @@ def admit(file: Path, output: Output, socket_path: str, *, require: str, dry_run
     manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
     with agent_at(socket_path) as agent:
         answer = agent.admit(manifest, dry_run=dry_run, require=require)
-        shown = answer.admitted and not dry_run and output == "text"
+        shown = answer.admitted and not dry_run and output is Output.TEXT
         pod = agent.pod(answer.uid) if shown else None
     from agent.cli.text.delivery import start_lines  # noqa: PLC0415  # help needs none of it
     from agent.cli.text.pods import admission_lines  # noqa: PLC0415

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from agent.cli.access import warn
 from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
     A pod that is not enforced is removed again, and raises `CommandError`.
     """
     answer = agent.admit(manifest, require=require)
+    warn(answer.warnings)
     if answer.pod is None:
         from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
 
