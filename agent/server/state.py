@@ -29,6 +29,7 @@ from agent.server.conditions import (
     not_enforced,
     not_valid,
 )
+from agent.server.errors import ContainerNotFoundError, PodNotFoundError
 from agent.server.metrics.gauges import GaugeInput
 from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import PodRecords
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import ManifestDocument, ReconcileDocument
     from agent.api.status import DriftDocument
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
     from agent.managers.violation import Violation
@@ -176,6 +177,19 @@ class AgentState(Struct):
     def shared_cpus(self) -> Mask:
         """The CPUs of containers without exclusive CPUs; never empty."""
         return shared_cpus(self.configured.rules, self.ledger)
+
+    def allocation(self, uid: str, container: str | None = None) -> PodAllocation:
+        """Return a pod's allocation.
+
+        Raises `PodNotFoundError`, and `ContainerNotFoundError` if `container` is unknown.
+        """
+        allocation = self.ledger.allocations.get(uid)
+        if allocation is None:
+            raise PodNotFoundError(uid)
+        if container is not None and allocation.container(container) is None:
+            known = tuple(member.name for member in allocation.containers)
+            raise ContainerNotFoundError(full_name(allocation), container, known)
+        return allocation
 
     def target(self) -> Desired:
         """Return the desired state of the kernel, limited to what is online."""

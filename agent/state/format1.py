@@ -17,7 +17,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from agent.managers.admission import MANAGERS
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.cordons import CordonEntry, Cordons
-from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
 from agent.managers.allocations.ledger import (
     ContainerAllocation,
     CpuLimits,
@@ -33,9 +32,9 @@ from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, End, Lifetime
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
+from agent.state.delivery1 import DeliveryV1, Name, delivery_from_wire, delivery_to_wire
 from sysfs.mask import Mask
 
-Name = Annotated[str, Meta(min_length=1)]
 Size = Annotated[int, Meta(ge=0)]
 PodT = TypeVar("PodT")
 #: What the keys of cordons in `StateV1.policy` begin with; a number follows.
@@ -57,33 +56,6 @@ class CpuV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True)
 
     request: Size | None = None
     limit: Size | None = None
-
-
-class MountV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
-    """A file or directory of the host in a container."""
-
-    container_path: Name
-    host_path: Name
-    read_only: bool = False
-
-
-class DeviceNodeV1(Struct, forbid_unknown_fields=True, frozen=True):
-    """A device node of the host in a container."""
-
-    container_path: Name
-    host_path: Name
-    permissions: str
-
-
-class DeliveryV1(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
-    """What a container gets with its devices."""
-
-    environment: dict[str, str] = {}
-    mounts: list[MountV1] = []
-    device_nodes: list[DeviceNodeV1] = []
-    annotations: dict[str, str] = {}
-    cdi_devices: list[Name] = []
-    pci_addresses: list[Name] = []
 
 
 class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -338,7 +310,7 @@ def _container_to_wire(allocation: ContainerAllocation) -> ContainerV1:
         limits=dict(allocation.limits),
         why=allocation.why,
         others=dict(allocation.others),
-        delivery=_delivery_to_wire(allocation.delivery),
+        delivery=delivery_to_wire(allocation.delivery),
     )
 
 
@@ -410,39 +382,7 @@ def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:
         limits=MappingProxyType(wire.limits),
         why=wire.why,
         others=MappingProxyType(wire.others),
-        delivery=_delivery_from_wire(wire.delivery),
-    )
-
-
-def _delivery_to_wire(delivery: Delivery) -> DeliveryV1 | UnsetType:
-    if delivery == NOTHING:
-        return UNSET
-    return DeliveryV1(
-        environment=dict(delivery.environment),
-        mounts=[MountV1(m.container_path, m.host_path, m.read_only) for m in delivery.mounts],
-        device_nodes=[
-            DeviceNodeV1(node.container_path, node.host_path, node.permissions)
-            for node in delivery.device_nodes
-        ],
-        annotations=dict(delivery.annotations),
-        cdi_devices=list(delivery.cdi_devices),
-        pci_addresses=list(delivery.pci_addresses),
-    )
-
-
-def _delivery_from_wire(wire: DeliveryV1 | UnsetType) -> Delivery:
-    if wire is UNSET:
-        return NOTHING
-    return Delivery(
-        environment=MappingProxyType(wire.environment),
-        mounts=tuple(Mount(m.container_path, m.host_path, m.read_only) for m in wire.mounts),
-        device_nodes=tuple(
-            DeviceNode(node.container_path, node.host_path, node.permissions)
-            for node in wire.device_nodes
-        ),
-        annotations=MappingProxyType(wire.annotations),
-        cdi_devices=tuple(wire.cdi_devices),
-        pci_addresses=tuple(wire.pci_addresses),
+        delivery=delivery_from_wire(wire.delivery),
     )
 
 

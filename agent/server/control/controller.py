@@ -31,18 +31,17 @@ from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
 from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
-from agent.server.control.cordoning import Cordoning
 from agent.pods.lifetime import End
 from agent.reconcile.errors import BindingError
+from agent.server.control.binding import Binder
+from agent.server.control.cordoning import Cordoning
 from agent.server.control.decisions import Decisions
 from agent.server.control.endings import Endings
 from agent.server.control.outcomes import OutcomeReporter
 from agent.server.control.queue import SerialQueue, Worker
 from agent.server.control.saving import Saving
 from agent.server.errors import (
-    BindingNotFoundError,
     CheckpointFailedError,
-    ContainerNotFoundError,
     PodNotFoundError,
     SourcePodError,
 )
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
         LogLevelRequest,
     )
     from agent.api.verification import VerificationDocument
-    from agent.managers.allocations.bindings import Binding
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.violation import Violation
@@ -96,6 +94,7 @@ class Controller:
         self.worker = Worker(clock)
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
+        self._binder = Binder(state, kernel, self._saving, self.worker, self.outcomes, reporter)
         self.cordoning = Cordoning(
             state, kernel, self._saving, self.worker, self.outcomes, reporter, clock
         )
@@ -134,7 +133,7 @@ class Controller:
 
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`."""
-        self._allocation(uid)
+        self.state.allocation(uid)
         if (owner := self.state.asked_for_by(uid)) is not None:
             raise SourcePodError(uid, *owner)
         return await self.release(uid)
@@ -152,12 +151,12 @@ class Controller:
     async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup; raises `BindError` and other `RequestError`s."""
         with operation("bind", container=container, **self._facts(uid)):
-            return await self.queue.run(lambda: self._bind(uid, container, request))
+            return await self.queue.run(lambda: self._binder.bind(uid, container, request))
 
     async def unbind(self, uid: str, container: str) -> BindDocument:
         """Remove the binding of a container; raises `RequestError`, for example if it has none."""
         with operation("unbind", container=container, **self._facts(uid)):
-            return await self.queue.run(lambda: self._unbind(uid, container))
+            return await self.queue.run(lambda: self._binder.unbind(uid, container))
 
     async def cordon(self, request: CordonRequest) -> CordonsDocument:
         """Take CPUs or nodes out of use; raises `RequestError`s (`Cordoning.cordon`)."""
@@ -264,7 +263,7 @@ class Controller:
         failed = self.state.records.failed(uid)
         if failed is not None and uid not in self.state.ledger.allocations:
             return await self.decisions.advised_status(failed)
-        allocation = self._allocation(uid)
+        allocation = self.state.allocation(uid)
         async with self._observing:
             observed = await self.worker.run(self._kernel.observe, self.state.target(), allocation)
         record = self.state.records.of(uid)
@@ -318,7 +317,7 @@ class Controller:
         return self._admission(decision, allocation, record)
 
     async def _remove(self, uid: str) -> RemovalDocument:
-        allocation = self._allocation(uid)
+        allocation = self.state.allocation(uid)
         ledger = admission.remove(self.state.configured.rules, self.state.ledger, uid)
         await self._saving.commit(self.state.durable.without_pod(ledger, uid))
         self.state.records.forget(uid)
@@ -337,31 +336,6 @@ class Controller:
             namespace=allocation.namespace,
             enforcement=views.enforcement_document(remaining, outcome.notes),
         )
-
-    async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
-        allocation = self._allocation(uid, container)
-        durable, target = self.state.durable, self.state.target()
-        binding = await self.worker.run(self._kernel.locate, target, allocation, container, request)
-        await self._saving.commit(replace(durable, bindings=durable.bindings.with_binding(binding)))
-        await self._enforce(uid)
-        log.info("container bound", cgroup=f"/{binding.cgroup}")
-        message = f"{container} is /{binding.cgroup}"
-        self.publish("ContainerBound", uid, full_name(allocation), message)
-        return self._bound(binding)
-
-    async def _unbind(self, uid: str, container: str) -> BindDocument:
-        allocation, durable = self._allocation(uid, container), self.state.durable
-        binding = durable.bindings.of_container(uid, container)
-        if binding is None:
-            raise BindingNotFoundError(full_name(allocation), container)
-        bindings = durable.bindings.without_binding(binding)
-        await self._saving.commit(replace(durable, bindings=bindings))
-        # The unbound cgroup is confined before the container's CPUs may be allocated again.
-        await self._enforce(uid)
-        cgroup = f"/{binding.cgroup}"
-        log.info("container unbound", cgroup=cgroup)
-        self.publish("ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}")
-        return self._bound(binding)
 
     async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
         """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
@@ -387,15 +361,6 @@ class Controller:
             if (allocation := ledger.allocations.get(uid)) is not None:
                 ledger = ledger.with_lifetime(uid, replace(allocation.lifetime, started=True))
         await self._saving.note(replace(self.state.durable, ledger=ledger))
-
-    def _bound(self, binding: Binding) -> BindDocument:
-        unenforced = details(self.state.records.of(binding.pod_uid).unenforced)
-        return BindDocument(
-            uid=binding.pod_uid,
-            container=binding.container,
-            cgroup=f"/{binding.cgroup}",
-            enforcement=views.enforcement_document(unenforced),
-        )
 
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self.clock.monotonic()
@@ -481,16 +446,6 @@ class Controller:
             await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
 
     # --- answers --------------------------------------------------------------------------------
-
-    def _allocation(self, uid: str, container: str | None = None) -> PodAllocation:
-        """Return a pod's allocation; raises `ContainerNotFoundError` for an unknown `container`."""
-        allocation = self.state.ledger.allocations.get(uid)
-        if allocation is None:
-            raise PodNotFoundError(uid)
-        if container is not None and allocation.container(container) is None:
-            known = tuple(member.name for member in allocation.containers)
-            raise ContainerNotFoundError(full_name(allocation), container, known)
-        return allocation
 
     def _admission(
         self,
