@@ -81,6 +81,11 @@ class AgentClient:
         self._path = str(socket_path)
         self._timeout = timeout
 
+    @property
+    def timeout(self) -> float:
+        """How long a call waits for the agent, in seconds."""
+        return self._timeout
+
     def admit(
         self, manifest: bytes, *, dry_run: bool = False, require: str = ""
     ) -> wire.AdmissionDocument:
@@ -201,7 +206,7 @@ class AgentClient:
             while line := response.readline():
                 yield wire.decode(line, wire.EventDocument)
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, _why(error, self._timeout)) from error
+            raise Unreachable(self._path, reason_of(error, self._timeout)) from error
         finally:
             connection.close()
 
@@ -220,7 +225,7 @@ class AgentClient:
             response = self._open(connection, method, path, body)
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, _why(error, self._timeout)) from error
+            raise Unreachable(self._path, reason_of(error, self._timeout)) from error
         finally:
             connection.close()
         if response.status >= http.HTTPStatus.BAD_REQUEST:
@@ -274,7 +279,8 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 )
 
 
-def _why(error: OSError | http.client.HTTPException, timeout: float) -> str:
+def reason_of(error: OSError | http.client.HTTPException, timeout: float) -> str:
+    """Return why the agent cannot be reached, with a remedy; `timeout` is what it was given."""
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout:g} s; see the agent's log"
     for kind, reason in _REASONS:

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+
+import pytest
+
+from agent.cli import dashboard as dashboard_module
+from agent.cli.errors import ExitCode
+from tests.agent.server.support import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.cli.shell import Shell
+    from tests.agent.server.support import Running, World
+
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/#([\w-]+)")
+
+
+@contextmanager
+def started(world: World, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """Run the command; give the process, the page without a fragment, and the token."""
+    program = str(Path(sys.executable).with_name("numawarden"))
+    command = [program, "dashboard", "--socket", str(world.socket), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = ADDRESS.search(process.stdout.readline())
+            assert found is not None
+            yield process, f"http://127.0.0.1:{found[1]}", found[2]
+        finally:
+            process.kill()
+
+
+def fetched(url: str, token: str = "") -> tuple[int, bytes]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310  # our own address
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=PATIENCE) as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_the_printed_address_has_page_and_token(agent: Running, world: World) -> None:
+    with started(world, "--no-open") as (process, page, token):
+        assert fetched(f"{page}/")[0] == 200
+        assert fetched(f"{page}/v1/status")[0] == 401
+        status, body = fetched(f"{page}/v1/status", token)
+        assert (status, str(agent.client.status().pid) in body.decode()) == (200, True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == ExitCode.OK
+
+
+def test_ctrl_c_ends_it_as_every_command(agent: Running, world: World) -> None:
+    del agent
+    with started(world, "--no-open") as (process, page, _):
+        assert fetched(f"{page}/")[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == ExitCode.INTERRUPTED
+
+
+def test_two_dashboards_have_different_tokens(agent: Running, world: World) -> None:
+    del agent
+    with (
+        started(world, "--no-open") as (_, first, token),
+        started(world, "--no-open") as (_, _, other),
+    ):
+        assert token != other
+        assert fetched(f"{first}/v1/status", other)[0] == 401
+
+
+def test_an_agent_that_does_not_answer_is_reported_at_once(shell: Shell) -> None:
+    code, out, err = shell.run("dashboard", "--no-open")
+    assert (code, out) == (ExitCode.UNREACHABLE, "")
+    assert "cannot reach the agent" in err
+
+
+def test_a_port_in_use_is_named_with_a_remedy(shell: Shell, agent: Running) -> None:
+    code, _, err = shell.run("dashboard", "--no-open", "--port", str(agent.port))
+    assert code == ExitCode.ENVIRONMENT
+    assert f"port {agent.port} of 127.0.0.1: Address already in use; name another one" in err
+
+
+def test_a_browsers_command_line_has_a_private_file_and_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[Path] = []
+
+    def browse(address: str) -> bool:
+        assert "secret" not in address
+        file = Path(address.removeprefix("file://"))
+        assert "http://127.0.0.1:1/#secret" in file.read_text()
+        assert file.stat().st_mode & 0o077 == 0
+        assert file.parent.stat().st_mode & 0o077 == 0
+        opened.append(file)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    with dashboard_module._opened("http://127.0.0.1:1/#secret", open_it=True):
+        assert len(opened) == 1
+    assert not opened[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, False), ({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "w"}, True)],
+)
+def test_a_browser_is_opened_where_there_is_a_display(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], *, expected: bool
+) -> None:
+    monkeypatch.setattr(os, "environ", environment)
+    assert dashboard_module._has_display() is expected
