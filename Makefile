@@ -8,8 +8,8 @@ MINUTES ?= 10
 AUDIT ?=
 SHELL := /bin/bash
 
-.PHONY: help setup plugin prometheus demo test lint types words guest bench conformance docs changelog load fuzz \
-    dependencies wheel man image audit clean
+.PHONY: help setup plugin prometheus browser demo test lint types words guest bench conformance docs \
+    changelog load fuzz dependencies wheel man image audit clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -22,6 +22,9 @@ plugin: setup ## install the packages of a device plugin in JavaScript that the 
 
 prometheus: setup ## unpack Prometheus and promtool from Debian's package for the tests of alerts and dashboards
 	@$(BIN)/python -m tests.prometheus
+
+browser: setup ## install Chromium, which the tests of the dashboard drive; needs root on Debian
+	@$(BIN)/python -m tests.browser
 
 demo: setup ## run the real agent against an embedded two-socket machine
 	@$(BIN)/python -m tests.demo

@@ -1,0 +1,320 @@
+"""The page for hosts of other sizes and shapes, whose agent is a fake one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from msgspec.structs import replace
+
+from agent.api.documents import EventDocument
+from agent.api.status import ConditionDocument
+from agent.managers.admission import admit, remove
+from agent.managers.machine import Machine
+from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.host import CoreKind
+from sysfs.mask import Mask
+from tests.agent.server.support import in_loop
+from tests.bench import hosts
+from tests.browser.devtools import connected
+from tests.browser.fake_agent import FakeAgent, dashboard_of
+from tests.browser.test_page import LIVE, SCREENSHOTS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from agent.managers.allocations.ledger import Ledger
+    from sysfs.host import Host
+    from tests.browser.devtools import Page
+
+LARGE = "64n4096c"
+#: The most that an update of the largest host should take; reported, not asserted.
+TARGET_MS = 100
+EVENT = EventDocument(type="PodAdmitted", time=1_700_000_000.0, operation="x", pod="default/p")
+CHANGED = "performance.getEntriesByName('update').filter((each) => each.detail.changed > 0)"
+
+
+@asynccontextmanager
+async def shown(
+    devtools: str, directory: Path, agent: FakeAgent, width: int = 1440, *, dark: bool = False
+) -> AsyncIterator[Page]:
+    """Open the page of a fake agent; fails where the page has errors."""
+    socket = directory / "agent.sock"
+    async with (
+        agent.listening(socket),
+        dashboard_of(socket) as address,
+        connected(devtools) as browser,
+        browser.open(address, width, 1000, dark=dark) as page,
+    ):
+        await page.until(f"{LIVE} && {CHANGED}.length > 0")
+        yield page
+        assert page.mistakes == []
+
+
+def agent_of(host: Host, *asked: str) -> FakeAgent:
+    """Return a fake agent with a pod for each text of resources."""
+    rules = hosts.rules_of(Machine.of(host))
+    ledger = rules.empty_ledger()
+    for number, resources in enumerate(asked):
+        pod = replace(hosts.pod_of(f"uid-{number}", resources), name=f"pod-{number}")
+        ledger = admit(rules, ledger, pod).ledger
+    agent = FakeAgent()
+    agent.allocate(host, rules, ledger)
+    return agent
+
+
+async def colours_of(page: Page, cpus: list[int]) -> list[str]:
+    """Return the colours that are behind CPUs."""
+    script = f"""{json.dumps(cpus)}.map((cpu) =>
+        getComputedStyle(document.querySelector(`#parts [data-cpu='${{cpu}}']`)).backgroundColor)"""
+    found: list[str] = await page.run(script)
+    return found
+
+
+@in_loop
+async def test_4096_cpus_are_drawn_and_follow_an_admission(devtools: str, tmp_path: Path) -> None:
+    """The time of an update is reported in `.cache/screenshots/updates.json`; it never fails."""
+    host, rules = hosts.host(LARGE), hosts.rules(LARGE)
+    half = hosts.ledger_on(LARGE, "half")
+    agent = FakeAgent()
+    agent.allocate(host, rules, half)
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.run("document.querySelectorAll('#parts .cpu').length") == 4096
+        assert await page.run("document.querySelectorAll('#parts .part.node').length") == 64
+        added = admit(rules, half, hosts.pod_of("extra", "cpu=4 memory=1Gi")).ledger
+        new = list(added.allocations["extra"].exclusive_cpus)
+        before = await colours_of(page, new)
+        ledgers: list[Ledger] = [
+            added,
+            half,
+            added,
+            half,
+            hosts.ledger_on(LARGE, "fragmented"),
+            half,
+        ]
+        for count, ledger in enumerate(ledgers, start=2):
+            agent.allocate(host, rules, ledger)
+            agent.publish(EVENT)
+            await page.until(f"{CHANGED}.length >= {count}")
+            after = await colours_of(page, new)
+            chosen = [
+                ledger is added and colour != old for old, colour in zip(before, after, strict=True)
+            ]
+            assert all(chosen) == (ledger is added)
+        await page.screenshot(SCREENSHOTS / "cpus-4096.png", whole=False)
+        measured = await page.run(f"{CHANGED}.map((each) => [each.detail.changed, each.duration])")
+        parsed = await page.run("performance.getEntriesByName('parse').map((e) => e.duration)")
+        await page.resize(3840, 2160)
+        await page.screenshot(SCREENSHOTS / "cpus-4096-wide.png", whole=False)
+    figures = [
+        {"cpusChanged": changed, "milliseconds": round(duration, 1), "target": TARGET_MS}
+        for changed, duration in measured
+    ]
+    report = json.dumps({"updates": figures, "longestParse": round(max(parsed), 1)}, indent=1)
+    await asyncio.to_thread((SCREENSHOTS / "updates.json").write_text, report)
+    print(report)
+    assert [each["cpusChanged"] for each in figures[:4]] == [4096, 4, 4, 4]
+
+
+@in_loop
+async def test_each_pod_differs_in_colour_or_pattern_where_letters_do_not_fit(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(1, 1, 600), *["cpu=2 memory=64Mi"] * 20)
+    looks = """[...document.querySelectorAll('#parts .use-exclusive')].map((each) => {
+        const style = getComputedStyle(each);
+        return style.backgroundColor + style.backgroundImage;
+    })"""
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.run("document.querySelector('#parts').dataset.size") == "small"
+        assert len(set(await page.run(looks))) == 20
+
+
+@in_loop
+async def test_a_small_host_has_large_cpus_with_their_numbers(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(1, 1, 4), "cpu=2 memory=1Gi")
+    async with shown(devtools, tmp_path, agent) as page:
+        await page.screenshot(SCREENSHOTS / "cpus-8.png")
+        assert await page.run("document.querySelectorAll('#parts .cpu').length") == 8
+        number = "getComputedStyle(document.querySelectorAll('#parts .cpu')[2], '::before').content"
+        assert await page.run(number) == '"1"'
+        assert await page.texts("#conditions li") == ["All is as it should be."]
+
+
+@in_loop
+async def test_the_size_of_cpus_can_be_chosen(devtools: str, tmp_path: Path) -> None:
+    agent = agent_of(regular_host(1, 1, 4), "cpu=2 memory=1Gi")
+    height = "document.querySelector('#parts .cpu').clientHeight"
+    async with shown(devtools, tmp_path, agent) as page:
+        heights = []
+        for size in ("small", "medium", "large"):
+            await page.click(f"#sizes [value={size}]")
+            heights.append(await page.run(height))
+            pressed = await page.run("document.querySelector('#sizes [aria-pressed=true]').value")
+            assert pressed == size
+        assert heights == sorted(set(heights))
+
+
+@in_loop
+async def test_devices_stand_at_their_node_with_their_pod(devtools: str, tmp_path: Path) -> None:
+    agent = agent_of(
+        regular_host(2, 2, 8),
+        "cpu=2 memory=1Gi example.com/gpu=1",
+        "cpu=4 memory=1Gi example.com/gpu=2",
+    )
+    async with shown(devtools, tmp_path, agent, dark=True) as page:
+        await page.screenshot(SCREENSHOTS / "devices-dark.png")
+        taken = await page.texts(".device.taken button")
+        assert [text.split()[0] for text in taken] == ["A", "B", "B"]
+        assert (await page.texts(".figure .name"))[2:4] == ["example.com/gpu", "example.com/nic"]
+        assert (await page.texts(".figure .value"))[2] == "3 of 8"
+        await page.click(".device.taken:last-child button")
+        assert await page.texts("#pods .chosen .pod-name") == ["default/pod-1"]
+
+
+@in_loop
+async def test_kinds_offline_isolated_and_memory_only_are_shown(
+    devtools: str, tmp_path: Path
+) -> None:
+    host = with_memory_only_nodes(regular_host(1, 2, 6), [32 << 30])
+    kinds = dict.fromkeys((4, 5, 16, 17), CoreKind.EFFICIENCY)
+    cpus = tuple(
+        replace(cpu, kind=kinds.get(cpu.id, CoreKind.PERFORMANCE), isolated=cpu.id == 3)
+        for cpu in host.cpus
+    )
+    host = with_offline(replace(host, cpus=cpus), Mask.of(11))
+    async with shown(devtools, tmp_path, agent_of(host)) as page:
+        await page.screenshot(SCREENSHOTS / "irregular.png")
+        titles = await page.texts("#parts .part-title > span:first-child")
+        assert titles == [
+            "Package 0",
+            "Node 0 · L3 0",
+            "Node 1 · L3 6",
+            "Offline on node 1",
+            "Node 2",
+        ]
+        assert "4 performance cores" in await page.texts("p.kind")
+        assert "2 efficiency cores" in await page.texts("p.kind")
+        signs = await page.run(
+            "[3, 11].map((cpu) => document.querySelector(`#parts [data-cpu='${cpu}']`).innerText)"
+        )
+        assert signs == ["i", "\N{MULTIPLICATION SIGN}"]
+        assert (await page.texts(".part.bare .facts"))[0].startswith("nearest: node 0, 1")
+
+
+@in_loop
+async def test_a_core_of_two_pods_stands_out_and_is_named(devtools: str, tmp_path: Path) -> None:
+    agent = agent_of(regular_host(1, 1, 4), "cpu=1 memory=1Gi", "cpu=1 memory=1Gi")
+    async with shown(devtools, tmp_path, agent) as page:
+        mixed = "[...document.querySelectorAll('#parts .mixed')].map((e) => +e.dataset.cpu)"
+        assert await page.run(mixed) == [1, 5]
+        label = await page.run("document.querySelector('#parts .mixed').ariaLabel")
+        assert "its core has several users" in label
+        assert "SharedCore" in (await page.texts("#conditions li"))[0]
+
+
+@in_loop
+async def test_a_pod_keeps_its_letter_while_others_end(devtools: str, tmp_path: Path) -> None:
+    host = regular_host(1, 1, 8)
+    rules = hosts.rules_of(Machine.of(host))
+    ledger = rules.empty_ledger()
+    for uid in ("first", "second"):
+        ledger = admit(rules, ledger, hosts.guaranteed_pod(uid)).ledger
+    agent = FakeAgent()
+    agent.allocate(host, rules, ledger)
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.texts("#pods .swatch") == ["A", "B"]
+        agent.allocate(host, rules, remove(rules, ledger, "first"))
+        agent.publish(EVENT)
+        await page.until("document.querySelectorAll('#pods .swatch').length === 1")
+        assert await page.texts("#pods .swatch") == ["B"]
+
+
+@in_loop
+async def test_conditions_have_remedy_and_pod(devtools: str, tmp_path: Path) -> None:
+    host = regular_host(1)
+    rules = hosts.rules_of(Machine.of(host))
+    ledger = admit(rules, rules.empty_ledger(), hosts.guaranteed_pod("uid-1")).ledger
+    condition = ConditionDocument(
+        type="CheckpointSaved",
+        reason="DiskFull",
+        message="the checkpoint cannot be saved",
+        remedy="free some space",
+        since=1_700_000_000.0,
+        uid="uid-1",
+    )
+    agent = FakeAgent()
+    agent.allocate(host, rules, ledger, (condition,))
+    async with shown(devtools, tmp_path, agent) as page:
+        (shown_condition,) = await page.texts("#conditions li")
+        for text in (
+            "CheckpointSaved",
+            "DiskFull",
+            "cannot be saved",
+            "free some space",
+            "2023-11-1",
+        ):
+            assert text in shown_condition
+        await page.click("#conditions button")
+        assert await page.run("document.querySelectorAll('#parts .chosen').length") == 2
+
+
+@in_loop
+async def test_events_follow_the_agents_history_the_latest_first(
+    devtools: str, tmp_path: Path
+) -> None:
+    entries = [
+        {
+            "type": "PodRemoved",
+            "time": 1_700_000_001.0,
+            "uid": "u",
+            "pod": "default/old",
+            "requester": {"source": "api", "uid": 0, "pid": 7, "command": "numawarden"},
+        },
+        {"type": "PodAdmitted", "time": 1_700_000_000.0, "uid": "u", "pod": "default/old"},
+    ]
+    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi")
+    agent.answers["/v1/history"] = web.json_response({"entries": entries, "more": True})
+    async with shown(devtools, tmp_path, agent) as page:
+        await page.until("document.querySelectorAll('#events li').length === 2")
+        agent.publish(EVENT)
+        await page.until("document.querySelectorAll('#events li').length === 3")
+        assert await page.texts("#events .message") == ["by uid 0, numawarden[7]"]
+        assert await page.texts("#events strong") == ["PodAdmitted", "PodRemoved", "PodAdmitted"]
+        assert await page.texts("#events-since") == ["the latest, and as they happen"]
+
+
+@in_loop
+async def test_a_filter_finds_pods_that_are_not_listed(devtools: str, tmp_path: Path) -> None:
+    agent = agent_of(regular_host(1, 1, 100), *["cpu=2 memory=64Mi"] * 70)
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.texts("#pods-count") == ["70"]
+        assert await page.texts("#pods-more") == ["and 10 pods more: filter by name"]
+        await page.write("#filter", "pod-69")
+        assert await page.texts("#pods .pod-name") == ["default/pod-69"]
+
+
+@in_loop
+async def test_the_page_says_when_the_agent_ends_and_follows_the_next(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi")
+    socket = tmp_path / "agent.sock"
+    async with (
+        dashboard_of(socket) as address,
+        connected(devtools) as browser,
+        browser.open(address) as page,
+    ):
+        async with agent.listening(socket):
+            await page.until(LIVE)
+        await page.until("document.querySelector('#state').dataset.state === 'lost'")
+        assert (await page.texts("#banner"))[0] != ""
+        assert len(await page.texts("#parts .cpu")) == 8
+        async with agent.listening(socket):
+            await page.until(f"{LIVE} && document.querySelector('#banner').hidden")
