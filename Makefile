@@ -78,7 +78,7 @@ image: setup ## build the container image and its SBOM into dist/; needs root
 	@$(BIN)/python -m deploy.image
 
 audit: setup ## look the locked dependencies up among the known vulnerabilities; needs the network
-	@$(BIN)/pip-audit --requirement deploy/requirements/run.txt --require-hashes --disable-pip \
+	@$(BIN)/pip-audit --requirement deploy/requirements/grpc.txt --require-hashes --disable-pip \
 	    --strict $(AUDIT)
 
 clean: ## remove what the other targets made, the guest images too

@@ -35,7 +35,7 @@ def main() -> int:
 
 def write() -> None:
     """Write both files from the lock and the installed packages; raises `DependencyError`."""
-    licensed = licences.collect(lock.read())
+    licensed = licences.collect(lock.read(lock.GRPC))
     _put(SBOM, bill(licensed))
     _put(LICENCES, licences.render(licensed))
 
@@ -50,12 +50,16 @@ def _put(file: Path, text: str) -> None:
 
 def bill(licensed: tuple[licences.Licensed, ...]) -> str:
     """Return the SBOM of the wheel."""
-    return sbom.render(sbom.agent(__version__), direct(), licensed)
+    always = {one.name for one in lock.read()}
+    optional = {one.locked.name for one in licensed} - always
+    return sbom.render(sbom.agent(__version__), direct(), licensed, optional=optional)
 
 
 def direct() -> tuple[str, ...]:
-    """Return the canonical names of what pyproject.toml names as dependencies."""
-    stated = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    """Return the canonical names of what pyproject.toml names as dependencies, in extras too."""
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    stated = [*project["dependencies"], *(one for extra in extras for one in extra)]
     return tuple(sorted(canonicalize_name(Requirement(one).name) for one in stated))
 
 

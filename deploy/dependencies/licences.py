@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: both have to be here. Read the text of a licence before adding the licence.
 ALLOWED: Final = frozenset({"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0"})
 
+#: SPDX identifiers of what packages state in `License` instead of one.
+STATED: Final = {"3-Clause BSD License": "BSD-3-Clause"}
+
 #: SPDX identifiers of the classifiers that name one licence ("BSD License" names several).
 CLASSIFIERS: Final = {
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
@@ -36,8 +39,9 @@ INTRODUCTION: Final = f"""\
 Third-party licences
 
 Numawarden runs with the Python packages below, in the versions of its lock file
-(deploy/requirements/run.txt). Its wheel contains none of them; an installation and the container
-image do. A package that offers several licences (`OR`) is used under those of
+(deploy/requirements/grpc.txt; grpcio and protobuf only where the extra "grpc" is installed). Its
+wheel contains none of them; the Debian package, the container image and other installations do. A
+package that offers several licences (`OR`) is used under those of
 {", ".join(sorted(ALLOWED))}.
 """
 
@@ -138,7 +142,7 @@ def _expression(distribution: Distribution) -> str:
     for field in ("License-Expression", "License"):
         for stated in metadata.get_all(field, ()):
             with suppress(ExpressionError):  # before PEP 639 the field could hold any text
-                return str(_SPDX.parse(stated, validate=True))
+                return str(_SPDX.parse(STATED.get(stated, stated), validate=True))
     classifiers = metadata.get_all("Classifier", ())
     found = {CLASSIFIERS[one] for one in classifiers if one in CLASSIFIERS}
     if len(found) != 1:

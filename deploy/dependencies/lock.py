@@ -1,8 +1,9 @@
-"""The lock file of the agent's dependencies, and what it says of each on Linux."""
+"""The lock files of the agent's dependencies, and what they say of each on Linux."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,10 +12,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+#: What every installation has.
 RUN: Final = ROOT / "deploy/requirements/run.txt"
+#: The same, in the same versions, and what the extra `grpc` adds.
+GRPC: Final = ROOT / "deploy/requirements/grpc.txt"
 
 #: The versions of Python for which a marker is evaluated; 3.11 is the oldest one supported.
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
@@ -35,19 +39,41 @@ class Locked:
     hashes: tuple[str, ...]
 
 
-def read(path: Path = RUN) -> tuple[Locked, ...]:
+def read(path: Path = RUN, pythons: Sequence[str] = PYTHONS) -> tuple[Locked, ...]:
     """Return what the lock file pins for Linux, by name.
 
-    Lines that no supported Python on Linux evaluates to true (`sys_platform == 'win32'`) are left
-    out. Raises `DependencyError` on a line that is not an exact version with SHA-256 hashes.
+    Lines that none of these versions of Python ("3.11") on Linux evaluates to true
+    (`sys_platform == 'win32'`) are left out. Raises `DependencyError` on a line that is not an
+    exact version with SHA-256 hashes.
     """
-    found = [_locked(requirement, hashes) for requirement, hashes in _lines(path)]
+    found = [_locked(requirement, hashes, pythons) for requirement, hashes in _lines(path)]
     return tuple(sorted((one for one in found if one), key=lambda one: one.name))
 
 
-def holds_on_linux(marker: Marker | None) -> bool:
-    """Return whether an environment marker is true on Linux with any supported Python, no extra."""
-    return marker is None or any(marker.evaluate(_linux(python)) for python in PYTHONS)
+def installed(site: Path) -> dict[str, str]:
+    """Return the versions of the packages in a site-packages directory, by canonical name."""
+    return {
+        canonicalize_name(distribution.name): distribution.version
+        for distribution in distributions(path=[str(site)])
+    }
+
+
+def require_locked(
+    installed: Mapping[str, str], locked: Iterable[Locked], agent_version: str
+) -> None:
+    """Raise `DependencyError` where a package is installed that is not locked in that version.
+
+    `installed` are versions by canonical name; the agent itself has to have `agent_version`.
+    """
+    allowed = {one.name: one.version for one in locked} | {"numawarden": agent_version}
+    strange = {name: version for name, version in installed.items() if allowed.get(name) != version}
+    if strange:
+        raise DependencyError(f"Python packages are installed that are not locked: {strange}")
+
+
+def holds_on_linux(marker: Marker | None, pythons: Sequence[str] = PYTHONS) -> bool:
+    """Return whether an environment marker is true on Linux with any of the Pythons, no extra."""
+    return marker is None or any(marker.evaluate(_linux(python)) for python in pythons)
 
 
 def _linux(python: str) -> dict[str, str]:
@@ -73,7 +99,7 @@ def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield requirement.strip(), [f"--{option.strip()}" for option in options]
 
 
-def _locked(text: str, options: list[str]) -> Locked | None:
+def _locked(text: str, options: list[str], pythons: Sequence[str]) -> Locked | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -84,7 +110,7 @@ def _locked(text: str, options: list[str]) -> Locked | None:
         raise DependencyError(
             f"the lock file has {text!r} without one exact version and SHA-256 hashes"
         )
-    if not holds_on_linux(requirement.marker):
+    if not holds_on_linux(requirement.marker, pythons):
         return None
     name = canonicalize_name(requirement.name)
     return Locked(name, pins[0].version, tuple(sorted(hashes)))

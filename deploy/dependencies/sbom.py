@@ -13,14 +13,14 @@ from cyclonedx.model import (
     XsUri,
 )
 from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.model.license import LicenseAcknowledgement, LicenseExpression
 from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from deploy.dependencies.licences import Licensed
 
@@ -41,8 +41,8 @@ def agent(version: str) -> Component:
     )
 
 
-def package(licensed: Licensed) -> Component:
-    """Return the component of a locked Python package.
+def package(licensed: Licensed, scope: ComponentScope | None = None) -> Component:
+    """Return the component of a locked Python package; without a scope it is required.
 
     The lock allows several files of a version, for one platform each; their hashes are those of the
     component's distribution, for no single one of them is the component.
@@ -61,6 +61,7 @@ def package(licensed: Licensed) -> Component:
         type=ComponentType.LIBRARY,
         bom_ref=str(purl),
         purl=purl,
+        scope=scope,
         licenses=[_licence(licensed.expression)],
         external_references=[files],
     )
@@ -71,15 +72,21 @@ def render(
     direct: Iterable[str],
     licensed: Sequence[Licensed],
     system: Sequence[Component] = (),
+    *,
+    optional: Container[str] = (),
 ) -> str:
     """Return the bill as JSON text that ends with a line feed.
 
     `direct` are the canonical names of the packages that `subject` itself requires, `licensed` all
-    packages that belong to it, `system` what it contains besides Python packages. Required packages
-    that are not among `licensed` are left out: they belong to another platform or Python. Without
-    a time: the same dependencies have to give the same bytes.
+    packages that belong to it, `optional` the names of those that an extra brings, `system` what it
+    contains besides Python packages. Required packages that are not among `licensed` are left out:
+    they belong to another platform or Python. Without a time: the same dependencies have to give
+    the same bytes.
     """
-    components = {one.locked.name: package(one) for one in licensed}
+    scopes = {True: ComponentScope.OPTIONAL, False: None}
+    components = {
+        one.locked.name: package(one, scopes[one.locked.name in optional]) for one in licensed
+    }
     bom = Bom(
         metadata=BomMetaData(
             component=subject, lifecycles=[PredefinedLifecycle(LifecyclePhase.BUILD)]

@@ -15,9 +15,8 @@ from cyclonedx.model.component import Component, ComponentType
 from packageurl import PackageURL
 
 from agent import __version__
-from deploy.dependencies import sbom
+from deploy.dependencies import lock, sbom
 from deploy.dependencies.__main__ import direct
-from deploy.image.commands import ImageError
 from deploy.image.debian import RELEASE
 
 if TYPE_CHECKING:
@@ -33,15 +32,11 @@ def render(
     """Return the bill of an image with these Debian packages and installed Python packages.
 
     `licensed` are the locked Python packages, `installed` the versions of what is in the image, by
-    canonical name. Raises `ImageError` where something is installed that is not locked.
+    canonical name. Raises `DependencyError` where something is installed that is not locked.
     """
-    locked = {one.locked.name: one for one in licensed}
-    allowed = {name: one.locked.version for name, one in locked.items()}
-    allowed["numawarden"] = __version__
-    strange = {name: version for name, version in installed.items() if allowed.get(name) != version}
-    if strange:
-        raise ImageError(f"the image has Python packages that are not locked: {strange}")
-    inside = [one for name, one in locked.items() if name in installed]
+    listed = tuple(licensed)
+    lock.require_locked(installed, (one.locked for one in listed), __version__)
+    inside = [one for one in listed if one.locked.name in installed]
     return sbom.render(sbom.agent(__version__), direct(), inside, [*map(component, packages)])
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from packaging.utils import canonicalize_name
-
 from agent.config.file import load_config_file
+from deploy.dependencies import lock
 from deploy.dependencies.lock import ROOT, RUN
 from deploy.image.commands import run
 
@@ -102,11 +100,7 @@ def install(root: Path, wheel: Path, epoch: int) -> None:
 
 def installed(root: Path) -> dict[str, str]:
     """Return the versions of the Python packages in a root's environment, by canonical name."""
-    site = root / PREFIX / f"lib/python{PYTHON}/site-packages"
-    return {
-        canonicalize_name(distribution.name): distribution.version
-        for distribution in distributions(path=[str(site)])
-    }
+    return lock.installed(root / PREFIX / f"lib/python{PYTHON}/site-packages")
 
 
 def _copied(source: Path, target: Path, mode: int) -> Path:

@@ -23,6 +23,7 @@ BUILD_FILES: Final = (
     "README.md",
     "LICENSE",
     "deploy/requirements/run.txt",
+    "deploy/requirements/grpc.txt",
     *(
         f"deploy/dependencies/{file.name}"
         for file in (PROJECT / "deploy/dependencies").glob("*.py")

@@ -64,6 +64,7 @@ def install(
     [
         (["License-Expression: MIT OR Apache-2.0"], "MIT OR Apache-2.0"),
         (["License: BSD-3-Clause"], "BSD-3-Clause"),
+        (["License: 3-Clause BSD License"], "BSD-3-Clause"),
         (["License: MIT", "License-Expression: PSF-2.0"], "PSF-2.0"),
         (["Classifier: License :: OSI Approved :: MIT License"], "MIT"),
         (
@@ -137,8 +138,8 @@ def test_only_the_locked_version_speaks_for_a_package(
         licences.collect([Locked("other", "1.0", THING.hashes)])
 
 
-def test_the_file_that_is_shipped_has_every_locked_dependency() -> None:
+def test_the_file_that_is_shipped_has_every_locked_dependency_those_of_extras_too() -> None:
     shipped = LICENCES.read_text(encoding="utf-8")
-    for one in lock.read():
+    for one in lock.read(lock.GRPC):
         assert f"\n{one.name} {one.version}\nLicence: " in shipped
-    assert shipped == licences.render(licences.collect(lock.read()))
+    assert shipped == licences.render(licences.collect(lock.read(lock.GRPC)))

@@ -76,4 +76,25 @@ def test_the_lock_names_no_place_packages_come_from() -> None:
 
 def test_what_the_agent_runs_with_is_what_its_tests_run_with() -> None:
     tested = {(one.name, one.version) for one in lock.read(lock.RUN.with_name("dev.txt"))}
-    assert {(one.name, one.version) for one in lock.read()} <= tested
+    assert {(one.name, one.version) for one in lock.read(lock.GRPC)} <= tested
+
+
+def test_an_extra_changes_no_version_and_no_file_of_what_every_installation_has() -> None:
+    assert set(lock.read()) < set(lock.read(lock.GRPC))
+
+
+def test_every_line_that_installations_are_made_from_is_locked_for_one_python(
+    tmp_path: Path,
+) -> None:
+    text = f"thing==1 ; python_full_version < '3.13' --hash=sha256:{ONE}\n"
+    path = written(tmp_path, text)
+    assert lock.read(path, ["3.12"]) == (Locked("thing", "1", (ONE,)),)
+    assert lock.read(path, ["3.13"]) == ()
+
+
+def test_what_is_installed_is_read_from_its_metadata(tmp_path: Path) -> None:
+    for name, version in (("Some_Thing", "1.0"), ("other", "2")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    assert lock.installed(tmp_path) == {"some-thing": "1.0", "other": "2"}

@@ -42,13 +42,13 @@ def test_the_bill_that_is_shipped_is_valid_cyclonedx_1_6() -> None:
 
 
 def test_the_bill_that_is_shipped_describes_what_is_installed() -> None:
-    made = bill(licences.collect(lock.read()))
+    made = bill(licences.collect(lock.read(lock.GRPC)))
     assert SBOM.read_text(encoding="utf-8") == made
 
 
 def test_the_bill_names_exactly_what_the_lock_pins_with_the_same_hashes() -> None:
     # Read by hand: whatever is in the lock and not of Windows alone.
-    pins = re.split(r"(?m)^(?=\S)", lock.RUN.read_text())
+    pins = re.split(r"(?m)^(?=\S)", lock.GRPC.read_text())
     expected = {
         f"pkg:pypi/{match[1]}@{match[2]}": set(re.findall("sha256:([0-9a-f]{64})", pin))
         for pin in pins
@@ -85,6 +85,13 @@ def test_the_dependencies_of_the_agent_itself_are_those_of_the_project() -> None
     root = document["metadata"]["component"]["bom-ref"]
     [own] = [one["dependsOn"] for one in document["dependencies"] if one["ref"] == root]
     assert {re.match("pkg:pypi/(.*)@", one)[1] for one in own} == set(direct())  # type: ignore[index]
+
+
+def test_only_what_an_extra_brings_is_optional() -> None:
+    required = {one.name for one in lock.read()}
+    extra = {one["name"] for one in shipped()["components"] if one.get("scope") == "optional"}
+    assert extra == {one.name for one in lock.read(lock.GRPC)} - required
+    assert extra >= {"grpcio", "protobuf"}
 
 
 NAMES = ("a", "b", "c", "d", "e")
