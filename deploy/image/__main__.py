@@ -8,15 +8,13 @@ import platform
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
 
 from agent import __version__
+from deploy import building
+from deploy.building import BuildError
 from deploy.dependencies import licences, lock
 from deploy.dependencies.lock import DependencyError
 from deploy.image import archive, bill, debian, tree
-from deploy.image.commands import ImageError, run
-
-GIT: Final = ("git", "-C", lock.ROOT)
 
 
 def main() -> int:
@@ -26,7 +24,7 @@ def main() -> int:
     output: Path = parser.parse_args().output
     try:
         file = build(output)
-    except (DependencyError, ImageError) as error:
+    except (DependencyError, BuildError) as error:
         print(f"image: {error}", file=sys.stderr)
         return 1
     print(f"{file}: {file.stat().st_size / 1e6:.0f} MB; load it with: podman load -i {file}")
@@ -34,17 +32,16 @@ def main() -> int:
 
 
 def build(output: Path) -> Path:
-    """Build image and SBOM from this checkout and return the image's file. Raises `ImageError`."""
+    """Build image and SBOM from this checkout and return the image's file. Raises `BuildError`."""
     if os.geteuid() != 0 or platform.machine() != "x86_64":
-        raise ImageError("the image is built by root on x86_64: sudo make image")
+        raise BuildError("the image is built by root on x86_64: sudo make image")
     os.umask(0o022)  # the modes in the image are not the builder's choice
-    epoch, revision = _commit()
+    commit = building.commit(__version__)
+    epoch = commit.epoch
     name = f"numawarden-{__version__}-image"
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="numawarden-image-") as scratch:
-        build_wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-        run([*build_wheel, "--outdir", scratch, lock.ROOT], epoch)
-        [wheel] = Path(scratch).glob("*.whl")
+        wheel = building.wheel(Path(scratch), epoch)
         root = Path(scratch) / "root"
         packages = debian.bootstrap(root, debian.sources(debian.SUITE), epoch)
         tree.install(root, wheel, epoch)
@@ -53,20 +50,8 @@ def build(output: Path) -> Path:
         for file in (root / tree.SBOM, output / f"{name}.cdx.json"):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        archive.write(output / f"{name}.tar", root, __version__, revision, epoch)
+        archive.write(output / f"{name}.tar", root, __version__, commit.revision, epoch)
     return output / f"{name}.tar"
-
-
-def _commit() -> tuple[int, str]:
-    """Return time (seconds) and name of the checkout's commit; marked where files differ from it.
-
-    The time is SOURCE_DATE_EPOCH where that is set.
-    """
-    revision = run([*GIT, "rev-parse", "HEAD"]).strip()
-    if run([*GIT, "status", "--porcelain"]).strip():
-        revision += "-modified"
-    time = os.environ.get("SOURCE_DATE_EPOCH") or run([*GIT, "log", "-1", "--format=%ct"])
-    return int(time), revision
 
 
 if __name__ == "__main__":

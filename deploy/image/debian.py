@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from deploy.image.commands import ImageError, run
+from deploy.building import BuildError, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,10 +45,10 @@ def bootstrap(root: Path, sources: Sequence[str], epoch: int) -> tuple[Package, 
     """Unpack the listed packages and what they depend on into an empty root; return them by name.
 
     No maintainer script runs, which would need a shell and dpkg in the image. `sources` are apt's
-    source lines; empty: Debian's own mirror. Needs root. Raises `ImageError`.
+    source lines; empty: Debian's own mirror. Needs root. Raises `BuildError`.
     """
     if shutil.which("mmdebstrap") is None:
-        raise ImageError("mmdebstrap is missing; install it: apt-get install mmdebstrap")
+        raise BuildError("mmdebstrap is missing; install it: apt-get install mmdebstrap")
     run(
         [
             *("mmdebstrap", "--quiet", "--mode=root", "--variant=extract", "--format=directory"),
@@ -80,7 +80,7 @@ def sources(suite: str) -> list[str]:
     """Return apt source lines for a Debian suite from the mirrors this host is set up with.
 
     Empty where the host's apt knows no Debian mirror (Ubuntu): mmdebstrap has a default. Raises
-    `ImageError`.
+    `BuildError`.
     """
     if shutil.which("apt-get") is None:
         return []
@@ -104,7 +104,7 @@ def sources(suite: str) -> list[str]:
 
 
 def describe(file: Path) -> Package:
-    """Return what a package file is. Raises `ImageError` where it is none."""
+    """Return what a package file is. Raises `BuildError` where it is none."""
     control = run(["dpkg-deb", "--field", file])
     fields = dict(line.split(": ", 1) for line in control.splitlines() if ": " in line)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.config.file import load_config_file
+from deploy.building import run
 from deploy.dependencies import lock
 from deploy.dependencies.lock import ROOT, RUN
-from deploy.image.commands import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def install(root: Path, wheel: Path, epoch: int) -> None:
     """Make the agent's environment in a root by the root's own Python; needs the package index.
 
     Every dependency is downloaded with a hash of the lock file, the installation is offline.
-    Raises `ImageError`.
+    Raises `BuildError`.
     """
     parts = root / "tmp/parts"
     parts.mkdir(parents=True)

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from deploy.building import BuildError
 from deploy.dependencies import __main__ as dependencies
 from deploy.image import debian, tree
-from deploy.image.commands import ImageError
 from tests.guest import cache, host, image, wheel
 from tests.guest.errors import GuestError
 
@@ -58,6 +58,6 @@ def _bootstrap(directory: Path) -> None:
     made = directory / "tree"
     try:
         debian.bootstrap(made, host.debian_sources(debian.SUITE), epoch=0)
-    except ImageError as error:
+    except BuildError as error:
         raise GuestError(str(error), "see docs/image.md") from error
     (made / "root").chmod(0o755)  # or only root could copy the tree

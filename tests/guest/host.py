@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from deploy.building import BuildError
 from deploy.image import debian
-from deploy.image.commands import ImageError
 from tests.guest.errors import CommandError, GuestError
 
 if TYPE_CHECKING:
@@ -146,5 +146,5 @@ def debian_sources(suite: str) -> list[str]:
     """
     try:
         return debian.sources(suite)
-    except ImageError as error:
+    except BuildError as error:
         raise GuestError(str(error), "apt has to work on this host") from error

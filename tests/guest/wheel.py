@@ -22,6 +22,7 @@ BUILD_FILES: Final = (
     "pyproject.toml",
     "README.md",
     "LICENSE",
+    "deploy/__init__.py",
     "deploy/requirements/run.txt",
     "deploy/requirements/grpc.txt",
     *(
@@ -56,7 +57,7 @@ def provide(store: cache.Cache, python: Python) -> Wheels:
     """Return the wheel of the present checkout and its dependencies for the guest's Python."""
     lock = cache.key_of(LOCK.read_bytes(), python.pip.parent.name.encode())
     dependencies = store.entry("wheels", lock, lambda where: _download(python, where))
-    agent = store.entry("agent", _checkout_key(), _build)
+    agent = store.entry("agent", cache.key_of_files(PROJECT, sources()), _build)
     return Wheels(agent, dependencies)
 
 
@@ -71,7 +72,8 @@ def environment(store: cache.Cache, python: Python, wheels: Wheels) -> Path:
     return store.entry("environment", key, lambda where: _make(python, wheels, where)) / DISK
 
 
-def _checkout_key() -> str:
+def sources() -> list[Path]:
+    """Return the files of the checkout that its wheel is built from."""
     files = [PROJECT / name for name in BUILD_FILES]
     for package in PACKAGES:
         files += [
@@ -79,7 +81,7 @@ def _checkout_key() -> str:
             for path in (PROJECT / package).rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         ]
-    return cache.key_of_files(PROJECT, files)
+    return files
 
 
 def _build(directory: Path) -> None:

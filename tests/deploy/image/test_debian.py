@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deploy.image import commands, debian
-from deploy.image.commands import ImageError
+from deploy import building
+from deploy.building import BuildError
+from deploy.image import debian
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ def test_a_package_is_described_by_its_control_file_and_its_hash(tmp_path: Path)
 
 def test_what_is_not_a_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.deb").write_text("nothing\n")
-    with pytest.raises(ImageError, match=r"dpkg-deb --field .*x\.deb exited with 2"):
+    with pytest.raises(BuildError, match=r"dpkg-deb --field .*x\.deb exited with 2"):
         debian.describe(tmp_path / "x.deb")
 
 
@@ -76,7 +77,7 @@ def test_the_root_keeps_programs_and_licences_and_nothing_of_the_builder(
 
     def run(command: Sequence[str | Path], epoch: int | None = None) -> str:
         if command[0] != "mmdebstrap":
-            return commands.run(command)
+            return building.run(command)
         asked.append((command[-1], epoch))
         unpack(root)
         return ""
@@ -101,7 +102,7 @@ def test_without_mmdebstrap_the_package_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(ImageError, match="apt-get install mmdebstrap"):
+    with pytest.raises(BuildError, match="apt-get install mmdebstrap"):
         debian.bootstrap(tmp_path / "root", [], 0)
 
 

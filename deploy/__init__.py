@@ -1,0 +1,1 @@
+"""How the agent is shipped: dependencies, Debian package, container image."""
