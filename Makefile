@@ -6,10 +6,14 @@ INPUTS ?= 1000000
 SEED ?= 20261120
 MINUTES ?= 10
 AUDIT ?=
+TARGETS ?=
+DIST ?= dist
+CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C sort -z \
+    | xargs -0 sha256sum >SHA256SUMS
 SHELL := /bin/bash
 
 .PHONY: help setup plugin prometheus browser demo test lint types words guest bench conformance docs \
-    changelog load fuzz dependencies wheel man image audit clean
+    changelog load fuzz dependencies wheel deb man image checksums audit clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -69,13 +73,22 @@ dependencies: setup ## write the SBOM and the third-party licences of the locked
 	@$(BIN)/python -m deploy.dependencies
 
 wheel: setup ## build the wheel into dist/
-	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	@$(BIN)/python -m build --wheel --no-isolation --outdir $(DIST) .
+	@$(CHECKSUMS)
+
+deb: setup ## build the Debian package of this release and its SBOM into dist/ [TARGETS="debian-13 ..." or all]
+	@$(BIN)/python -m deploy.deb --output $(DIST) $(TARGETS)
+	@$(CHECKSUMS)
 
 man: setup ## write the manual pages of all commands into dist/man
 	@$(BIN)/python -m deploy.man
 
 image: setup ## build the container image and its SBOM into dist/; needs root
-	@$(BIN)/python -m deploy.image
+	@$(BIN)/python -m deploy.image --output $(DIST)
+	@$(CHECKSUMS)
+
+checksums: ## write dist/SHA256SUMS of everything that was built
+	@$(CHECKSUMS)
 
 audit: setup ## look the locked dependencies up among the known vulnerabilities; needs the network
 	@$(BIN)/pip-audit --requirement deploy/requirements/grpc.txt --require-hashes --disable-pip \

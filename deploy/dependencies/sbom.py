@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 NAMESPACE: Final = UUID("6e756d61-7761-5264-8e00-000000000001")
 
 
-def agent(version: str) -> Component:
-    """Return the component of the agent itself, the subject of its bills."""
-    purl = PackageURL("pypi", name="numawarden", version=version)
+def agent(version: str, purl: PackageURL | None = None) -> Component:
+    """Return the component of the agent itself, the subject of its bills.
+
+    `purl` says as what it is shipped; without one, as the wheel.
+    """
+    purl = purl or PackageURL("pypi", name="numawarden", version=version)
     return Component(
         name="numawarden",
         version=version,

@@ -1,0 +1,112 @@
+"""What a package holds besides the environment: unit, configuration, completion, documentation."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from click.shell_completion import get_completion_class
+
+from agent.cli.main import numawarden
+from agent.config.file import load_config_file
+from deploy.building import BuildError
+from deploy.dependencies.lock import ROOT
+from deploy.image.tree import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deploy.deb.targets import Target
+
+NAME: Final = "numawarden"
+CONFIG: Final = Path("etc/numawarden/config.yaml")
+DOCUMENTATION: Final = Path("usr/share/doc") / NAME
+SBOM: Final = Path("usr/share/sbom/numawarden.cdx.json")
+
+#: Files of the checkout, and where they are below the root of a host.
+COPIED: Final[Mapping[str, Path]] = {
+    "deploy/config.yaml": CONFIG,
+    "deploy/numawarden.service": Path("usr/lib/systemd/system/numawarden.service"),
+    "deploy/sysusers.conf": Path("usr/lib/sysusers.d/numawarden.conf"),
+    "deploy/tmpfiles.conf": Path("usr/lib/tmpfiles.d/numawarden.conf"),
+    "deploy/deb/overrides": Path("usr/share/lintian/overrides") / NAME,
+    "deploy/deb/copyright": DOCUMENTATION / "copyright",
+    "THIRD-PARTY-LICENSES.txt": DOCUMENTATION / "THIRD-PARTY-LICENSES.txt",
+    "README.md": DOCUMENTATION / "README.md",
+}
+
+#: Directories of the checkout with examples; their YAML files are copied.
+EXAMPLES: Final = ("deploy/examples", "deploy/prometheus")
+
+#: Where each shell looks for the completion of a command.
+COMPLETIONS: Final[Mapping[str, Path]] = {
+    "bash": Path("usr/share/bash-completion/completions/numawarden"),
+    "zsh": Path("usr/share/zsh/vendor-completions/_numawarden"),
+    "fish": Path("usr/share/fish/vendor_completions.d/numawarden.fish"),
+}
+
+
+def lay_out(root: Path) -> None:
+    """Add to a root what the same checkout gives every package; the root may hold more already."""
+    for source, target in COPIED.items():
+        _put(root / target, (ROOT / source).read_bytes())
+    for directory in EXAMPLES:
+        for file in (ROOT / directory).glob("*.yaml"):
+            _put(root / DOCUMENTATION / "examples" / file.name, file.read_bytes())
+    manifests = load_config_file(ROOT / "deploy/config.yaml").static_pod_path
+    if manifests:
+        (root / manifests.relative_to("/")).mkdir(parents=True)
+    for shell, target in COMPLETIONS.items():
+        _put(root / target, completion(shell).encode())
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/numawarden").symlink_to(f"/{PREFIX}/bin/numawarden")
+
+
+def completion(shell: str) -> str:
+    """Return the script with which a shell completes the command: bash, zsh or fish."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise BuildError(f"click completes no commands of {shell}")
+    return kind(numawarden, {}, NAME, f"_{NAME.upper()}_COMPLETE").source()
+
+
+def changelogs(root: Path, version: str, target: Target, epoch: int, maintainer: str) -> None:
+    """Add the project's changelog and the one of the package (Debian Policy, 12.7).
+
+    `epoch` is the time of the package in seconds.
+    """
+    text = (ROOT / "CHANGELOG.md").read_bytes()
+    _put(root / DOCUMENTATION / "changelog.gz", _compressed(text))
+    time = datetime.fromtimestamp(epoch, UTC).strftime("%a, %d %b %Y %H:%M:%S +0000")
+    entry = (
+        f"{NAME} ({version}) {target.codename}; urgency=medium\n\n"
+        "  * The changes are in changelog.gz.\n\n"
+        f" -- {maintainer}  {time}\n"
+    )
+    _put(root / DOCUMENTATION / "changelog.Debian.gz", _compressed(entry.encode()))
+
+
+def settle(root: Path, epoch: int) -> None:
+    """Give all that is below a root the modes of a package and one time, in seconds.
+
+    Directories and what is in a `bin` can be executed, nothing is writable but by its owner.
+    """
+    for directory, names, files in os.walk(root, topdown=False):
+        for path in (Path(directory) / name for name in (*files, *names)):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
+            os.utime(path, (epoch, epoch), follow_symlinks=False)
+    root.chmod(0o755)
+    os.utime(root, (epoch, epoch))
+
+
+def _compressed(text: bytes) -> bytes:
+    return gzip.compress(text, mtime=0)
+
+
+def _put(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)

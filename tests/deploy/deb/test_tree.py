@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import gzip
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.file import load_config_file
+from deploy.deb import tree
+from deploy.deb.targets import TARGETS
+from deploy.dependencies.lock import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    tree.lay_out(tmp_path)
+    tree.changelogs(tmp_path, "1-1~debian.13", TARGETS["debian-13"], 0, "Some One <one@localhost>")
+    return tmp_path
+
+
+def test_the_package_has_unit_group_directories_and_configuration_as_in_the_checkout(
+    root: Path,
+) -> None:
+    pairs = {
+        "usr/lib/systemd/system/numawarden.service": "deploy/numawarden.service",
+        "usr/lib/sysusers.d/numawarden.conf": "deploy/sysusers.conf",
+        "usr/lib/tmpfiles.d/numawarden.conf": "deploy/tmpfiles.conf",
+        "etc/numawarden/config.yaml": "deploy/config.yaml",
+    }
+    for inside, source in pairs.items():
+        assert (root / inside).read_bytes() == (ROOT / source).read_bytes()
+
+
+def test_the_unit_starts_what_the_package_brings(root: Path) -> None:
+    unit = (root / "usr/lib/systemd/system/numawarden.service").read_text()
+    program, *arguments = re.findall(r"(?m)^ExecStart=(.*)$", unit)[0].split()
+    assert program == str((root / "usr/bin/numawarden").readlink())
+    assert (root / arguments[-1].lstrip("/")).is_file()
+
+
+def test_the_directory_of_manifests_that_the_configuration_names_is_there(root: Path) -> None:
+    config = load_config_file(root / tree.CONFIG)
+    assert config.static_pod_path
+    assert (root / config.static_pod_path.relative_to("/")).is_dir()
+
+
+def test_bash_completes_the_command_by_what_is_installed(root: Path) -> None:
+    script = root / "usr/share/bash-completion/completions/numawarden"
+    shown = f'source "{script}" && complete -p numawarden'
+    done = subprocess.run(["bash", "-c", shown], check=True, capture_output=True, text=True)
+    assert "numawarden" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_a_completion_of_the_command(root: Path, shell: str) -> None:
+    script = (root / tree.COMPLETIONS[shell]).read_text()
+    assert f"_NUMAWARDEN_COMPLETE={shell}_complete" in script
+
+
+def test_the_changelog_of_the_package_has_its_version_and_time(root: Path) -> None:
+    packed = root / "usr/share/doc/numawarden/changelog.Debian.gz"
+    first, *_, last = gzip.decompress(packed.read_bytes()).decode().splitlines()
+    assert first == "numawarden (1-1~debian.13) trixie; urgency=medium"
+    assert last == " -- Some One <one@localhost>  Thu, 01 Jan 1970 00:00:00 +0000"
+
+
+def test_a_settled_tree_has_one_time_and_nothing_that_others_can_write(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir(mode=0o777)
+    for name, mode in (("bin/run", 0o777), ("data", 0o600), ("tool", 0o755)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "link").symlink_to("/nowhere")
+    tree.settle(tmp_path, 7)
+    found = {path.name: path.lstat() for path in (tmp_path, *tmp_path.rglob("*"))}
+    assert {int(status.st_mtime) for status in found.values()} == {7}
+    modes = {name: status.st_mode & 0o777 for name, status in found.items() if name != "link"}
+    expected = {"bin": 0o755, "run": 0o755, "data": 0o644, "tool": 0o644, tmp_path.name: 0o755}
+    assert modes == expected
