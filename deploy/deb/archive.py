@@ -54,8 +54,8 @@ def write(root: Path, version: str, target: Target, epoch: int, output: Path) ->
         file.chmod(0o755 if (SCRIPTS / file.name).exists() else 0o644)
     output.mkdir(parents=True, exist_ok=True)
     file = output / f"{NAME}_{version}_{ARCHITECTURE}.deb"
-    # xz with several threads packs otherwise than with one.
-    packing = ("-Zxz", "-z6", "--threads-max=1")
+    # xz with several threads packs otherwise than with one; -z6 takes twice as long for 10 % less.
+    packing = ("-Zxz", "-z3", "--threads-max=1")
     run(["dpkg-deb", "--root-owner-group", *packing, "--build", root, file], epoch)
     return file
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.guest import container, emulator, host, image, job, runner, tsc, wheel
+from tests.guest import container, emulator, host, image, job, packages, runner, tsc, wheel
 from tests.guest.cache import Cache
 from tests.guest.errors import GuestError
 from tests.guest.scenarios import SCENARIOS, Scenario
@@ -108,9 +108,9 @@ def _chosen(names: Sequence[str]) -> list[Scenario]:
 def _contents(
     store: Cache, made: image.Image, chosen: Sequence[Scenario]
 ) -> dict[str, job.Contents]:
-    """Return what each scenario's guest gets; the wheel is built only if one needs it."""
+    """Return what each scenario's guest gets; what none needs is not built."""
     sources = job.sources(store, made.python)
-    if not any(scenario.agent or scenario.wheels for scenario in chosen):
+    if not any(scenario.agent or scenario.packages for scenario in chosen):
         return {scenario.name: job.Contents(sources) for scenario in chosen}
     wheels = wheel.provide(store, made.python)
 
@@ -119,8 +119,11 @@ def _contents(
             return container.root(store, made.python, wheels)
         return wheel.environment(store, made.python, wheels) if scenario.agent else None
 
+    def made_packages(scenario: Scenario) -> packages.Packages | None:
+        return packages.provide(store, made.python, wheels) if scenario.packages else None
+
     return {
-        scenario.name: job.Contents(sources, disk(scenario), wheels if scenario.wheels else None)
+        scenario.name: job.Contents(sources, disk(scenario), made_packages(scenario))
         for scenario in chosen
     }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.guest.image import Python
+    from tests.guest.packages import Packages
 
 #: Room for everything a scenario brings back; the file is sparse.
 OUT_SIZE: Final = 256 << 20
@@ -40,11 +41,11 @@ exec python3 -m tests.guest.inside "$(cat scenario)"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a guest gets: the scenarios' sources; the agent's environment and wheels, or None."""
+    """What a guest gets: the scenarios' sources; the agent's environment and packages, or None."""
 
     sources: Path
     environment: Path | None = None
-    wheels: wheel.Wheels | None = None
+    packages: Packages | None = None
 
 
 def sources(store: cache.Cache, python: Python) -> Path:
@@ -81,10 +82,11 @@ def pack(file: Path, scenario: str, nonce: str, contents: Contents) -> None:
             _add_text(tar, name, text)
         for source in sorted(contents.sources.iterdir()):
             tar.add(source, source.name, filter=_owned_by_root)
-        if contents.wheels:
-            for directory in (contents.wheels.agent, contents.wheels.dependencies):
-                for file_ in sorted(directory.glob("*.whl")):
-                    tar.add(file_, f"wheels/{file_.name}", filter=_owned_by_root)
+        if contents.packages:
+            named = {"previous": contents.packages.previous, "present": contents.packages.present}
+            for name, directory in named.items():
+                [package] = directory.glob("*.deb")
+                tar.add(package, f"packages/{name}/{package.name}", filter=_owned_by_root)
 
 
 def blank(file: Path) -> None:

@@ -13,9 +13,9 @@ class Scenario:
     The limit is for a busy host: a scenario takes some minutes where nothing else runs, and
     each of its waits ends by itself.
 
-    `agent` says whether the agent's environment is laid at its place, `wheels` whether the job
-    also brings the wheels to install it from, `image` whether the container image's root is laid
-    there instead of the environment. One that is not `usual` runs when it is named.
+    `agent` says whether the agent's environment is laid at its place, `packages` whether the
+    job brings Debian packages to install it from, `image` whether the container image's root is
+    laid there instead of the environment. One that is not `usual` runs when it is named.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Scenario:
     summary: str
     timeout: float = 7200
     agent: bool = True
-    wheels: bool = False
+    packages: bool = False
     image: bool = False
     usual: bool = True
 
@@ -37,6 +37,13 @@ SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
         # The long ones first, so that two at a time end together.
+        Scenario(
+            "installation",
+            "two-sockets",
+            "the Debian package: installed, upgraded and removed beside pods; the unit's hardening",
+            agent=False,
+            packages=True,
+        ),
         Scenario(
             "kep-systemd",
             "two-sockets",
@@ -81,13 +88,6 @@ SCENARIOS: Final = {
             "kills",
             "two-sockets",
             "pods come and go while the agent is killed, also amid requests",
-        ),
-        Scenario(
-            "installation",
-            "two-sockets",
-            "installed from its wheel by the guest's Python; the unit's hardening",
-            agent=False,
-            wheels=True,
         ),
         Scenario(
             "container",
