@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     host.require_x86_64()
     host.provide(host.RUN_NEEDS)
     host.require_writable(options.cache)
-    store = Cache(options.cache)
+    store = Cache(options.cache.resolve())
     image.require(store)  # says first what is missing; nothing is downloaded until then
     results = options.results or options.cache / "results"
     with ThreadPoolExecutor(1) as beside:  # QEMU is unpacked while the image is made
