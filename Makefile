@@ -72,7 +72,7 @@ fuzz: setup ## give damaged inputs to every interface [INPUTS=N SEED=N]
 dependencies: setup ## write the SBOM and the third-party licences of the locked dependencies
 	@$(BIN)/python -m deploy.dependencies
 
-wheel: setup ## build the wheel into dist/
+wheel: dependencies ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir $(DIST) .
 	@$(CHECKSUMS)
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from deploy.dependencies import __main__ as dependencies
 from deploy.dependencies.lock import ROOT
 
 if TYPE_CHECKING:
@@ -84,7 +85,12 @@ def commit(version: str) -> Commit:
 
 
 def wheel(directory: Path, epoch: int) -> Path:
-    """Build the checkout's wheel into an empty directory and return it; raises `BuildError`."""
+    """Build the checkout's wheel into an empty directory and return it.
+
+    Its licences and its SBOM are written first: a wheel lists the licence files that are there
+    before its hooks run. Raises `BuildError` and `DependencyError`.
+    """
+    dependencies.write()
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     run([*build, "--outdir", directory, ROOT], epoch)
     [built] = directory.glob("*.whl")

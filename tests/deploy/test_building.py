@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
+import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
 from deploy import building
 from deploy.building import BuildError
+from deploy.dependencies.__main__ import LICENCES, SBOM
+from deploy.dependencies.lock import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +61,23 @@ def test_a_commit_is_a_release_by_the_tag_of_that_version_alone(checkout: Path) 
     assert building.commit("1.0").tag == ""
     git(checkout, "tag", "v1.0")
     assert building.commit("1.0").tag == "v1.0"
+
+
+def test_a_checkout_in_which_nothing_was_built_gives_the_same_wheel(tmp_path: Path) -> None:
+    written = shutil.ignore_patterns("__pycache__", SBOM.name)
+    for name in ("agent", "cgroupfs", "sysfs", "systemd", "deploy"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=written)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, tmp_path / "copy")
+    build = (
+        f"from deploy import building; building.wheel(Path({str(tmp_path / 'of the copy')!r}), 7)"
+    )
+    command = [sys.executable, "-c", f"from pathlib import Path; {build}"]
+    subprocess.run(command, check=True, cwd=tmp_path / "copy")
+    [copied] = (tmp_path / "of the copy").glob("*.whl")
+    assert copied.read_bytes() == building.wheel(tmp_path / "here", 7).read_bytes()
+    with zipfile.ZipFile(copied) as archive:
+        assert [name for name in archive.namelist() if name.endswith(f"licenses/{LICENCES.name}")]
 
 
 def test_a_program_that_fails_is_reported_with_what_it_printed() -> None:
