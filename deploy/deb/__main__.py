@@ -70,6 +70,7 @@ def build(target: Target, version: str, commit: Commit, output: Path, wheels: Pa
         environment.install(root, wheel, locked, wheels, target)
         environment.compile_all(root, python, target, epoch)
         tree.lay_out(root)
+        tree.manuals(root, epoch)
         tree.changelogs(root, version, target, epoch, archive.MAINTAINER)
         text = bill(root, version, target)
         output.mkdir(parents=True, exist_ok=True)

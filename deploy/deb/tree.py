@@ -1,4 +1,4 @@
-"""What a package holds besides the environment: unit, configuration, completion, documentation."""
+"""What a package holds besides the environment: unit, configuration, completion, manuals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from click.shell_completion import get_completion_class
@@ -15,6 +16,7 @@ from agent.config.file import load_config_file
 from deploy.building import BuildError
 from deploy.dependencies.lock import ROOT
 from deploy.image.tree import PREFIX
+from deploy.man import pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +42,9 @@ COPIED: Final[Mapping[str, Path]] = {
 
 #: Directories of the checkout with examples; their YAML files are copied.
 EXAMPLES: Final = ("deploy/examples", "deploy/prometheus")
+
+#: Manual pages, in a directory for each section.
+MANUALS: Final = Path("usr/share/man")
 
 #: Where each shell looks for the completion of a command.
 COMPLETIONS: Final[Mapping[str, Path]] = {
@@ -71,6 +76,14 @@ def completion(shell: str) -> str:
     if kind is None:
         raise BuildError(f"click completes no commands of {shell}")
     return kind(numawarden, {}, NAME, f"_{NAME.upper()}_COMPLETE").source()
+
+
+def manuals(root: Path, epoch: int) -> None:
+    """Add the manual pages of all commands; they have the day of `epoch`, in seconds."""
+    with TemporaryDirectory(prefix="numawarden-man-") as scratch:
+        for page in pages.write(Path(scratch), datetime.fromtimestamp(epoch, UTC).date()):
+            section = f"man{page.suffix.removeprefix('.')}"
+            _put(root / MANUALS / section / f"{page.name}.gz", _compressed(page.read_bytes()))
 
 
 def changelogs(root: Path, version: str, target: Target, epoch: int, maintainer: str) -> None:

@@ -6,7 +6,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from click import Context
 
+from agent.cli.main import numawarden
 from agent.config.file import load_config_file
 from deploy.deb import tree
 from deploy.deb.targets import TARGETS
@@ -60,6 +62,14 @@ def test_bash_completes_the_command_by_what_is_installed(root: Path) -> None:
 def test_every_shell_has_a_completion_of_the_command(root: Path, shell: str) -> None:
     script = (root / tree.COMPLETIONS[shell]).read_text()
     assert f"_NUMAWARDEN_COMPLETE={shell}_complete" in script
+
+
+def test_every_command_has_its_manual_page_with_the_packages_date(tmp_path: Path) -> None:
+    tree.manuals(tmp_path, 0)
+    pages = {path.name: path for path in (tmp_path / "usr/share/man/man1").iterdir()}
+    expected = {f"numawarden-{name}.1.gz" for name in numawarden.list_commands(Context(numawarden))}
+    assert {"numawarden.1.gz", *expected} <= set(pages)
+    assert rb"1970\-01\-01" in gzip.decompress(pages["numawarden.1.gz"].read_bytes())
 
 
 def test_the_changelog_of_the_package_has_its_version_and_time(root: Path) -> None:

@@ -268,7 +268,6 @@ def _check_starts(guest: Guest) -> Agent:
     guest.checks.require("it starts with the configuration that is shipped", started.ok, started)
     guest.checks.check("it says that it is ready", agent.is_ready())
     _check_journal(guest, agent)
-    agent.remove(UID)
     _check_rejection(guest, agent, own, TAKEN)
     guest.checks.check("the first one is as it was", agent.is_ready())
     agent.stop()
