@@ -11,7 +11,7 @@ from aiohttp import web
 from agent import __version__
 from agent.api import views
 from agent.api.documents import EventDocument, PodListDocument, encode
-from agent.api.mapped import map_of_allocations
+from agent.api.host.mapped import map_of_allocations
 from agent.api.status import StatusDocument
 from agent.managers.verdict import verdict
 from agent.tools.dashboard.server import Dashboard, address_of, listen

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.api.documents import decode
-from agent.api.map import CpuUse, MapCpuDocument, MapDocument
-from agent.api.mapped import is_shared
+from agent.api.host.map import CpuUse, MapCpuDocument, MapDocument
+from agent.api.host.mapped import is_shared
 from agent.tools.map.devices import device_word
 from agent.tools.map.parts import MappedPart, parts_of
 

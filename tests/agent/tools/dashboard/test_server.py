@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.api.map import MapDocument
+from agent.api.host.map import MapDocument
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard import server
