@@ -113,7 +113,9 @@ COMMANDS: Final = {
     ),
     "config": LazyCommand("agent.cli.local.config:config", "Check and show a configuration."),
     "replay": LazyCommand("agent.cli.local.replay:replay", "Decide pods on a described host."),
-    "playground": LazyCommand("agent.cli.local.playground:playground", "Try the agent here."),
+    "playground": LazyCommand(
+        "agent.cli.local.playground:playground", "Try the agent on an embedded host."
+    ),
     "state": LazyCommand(
         "agent.cli.local.state:state", "Take the kubelet's state over, or write it."
     ),

@@ -40,6 +40,7 @@ def main() -> int:
             host.command("admit", "--dry-run", str(EXAMPLES / "guaranteed.yaml"))
             _title("Another process changes the pod's cgroup; the agent repairs it")
             host.interfere("mixed", "cpuset.cpus", "0")
+            host.command("history", "mixed")
             _title("What it had is free again, the shared pool has grown (numawarden remove)")
             host.end("shared-only")
             host.command("remove", "shared-only")

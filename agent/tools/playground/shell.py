@@ -40,6 +40,7 @@ touched, and the directory is removed when you leave (exit, or Ctrl-D).
   numawarden admit pods/too-large.yaml   a rejection, with advice that was tried
   numawarden fit pods/mixed.yaml         how many more of them would fit
   echo 0 > $(cgroup-of mixed)/cpuset.cpus; numawarden verify    another process interferes
+  numawarden history mixed               what happened to the pod, and who did it
   crash-agent; numawarden list           the agent is killed and started again; pods stay
   agent-log                              what the agent says of all this
 
