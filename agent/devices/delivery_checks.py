@@ -27,7 +27,9 @@ _LONGEST_PATH: Final = 4096
 
 #: Control characters, what ends a line elsewhere, and halves of characters that UTF-8 cannot have.
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_PERMISSIONS: Final = re.compile(r"[rwm]+")
+_PERMISSIONS: Final = re.compile(r"[rwm]{1,3}")
+#: The names that execve(2), a shell and a unit file agree on: visible ASCII characters but `=`.
+_VARIABLE: Final = re.compile(r"[!-<>-~]+")
 _PCI_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
@@ -86,8 +88,8 @@ def _faults(delivery: Delivery) -> Iterator[str]:
 
 def _pair_faults(what: str, name: str, value: str) -> Iterator[str]:
     """Yield why a variable or an annotation cannot be given as `NAME=value` on one line."""
-    if not name or "=" in name or " " in name or _has_controls(name):
-        yield f"{what} has no name that can be given"
+    if not _VARIABLE.fullmatch(name):
+        yield f"{what} has a name that cannot be given; visible ASCII characters other than = can"
     if _has_controls(value):
         yield f"{what} has control characters"
     if _size(name) + _size(value) + 2 > _LARGEST_VARIABLE:
@@ -106,8 +108,8 @@ def _path_faults(what: str, path: str) -> Iterator[str]:
         yield f"{what} {shown(path)} is not at an absolute path"
     elif not {".", ".."}.isdisjoint(path.split("/")):
         yield f"{what} {shown(path)} leads through '.' or '..'"
-    if _has_controls(path):
-        yield f"{what} {shown(path)} has control characters"
+    if not path.isprintable():
+        yield f"{what} {shown(path)} has characters that cannot be printed"
     if _size(path) >= _LONGEST_PATH:
         yield f"{what} {shown(path)} is longer than the kernel allows"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from structlog.testing import capture_logs
 
+from agent.devices.delivery_checks import checked
 from agent.devices.plugins.limits import LONGEST_ID, LONGEST_SOCKET, MOST_DEVICES, NUMA_NODES
 from agent.devices.plugins.provider import DevicePlugins
 from agent.devices.provider import DeviceError
@@ -138,7 +139,7 @@ async def _check_allocation(data: bytes) -> bool:
     plugins = _Plugins(answer=data)
     demand(await plugins.registered(_REGISTRATION), "the plugin is not registered")
     try:
-        delivery = await plugins.provider.allocate(_GPU, ("a",))
+        delivery = checked(await plugins.provider.allocate(_GPU, ("a",)), "plugin", _GPU)
     except DeviceError as error:
         demand(error.message.isprintable(), f"no line: {error.message!r}")
         return False

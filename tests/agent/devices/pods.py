@@ -39,7 +39,11 @@ _PAIRS: Final = st.dictionaries(_NAMES.filter(lambda name: name and "\x7f" not i
 #: Also of letters that mean something to the tools that are given a path.
 _SEGMENTS: Final = st.one_of(
     st.text(st.sampled_from("ab .,:=\"'\\%$"), min_size=1, max_size=6),
-    st.text(_LETTERS.filter(lambda letter: letter != "/"), min_size=1, max_size=6),
+    st.text(
+        _LETTERS.filter(lambda letter: letter != "/" and letter.isprintable()),
+        min_size=1,
+        max_size=6,
+    ),
 ).filter(lambda segment: segment not in (".", ".."))
 _PATHS: Final = st.lists(_SEGMENTS, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 

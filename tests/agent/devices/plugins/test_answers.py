@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.devices.delivery_checks import checked
 from agent.devices.plugins.answers import (
-    LONGEST_VARIABLE,
     MOST_ENTRIES,
     PluginOptions,
     read_delivery,
@@ -16,6 +16,7 @@ from agent.devices.plugins.answers import (
 )
 from agent.devices.plugins.device_list import AnswerError
 from agent.devices.plugins.limits import LONGEST_ANSWER
+from agent.devices.provider import DeviceError
 from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
 from agent.rpc.device_plugin import V1BETA1
 
@@ -120,28 +121,6 @@ class TestDelivery:
             (allocation({}, {}), "2 containers are answered"),
             (b"\x0a\x05", "cannot be decoded as AllocateResponse"),
             (b"\x00" * (LONGEST_ANSWER + 1), "bytes, 1048576 are allowed"),
-            *(
-                (allocation(make(path)), "absolute path")
-                for path in ("", "dev/x", "/dev/../x", "/a\nb", "/a\x00", "/..", "/" + "a" * 4095)
-                for make in PATHS
-            ),
-            *(
-                (allocation(node(letters=letters)), "are not permissions of a device node")
-                for letters in ("", "rwx", "RW", "rw ", "rrrr")
-            ),
-            *(
-                (allocation({"envs": {name: "a"}}), "name of an environment variable")
-                for name in ("", "A=B", "A B", "A\n", "\u00e9")
-            ),
-            (allocation({"envs": {"A": "a\0"}}), "has a NUL"),
-            (allocation({"envs": {"A": "a" * (LONGEST_VARIABLE - 1)}}), "more than 131071 bytes"),
-            (allocation({"annotations": {"": "a"}}), "name of an annotation"),
-            (allocation({"annotations": {"a\nb": "a"}}), "name of an annotation"),
-            (allocation({"annotations": {"a": "\0"}}), "has a NUL"),
-            *(
-                (allocation({"cdi_devices": [{"name": name}]}), "name of a CDI device")
-                for name in ("", "gpu", "a/b", "a/b=", "/b=c", "a/b=c\n", "a/b=c/d")
-            ),
             (
                 allocation({"envs": {str(n): "" for n in range(MOST_ENTRIES + 1)}}),
                 "1025 environment variables, 1024 are allowed",
@@ -160,6 +139,39 @@ class TestDelivery:
             ),
         ],
     )
-    def test_what_no_plugin_means_is_rejected(self, raw: bytes, words: str) -> None:
+    def test_an_answer_that_cannot_be_read_is_rejected(self, raw: bytes, words: str) -> None:
         with pytest.raises(AnswerError, match=words):
             read_delivery(raw)
+
+    @pytest.mark.parametrize(
+        ("answered", "words"),
+        [
+            *((make(path), "absolute path") for path in ("", "dev/x") for make in PATHS),
+            *((make(path), "leads through") for path in ("/dev/../x", "/..") for make in PATHS),
+            *(
+                (make(path), "cannot be printed")
+                for path in ("/a\nb", "/a\x00", "/a\u202eb")
+                for make in PATHS
+            ),
+            *((make("/" + "a" * 4095), "longer than the kernel") for make in PATHS),
+            *((node(letters=each), "are not of r, w and m") for each in ("", "rwx", "RW", "rrrr")),
+            *(
+                ({kind: {name: "a"}}, f"the {what} .* has a name that cannot be given")
+                for kind, what in (("envs", "variable"), ("annotations", "annotation"))
+                for name in ("", "A=B", "A B", "A\n", "\u00e9")
+            ),
+            ({"envs": {"A": "a\0"}}, "has control characters"),
+            ({"annotations": {"a": "\0"}}, "has control characters"),
+            ({"envs": {"A": "a" * (1 << 17)}}, "longer than the kernel allows"),
+            *(
+                ({"cdi_devices": [{"name": name}]}, "a CDI device is named vendor/class=name")
+                for name in ("", "gpu", "a/b", "a/b=", "/b=c", "a/b=c\n", "a/b=c/d")
+            ),
+        ],
+    )
+    def test_what_no_container_can_get_is_rejected_before_it_is_used(
+        self, answered: dict[str, object], words: str
+    ) -> None:
+        delivery = read_delivery(allocation(answered))
+        with pytest.raises(DeviceError, match=words):
+            checked(delivery, "plugin", "example.com/gpu")
