@@ -41,8 +41,7 @@ class AgentError(Exception):  # named after its source
     def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
         # A single mistake is the message already.
         details = error.details if len(error.details) > 1 else ()
-        lines = (f"{d.path}: {d.message}" if d.path else d.message for d in details)
-        super().__init__("\n".join((error.message, *lines)))
+        super().__init__("\n".join((error.message, *map(str, details))))
         self.status = status
         self.error = error
         self.body = body

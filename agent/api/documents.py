@@ -24,10 +24,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ErrorDetail(Document, frozen=True):
-    """One mistake: `path` names the field (`spec.containers[0].name`), or is ""."""
+    """One mistake: `path` names the field (`spec.containers[0].name`), or is "".
+
+    `line` is that of the manifest, from 1, null where the mistake is on no line.
+    """
 
     path: str
     message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line is not None else ""
+        return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
 
 
 class ErrorBody(Document, frozen=True):

@@ -27,10 +27,18 @@ if TYPE_CHECKING:
     from agent.managers.trials.advice import Advice
     from agent.managers.verdict import Judgement
     from agent.managers.violation import Violation
+    from agent.parsing.errors import Mistake
     from cgroupfs.plan import Write
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
+
+
+def mistake_documents(mistakes: Iterable[Mistake]) -> tuple[wire.ErrorDetail, ...]:
+    """Return the documents of mistakes, in their order."""
+    return tuple(
+        wire.ErrorDetail(path=each.path, message=each.message, line=each.line) for each in mistakes
+    )
 
 
 class Recorded(Protocol):

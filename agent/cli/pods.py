@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +15,7 @@ from agent.cli.access import (
     output_option,
     print_json,
     print_lines,
+    read_manifest,
     socket_option,
 )
 from agent.cli.errors import CommandError, ExitCode
@@ -53,12 +53,8 @@ def admit(file: Path, output: str, socket_path: str, *, require: str, dry_run: b
     Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
     is admitted but not enforced.
     """
-    # Imported here: help needs none of it.
-    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415
-
-    standard = str(file) == "-"
-    manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
-    with agent_at(socket_path) as agent:
+    manifest, name = read_manifest(file)
+    with agent_at(socket_path, name) as agent:
         answer = agent.admit(manifest, dry_run=dry_run, require=require)
     from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
 

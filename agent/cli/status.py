@@ -63,9 +63,10 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
     yield from _drift(answer.drift)
     for manifest in answer.manifests:
-        yield f"  manifest   {manifest.file}: {manifest.state}"
-        for detail in manifest.details:
-            yield f"               {detail.path}: {detail.message}"
+        why = f", {manifest.message}" if manifest.message else ""
+        yield f"  manifest   {manifest.file}: {manifest.state}{why}"
+        if len(manifest.details) > 1:  # a single one is the message
+            yield from (f"               {detail}" for detail in manifest.details)
     for condition in answer.conditions:
         state = f"{condition.type} is {condition.status} ({condition.reason})"
         yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"

@@ -14,7 +14,8 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api import documents as wire
-from agent.parsing.errors import MISTAKES_REPORTED
+from agent.api.views import mistake_documents
+from agent.parsing.errors import MISTAKES_REPORTED, Mistake
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
@@ -263,8 +264,7 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     if count > MISTAKES_REPORTED:
         summary = f"{summary}, of which the first {MISTAKES_REPORTED} are listed"
     listed = error.problems[:MISTAKES_REPORTED]
-    details = tuple((problem.path, problem.message) for problem in listed)
-    return errors.InvalidManifestError(summary, details, error.identity)
+    return errors.InvalidManifestError(summary, listed, error.identity)
 
 
 async def _body(request: Request) -> bytes:
@@ -290,7 +290,9 @@ def _flag(request: Request, name: str) -> bool:
     asked = dict(reversed(request.target.query))
     text = asked.get(name, "false")
     if text not in _BOOLEANS:
-        raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))
+        raise errors.RequestError(
+            f"{name} is true or false, found {text!r}", (Mistake(name, "boolean"),)
+        )
     return _BOOLEANS[text]
 
 
@@ -302,7 +304,7 @@ def _requiring(pod: Pod, request: Request) -> Pod:
     unknown = unknown_qualities(asked)
     if unknown:
         message = f"require has {unknown[0][:32]!r}, which is not one of {', '.join(Quality)}"
-        raise errors.RequestError(message, (("require", "qualities"),))
+        raise errors.RequestError(message, (Mistake("require", "qualities"),))
     both = ",".join(filter(None, (pod.annotations.get(REQUIRE), asked)))
     return replace(pod, annotations=MappingProxyType({**pod.annotations, REQUIRE: both}))
 
@@ -312,7 +314,7 @@ def _count(request: Request, name: str, most: int) -> int:
     text = dict(reversed(request.target.query)).get(name, str(most))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
         message = f"{name} is a whole number from 1 to {most}, found {text[:32]!r}"
-        raise errors.RequestError(message, ((name, "number"),))
+        raise errors.RequestError(message, (Mistake(name, "number"),))
     return int(text)
 
 
@@ -325,10 +327,9 @@ def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
 
 
 def _failed(
-    status: HTTPStatus, code: str, message: str, details: tuple[tuple[str, str], ...] = ()
+    status: HTTPStatus, code: str, message: str, details: tuple[Mistake, ...] = ()
 ) -> Response:
-    listed = tuple(wire.ErrorDetail(path=path, message=text) for path, text in details)
-    body = wire.ErrorBody(code=code, message=message, details=listed)
+    body = wire.ErrorBody(code=code, message=message, details=mistake_documents(details))
     return _json(wire.ErrorDocument(error=body), status)
 
 

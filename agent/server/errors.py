@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.managers.allocations.origin import Source
+    from agent.parsing.errors import Mistake
     from agent.pods.identity import PodIdentity
 
 
@@ -25,11 +26,11 @@ class StartError(Exception):
 
 
 class RequestError(Exception):
-    """A request that cannot be served; `code` is for programs, `details` are (path, message)."""
+    """A request that cannot be served; `code` is for programs, `details` are its mistakes."""
 
     code: ClassVar[str] = "InvalidRequest"
 
-    def __init__(self, message: str, details: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, message: str, details: tuple[Mistake, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
@@ -67,7 +68,7 @@ class InvalidManifestError(RequestError):
     def __init__(
         self,
         message: str,
-        details: tuple[tuple[str, str], ...] = (),
+        details: tuple[Mistake, ...] = (),
         identity: PodIdentity = NO_IDENTITY,
     ) -> None:
         super().__init__(message, details)

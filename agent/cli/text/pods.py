@@ -95,8 +95,7 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
         yield from rejection_lines(pod.rejection)
     else:
         yield f"  {pod.reason}: {pod.message}"
-        yield from (f"    {d.path}: {d.message}" if d.path else f"    {d.message}"
-                    for d in pod.details)  # fmt: skip
+        yield from (f"    {detail}" for detail in pod.details)
     if pod.explanation is not None:
         yield from _explanation(pod.explanation)
 

@@ -106,7 +106,7 @@ def test_an_invalid_pod_can_be_asked_about_by_what_it_says_of_itself(shell: Shel
     assert code == ExitCode.BAD_INPUT
     assert out.startswith(f"invalid shop/web (uid {UID})\n  phase: Failed since ")
     assert "\n  InvalidManifest: 3 mistakes in the manifest\n" in out
-    assert "\n    spec.containers[0].name: " in out
+    assert "\n    line 9: spec.containers[0].name: " in out
     code, out, _ = shell.run("show", "shop/db")
     assert code == ExitCode.BAD_INPUT
     assert out.startswith("invalid shop/db\n")
@@ -173,7 +173,7 @@ def test_every_mistake_in_a_manifest_is_a_line(shell: Shell) -> None:
     first, *rest = err.splitlines()
     assert first.startswith("numawarden: error: ")
     assert "mistakes" in first
-    assert any(line.startswith("  spec.containers[0].name: ") for line in rest)
+    assert any(line.startswith("  line 9: spec.containers[0].name: ") for line in rest)
 
 
 @pytest.mark.usefixtures("agent")
