@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent.api.documents import (
     AdmissionDocument,
     Document,
@@ -76,11 +78,33 @@ class ConditionDocument(Document, frozen=True):
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
+class StateDirectoryDocument(Document, frozen=True):
+    """The directory of the checkpoint; `free` bytes were left for it at the last comparison.
+
+    `free` is null before the first one.
+    """
+
+    directory: str
+    free: int | None
+
+
+class ConfigurationDocument(Document, frozen=True):
+    """The configuration that the agent runs with: its file, what was laid over it, and all keys.
+
+    `keys` has every key with its value, as `numawarden config show` prints them.
+    """
+
+    file: str
+    settings: tuple[str, ...]
+    keys: dict[str, Any]
+
+
 class StatusDocument(Document, frozen=True):
     """The agent's status; `conditions` are what is not as it should be.
 
     `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
-    `drift` the latest settings that another process changed.
+    `drift` the latest settings that another process changed. `unready` says why no pod can be
+    admitted, "" if `ready`. `state` and `configuration` are null where the agent has none.
     """
 
     version: str
@@ -101,6 +125,9 @@ class StatusDocument(Document, frozen=True):
     invalid: tuple[ViolationDocument, ...] = ()
     failed: tuple[FailedPodDocument, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
+    unready: str = ""
+    state: StateDirectoryDocument | None = None
+    configuration: ConfigurationDocument | None = None
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""

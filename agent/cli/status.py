@@ -13,12 +13,16 @@ from agent.cli.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import EventDocument, FailedPodDocument, ReconcileDocument
+    from agent.api.documents import EventDocument, FailedPodDocument
     from agent.api.status import DriftDocument, StatusDocument
     from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
+
+#: The types of conditions that are about the kernel's settings.
+_OF_THE_KERNEL: Final = ("Enforced", "RepairsLast")
+_AGREES: Final = "the kernel agrees with the ledger"
 
 #: How many drifted settings are listed.
 _DRIFT_SHOWN: Final = 5
@@ -46,6 +50,11 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     ready = "ready" if answer.ready else "NOT READY"
     since = moment(answer.started)
     yield f"numawarden {answer.version}, process {answer.pid}, {ready}, since {since}"
+    if answer.unready:
+        yield f"  not ready  {answer.unready}"
+    for condition in answer.conditions:
+        state = f"{condition.type} is {condition.status} ({condition.reason})"
+        yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
     policy = answer.policy
     yield (
         f"  policies   CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, "
@@ -60,16 +69,13 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"
     )
     yield from _failed(answer.failed)
-    yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
+    yield f"  reconcile  {_reconcile(answer)}"
     yield from _drift(answer.drift)
     for manifest in answer.manifests:
         why = f", {manifest.message}" if manifest.message else ""
         yield f"  manifest   {manifest.file}: {manifest.state}{why}"
         if len(manifest.details) > 1:  # a single one is the message
             yield from (f"               {detail}" for detail in manifest.details)
-    for condition in answer.conditions:
-        state = f"{condition.type} is {condition.status} ({condition.reason})"
-        yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
 
 
 def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
@@ -87,13 +93,17 @@ def _drift(settings: Sequence[DriftDocument]) -> Iterator[str]:
         yield f"  drift      {moment(drift.time)}, {drift.line()}"
 
 
-def _reconcile(document: ReconcileDocument | None) -> str:
+def _reconcile(answer: StatusDocument) -> str:
+    """Return the last comparison, and what of the kernel's settings is not as it should be now."""
+    document = answer.last_reconcile
     if document is None:
         return "not yet"
-    when = f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms"
-    if not document.found:
-        return f"{when}: as it should be"
-    return f"{when}: found {_causes(document.found)}; repaired {_causes(document.repaired)}"
+    said = [f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms: "]
+    if document.found:
+        said.append(f"found {_causes(document.found)}; repaired {_causes(document.repaired)}; ")
+    wrong = sum(each.type in _OF_THE_KERNEL for each in answer.conditions)
+    said.append(f"{wrong} not as it should be, see CONDITION" if wrong else _AGREES)
+    return "".join(said)
 
 
 def _causes(counts: Mapping[str, int]) -> str:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from agent.managers.cpu.topology import CpuTopologyError
+from agent.managers.errors import ManagerError
+from agent.parsing.errors import DocumentError
 from agent.pods.identity import NO_IDENTITY
+from agent.reconcile.errors import EnforcementError
+from agent.sources.errors import SourceUnreadableError
+from agent.state.errors import CheckpointError
+from cgroupfs.errors import CgroupError
+from sysfs.files import SysfsError
+from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +43,30 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message
         self.details = details
+
+
+#: Errors of the environment (disk, cgroups, host, systemd), of the configuration and of requests:
+#: what happens to a sound agent. A log line says which, without a traceback.
+EXPECTED: Final = (
+    RequestError,
+    OSError,
+    DocumentError,
+    ManagerError,
+    CpuTopologyError,
+    CheckpointError,
+    EnforcementError,
+    SysfsError,
+    CgroupError,
+    SystemdError,
+    SourceUnreadableError,
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an expected error in one line; an `OSError` begins with its file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class NotReadyError(RequestError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: With so many free bytes a save is not tried out, whatever its size was last.
+LEAST_FREE: Final = 256 << 10
+
 
 class Saving:
     """Saves durable state for the controller, one save at a time."""
@@ -28,6 +31,8 @@ class Saving:
         self._saver = saver
         self._worker = worker
         self._counters = counters
+        #: With fewer free bytes the next save may fail.
+        self._needed = LEAST_FREE
 
     async def commit(self, durable: DurableState) -> None:
         """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
@@ -38,11 +43,14 @@ class Saving:
         reports the failure until a save succeeds.
         """
         try:
-            await self._worker.run(self._saver.save, self._state.to_save(durable))
+            size = await self._worker.run(self._saver.save, self._state.to_save(durable))
+            self._needed = max(LEAST_FREE, 2 * size)
             self._state.unsaved = None
         except CheckpointIOError as error:
+            # The same save is repeated from time to time; one line says so.
+            if durable is not self._state.durable or self._state.unsaved != str(error):
+                log.error("checkpoint save failed", why=str(error), replaced=error.replaced)  # noqa: TRY400  # not a defect of the agent
             self._failed(error)
-            log.exception("checkpoint save failed", replaced=error.replaced)
             if not error.replaced:
                 raise CheckpointFailedError(error) from error
         except Exception as error:
@@ -65,18 +73,21 @@ class Saving:
             await self.commit(self._state.durable)
 
     async def check(self) -> None:
-        """Report an unusable state directory before the next change needs it.
+        """Report an unusable state directory or a full disk before the next change needs it.
 
-        State that could not be saved before is saved now.
+        State that could not be saved before is saved now. Where the file system seems to have no
+        room the state is saved as well: only that shows whether the next change can be saved.
         """
         try:
             await self._worker.run(self._saver.check)
+            free = await self._worker.run(self._saver.free)
         except CheckpointIOError as error:
             if self._state.unsaved != str(error):
                 log.error("state directory unavailable", why=str(error))  # noqa: TRY400
             self._state.unsaved = str(error)
             return
-        if self._state.unsaved is not None:
+        self._state.free_bytes = free
+        if self._state.unsaved is not None or free < self._needed:
             await self.again()
 
     def _failed(self, error: Exception) -> None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class GaugeInput(Struct, frozen=True):
     """The state of one moment.
 
-    `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
-    `last_reconcile` is Unix time, None before the first. `plugins` says of each resource of device
-    plugins whether its plugin is connected.
+    `condition_types` counts conditions by type, `manifests` files by state, `invalid` what
+    `agent.managers.validity` finds by rule; `last_reconcile` is Unix time, None before the first.
+    `plugins` says of each resource of device plugins whether its plugin is connected.
     """
 
     version: str
@@ -38,6 +38,7 @@ class GaugeInput(Struct, frozen=True):
     started: float = 0.0
     unenforced_pods: int = 0
     conditions: int = 0
+    condition_types: Mapping[str, int] = MappingProxyType({})
     contested: int = 0
     manifests: Mapping[str, int] = MappingProxyType({})
     invalid: Mapping[str, int] = MappingProxyType({})
@@ -97,6 +98,8 @@ def _free(reading: GaugeInput) -> Iterator[Sample]:
 def _service(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
     yield Sample(names.CONDITIONS, (), reading.conditions)
+    for kind, count in reading.condition_types.items():
+        yield Sample(names.CONDITIONS_BY_TYPE, (kind,), count)
     yield Sample(names.CONTESTED_CGROUPS, (), reading.contested)
     for rule in (
         *Rule,

@@ -127,6 +127,11 @@ CONDITIONS: Final = gauge(
     "numawarden_conditions",
     "Conditions that 'numawarden status' lists at present.",
 )
+CONDITIONS_BY_TYPE: Final = gauge(
+    "numawarden_conditions_by_type",
+    "Conditions that 'numawarden status' lists at present, by what does not hold.",
+    "type",
+)
 CONTESTED_CGROUPS: Final = gauge(
     "numawarden_contested_cgroups",
     "Cgroups that another writer keeps modifying and whose repair is delayed.",
@@ -241,6 +246,7 @@ GAUGES: Final = (
     UNENFORCED_PODS,
     INVALID_ALLOCATIONS,
     CONDITIONS,
+    CONDITIONS_BY_TYPE,
     CONTESTED_CGROUPS,
     MANIFESTS,
     LAST_RECONCILE,

@@ -222,6 +222,7 @@ class Wiring:
             self._configured, self._loaded, self._boot_id, clock.time(), self._running
         )
         state.providers = self._providers
+        state.directory = self._config.agent.state_directory
         state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
         state.unenforced = prepared.differences
         if self._unreadable is not None:

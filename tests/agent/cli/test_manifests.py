@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.agent.server.support import World
 
-#: One mistake, several of them, a text that is no YAML, one that is no pod: with their lines.
+#: One mistake, several of them, a broken YAML text, a document of another kind: with their lines.
 MISTAKEN = {
     "one": (manifest().replace(b"name: c0", b"name: C_0"), 1),
     "several": (manifest().replace(b"'2'", b"'-2'").replace(b"name: c0", b"name: C_0"), 2),
