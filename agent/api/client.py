@@ -66,13 +66,23 @@ class AgentClient:
         self._timeout = timeout
 
     def admit(
-        self, manifest: bytes, *, dry_run: bool = False, require: str = ""
+        self,
+        manifest: bytes,
+        *,
+        dry_run: bool = False,
+        require: str = "",
+        replace: bool = False,
     ) -> wire.AdmissionDocument:
         """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error.
 
-        `require` are names of what the allocation has to have, separated by commas.
+        `require` are names of what the allocation has to have, separated by commas. With `replace`
+        the pod takes the place of the admitted pod of its name.
         """
-        asked = {"dryRun": "true" if dry_run else "", "require": require}
+        asked = {
+            "dryRun": "true" if dry_run else "",
+            "require": require,
+            "replace": "true" if replace else "",
+        }
         query = urlencode({name: text for name, text in asked.items() if text})
         path = f"/v1/pods?{query}" if query else "/v1/pods"
         try:

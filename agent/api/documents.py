@@ -373,7 +373,8 @@ class AdmissionDocument(Document, frozen=True):
     """The answer to an admission.
 
     Admitted: `pod` is set. Rejected: `rejection` and `error` are set. `dry_run`: nothing was
-    changed; `plan` is what the admission would change in cgroups.
+    changed; `plan` is what the admission would change in cgroups. `replaced` is the uid of the pod
+    in whose place this one is, null for none.
     """
 
     uid: str
@@ -387,6 +388,7 @@ class AdmissionDocument(Document, frozen=True):
     explanation: ExplanationDocument | None = None
     error: ErrorBody | None = None
     plan: PlanDocument | None = None
+    replaced: str | None = None
 
 
 class RemovalDocument(Document, frozen=True):

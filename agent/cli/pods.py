@@ -45,9 +45,18 @@ _Shown = TypeVar("_Shown", bound="Document")
     help="Reject the pod unless every container gets this: exclusive, aligned, whole-cores, "
     "near-device (separated by commas).",
 )
+@click.option(
+    "--replace",
+    "in_place",
+    is_flag=True,
+    help="Take the place of the admitted pod of the same namespace and name, if there is one: both "
+    "are decided together, and that pod stays if the new one does not fit.",
+)
 @output_option
 @socket_option
-def admit(file: Path, output: str, socket_path: str, *, require: str, dry_run: bool) -> int:
+def admit(
+    file: Path, output: str, socket_path: str, *, require: str, dry_run: bool, in_place: bool
+) -> int:
     """Admit the pod of a manifest (YAML or JSON; - reads standard input).
 
     Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
@@ -55,7 +64,7 @@ def admit(file: Path, output: str, socket_path: str, *, require: str, dry_run: b
     """
     manifest, name = read_manifest(file)
     with agent_at(socket_path, name) as agent:
-        answer = agent.admit(manifest, dry_run=dry_run, require=require)
+        answer = agent.admit(manifest, dry_run=dry_run, require=require, replace=in_place)
     from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it
 
     _print(answer, output, admission_lines)

@@ -126,7 +126,7 @@ class Api:
                 ("POST", "/v1/reconcile", self._reconcile),
             ],
             parameters={
-                ("POST", "/v1/pods"): ("dryRun", "require"),
+                ("POST", "/v1/pods"): ("dryRun", "require", "replace"),
                 ("POST", "/v1/fit"): ("most",),
             },
         )
@@ -175,7 +175,7 @@ class Api:
         return await self._routes(request)
 
     async def _admit(self, request: Request) -> Response:
-        dry_run = _flag(request, "dryRun")
+        dry_run, replace_pod = _flag(request, "dryRun"), _flag(request, "replace")
         body = await _body(request)
         try:
             pod = _requiring(await self._pod_of(body), request)
@@ -185,10 +185,11 @@ class Api:
                     self._controller.rejections.invalid_request(error)
             raise
         if dry_run:
-            answer = await self._controller.preview(pod)
+            answer = await self._controller.preview(pod, replace_pod=replace_pod)
         else:
-            answer = await self._controller.admit(pod)
-        answer = await self._controller.decisions.advised(pod, answer)
+            answer = await self._controller.admit(pod, replace_pod=replace_pod)
+        decisions = self._controller.decisions
+        answer = await decisions.advised(pod, answer, replace_pod=replace_pod)
         return _json(answer, _admission_status(answer))
 
     async def _fit(self, request: Request) -> Response:

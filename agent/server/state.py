@@ -32,6 +32,7 @@ from agent.server.conditions import (
 )
 from agent.server.metrics.gauges import GaugeInput
 from agent.server.reporting.records import PodRecords
+from agent.sources.ownership import PodNames
 from agent.sources.source import ADMITTED, ENTRY_STATES
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
 
     from agent.api.documents import ManifestDocument, ReconcileDocument
     from agent.api.status import ConfigurationDocument, DriftDocument
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
     from agent.managers.violation import Violation
+    from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
     from agent.server.configured_host import ConfiguredHost
     from agent.sources.errors import SourceUnreadableError
@@ -139,6 +141,7 @@ class AgentState(Struct):
     conditions: dict[str, str] = field(default_factory=dict)
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
+    _names: PodNames = field(default_factory=PodNames)
     _fitting: tuple[Host, Ledger] | None = None
     _left: tuple[EffectivePolicy, tuple[ConditionDocument, ...]] | None = None
 
@@ -326,6 +329,10 @@ class AgentState(Struct):
         if _unread(owner.name) in self.pending:
             return owner, self.sources[owner.name].removal
         return self.asked_for_by(uid)
+
+    def namesakes(self, pod: Pod) -> tuple[PodAllocation, ...]:
+        """Return the admitted pods that have the name of a pod which is not admitted."""
+        return self._names.others(self.ledger, pod)
 
     def asked_for_by(self, uid: str) -> tuple[Source, str] | None:
         """Return the source that asks for an admitted pod now, and how to end the pod there.

@@ -74,7 +74,8 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
         return
     verb = "would admit" if answer.dry_run else "admitted"
     already = ", as before" if answer.already_admitted else ""
-    yield f"{verb} {name}{already}"
+    instead = f", in place of uid {answer.replaced}" if answer.replaced else ""
+    yield f"{verb} {name}{already}{instead}"
     if answer.explanation is not None:
         yield from _each("  warning: ", answer.explanation.warnings)
     yield from _allocations(answer.pod)

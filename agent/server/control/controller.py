@@ -19,6 +19,7 @@ from agent.api.documents import (
     AdmissionDocument,
     BindDocument,
     BindRequest,
+    EnforcementDocument,
     FailedPodDocument,
     PodDocument,
     ReconcileDocument,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
+    from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
@@ -91,24 +93,29 @@ class Controller:
 
     # --- operations -----------------------------------------------------------------------------
 
-    async def admit(self, pod: Pod, source: Source = API) -> AdmissionDocument:
+    async def admit(
+        self, pod: Pod, source: Source = API, *, replace_pod: bool = False
+    ) -> AdmissionDocument:
         """Admit a pod or reject it; raises `CheckpointFailedError` when it cannot be saved.
 
         Admission is idempotent; a rejected pod changes nothing. The pod belongs to `source` from
-        then on (`agent.sources.ownership`).
+        then on (`agent.sources.ownership`). With `replace_pod` it takes the place of the admitted
+        pod of its name, which is removed with the same save.
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self.clock.monotonic()
-            answer = await self.queue.run(lambda: self._admit(pod, source))
+            answer = await self.queue.run(lambda: self._admit(pod, source, replace_pod=replace_pod))
             self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer
 
-    async def preview(self, pod: Pod) -> AdmissionDocument:
+    async def preview(self, pod: Pod, *, replace_pod: bool = False) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
-        decision = await self.decisions.preview(pod, API)
+        replaced = self.decisions.replaced(pod) if replace_pod else None
+        decision = await self.decisions.preview(pod, API, replaced)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
         answer = self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
+        answer = _replacing(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
         async with self._observing:
             plan = await self.worker.run(self._kernel.plan, desired, pod.uid)
@@ -217,24 +224,33 @@ class Controller:
 
     # --- queued actions -------------------------------------------------------------------------
 
-    async def _admit(self, pod: Pod, source: Source) -> AdmissionDocument:
-        decision = await self.decisions.decide(pod, source)
+    async def _admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
+        replaced = self.decisions.replaced(pod) if replace_pod else None
+        decision = await self.decisions.decide(pod, source, replaced)
         if decision.allocation is None:
             return self.rejections.rejected(pod, decision, source)
         if decision.already_admitted:
             return await self._repeat(decision, decision.allocation)
-        await self._commit_admission(self.state.durable.with_pod(decision.ledger, pod.uid))
+        durable = self.state.durable
+        if replaced is not None:
+            durable = durable.without_pod(decision.ledger, replaced.uid)
+        await self._commit_admission(durable.with_pod(decision.ledger, pod.uid))
         record = PodRecord(views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
         self.rejections.admitted(decision.allocation)
         self.state.displaced.pop(pod.uid, None)
+        removal = None
+        if replaced is not None:
+            # Confined to the pool of a ledger with neither pod, before the new one is given CPUs.
+            neither = admission.remove(self.state.configured.rules, decision.ledger, pod.uid)
+            removal = await self._end(replaced, self.state.desired_of(neither), pod.uid)
         await self.worker.run(self.state.cdi_files.write, decision.allocation)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
         fields = self._allocation_fields(decision.allocation)
         log.info("pod admitted", enforced=not record.unenforced, **fields)
         self.publish("PodAdmitted", pod.uid, full_name(pod))
-        return self._admission(decision, decision.allocation, record)
+        return _replacing(self._admission(decision, decision.allocation, record), replaced, removal)
 
     async def _repeat(self, decision: Decision, allocation: PodAllocation) -> AdmissionDocument:
         durable = self.state.durable
@@ -256,22 +272,37 @@ class Controller:
         allocation = self._allocation(uid)
         ledger = admission.remove(self.state.configured.rules, self.state.ledger, uid)
         await self._saving.commit(self.state.durable.without_pod(ledger, uid))
-        self.state.records.forget(uid)
-        self.state.displaced.pop(uid, None)
-        self.state.releases += 1
-        await self.worker.run(self.state.cdi_files.remove, allocation)
-        outcome = await self.worker.run(self._kernel.removed, self.state.target(), allocation)
-        self.outcomes.note(outcome)
-        self.metrics.counters.add(names.REMOVALS)
-        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
-        log.info("pod removed", pod=full_name(allocation), conditions=remaining)
-        self.publish("PodRemoved", uid, full_name(allocation))
+        enforcement = await self._end(allocation, self.state.target())
         return RemovalDocument(
             uid=uid,
             name=allocation.name,
             namespace=allocation.namespace,
-            enforcement=views.enforcement_document(remaining, outcome.notes),
+            enforcement=enforcement,
         )
+
+    async def _end(
+        self, allocation: PodAllocation, target: Desired, replaced_by: str | None = None
+    ) -> EnforcementDocument:
+        """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
+        uid = allocation.uid
+        self.state.records.forget(uid)
+        self.state.displaced.pop(uid, None)
+        self.state.releases += 1
+        await self.worker.run(self.state.cdi_files.remove, allocation)
+        outcome = await self.worker.run(self._kernel.removed, target, allocation)
+        self.outcomes.note(outcome)
+        self.metrics.counters.add(names.REMOVALS)
+        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
+        log.info(
+            "pod removed",
+            removed=uid,
+            pod=full_name(allocation),
+            replaced_by=replaced_by,
+            conditions=remaining,
+        )
+        message = "" if replaced_by is None else f"replaced by the pod of uid {replaced_by}"
+        self.publish("PodRemoved", uid, full_name(allocation), message)
+        return views.enforcement_document(remaining, outcome.notes)
 
     async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         allocation = self._allocation(uid, container)
@@ -427,3 +458,20 @@ class Controller:
 
     def _count_admission(self, result: str) -> None:
         self.metrics.counters.add(names.ADMISSIONS, result)
+
+
+def _replacing(
+    answer: AdmissionDocument,
+    replaced: PodAllocation | None,
+    removal: EnforcementDocument | None = None,
+) -> AdmissionDocument:
+    """Return an answer with the pod that was replaced, and what is left of it in the kernel."""
+    if replaced is None or answer.pod is None:
+        return answer
+    pod = answer.pod
+    if removal is not None:
+        own = pod.enforcement
+        differences = tuple(dict.fromkeys((*own.differences, *removal.differences)))
+        notes = tuple(dict.fromkeys((*own.notes, *removal.notes)))
+        pod = replace(pod, enforcement=views.enforcement_document(differences, notes))
+    return replace(answer, pod=pod, replaced=replaced.uid)

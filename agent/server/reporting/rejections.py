@@ -61,7 +61,7 @@ class RejectionReporter:
     def rejected(self, pod: Pod, decision: Decision, source: Source) -> AdmissionDocument:
         """Report a rejected pod; return the answer.
 
-        A conflict is not stored: the pod of that uid is admitted.
+        A conflict is not stored: a pod of that uid or that name is admitted.
         """
         rejection = rejection_of(decision)
         conflict = rejection.reason == Reason.CONFLICT

@@ -199,7 +199,8 @@ def test_what_is_not_there_is_not_found(shell: Shell) -> None:
 @pytest.mark.usefixtures("agent")
 def test_a_name_that_means_two_pods_is_not_guessed(shell: Shell) -> None:
     shell.run("admit", shell.file(manifest()))
-    shell.run("admit", shell.file(manifest("web", OTHER_UID)))
+    elsewhere = manifest("web", OTHER_UID).replace(b"namespace: shop", b"namespace: lab")
+    assert shell.run("admit", shell.file(elsewhere))[0] == ExitCode.OK
     code, _, err = shell.run("remove", "web")
     assert code == ExitCode.BAD_INPUT
     assert UID in err
