@@ -116,7 +116,7 @@ def reserved_memory(config: Config, machine: Machine) -> dict[int, dict[str, int
 
 
 def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
-    """Yield a line for each node that has less of a memory type than is reserved there.
+    """Yield a line for each node of which reservations take all of a memory type, or more.
 
     As for the kubelet, that is not an error: pods get nothing of the type on that node. It happens
     when huge pages are taken from memory that was reserved.
@@ -124,7 +124,7 @@ def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
     for node in machine.nodes:
         for memory_type, size in policy.memory.reserved.get(node.id, {}).items():
             capacity = node_capacity(node, memory_type)
-            if size > capacity:
+            if size and size >= capacity:
                 yield (
                     f"node {node.id} has {_text(capacity)} of {memory_type} and {_text(size)} "
                     "reserved: nothing of it is left for pods"

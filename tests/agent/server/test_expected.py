@@ -81,12 +81,12 @@ async def a_state_directory_that_vanishes(agent: Running) -> None:
 
 async def a_host_that_cannot_be_read(agent: Running) -> None:
     def unreadable() -> object:
-        raise SysfsError(Path("/sys/devices"), "cannot be read", "mount sysfs")
+        raise SysfsError("/sys/devices", "cannot be read", "mount sysfs")
 
-    await agent.service._attempt(
-        lambda: agent.controller.take_over(unreadable),  # type: ignore[arg-type]  # it only raises
-        "take over",
-    )
+    async def take_over() -> None:
+        await agent.controller.take_over(unreadable)  # type: ignore[arg-type]  # it only raises
+
+    await agent.service._attempt(take_over, "take over")
 
 
 async def a_tree_that_cannot_be_read(agent: Running) -> None:

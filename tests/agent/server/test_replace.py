@@ -146,7 +146,8 @@ async def test_a_replacement_has_the_cpus_of_the_pod_before_it(world: World) -> 
         assert any(UID in note for note in answer.pod.enforcement.notes)
         saved = peek(world.config.agent.state_directory)
         assert saved is not None
-        assert (list(saved.ledger.allocations), saved.orphaned) == ([OTHER_UID], {UID})
+        assert list(saved.ledger.allocations) == [OTHER_UID]
+        assert saved.orphaned == {UID}
         assert agent.controller.metrics.counters.value(names.REMOVALS) == 1
 
 
