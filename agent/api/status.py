@@ -99,6 +99,27 @@ class ConfigurationDocument(Document, frozen=True):
     keys: dict[str, Any]
 
 
+class CheckedDocument(Document, frozen=True):
+    """What `numawarden check` found of one `subject`: `ok`, and one line with what to do if not."""
+
+    subject: str
+    ok: bool
+    message: str
+
+
+class CheckDocument(Document, frozen=True):
+    """The verdict of `numawarden check`; `code` is its exit code."""
+
+    ok: bool
+    code: int
+    checks: tuple[CheckedDocument, ...]
+
+    def summary(self) -> str:
+        """Return the verdict in one line."""
+        wrong = tuple(dict.fromkeys(each.subject for each in self.checks if not each.ok))
+        return f"numawarden NOT OK: {', '.join(wrong)}" if wrong else "numawarden OK"
+
+
 class StatusDocument(Document, frozen=True):
     """The agent's status; `conditions` are what is not as it should be.
 
