@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -19,7 +20,6 @@ from agent.api.verification import VerificationDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _Document = TypeVar("_Document", bound=wire.Document)
 
@@ -159,9 +159,14 @@ class AgentClient:
             while line := response.readline():
                 yield wire.decode(line, wire.EventDocument)
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, _why(error)) from error
+            raise Unreachable(self._path, self._why(error)) from error
         finally:
             connection.close()
+
+    def _why(self, error: OSError | http.client.HTTPException) -> str:
+        if isinstance(error, ConnectionRefusedError) and not Path(self._path).is_socket():
+            return "it is not a socket; name the agent's (agent.socketPath)"
+        return _why(error)
 
     def _call(
         self, method: str, path: str, kind: type[_Document], body: bytes | None = None
@@ -178,7 +183,7 @@ class AgentClient:
             response = self._open(connection, method, path, body)
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, _why(error)) from error
+            raise Unreachable(self._path, self._why(error)) from error
         finally:
             connection.close()
         if response.status >= http.HTTPStatus.BAD_REQUEST:

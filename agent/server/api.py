@@ -283,7 +283,9 @@ def _bind_request(body: bytes) -> wire.BindRequest:
         expected = 'expected {"cgroup": "/path"} or {"pid": 123}'
         raise errors.BindError(f"{error}; {expected}") from error
     if (desired.cgroup is None) == (desired.pid is None):
-        raise errors.BindError("name either the container's cgroup or one of its pids, not both")
+        raise errors.BindError(
+            "name the container's cgroup or one of its pids: one of them, and not both"
+        )
     return desired
 
 

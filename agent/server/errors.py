@@ -123,7 +123,9 @@ class PodNotFoundError(RequestError):
     code = "PodNotFound"
 
     def __init__(self, uid: str) -> None:
-        super().__init__(f"no pod with uid {uid!r} is admitted; see 'numawarden list'")
+        super().__init__(
+            f"no pod with uid {uid!r} is admitted; 'numawarden list --output json' has the uids"
+        )
         self.uid = uid
 
 

@@ -280,6 +280,8 @@ def rejection_lines(rejection: RejectionDocument) -> Iterator[str]:
 
 
 def _explanation(explanation: ExplanationDocument) -> Iterator[str]:
+    if not (explanation.warnings or explanation.eligibility or explanation.hints):
+        return
     yield ""
     yield "why"
     yield from _each("  warning: ", explanation.warnings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.errors import ExitCode
+from agent.cli.main import run_command
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import manifest
 
@@ -88,3 +89,67 @@ def test_a_mistake_in_the_manifest_directory_has_its_line_in_the_status(
         assert len(placed("\n".join(own))) >= least
         assert not [line for line in lines if line.count(file) > 1]
         assert not [line for line in lines if line.strip().startswith(":")]
+
+
+PLAIN = manifest()
+#: What is given, and what the one line says of it.
+MESSAGES = {
+    "a list": (b"apiVersion: v1\nkind: PodList\nitems: []\n", "each in a manifest of its own"),
+    "a template": (
+        b"apiVersion: v1\nkind: ReplicationController\nmetadata: {name: x}\nspec: {}\n",
+        "such as that of its template",
+    ),
+    "compressed": (b"\x1f\x8b\x08rest", "compressed with gzip; unpack it first"),
+    "two documents": (PLAIN + b"---\na: 1\n", "a second document begins here"),
+    "a generated name": (
+        PLAIN.replace(b"name: web", b"generateName: web-"),
+        "generateName is not used here",
+    ),
+}
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize(("content", "said"), MESSAGES.values(), ids=MESSAGES)
+def test_a_mistake_says_what_to_give_instead(shell: Shell, content: bytes, said: str) -> None:
+    code, _, err = shell.run("admit", "--dry-run", shell.file(content))
+    assert (code, said in err, len(err.splitlines())) == (ExitCode.BAD_INPUT, True, 1)
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("end", [b"---\n", b"---", b"...\n", b"---\n# nothing\n"])
+def test_an_empty_end_of_a_manifest_is_not_a_second_document(shell: Shell, end: bytes) -> None:
+    code, out, _ = shell.run("admit", "--dry-run", shell.file(PLAIN + end))
+    assert (code, out.startswith("would admit shop/web")) == (ExitCode.OK, True)
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_mistake_is_reported_once(shell: Shell) -> None:
+    content = b"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [a]}\n"
+    _, _, err = shell.run("admit", shell.file(content))
+    lines = err.splitlines()
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_conflict_has_no_empty_heading(shell: Shell) -> None:
+    shell.run("admit", shell.file(PLAIN))
+    code, out, _ = shell.run("admit", shell.file(manifest(cpu="4")))
+    assert (code, "why" in out.splitlines()) == (ExitCode.REJECTED, False)
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize(
+    ("cgroup", "said"),
+    [("/", "the root of all cgroups"), ("/kubepods", "the cgroup of all pods")],
+)
+def test_cgroups_above_all_pods_are_named_as_such(shell: Shell, cgroup: str, said: str) -> None:
+    shell.run("admit", shell.file(PLAIN))
+    code, _, err = shell.run("bind", "web", "c0", "--cgroup", cgroup)
+    assert (code, said in err) == (ExitCode.BAD_INPUT, True)
+
+
+def test_a_directory_is_not_taken_for_a_stopped_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["status", "--socket", str(tmp_path)]) == ExitCode.UNREACHABLE
+    assert "it is not a socket" in capsys.readouterr().err
