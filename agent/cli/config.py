@@ -85,7 +85,7 @@ def check(
     machine = Machine.of(host)
     policy = resolve(loaded, machine, offline=host.offline, source=str(file))
     click.echo(f"{file}: no mistakes")
-    click.echo(f"  host              {_host(machine, described)}")
+    click.echo(f"  host              {_host(machine, root)}")
     for line in _summary(loaded, policy):
         click.echo(line)
     rules = EffectivePolicy(machine, policy, MANAGERS)
@@ -225,12 +225,12 @@ def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
     return not certain
 
 
-def _host(machine: Machine, root: Path) -> str:
+def _host(machine: Machine, root: Path | None) -> str:
     from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
     from agent.pods.model import MEMORY  # noqa: PLC0415
 
     memory = node_amount_text(MEMORY, sum(node.known_memory for node in machine.nodes))
-    where = "" if str(root) == "/" else f", described in {root}"
+    where = "" if root is None else f", described in {root}"
     cpus, nodes = len(machine.cpus.all), len(machine.nodes)
     return f"{cpus} CPUs on {nodes} NUMA node{'s' if nodes > 1 else ''}, {memory}{where}"
 
