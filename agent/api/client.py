@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -27,7 +28,6 @@ from agent.api.verification import VerificationDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from agent.api.snapshot import SnapshotDocument
 
@@ -51,9 +51,8 @@ class AgentError(Exception):  # named after its source
     def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
         # A single mistake is the message already.
         details = error.details if len(error.details) > 1 else ()
-        lines = (f"{d.path}: {d.message}" if d.path else d.message for d in details)
         found = f" (operation {error.operation})" if error.operation else ""
-        super().__init__("\n".join((f"{error.message}{found}", *lines)))
+        super().__init__("\n".join((f"{error.message}{found}", *map(str, details))))
         self.status = status
         self.error = error
         self.body = body
@@ -87,13 +86,23 @@ class AgentClient:
         return self._timeout
 
     def admit(
-        self, manifest: bytes, *, dry_run: bool = False, require: str = ""
+        self,
+        manifest: bytes,
+        *,
+        dry_run: bool = False,
+        require: str = "",
+        replace: bool = False,
     ) -> wire.AdmissionDocument:
         """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error.
 
-        `require` are names of what the allocation has to have, separated by commas.
+        `require` are names of what the allocation has to have, separated by commas. With `replace`
+        the pod takes the place of the admitted pod of its name.
         """
-        asked = {"dryRun": "true" if dry_run else "", "require": require}
+        asked = {
+            "dryRun": "true" if dry_run else "",
+            "require": require,
+            "replace": "true" if replace else "",
+        }
         query = urlencode({name: text for name, text in asked.items() if text})
         path = f"/v1/pods?{query}" if query else "/v1/pods"
         try:
@@ -148,9 +157,9 @@ class AgentClient:
         """Return a comparison of the kernel with the ledger."""
         return self._call("GET", "/v1/verify", VerificationDocument)
 
-    def reconcile(self) -> wire.ReconcileDocument:
+    def reconcile(self) -> status_wire.ReconcileDocument:
         """Reconcile the kernel with the ledger now."""
-        return self._call("POST", "/v1/reconcile", wire.ReconcileDocument)
+        return self._call("POST", "/v1/reconcile", status_wire.ReconcileDocument)
 
     def cordon(self, request: CordonRequest) -> CordonsDocument:
         """Take CPUs, cores or NUMA nodes out of use."""
@@ -206,9 +215,14 @@ class AgentClient:
             while line := response.readline():
                 yield wire.decode(line, wire.EventDocument)
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, reason_of(error, self._timeout)) from error
+            raise Unreachable(self._path, self._why(error)) from error
         finally:
             connection.close()
+
+    def _why(self, error: OSError | http.client.HTTPException) -> str:
+        if isinstance(error, ConnectionRefusedError) and not Path(self._path).is_socket():
+            return "it is not a socket; name the agent's (agent.socketPath)"
+        return reason_of(error, self._timeout)
 
     def _call(
         self, method: str, path: str, kind: type[_Document], body: bytes | None = None
@@ -225,7 +239,7 @@ class AgentClient:
             response = self._open(connection, method, path, body)
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, reason_of(error, self._timeout)) from error
+            raise Unreachable(self._path, self._why(error)) from error
         finally:
             connection.close()
         if response.status >= http.HTTPStatus.BAD_REQUEST:

@@ -24,10 +24,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ErrorDetail(Document, frozen=True):
-    """One mistake: `path` names the field (`spec.containers[0].name`), or is ""."""
+    """One mistake: `path` names the field (`spec.containers[0].name`), or is "".
+
+    `line` is that of the manifest, from 1, null where the mistake is on no line.
+    """
 
     path: str
     message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line is not None else ""
+        return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
 
 
 class ErrorBody(Document, frozen=True):
@@ -372,8 +380,8 @@ class AdmissionDocument(Document, frozen=True):
     """The answer to an admission.
 
     Admitted: `pod` is set. Rejected: `rejection` and `error` are set. `dry_run`: nothing was
-    changed; `plan` is what the admission would change in cgroups. `warnings` say what of the
-    manifest has no effect.
+    changed; `plan` is what the admission would change in cgroups. `replaced` is the uid of the pod
+    in whose place this one is, null for none. `warnings` say what of the manifest has no effect.
     """
 
     uid: str
@@ -387,6 +395,7 @@ class AdmissionDocument(Document, frozen=True):
     explanation: ExplanationDocument | None = None
     error: ErrorBody | None = None
     plan: PlanDocument | None = None
+    replaced: str | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -413,35 +422,6 @@ class BindDocument(Document, frozen=True):
     container: str
     cgroup: str
     enforcement: EnforcementDocument
-
-
-class ReconcileDocument(Document, frozen=True):
-    """The outcome of one comparison of the kernel with the ledger, counts by cause."""
-
-    found: dict[str, int]
-    repaired: dict[str, int]
-    differences: tuple[str, ...]
-    notes: tuple[str, ...]
-    finished: float
-    seconds: float
-
-
-class ManifestDocument(Document, frozen=True):
-    """What a source asks for, such as a file of the manifest directory, and what has become of it.
-
-    `source` is the name of the source, `file` the path or whatever else the pod belongs to there.
-    `state` is admitted, rejected, conflict or invalid. `uid`, `name` and `namespace` are those of
-    the pod as far as they can be read.
-    """
-
-    file: str
-    state: str
-    uid: str | None = None
-    message: str = ""
-    details: tuple[ErrorDetail, ...] = ()
-    name: str = ""
-    namespace: str = ""
-    source: str = "manifests"
 
 
 class EventDocument(Document, frozen=True):

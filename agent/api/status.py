@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent.api.documents import (
     AdmissionDocument,
     Document,
+    ErrorDetail,
     FailedPodDocument,
-    ManifestDocument,
-    ReconcileDocument,
     ViolationDocument,
 )
 from agent.api.maintenance import CordonDocument, LogLevelDocument  # noqa: TC001  # msgspec reads the annotation
@@ -100,12 +101,85 @@ class ConditionDocument(Document, frozen=True):
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
+class StateDirectoryDocument(Document, frozen=True):
+    """The directory of the checkpoint; `free` bytes were left for it at the last comparison.
+
+    `free` is null before the first one.
+    """
+
+    directory: str
+    free: int | None
+
+
+class ConfigurationDocument(Document, frozen=True):
+    """The configuration that the agent runs with: its file, what was laid over it, and all keys.
+
+    `keys` has every key with its value, as `numawarden config show` prints them.
+    """
+
+    file: str
+    settings: tuple[str, ...]
+    keys: dict[str, Any]
+
+
+class CheckedDocument(Document, frozen=True):
+    """What `numawarden check` found of one `subject`: `ok`, and one line with what to do if not."""
+
+    subject: str
+    ok: bool
+    message: str
+
+
+class CheckDocument(Document, frozen=True):
+    """The verdict of `numawarden check`; `code` is its exit code."""
+
+    ok: bool
+    code: int
+    checks: tuple[CheckedDocument, ...]
+
+    def summary(self) -> str:
+        """Return the verdict in one line."""
+        wrong = tuple(dict.fromkeys(each.subject for each in self.checks if not each.ok))
+        return f"numawarden NOT OK: {', '.join(wrong)}" if wrong else "numawarden OK"
+
+
+class ReconcileDocument(Document, frozen=True):
+    """The outcome of one comparison of the kernel with the ledger, counts by cause."""
+
+    found: dict[str, int]
+    repaired: dict[str, int]
+    differences: tuple[str, ...]
+    notes: tuple[str, ...]
+    finished: float
+    seconds: float
+
+
+class ManifestDocument(Document, frozen=True):
+    """What a source asks for, such as a file of the manifest directory, and what has become of it.
+
+    `source` is the name of the source, `file` the path or whatever else the pod belongs to there.
+    `state` is admitted, rejected, conflict or invalid. `uid`, `name` and `namespace` are those of
+    the pod as far as they can be read.
+    """
+
+    file: str
+    state: str
+    uid: str | None = None
+    message: str = ""
+    details: tuple[ErrorDetail, ...] = ()
+    name: str = ""
+    namespace: str = ""
+    source: str = "manifests"
+
+
 class StatusDocument(Document, frozen=True):
     """The agent's status; `conditions` are what is not as it should be.
 
     `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
-    `drift` the latest settings that another process changed. `cordons` are what an operator took
-    out of use, `cordoned_cpus` the online CPUs among that. `log_level` is that of the log.
+    `drift` the latest settings that another process changed. `unready` says why no pod can be
+    admitted, "" if `ready`. `state` and `configuration` are null where the agent has none.
+    `cordons` are what an operator took out of use, `cordoned_cpus` the online CPUs among that.
+    `log_level` is that of the log.
     """
 
     version: str
@@ -126,6 +200,9 @@ class StatusDocument(Document, frozen=True):
     invalid: tuple[ViolationDocument, ...] = ()
     failed: tuple[FailedPodDocument, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
+    unready: str = ""
+    state: StateDirectoryDocument | None = None
+    configuration: ConfigurationDocument | None = None
     cordons: tuple[CordonDocument, ...] = ()
     cordoned_cpus: str = ""
     log_level: LogLevelDocument | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from msgspec.structs import replace
+
 from agent.api import documents as wire
 from agent.api import status as status_wire
 from agent.api.delivery import delivery_document
@@ -29,11 +31,19 @@ if TYPE_CHECKING:
     from agent.managers.trials.advice import Advice
     from agent.managers.verdict import Judgement
     from agent.managers.violation import Violation
+    from agent.parsing.errors import Mistake
     from cgroupfs.plan import Write
     from cgroupfs.writers import Writer
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
+
+
+def mistake_documents(mistakes: Iterable[Mistake]) -> tuple[wire.ErrorDetail, ...]:
+    """Return the documents of mistakes, in their order."""
+    return tuple(
+        wire.ErrorDetail(path=each.path, message=each.message, line=each.line) for each in mistakes
+    )
 
 
 class Recorded(Protocol):
@@ -319,3 +329,20 @@ def cordon_documents(cordons: Cordons) -> Iterator[CordonDocument]:
             reason=entry.reason,
             since=entry.since,
         )
+
+
+def replacing_answer(
+    answer: wire.AdmissionDocument,
+    replaced: PodAllocation | None,
+    removal: wire.EnforcementDocument | None = None,
+) -> wire.AdmissionDocument:
+    """Return an answer with the pod that was replaced, and what is left of it in the kernel."""
+    if replaced is None or answer.pod is None:
+        return answer
+    pod = answer.pod
+    if removal is not None:
+        own = pod.enforcement
+        differences = tuple(dict.fromkeys((*own.differences, *removal.differences)))
+        notes = tuple(dict.fromkeys((*own.notes, *removal.notes)))
+        pod = replace(pod, enforcement=enforcement_document(differences, notes))
+    return replace(answer, pod=pod, replaced=replaced.uid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -12,10 +13,12 @@ from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from agent.api.client import AgentClient
     from agent.api.documents import (
         AdmissionDocument,
+        ErrorBody,
         FailedPodDocument,
         PodDocument,
         RemovalDocument,
@@ -75,19 +78,40 @@ def _keep_timeout(ctx: click.Context, _option: click.Parameter, seconds: float) 
 
 
 @contextmanager
-def agent_at(socket_path: str) -> Iterator[AgentClient]:
+def agent_at(socket_path: str, manifest: str | None = None) -> Iterator[AgentClient]:
     """Connect to the agent; its error responses raise `CommandError` with an exit code.
 
-    Every call waits for as long as the `--timeout` of the running command says.
+    Every call waits for as long as the `--timeout` of the running command says. Mistakes in a
+    manifest are those of the file `manifest`, whose name the agent does not know.
     """
     # Imported here: help and completion do not need the client.
     from agent.api.client import AgentClient, AgentError  # noqa: PLC0415
+    from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
 
     try:
         yield AgentClient(socket_path, click.get_current_context().meta[_TIMEOUT])
     except AgentError as rejected:
         code = _CODES.get(rejected.error.code, ExitCode.AGENT_FAILED)
-        raise CommandError(str(rejected), code) from rejected
+        message = str(rejected)
+        if manifest is not None and rejected.error.code == INVALID_MANIFEST:
+            message = _mistakes(rejected.error, manifest)
+        raise CommandError(message, code) from rejected
+
+
+def _mistakes(error: ErrorBody, file: str) -> str:
+    """Return the mistakes in a manifest with its file and their lines."""
+    if len(error.details) == 1:
+        return f"{file}: {error.details[0]}"
+    return "\n".join((f"{file}: {error.message}", *map(str, error.details)))
+
+
+def read_manifest(file: Path) -> tuple[bytes, str]:
+    """Return a manifest and how errors name it; `-` is standard input. Raises `OSError`."""
+    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415  # not for help
+
+    if str(file) != "-":
+        return read_bounded(file), str(file)
+    return take(sys.stdin.buffer, LARGEST, "-"), "standard input"
 
 
 def find_pod(agent: AgentClient, named: str) -> PodDocument:

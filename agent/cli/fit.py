@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, socket_option
+from agent.cli.access import agent_at, read_manifest, socket_option
 from agent.cli.errors import ExitCode
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
@@ -54,21 +53,17 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     amounts = _amounts(cpus, memory, hugepages, device)
     if (file is None) == (amounts is None):
         raise click.UsageError("give either a FILE or amounts such as --cpus 4 --memory 8Gi")
-    manifest = _read(file) if file is not None else _manifest(amounts or {})
-    with agent_at(socket_path) as agent:
+    if file is not None:
+        manifest, name = read_manifest(file)
+    else:
+        manifest, name = _manifest(amounts or {}), "the pod of the options"
+    with agent_at(socket_path, name) as agent:
         found = agent.fit(manifest, MOST if count else 1)
     if output.is_document:
         print_document(found, output)
     else:
         print_lines(_lines(found, counted=count))
     return ExitCode.OK if found.count else ExitCode.REJECTED
-
-
-def _read(file: Path) -> bytes:
-    # Imported here: help needs none of it.
-    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415
-
-    return take(sys.stdin.buffer, LARGEST, "-") if str(file) == "-" else read_bounded(file)
 
 
 def _amounts(

@@ -99,10 +99,13 @@ COMMANDS: Final = {
     "dashboard": LazyCommand("agent.cli.dashboard:dashboard", "Serve a web page of the map."),
     "bind": LazyCommand("agent.cli.pods:bind", "Bind a container to its cgroup."),
     "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),
-    "watch": LazyCommand("agent.cli.status:watch", "Print events as they happen."),
-    "history": LazyCommand("agent.cli.status:history", "Show what happened, and who did it."),
-    "verify": LazyCommand("agent.cli.status:verify", "Compare the kernel with the ledger."),
-    "status": LazyCommand("agent.cli.status:status", "Show how the agent is doing."),
+    "watch": LazyCommand("agent.cli.health.status:watch", "Print events as they happen."),
+    "history": LazyCommand(
+        "agent.cli.health.history:history", "Show what happened, and who did it."
+    ),
+    "verify": LazyCommand("agent.cli.health.status:verify", "Compare the kernel with the ledger."),
+    "check": LazyCommand("agent.cli.health.check:check", "Say in one verdict whether all is well."),
+    "status": LazyCommand("agent.cli.health.status:status", "Show how the agent is doing."),
     "cordon": LazyCommand("agent.cli.maintenance.cordon:cordon", "Take CPUs or nodes out of use."),
     "uncordon": LazyCommand("agent.cli.maintenance.cordon:uncordon", "Use CPUs or nodes again."),
     "drain": LazyCommand("agent.cli.maintenance.cordon:drain", "Say which pods would have to end."),

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from agent.cli.access import agent_at, find_pod, names_of, socket_option, typed_name, warn
+from agent.cli.access import (
+    agent_at,
+    find_pod,
+    names_of,
+    read_manifest,
+    socket_option,
+    typed_name,
+    warn,
+)
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.terminal.completion import complete_containers, container_argument, pod_argument
 from agent.cli.terminal.output import (
@@ -48,21 +55,26 @@ if TYPE_CHECKING:
     help="Reject the pod unless every container gets this: exclusive, aligned, whole-cores, "
     "near-device (separated by commas).",
 )
+@click.option(
+    "--replace",
+    "in_place",
+    is_flag=True,
+    help="Take the place of the admitted pod of the same namespace and name, if there is one: both "
+    "are decided together, and that pod stays if the new one does not fit.",
+)
 @pod_output_option
 @socket_option
-def admit(file: Path, output: Output, socket_path: str, *, require: str, dry_run: bool) -> int:
+def admit(
+    file: Path, output: Output, socket_path: str, *, require: str, dry_run: bool, in_place: bool
+) -> int:
     """Admit the pod of a manifest (YAML or JSON; - reads standard input).
 
     Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
     is admitted but not enforced.
     """
-    # Imported here: help needs none of it.
-    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415
-
-    standard = str(file) == "-"
-    manifest = take(sys.stdin.buffer, LARGEST, "-") if standard else read_bounded(file)
-    with agent_at(socket_path) as agent:
-        answer = agent.admit(manifest, dry_run=dry_run, require=require)
+    manifest, name = read_manifest(file)
+    with agent_at(socket_path, name) as agent:
+        answer = agent.admit(manifest, dry_run=dry_run, require=require, replace=in_place)
         shown = answer.admitted and not dry_run and output is Output.TEXT
         pod = agent.pod(answer.uid) if shown else None
     from agent.cli.text.delivery import start_lines  # noqa: PLC0415  # help needs none of it

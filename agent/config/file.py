@@ -173,12 +173,17 @@ def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text_node)
 
 
+def config_keys(config: Config) -> dict[str, Plain]:
+    """Return every key of a configuration with its value, as plain values of JSON."""
+    return CONFIGURATION.written(config)
+
+
 def config_yaml(config: Config) -> str:
     """Return a file with every key of a configuration, from which `load_config` makes an equal one.
 
     The values that are equal to the defaults are in it, too.
     """
-    return yaml_text(CONFIGURATION.written(config))
+    return yaml_text(config_keys(config))
 
 
 def yaml_text(value: Plain, *, one_line: bool = False) -> str:

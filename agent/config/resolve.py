@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.config.config import ConfigError
 from agent.config.options import cpu_options, host_problems, prefers_closest
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.config.config import Config
+    from agent.managers.allocations.allocatable import Allocatable
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.machine import Machine
 
@@ -115,7 +116,7 @@ def reserved_memory(config: Config, machine: Machine) -> dict[int, dict[str, int
 
 
 def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
-    """Yield a line for each node that has less of a memory type than is reserved there.
+    """Yield a line for each node of which reservations take all of a memory type, or more.
 
     As for the kubelet, that is not an error: pods get nothing of the type on that node. It happens
     when huge pages are taken from memory that was reserved.
@@ -123,7 +124,7 @@ def overcommitted_memory(policy: Policy, machine: Machine) -> Iterator[str]:
     for node in machine.nodes:
         for memory_type, size in policy.memory.reserved.get(node.id, {}).items():
             capacity = node_capacity(node, memory_type)
-            if size > capacity:
+            if size and size >= capacity:
                 yield (
                     f"node {node.id} has {_text(capacity)} of {memory_type} and {_text(size)} "
                     "reserved: nothing of it is left for pods"
@@ -135,14 +136,33 @@ def nothing_allocatable(rules: EffectivePolicy) -> Iterator[str]:
     limits = rules.allocatable
     if limits is None:
         return
-    effect = "no pod that requests any of it is admitted"
+    for _, line in _used_up(rules, limits):
+        yield line
+    for resource in rules.policy.devices:
+        if not limits.amounts[resource]:
+            yield f"nothing of {resource} is allocatable, it has no healthy device: {_EFFECT}"
+
+
+def admits_nothing(rules: EffectivePolicy) -> Iterator[tuple[str, str]]:
+    """Yield why hardly a pod can be admitted: `cpu`, `memory` or `pods`, and a line about it."""
+    limits = rules.allocatable
+    if limits is None:
+        return
+    if not limits.pods:
+        yield "pods", f"{' and '.join(limits.limited_by)} allow no pod: none is admitted"
+    yield from ((name, line) for name, line in _used_up(rules, limits) if name in (CPU, MEMORY))
+
+
+#: What it means that nothing of a resource is allocatable.
+_EFFECT: Final = "no pod that requests any of it is admitted"
+
+
+def _used_up(rules: EffectivePolicy, limits: Allocatable) -> Iterator[tuple[str, str]]:
+    """Yield the CPUs and memory types of which reservations take all, with a line about each."""
     for name, amount in machine_capacity(rules.machine).items():
         if amount and limits.amounts.get(name) == 0 and name not in limits.ignored:
             takers = "reservations and huge pages" if name == MEMORY else "reservations"
-            yield f"nothing of {name} is allocatable, {takers} take all of it: {effect}"
-    for resource in rules.policy.devices:
-        if not limits.amounts[resource]:
-            yield f"nothing of {resource} is allocatable, it has no healthy device: {effect}"
+            yield name, f"nothing of {name} is allocatable, {takers} take all of it: {_EFFECT}"
 
 
 def _node_fit(config: Config, machine: Machine) -> NodeFit:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 import yaml
 from yaml.events import (
     AliasEvent,
+    DocumentEndEvent,
     DocumentStartEvent,
     MappingEndEvent,
     MappingStartEvent,
@@ -137,11 +138,17 @@ def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> N
     return _read_yaml(content)
 
 
+#: How every gzip file begins (RFC 1952).
+_GZIP: Final = b"\x1f\x8b"
+
+
 def _utf8(text: str | bytes, max_bytes: int) -> str:
     try:
         raw = text.encode() if isinstance(text, str) else text
         content = raw.decode("utf-8-sig") if len(raw) <= max_bytes else ""
     except UnicodeError as error:
+        if isinstance(text, bytes) and text.startswith(_GZIP):
+            raise UnreadableError("the text is compressed with gzip; unpack it first") from error
         raise UnreadableError(f"the text is not valid UTF-8 ({error})") from error
     if len(raw) > max_bytes:
         raise UnreadableError(f"the text has {len(raw)} bytes, more than the limit of {max_bytes}")
@@ -175,9 +182,18 @@ def _only_document(events: Iterator[Event]) -> Node:
     node = _node(next(events), events, 0)
     next(events)
     after = next(events)
-    if isinstance(after, DocumentStartEvent):
+    if isinstance(after, DocumentStartEvent) and not _is_empty_end(events):
         raise UnreadableError("a second document begins here; give one per file", _line(after))
     return node
+
+
+def _is_empty_end(events: Iterator[Event]) -> bool:
+    """Return whether what begins with `---` has nothing in it and is the last of the text."""
+    value = next(events)
+    empty = isinstance(value, ScalarEvent) and value.implicit[0] and not value.value
+    if not empty or not isinstance(next(events), DocumentEndEvent):
+        return False
+    return isinstance(next(events), StreamEndEvent)
 
 
 def _node(event: Event, events: Iterator[Event], depth: int) -> Node:

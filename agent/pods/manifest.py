@@ -147,7 +147,7 @@ def derived_uid(document: Node, source: str) -> str:
 
 
 def _in_order(problems: Iterator[Mistake] | list[Mistake]) -> tuple[Mistake, ...]:
-    return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+    return tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0))
 
 
 def _kind_problems(root: Field) -> Iterator[Mistake]:
@@ -163,7 +163,18 @@ def _kind_problems(root: Field) -> Iterator[Mistake]:
             continue
         line = field.node.line if field is not None else root.node.line
         was = f"found {shown(found)}" if found is not None else "it is missing"
-        yield Mistake(key, f"expected {desired}, {was}; give an ordinary Pod manifest", line)
+        yield Mistake(key, f"expected {desired}, {was}; {_instead(root)}", line)
+
+
+def _instead(root: Field) -> str:
+    """Return what to give in place of a document that is not a pod."""
+    field = root.child("kind")
+    kind = Reader().text(field) if field is not None else None
+    if (kind or "").endswith("List"):
+        return "give the pods of the list one by one, each in a manifest of its own"
+    if root.child("spec") is not None and kind not in (None, "Pod"):
+        return "give an ordinary Pod manifest, such as that of its template"
+    return "give an ordinary Pod manifest"
 
 
 class _Manifest:
@@ -196,7 +207,9 @@ class _Manifest:
     def _required(self, parent: Field, key: str) -> str:
         if parent.child(key) is None:
             self._reader.entries(parent)
-            self._reader.reject(parent, f"{key} is missing")
+            generated = key == "name" and parent.child("generateName") is not None
+            why = "; generateName is not used here, so state a name" if generated else ""
+            self._reader.reject(parent, f"{key} is missing{why}")
         return self._text(parent, key) or ""
 
     def _text(self, parent: Field, key: str) -> str | None:

@@ -21,9 +21,10 @@ from agent.api import documents as wire
 from agent.api.history import RequesterDocument
 from agent.api.maintenance import CordonRequest, LogLevelRequest
 from agent.api.snapshot import snapshot_document
+from agent.api.views import mistake_documents
 from agent.managers.allocations.origin import API
 from agent.managers.node_fit import not_allocated
-from agent.parsing.errors import MISTAKES_REPORTED
+from agent.parsing.errors import MISTAKES_REPORTED, Mistake
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
@@ -160,7 +161,7 @@ class Api:
             ],
             parameters={
                 ("POST", "/v1/drain"): ("dryRun",),
-                ("POST", "/v1/pods"): ("dryRun", "require"),
+                ("POST", "/v1/pods"): ("dryRun", "require", "replace"),
                 ("POST", "/v1/fit"): ("most",),
                 ("GET", "/v1/history"): ("pod", "since", "limit"),
             },
@@ -223,7 +224,7 @@ class Api:
             return await self._routes(request)
 
     async def _admit(self, request: Request) -> Response:
-        dry_run = _flag(request, "dryRun")
+        dry_run, replace_pod = _flag(request, "dryRun"), _flag(request, "replace")
         body = await _body(request)
         try:
             manifest = await self._manifest_of(body)
@@ -234,10 +235,11 @@ class Api:
                     self._controller.rejections.invalid_request(error)
             raise
         if dry_run:
-            answer = await self._controller.preview(pod)
+            answer = await self._controller.preview(pod, replace_pod=replace_pod)
         else:
-            answer = await self._controller.admit(pod)
-        answer = await self._controller.decisions.advised(pod, answer)
+            answer = await self._controller.admit(pod, replace_pod=replace_pod)
+        decisions = self._controller.decisions
+        answer = await decisions.advised(pod, answer, replace_pod=replace_pod)
         rules = self._controller.state.configured.rules
         names = (name for each in pod.all_containers() for name in each.resources.requests)
         warnings = (*manifest.warnings, *not_allocated(rules, names))
@@ -335,7 +337,7 @@ class Api:
     async def _drain(self, request: Request) -> Response:
         if not _flag(request, "dryRun"):
             message = "the agent ends no pods; ask with dryRun=true which would have to end"
-            raise errors.RequestError(message, (("dryRun", "true"),))
+            raise errors.RequestError(message, (Mistake("dryRun", "true"),))
         asked = _cordon_request(await _body(request))
         return _json(await self._controller.cordoning.drain(asked.target))
 
@@ -375,8 +377,7 @@ def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
     if count > MISTAKES_REPORTED:
         summary = f"{summary}, of which the first {MISTAKES_REPORTED} are listed"
     listed = error.problems[:MISTAKES_REPORTED]
-    details = tuple((problem.path, problem.message) for problem in listed)
-    return errors.InvalidManifestError(summary, details, error.identity)
+    return errors.InvalidManifestError(summary, listed, error.identity)
 
 
 async def _body(request: Request) -> bytes:
@@ -394,7 +395,9 @@ def _bind_request(body: bytes) -> wire.BindRequest:
         expected = 'expected {"cgroup": "/path"} or {"pid": 123}'
         raise errors.BindError(f"{error}; {expected}") from error
     if (desired.cgroup is None) == (desired.pid is None):
-        raise errors.BindError("name either the container's cgroup or one of its pids, not both")
+        raise errors.BindError(
+            "name the container's cgroup or one of its pids: one of them, and not both"
+        )
     return desired
 
 
@@ -410,7 +413,9 @@ def _flag(request: Request, name: str) -> bool:
     asked = dict(reversed(request.target.query))
     text = asked.get(name, "false")
     if text not in _BOOLEANS:
-        raise errors.RequestError(f"{name} is true or false, found {text!r}", ((name, "boolean"),))
+        raise errors.RequestError(
+            f"{name} is true or false, found {text!r}", (Mistake(name, "boolean"),)
+        )
     return _BOOLEANS[text]
 
 
@@ -422,7 +427,7 @@ def _requiring(pod: Pod, request: Request) -> Pod:
     unknown = unknown_qualities(asked)
     if unknown:
         message = f"require has {unknown[0][:32]!r}, which is not one of {', '.join(Quality)}"
-        raise errors.RequestError(message, (("require", "qualities"),))
+        raise errors.RequestError(message, (Mistake("require", "qualities"),))
     both = ",".join(filter(None, (pod.annotations.get(REQUIRE), asked)))
     return replace(pod, annotations=MappingProxyType({**pod.annotations, REQUIRE: both}))
 
@@ -431,7 +436,7 @@ def _since(text: str) -> float:
     """Return the Unix time of a query, in seconds."""
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) is None:
         message = f"since is a Unix time in seconds, found {text[:32]!r}"
-        raise errors.RequestError(message, (("since", "time"),))
+        raise errors.RequestError(message, (Mistake("since", "time"),))
     return float(text)
 
 
@@ -440,7 +445,7 @@ def _count(request: Request, name: str, most: int, default: int) -> int:
     text = dict(reversed(request.target.query)).get(name, str(default))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
         message = f"{name} is a whole number from 1 to {most}, found {text[:32]!r}"
-        raise errors.RequestError(message, ((name, "number"),))
+        raise errors.RequestError(message, (Mistake(name, "number"),))
     return int(text)
 
 
@@ -457,7 +462,7 @@ def _not_served(
     status: HTTPStatus,
     code: str,
     message: str,
-    details: tuple[tuple[str, str], ...] = (),
+    details: tuple[Mistake, ...] = (),
 ) -> Response:
     """Return the answer to a permitted request that is not served, and log it."""
     path = shortened(request.target.path)
@@ -466,10 +471,14 @@ def _not_served(
 
 
 def _failed(
-    status: HTTPStatus, code: str, message: str, details: tuple[tuple[str, str], ...] = ()
+    status: HTTPStatus, code: str, message: str, details: tuple[Mistake, ...] = ()
 ) -> Response:
-    listed = tuple(wire.ErrorDetail(path=path, message=text) for path, text in details)
-    body = wire.ErrorBody(code=code, message=message, details=listed, operation=current_operation())
+    body = wire.ErrorBody(
+        code=code,
+        message=message,
+        details=mistake_documents(details),
+        operation=current_operation(),
+    )
     return _json(wire.ErrorDocument(error=body), status)
 
 

@@ -8,7 +8,7 @@ and a message for people. Only those whose status is False are kept: what is wel
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -31,6 +31,8 @@ class ConditionType(StrEnum):
     CHECKPOINT_SAVED = "CheckpointSaved"
     #: The configuration fits the host and is in effect.
     CONFIGURATION_APPLIED = "ConfigurationApplied"
+    #: The configuration leaves pods something of CPUs and memory.
+    RESOURCES_ALLOCATABLE = "ResourcesAllocatable"
     #: The current policy would make the allocation.
     ALLOCATION_VALID = "AllocationValid"
     #: A specification confirms the allocation, and the CPUs are not those of another running pod.
@@ -76,6 +78,26 @@ def not_valid(violation: Violation) -> ConditionDocument:
         pod=violation.pod,
         container=violation.container,
     )
+
+
+def not_allocatable(resource: str, message: str) -> ConditionDocument:
+    """Return the condition that nothing of a resource (`cpu`, `memory`, `pods`) is allocatable."""
+    return ConditionDocument(
+        ConditionType.RESOURCES_ALLOCATABLE,
+        f"No{camel_case(resource)}",
+        message,
+        _LEAVE_MORE[resource],
+    )
+
+
+#: What to do where a configuration leaves pods nothing.
+_LEAVE_MORE: Final = {
+    "cpu": "lower reservedSystemCPUs, or systemReserved.cpu and kubeReserved.cpu, and restart the "
+    "agent",
+    "memory": "lower systemReserved.memory, kubeReserved.memory, evictionHard memory.available or "
+    "the number of huge pages, and restart the agent",
+    "pods": "raise them and restart the agent",
+}
 
 
 def camel_case(text: str) -> str:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from agent.managers.cpu.topology import CpuTopologyError
+from agent.managers.errors import ManagerError
+from agent.parsing.errors import DocumentError, Mistake
 from agent.pods.identity import NO_IDENTITY
+from agent.reconcile.errors import EnforcementError
+from agent.sources.errors import SourceUnreadableError
+from agent.state.errors import CheckpointError
+from cgroupfs.errors import CgroupError
+from sysfs.files import SysfsError
+from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +34,38 @@ class StartError(Exception):
 
 
 class RequestError(Exception):
-    """A request that cannot be served; `code` is for programs, `details` are (path, message)."""
+    """A request that cannot be served; `code` is for programs, `details` are its mistakes."""
 
     code: ClassVar[str] = "InvalidRequest"
 
-    def __init__(self, message: str, details: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, message: str, details: tuple[Mistake, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
+
+
+#: Errors of the environment (disk, cgroups, host, systemd), of the configuration and of requests:
+#: what happens to a sound agent. A log line says which, without a traceback.
+EXPECTED: Final = (
+    RequestError,
+    OSError,
+    DocumentError,
+    ManagerError,
+    CpuTopologyError,
+    CheckpointError,
+    EnforcementError,
+    SysfsError,
+    CgroupError,
+    SystemdError,
+    SourceUnreadableError,
+)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an expected error in one line; an `OSError` begins with its file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class NotReadyError(RequestError):
@@ -67,7 +100,7 @@ class InvalidManifestError(RequestError):
     def __init__(
         self,
         message: str,
-        details: tuple[tuple[str, str], ...] = (),
+        details: tuple[Mistake, ...] = (),
         identity: PodIdentity = NO_IDENTITY,
     ) -> None:
         super().__init__(message, details)
@@ -89,7 +122,9 @@ class PodNotFoundError(RequestError):
     code = "PodNotFound"
 
     def __init__(self, uid: str) -> None:
-        super().__init__(f"no pod with uid {uid!r} is admitted; see 'numawarden list'")
+        super().__init__(
+            f"no pod with uid {uid!r} is admitted; 'numawarden list --output json' has the uids"
+        )
         self.uid = uid
 
 
@@ -182,7 +217,7 @@ class CordonTargetError(RequestError):
     """What is to be cordoned, uncordoned or drained cannot be found on the host."""
 
     def __init__(self, target: str, found: str) -> None:
-        super().__init__(f"target {target[:64]!r}: {found}", (("target", found),))
+        super().__init__(f"target {target[:64]!r}: {found}", (Mistake("target", found),))
         self.target = target
 
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from msgspec import Struct
 
-from agent.api.documents import ErrorDetail, ManifestDocument
+from agent.api.documents import ErrorDetail
 from agent.api.history import RequesterDocument
+from agent.api.status import ManifestDocument
+from agent.api.views import mistake_documents
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
@@ -258,12 +260,12 @@ class PodIntake:
         identity, details = NO_IDENTITY, tuple[ErrorDetail, ...]()
         if isinstance(entry.error, ManifestError):
             identity = entry.error.identity
-            details = _details(entry.error)
+            details = mistake_documents(entry.error.problems[:MISTAKES_REPORTED])
         return ManifestDocument(
             file=printable(entry.key),
             state=INVALID,
             uid=identity.uid or None,
-            message=str(entry.error).partition("\n")[0],
+            message=_without(entry.key, str(entry.error).partition("\n")[0]),
             details=details,
             name=identity.name,
             namespace=identity.namespace,
@@ -271,9 +273,9 @@ class PodIntake:
         )
 
 
-def _details(error: ManifestError) -> tuple[ErrorDetail, ...]:
-    listed = error.problems[:MISTAKES_REPORTED]
-    return tuple(ErrorDetail(path=problem.path, message=problem.message) for problem in listed)
+def _without(key: str, message: str) -> str:
+    """Return a message without the key that it begins with: the document has that beside it."""
+    return message.removeprefix(f"{key}: ").removeprefix(f"{printable(key)}: ")
 
 
 def _failed(source: Source, error: Exception) -> EntryFailedError:

@@ -17,12 +17,14 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.server.clock import wait_for
 from agent.server.control.queue import QueueStopped
+from agent.server.errors import EXPECTED, message_of
 from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Limit, Limits
 from agent.server.listeners.monitoring import Monitoring
 from agent.server.listeners.sockets import address_caller, user_caller
 from agent.server.reporting.health import Health
 from agent.server.state import COMPARISON
+from agent.sources.errors import SourceUnreadableError
 
 if TYPE_CHECKING:
     import socket
@@ -260,7 +262,13 @@ class Service:
         self._manager.status(self._status())
 
     async def _sync(self, intake: PodIntake) -> None:
-        await intake.sync()
+        name = intake.source.name
+        try:
+            await intake.sync()
+        except SourceUnreadableError as error:
+            if self._controller.state.note_unreadable(name, error):
+                log.error("source of pods unreadable", source=name, why=str(error))  # noqa: TRY400  # not a defect of the agent
+            return
         self._follow_cgroups()
 
     def _read_sources(self) -> None:
@@ -350,15 +358,24 @@ class Service:
             await self._attempt(action, subject)
 
     async def _attempt(self, action: Callable[[], Awaitable[None]], subject: str) -> None:
-        """Run an action; a failure is reported, and the action is retried at its next time."""
+        """Run an action; a failure is reported, and the action is retried at its next time.
+
+        An expected failure is logged once as long as it stays the same.
+        """
         conditions = self._controller.state.conditions
         try:
             await action()
         except QueueStopped:
             return
+        except EXPECTED as error:
+            message = f"{subject}: {message_of(error)}"
+            if conditions.get(subject) != message:
+                log.error("periodic action failed", action=subject, why=message_of(error))  # noqa: TRY400  # not a defect of the agent
+            conditions[subject] = message
         except Exception as error:
-            log.exception("periodic action failed", action=subject)
-            conditions[subject] = f"{subject}: {error}"
+            log.exception("periodic action failed unexpectedly", action=subject)
+            why = f"internal error ({type(error).__name__}: {error}); see the agent log"
+            conditions[subject] = f"{subject}: {why}"
         else:
             conditions.pop(subject, None)
 

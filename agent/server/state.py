@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api.status import ConditionDocument
+from agent.config.resolve import admits_nothing
 from agent.devices.cdi_files import CdiFiles
 from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
@@ -26,6 +27,7 @@ from agent.server.conditions import (
     ConditionTimes,
     ConditionType,
     camel_case,
+    not_allocatable,
     not_enforced,
     not_valid,
 )
@@ -33,21 +35,29 @@ from agent.server.errors import ContainerNotFoundError, PodNotFoundError
 from agent.server.metrics.gauges import GaugeInput
 from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import PodRecords
+from agent.sources.ownership import PodNames
 from agent.sources.source import ADMITTED, ENTRY_STATES
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-    from agent.api.documents import ManifestDocument, ReconcileDocument
-    from agent.api.status import DriftDocument
+    from agent.api.status import (
+        ConfigurationDocument,
+        DriftDocument,
+        ManifestDocument,
+        ReconcileDocument,
+    )
     from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
     from agent.managers.violation import Violation
+    from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
     from agent.server.configured_host import ConfiguredHost
     from agent.server.reporting.history import HistoryRecorder
+    from agent.sources.errors import SourceUnreadableError
     from agent.sources.source import PodSource
     from sysfs.host import Host
     from sysfs.mask import Mask
@@ -90,10 +100,11 @@ class SourceState(Struct):
     """One registered source of pods.
 
     `removal` says how a pod of it is ended. `entries` is what it asked for when it was last read,
-    by key. `conditions` is what it could not find out.
+    by key. `conditions` is what it could not find out, `unreadable` why it cannot be read now.
     """
 
     removal: str
+    unreadable: SourceUnreadableError | None = None
     entries: Mapping[str, ManifestDocument] = MappingProxyType({})
     conditions: tuple[str, ...] = ()
 
@@ -112,14 +123,16 @@ class AgentState(Struct):
     a rejected pod. `sources` are the registered sources of pods by name. `last_reconcile` is the
     latest comparison, `last_agreement` the Unix time of the last one without differences. `ready`:
     changes are accepted. `pending` has the steps of the start that are not done yet, by subject.
-    `unsaved` says why the checkpoint could not be saved or may not be durable. `unenforced`
-    is what the kernel or systemd does not enforce outside of single pods. `contested` are cgroups
-    that another writer modifies and whose repair is delayed. `drift` are the latest settings that
-    another process changed. `displaced` are allocations of the checkpoint whose CPUs are used by
-    another running pod, by uid, until their pods are admitted or removed. `providers` offer devices
-    beside the configuration, `cdi_files` hand over what they deliver. `log_level` is that of the
-    log. `history` is None if none is kept. `changed_before` is what changed since the last run of
-    the agent. `conditions` are all others, by subject. `reconcile_period` (in seconds) and
+    `unsaved` says why the checkpoint could not be saved or may not be durable, `free_bytes` is the
+    room that was last found for it in `directory` (None: not yet). `configuration` is what the
+    agent was started with. `unenforced` is what the kernel or systemd does not enforce outside of
+    single pods. `contested` are cgroups that another writer modifies and whose repair is delayed.
+    `drift` are the latest settings that another process changed. `displaced` are allocations of the
+    checkpoint whose CPUs are used by another running pod, by uid, until their pods are admitted or
+    removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
+    deliver. `log_level` is that of the log. `history` is None if none is kept. `changed_before` is
+    what changed since the last run of the agent. `conditions` are all others, by subject.
+    `reconcile_period` (in seconds) and
     `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
     threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
     were looked for.
@@ -137,6 +150,9 @@ class AgentState(Struct):
     last_agreement: float | None = None
     releases: int = 0
     unsaved: str | None = None
+    free_bytes: int | None = None
+    directory: Path | None = None
+    configuration: ConfigurationDocument | None = None
     unenforced: tuple[Difference, ...] = ()
     contested: tuple[str, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
@@ -152,7 +168,9 @@ class AgentState(Struct):
     intruding: Mapping[str, int] | None = None
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
+    _names: PodNames = field(default_factory=PodNames)
     _fitting: tuple[Host, Ledger] | None = None
+    _left: tuple[EffectivePolicy, tuple[ConditionDocument, ...]] | None = None
 
     @property
     def invalid(self) -> tuple[Violation, ...]:
@@ -162,6 +180,15 @@ class AgentState(Struct):
             found = invalid_allocations(rules, ledger, self.configured.host.offline)
             self._judged = (rules, ledger, found)
         return self._judged[2]
+
+    @property
+    def not_allocatable(self) -> tuple[ConditionDocument, ...]:
+        """The conditions that the configuration leaves pods nothing of CPUs or memory."""
+        rules = self.configured.rules
+        if self._left is None or self._left[0] is not rules:
+            found = (not_allocatable(name, line) for name, line in admits_nothing(rules))
+            self._left = (rules, tuple(found))
+        return self._left[1]
 
     @property
     def ledger(self) -> Ledger:
@@ -213,6 +240,8 @@ class AgentState(Struct):
             return "; ".join(self.pending.values())
         if self.configured.frozen:
             return self.configured.conditions()[0]
+        if self.not_allocatable:
+            return self.not_allocatable[0].message
         return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
 
     def present_conditions(self) -> tuple[ConditionDocument, ...]:
@@ -230,9 +259,14 @@ class AgentState(Struct):
     def _of_agent(self) -> Iterator[ConditionDocument]:
         for message in self.configured.conditions():
             yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
+        yield from self.not_allocatable
         for subject, message in self.conditions.items():
             yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
         for name, source in self.sources.items():
+            if (error := source.unreadable) is not None:
+                yield ConditionDocument(
+                    ConditionType.SOURCE_READ, error.reason, error.found, error.remedy
+                )
             for message in source.conditions:
                 yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
         for name, message in self.providers.conditions():
@@ -300,15 +334,24 @@ class AgentState(Struct):
         if source.name in (*self.sources, API.name):
             raise ValueError(f"there are two sources of pods called {source.name!r}")
         self.sources[source.name] = SourceState(source.removal)
-        self.pending[_unread(source.name)] = f"the source {source.name} has not been read yet"
+        self.pending[_unread(source.name)] = _not_read(source.name)
 
     def note_source(
         self, name: str, entries: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
     ) -> None:
         """Take over what a registered source asks for now."""
         source = self.sources[name]
-        source.entries, source.conditions = entries, conditions
+        source.entries, source.conditions, source.unreadable = entries, conditions, None
         self.pending.pop(_unread(name), None)
+
+    def note_unreadable(self, name: str, error: SourceUnreadableError) -> bool:
+        """Take over that a registered source cannot be read; return whether that is news."""
+        source = self.sources[name]
+        news = str(source.unreadable) != str(error)
+        source.unreadable = error
+        if _unread(name) in self.pending:
+            self.pending[_unread(name)] = f"{_not_read(name)}: {error}"
+        return news
 
     def entries(self) -> Iterator[ManifestDocument]:
         """Yield what all sources ask for."""
@@ -328,6 +371,10 @@ class AgentState(Struct):
         if _unread(owner.name) in self.pending:
             return owner, self.sources[owner.name].removal
         return self.asked_for_by(uid)
+
+    def namesakes(self, pod: Pod) -> tuple[PodAllocation, ...]:
+        """Return the admitted pods that have the name of a pod which is not admitted."""
+        return self._names.others(self.ledger, pod)
 
     def asked_for_by(self, uid: str) -> tuple[Source, str] | None:
         """Return the source that asks for an admitted pod now, and how to end the pod there.
@@ -376,6 +423,10 @@ class AgentState(Struct):
             containers=self.exported_containers,
             plugins=MappingProxyType(self.providers.connected()),
         )
+
+
+def _not_read(source: str) -> str:
+    return f"the source {source} has not been read yet"
 
 
 def _unread(source: str) -> str:

@@ -9,14 +9,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class ManifestDirectoryError(Exception):
-    """The manifest directory cannot be used; the message has what was found and a remedy."""
+class SourceUnreadableError(Exception):
+    """A source of pods cannot be read: `found` says why, `reason` for programs, and a remedy."""
 
-    def __init__(self, directory: Path, found: str, remedy: str) -> None:
-        super().__init__(f"manifest directory {directory}: {found}; {remedy}")
-        self.directory = directory
+    def __init__(self, found: str, remedy: str, reason: str) -> None:
+        super().__init__(f"{found}; {remedy}")
         self.found = found
         self.remedy = remedy
+        self.reason = reason
+
+
+class ManifestDirectoryError(SourceUnreadableError):
+    """The manifest directory cannot be used; the message has what was found and a remedy."""
+
+    def __init__(
+        self, directory: Path, found: str, remedy: str, reason: str = "DirectoryUnusable"
+    ) -> None:
+        super().__init__(f"manifest directory {directory}: {found}", remedy, reason)
+        self.directory = directory
 
 
 class ManifestFileError(Exception):

@@ -120,7 +120,8 @@ def check_directory(directory: Path) -> None:
         untrusted = risk_of(directory, status) or risk_above(directory)
     except FileNotFoundError:
         remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
-        raise ManifestDirectoryError(directory, "does not exist", remedy) from None
+        missing = "does not exist"
+        raise ManifestDirectoryError(directory, missing, remedy, "DirectoryMissing") from None
     except OSError as error:
         remedy = "let the agent's user read it"
         raise ManifestDirectoryError(directory, _reason(error), remedy) from error

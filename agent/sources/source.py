@@ -93,7 +93,8 @@ class PodSource(Protocol):
         for another process. That is for `changes`, or for a thread of the source's own.
 
         An exception means that nothing is known: no pod is admitted or removed, and its message is
-        shown in the status until a later reading succeeds.
+        shown in the status until a later reading succeeds. What a sound source can meet is a
+        `SourceUnreadableError` with a remedy; the log has the traceback of any other.
         """
         ...
 

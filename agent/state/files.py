@@ -58,6 +58,10 @@ class Files(Protocol):
         """Return the names in a directory."""
         ...
 
+    def free(self, path: Path) -> int:
+        """Return how many bytes a new file in a directory may have; 0 if none can be made."""
+        ...
+
 
 class OsFiles:
     """The operating system's files; see `Files`. Links in the last component are not followed."""
@@ -116,3 +120,12 @@ class OsFiles:
     def names(self, path: Path) -> list[str]:
         """List a directory; see `Files.names`."""
         return sorted(os.listdir(path))  # noqa: PTH208 - names, not paths
+
+    def free(self, path: Path) -> int:
+        """Look at the space of a file system; see `Files.free`."""
+        space = os.statvfs(path)
+        # The rest of both is kept for root. A file system may count no inodes at all.
+        files, blocks = space.f_favail, space.f_bavail
+        if os.geteuid() == 0:
+            files, blocks = space.f_ffree, space.f_bfree
+        return 0 if space.f_files and not files else blocks * space.f_frsize

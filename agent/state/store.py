@@ -124,6 +124,13 @@ class Store:
         """
         self._lock.check()
 
+    def free(self) -> int:
+        """Return how many bytes the file system has for checkpoints; raises `CheckpointIOError`."""
+        try:
+            return self._files.free(self._directory)
+        except OSError as error:
+            raise CheckpointIOError("looking at the free space", self._directory, error) from error
+
     def close(self) -> None:
         """Release the directory."""
         self._lock.release()

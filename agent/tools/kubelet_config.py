@@ -96,7 +96,7 @@ class ImportedConfig(Struct, frozen=True):
     def yaml(self) -> str:
         """Return a configuration file with the keys that were taken, and a comment on the rest."""
         written = CONFIGURATION.written(self.config)
-        values = {name: written[name] for name in self.taken} if isinstance(written, dict) else {}
+        values = {name: written[name] for name in self.taken}
         lines = ["# Imported from a kubelet's configuration.", "apiVersion: numawarden/v1"]
         lines += ["kind: NumawardenConfiguration"]
         lines += [yaml_text(values).rstrip()] if values else []

@@ -186,6 +186,7 @@ class Incidents:
         with self.host.agent("pod"):
             self.host.command("admit", str(self.host.manifest(EXAMPLES / "mixed.yaml", "mixed")))
             self.host.start("mixed")
+            yield self._ask("check", code=0)
             yield self._ask("admit", f"{EXAMPLES}/empty-pool.yaml", code=1)
             yield self._ask("show", "empty-pool", code=1)
             (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")
@@ -200,6 +201,7 @@ class Incidents:
             yield self._ask("config", "check", new, "--against-state", code=1)
             unfit = self._changed("unfit", '"0,16"', '"0,99"')
             yield self._ask("config", "check", unfit, code=3)
+            yield self._ask("config", "check", new, code=0)
             config = ("--config", f"{self.folder}/pod.yaml")
             taken = self._ask("agent", *config, "--emulate-cgroups", code=5)
         checkpoint = self.folder / "state" / CHECKPOINT_NAME

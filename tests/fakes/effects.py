@@ -180,6 +180,9 @@ class CountedFiles:
     def names(self, path: Path) -> list[str]:
         return self._do(lambda: self._files.names(path), _FILES, "names", is_effect=False)
 
+    def free(self, path: Path) -> int:
+        return self._do(lambda: self._files.free(path), _FILES, "free", is_effect=False)
+
 
 class CountedTree:
     """A `CgroupTree` whose every operation is a step."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agent.managers.policy import TopologyManagerScope
 from agent.reconcile.intruding_tasks import Task
+from agent.state.history import HISTORY_NAME
 from sysfs.described.shapes import with_offline
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, manifest, running, two_packages
@@ -104,7 +105,7 @@ async def the_agent_starts_again_and_again(world: World, tape: Tape) -> None:
         await tape.run(agent, 1)
 
 
-@fault("NotReady", "Conditions")
+@fault("NotReady", "ConfigurationUnfit")
 async def the_configuration_does_not_fit_the_host_any_longer(world: World, tape: Tape) -> None:
     async with running(world) as agent:
         await with_pod(agent, tape)
@@ -113,7 +114,24 @@ async def the_configuration_does_not_fit_the_host_any_longer(world: World, tape:
         await tape.run(agent, 12)
 
 
+@fault("NotReady", "ConfigurationUnfit")
+async def reservations_take_every_cpu(world: World, tape: Tape) -> None:
+    async with running(world) as agent:
+        await tape.run(agent, 2)
+    world.config = replace(world.config, reserved_system_cpus=two_packages().online)
+    async with running(world) as agent:
+        await tape.run(agent, 7)
+
+
 @fault("Conditions")
+async def the_history_cannot_be_written(world: World, tape: Tape) -> None:
+    (world.config.agent.state_directory / HISTORY_NAME).mkdir()
+    async with running(world) as agent:
+        await with_pod(agent, tape)
+        await tape.run(agent, 12)
+
+
+@fault("SourceUnreadable")
 async def the_manifest_directory_is_removed(world: World, tape: Tape) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:

@@ -12,6 +12,7 @@ from agent.cli.errors import CommandError, ExitCode, text_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.api.status import ConfigurationDocument
     from agent.config.config import Config
     from agent.server.start.wiring import Fakes
 
@@ -50,13 +51,22 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     run_agent = import_agent()
     fakes = _emulated(config) if emulate_cgroups else None
     try:
-        run_agent(config, fakes)
+        run_agent(config, fakes, _written(config, file, settings))
     except OSError as error:
         # Not a wrong path in the configuration, but an error of the host, which may be temporary.
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
 
 
-def import_agent() -> Callable[[Config, Fakes | None], None]:
+def _written(config: Config, file: Path, settings: tuple[str, ...]) -> ConfigurationDocument:
+    """Return what the status says of the configuration, to be compared with the file."""
+    from agent.api.status import ConfigurationDocument  # noqa: PLC0415  # as above
+    from agent.config.file import config_keys  # noqa: PLC0415
+
+    keys = config_keys(config)
+    return ConfigurationDocument(file=str(file.absolute()), settings=settings, keys=keys)
+
+
+def import_agent() -> Callable[[Config, Fakes | None, ConfigurationDocument | None], None]:
     """Import the agent without what it never uses; return the function that runs it.
 
     structlog imports rich for coloured tracebacks, which a service never prints, and aiohttp as a

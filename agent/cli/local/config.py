@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.machine import Machine
     from agent.managers.policy import Policy
     from sysfs.host import Host
 
@@ -59,7 +60,10 @@ def check(
 ) -> ExitCode:
     """Check a configuration file against this host and show the effective policy.
 
-    All mistakes are reported, with exit code 3.
+    All mistakes are reported, with exit code 3. What is left for pods is shown by node. Without
+    --root it also looks at all that the agent would open here (directories, sockets, certificates,
+    cgroups, systemd), and changes none of it; the exit code is 5 where the agent would not start,
+    or not read its manifests.
     """
     # Imported here: help and completion do not need them.
     from agent.cli.access import warn  # noqa: PLC0415
@@ -75,23 +79,29 @@ def check(
     from sysfs.discover import discover  # noqa: PLC0415
 
     loaded = load_config_file(file, settings)
-    host = discover(root or loaded.agent.sysfs_root, devices=False)
+    described = root or loaded.agent.sysfs_root
+    host = discover(described, devices=False)
     warn(host.warnings)
     machine = Machine.of(host)
     policy = resolve(loaded, machine, offline=host.offline, source=str(file))
     click.echo(f"{file}: no mistakes")
+    click.echo(f"  host              {_host(machine, root)}")
     for line in _summary(loaded, policy):
         click.echo(line)
     rules = EffectivePolicy(machine, policy, MANAGERS)
-    for line in (*_allocatable(rules), *_notes(loaded)):
+    for line in (*_allocatable(rules), *_by_node(policy, machine), *_notes(loaded)):
         click.echo(line)
     for line in (*overcommitted_memory(policy, machine), *nothing_allocatable(rules)):
         click.echo(f"  note: {line}")
-    if not against_state and directory is None:
-        return ExitCode.OK
-    lines, valid = _against(directory or loaded.agent.state_directory, host, rules)
-    for line in lines:
-        click.echo(line)
+    # Of another host there is nothing to open here.
+    starts = root is not None or _could_start(loaded, file, kernel=str(described) == "/")
+    valid = True
+    if against_state or directory is not None:
+        lines, valid = _against(directory or loaded.agent.state_directory, host, rules)
+        for line in lines:
+            click.echo(line)
+    if not starts:
+        return ExitCode.ENVIRONMENT
     return ExitCode.OK if valid else ExitCode.REJECTED
 
 
@@ -234,6 +244,55 @@ def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
     yield f"  {label:16}  pods {limits.pods}"
     if limits.ignored:
         yield f"  not looked at     {', '.join(sorted(limits.ignored))}"
+
+
+def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
+    """Report what keeps the agent from starting here; return whether nothing certainly does."""
+    from agent.server.start.environment import obstacles  # noqa: PLC0415  # not for help
+
+    found = list(obstacles(loaded, file, kernel=kernel))
+    for obstacle in found:
+        if not obstacle.certain:
+            click.echo(f"  note: {obstacle}")
+    certain = [obstacle for obstacle in found if obstacle.certain]
+    if certain:
+        click.echo(f"numawarden: error: the agent would not work with {file} here", err=True)
+        for obstacle in certain:
+            click.echo(f"  {obstacle}", err=True)
+    return not certain
+
+
+def _host(machine: Machine, root: Path | None) -> str:
+    from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
+    from agent.pods.model import MEMORY  # noqa: PLC0415
+
+    memory = node_amount_text(MEMORY, sum(node.known_memory for node in machine.nodes))
+    where = "" if root is None else f", described in {root}"
+    cpus, nodes = len(machine.cpus.all), len(machine.nodes)
+    return f"{cpus} CPUs on {nodes} NUMA node{'s' if nodes > 1 else ''}, {memory}{where}"
+
+
+def _by_node(policy: Policy, machine: Machine) -> Iterator[str]:
+    """Yield what is left for pods on each node."""
+    from agent.config.capacity import capacity_by_node, split_cores  # noqa: PLC0415
+    from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
+
+    nothing = "no exclusive CPUs"
+    if policy.cpu.policy == "none":
+        nothing += " (cpuManagerPolicy none)"
+    for node in capacity_by_node(policy, machine):
+        count = f"{len(node.exclusive)} of {len(node.cpus)}"
+        parts = [f"CPUs {node.exclusive} ({count})" if node.exclusive else nothing]
+        for name, (left, size) in node.memory.items():
+            texts = (node_amount_text(name, amount) for amount in (left, size))
+            parts.append(f"{name} {' of '.join(texts)}")
+        label = f"left on node {node.node}"
+        yield f"  {label:16}  {', '.join(parts)}"
+    if split := split_cores(policy, machine):
+        yield (
+            f"  note: CPUs {split} share cores with reserved CPUs, and with full-pcpus-only no "
+            "container gets them alone; reserve them as well, or whole cores instead"
+        )
 
 
 def _reserved_memory(loaded: Config, policy: Policy) -> Iterator[str]:

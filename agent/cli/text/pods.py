@@ -128,7 +128,8 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
         return
     verb = "would admit" if answer.dry_run else "admitted"
     already = ", as before" if answer.already_admitted else ""
-    yield f"{verb} {name}{already}"
+    instead = f", in place of uid {answer.replaced}" if answer.replaced else ""
+    yield f"{verb} {name}{already}{instead}"
     if answer.explanation is not None:
         yield from _each("  warning: ", answer.explanation.warnings)
     yield from _allocations(answer.pod)
@@ -149,8 +150,7 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
         yield from rejection_lines(pod.rejection)
     else:
         yield f"  {pod.reason}: {pod.message}"
-        yield from (f"    {d.path}: {d.message}" if d.path else f"    {d.message}"
-                    for d in pod.details)  # fmt: skip
+        yield from (f"    {detail}" for detail in pod.details)
     if pod.explanation is not None:
         yield from _explanation(pod.explanation)
 
@@ -342,6 +342,8 @@ def rejection_lines(rejection: RejectionDocument) -> Iterator[str]:
 
 
 def _explanation(explanation: ExplanationDocument) -> Iterator[str]:
+    if not (explanation.warnings or explanation.eligibility or explanation.hints):
+        return
     yield ""
     yield "why"
     yield from _each("  warning: ", explanation.warnings)

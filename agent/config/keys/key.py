@@ -136,7 +136,7 @@ class Section(Struct, frozen=True):
                 changes[key.attribute] = value
         return replace(base, **changes)
 
-    def written(self, value: Struct) -> Plain:
+    def written(self, value: Struct) -> dict[str, Plain]:
         """Return every key of the section with its value."""
         return {key.name: key.kind.written(self._value(value, key)) for key in self.keys}
 

@@ -103,8 +103,12 @@ def make_binding(
         names = ", ".join(allocation.name for allocation in pod.containers)
         raise BindingError(asked, f"the pod has no container {container!r}", f"it has {names}")
     cgroup = _around_subgroup(cgroup, pod_cgroup(layout, pod))
-    if not cgroup or not tree.exists(cgroup):
+    if not cgroup:
+        raise BindingError(asked, "that is the root of all cgroups", _NAME_CONTAINERS)
+    if not tree.exists(cgroup):
         raise BindingError(asked, "there is no such cgroup", "name a cgroup that exists")
+    if cgroup == layout.pods():
+        raise BindingError(asked, "that is the cgroup of all pods", _NAME_CONTAINERS)
     new = Binding(pod.uid, container, cgroup)
     why = _why_not(tree, layout, pod, cgroup, own)
     if why is not None:

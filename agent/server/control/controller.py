@@ -21,9 +21,9 @@ from agent.api.documents import (
     AdmissionDocument,
     BindDocument,
     BindRequest,
+    EnforcementDocument,
     FailedPodDocument,
     PodDocument,
-    ReconcileDocument,
     RemovalDocument,
 )
 from agent.managers import admission
@@ -63,11 +63,13 @@ if TYPE_CHECKING:
         LogLevelDocument,
         LogLevelRequest,
     )
+    from agent.api.status import ReconcileDocument
     from agent.api.verification import VerificationDocument
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
+    from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
@@ -108,24 +110,29 @@ class Controller:
 
     # --- operations -----------------------------------------------------------------------------
 
-    async def admit(self, pod: Pod, source: Source = API) -> AdmissionDocument:
+    async def admit(
+        self, pod: Pod, source: Source = API, *, replace_pod: bool = False
+    ) -> AdmissionDocument:
         """Admit a pod or reject it; raises `CheckpointFailedError` when it cannot be saved.
 
         Admission is idempotent; a rejected pod changes nothing. The pod belongs to `source` from
-        then on (`agent.sources.ownership`).
+        then on (`agent.sources.ownership`). With `replace_pod` it takes the place of the admitted
+        pod of its name, which is removed with the same save.
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self.clock.monotonic()
-            answer = await self.queue.run(lambda: self._admit(pod, source))
+            answer = await self.queue.run(lambda: self._admit(pod, source, replace_pod=replace_pod))
             self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer
 
-    async def preview(self, pod: Pod) -> AdmissionDocument:
+    async def preview(self, pod: Pod, *, replace_pod: bool = False) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
-        decision = await self.decisions.preview(pod, API)
+        replaced = self.decisions.replaced(pod) if replace_pod else None
+        decision = await self.decisions.preview(pod, API, replaced)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
         answer = self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
+        answer = views.replacing_answer(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
         async with self._observing:
             plan = await self.worker.run(self._kernel.plan, desired, pod.uid)
@@ -197,7 +204,7 @@ class Controller:
             watched, self.state.durable.bindings, lives, self.clock.monotonic()
         )
         if due.started:
-            await self.queue.run(lambda: self._note_processes(due.started))
+            await self.queue.run(lambda: self._saving.note_processes(due.started))
         for uid, why in due.ended:
             with operation("end", uid=uid, pod=full_name(allocations[uid])):
                 log.info("pod ended", why=why)
@@ -280,17 +287,26 @@ class Controller:
 
     # --- queued actions -------------------------------------------------------------------------
 
-    async def _admit(self, pod: Pod, source: Source) -> AdmissionDocument:
-        decision = await self.decisions.decide(pod, source)
+    async def _admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
+        replaced = self.decisions.replaced(pod) if replace_pod else None
+        decision = await self.decisions.decide(pod, source, replaced)
         if decision.allocation is None:
             return self.rejections.rejected(pod, decision, source)
         if decision.already_admitted:
             return await self._repeat(decision, decision.allocation)
-        await self._commit_admission(self.state.durable.with_pod(decision.ledger, pod.uid))
+        durable = self.state.durable
+        if replaced is not None:
+            durable = durable.without_pod(decision.ledger, replaced.uid)
+        await self._commit_admission(durable.with_pod(decision.ledger, pod.uid))
         record = PodRecord(views.explanation_document(decision))
         self.state.records.pods[pod.uid] = record
         self.rejections.admitted(decision.allocation)
         self.state.displaced.pop(pod.uid, None)
+        removal = None
+        if replaced is not None:
+            # Confined to the pool of a ledger with neither pod, before the new one is given CPUs.
+            neither = admission.remove(self.state.configured.rules, decision.ledger, pod.uid)
+            removal = await self._end(replaced, self.state.desired_of(neither), pod.uid)
         await self.worker.run(self.state.cdi_files.write, decision.allocation)
         await self._enforce(pod.uid)
         self._count_admission("admitted")
@@ -298,7 +314,9 @@ class Controller:
         log.info("pod admitted", enforced=not record.unenforced, **fields)
         message = allocation_line(decision.allocation)
         self.publish("PodAdmitted", pod.uid, full_name(pod), message)
-        return self._admission(decision, decision.allocation, record)
+        return views.replacing_answer(
+            self._admission(decision, decision.allocation, record), replaced, removal
+        )
 
     async def _repeat(self, decision: Decision, allocation: PodAllocation) -> AdmissionDocument:
         durable = self.state.durable
@@ -320,22 +338,38 @@ class Controller:
         allocation = self.state.allocation(uid)
         ledger = admission.remove(self.state.configured.rules, self.state.ledger, uid)
         await self._saving.commit(self.state.durable.without_pod(ledger, uid))
-        self.state.records.forget(uid)
-        self.state.displaced.pop(uid, None)
-        self.state.releases += 1
-        await self.worker.run(self.state.cdi_files.remove, allocation)
-        outcome = await self.worker.run(self._kernel.removed, self.state.target(), allocation)
-        self.outcomes.note(outcome)
-        self.metrics.counters.add(names.REMOVALS)
-        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
-        log.info("pod removed", pod=full_name(allocation), conditions=remaining)
-        self.publish("PodRemoved", uid, full_name(allocation), allocation_line(allocation))
+        enforcement = await self._end(allocation, self.state.target())
         return RemovalDocument(
             uid=uid,
             name=allocation.name,
             namespace=allocation.namespace,
-            enforcement=views.enforcement_document(remaining, outcome.notes),
+            enforcement=enforcement,
         )
+
+    async def _end(
+        self, allocation: PodAllocation, target: Desired, replaced_by: str | None = None
+    ) -> EnforcementDocument:
+        """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
+        uid = allocation.uid
+        self.state.records.forget(uid)
+        self.state.displaced.pop(uid, None)
+        self.state.releases += 1
+        await self.worker.run(self.state.cdi_files.remove, allocation)
+        outcome = await self.worker.run(self._kernel.removed, target, allocation)
+        self.outcomes.note(outcome)
+        self.metrics.counters.add(names.REMOVALS)
+        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
+        log.info(
+            "pod removed",
+            removed=uid,
+            pod=full_name(allocation),
+            replaced_by=replaced_by,
+            conditions=remaining,
+        )
+        successor = f"replaced by the pod of uid {replaced_by}" if replaced_by is not None else ""
+        message = "; ".join(filter(None, (allocation_line(allocation), successor)))
+        self.publish("PodRemoved", uid, full_name(allocation), message)
+        return views.enforcement_document(remaining, outcome.notes)
 
     async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
         """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
@@ -354,14 +388,6 @@ class Controller:
         self._unfollowed.discard(uid)
         self.state.conditions.pop(f"unit of pod {uid}", None)
 
-    async def _note_processes(self, uids: tuple[str, ...]) -> None:
-        """Save that pods have had processes: they end when they have none, after a restart too."""
-        ledger = self.state.ledger
-        for uid in uids:
-            if (allocation := ledger.allocations.get(uid)) is not None:
-                ledger = ledger.with_lifetime(uid, replace(allocation.lifetime, started=True))
-        await self._saving.note(replace(self.state.durable, ledger=ledger))
-
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self.clock.monotonic()
         await self._saving.check()
@@ -372,7 +398,7 @@ class Controller:
         if outcome.compared:
             self.state.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
-        await self._note_ended(outcome)
+        await self._saving.note_ended(outcome)
         files, ledger = self.state.cdi_files, self.state.ledger
         await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
@@ -433,17 +459,6 @@ class Controller:
         if ledger is not self.state.ledger:
             await self._saving.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1
-
-    async def _note_ended(self, outcome: EnforcementReport) -> None:
-        """Drop bindings of removed pods and replaced bindings when their processes have ended.
-
-        Also save the uids of orphaned cgroups, so that a restart does not recover them as pods.
-        """
-        durable = self.state.durable
-        bindings = durable.bindings.without(outcome.ended, durable.ledger.allocations)
-        orphaned = durable.orphaned if outcome.orphaned is None else outcome.orphaned
-        if (bindings, orphaned) != (durable.bindings, durable.orphaned):
-            await self._saving.note(replace(durable, bindings=bindings, orphaned=orphaned))
 
     # --- answers --------------------------------------------------------------------------------
 

@@ -17,18 +17,19 @@ from msgspec.structs import replace
 from agent.api.documents import FitDocument, FreeCpusDocument
 from agent.api.views import advice_document, rejection_document
 from agent.devices.providers import DeliveryError
+from agent.managers.admission import remove
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.trials.advice import AdviceKind, advise
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.server.configured_host import decide
 from agent.server.errors import BusyError
-from agent.sources.ownership import assigned, belongs_elsewhere, lasting
+from agent.sources.ownership import assigned, belongs_elsewhere, lasting, name_taken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.allocations.origin import Source
     from agent.managers.decision import RejectionCause
     from agent.managers.effective_policy import EffectivePolicy
@@ -53,23 +54,37 @@ class Decisions:
         self._advising = asyncio.Lock()
         self._waiting = 0
 
-    async def decide(self, pod: Pod, source: Source) -> Decision:
-        """Decide on a pod, and have its devices delivered; counts and times the decision."""
-        decision, seconds = await self._made(pod, source)
+    def replaced(self, pod: Pod) -> PodAllocation | None:
+        """Return the one admitted pod that a pod would replace, None if there is none."""
+        others = self._state.namesakes(pod)
+        return others[0] if len(others) == 1 else None
+
+    async def decide(
+        self, pod: Pod, source: Source, replaced: PodAllocation | None = None
+    ) -> Decision:
+        """Decide on a pod, and have its devices delivered; counts and times the decision.
+
+        The decision is made as if the pod `replaced` had been removed.
+        """
+        decision, seconds = await self._made(pod, source, replaced)
         self._metrics.decision_duration.observe(seconds * 1000)
         self._metrics.counters.add_all(decision.counters)
         return await self._delivered(decision)
 
-    async def preview(self, pod: Pod, source: Source) -> Decision:
+    async def preview(
+        self, pod: Pod, source: Source, replaced: PodAllocation | None = None
+    ) -> Decision:
         """Decide as `decide` would now; nothing is delivered or counted."""
-        decision, _ = await self._made(pod, source)
+        decision, _ = await self._made(pod, source, replaced)
         return decision
 
-    async def _made(self, pod: Pod, source: Source) -> tuple[Decision, float]:
+    async def _made(
+        self, pod: Pod, source: Source, replaced: PodAllocation | None
+    ) -> tuple[Decision, float]:
         """Return the decision, and how long the agent itself worked on it, in seconds."""
         ledger = self._state.ledger
         started = self._clock.monotonic()
-        decision = self._begun(pod, source)
+        decision = self._begun(pod, source, replaced)
         seconds = self._clock.monotonic() - started
         while decision.suspended is not None:
             suspended = decision.suspended
@@ -79,11 +94,17 @@ class Decisions:
             seconds += self._clock.monotonic() - started
         return lasting(assigned(decision, ledger, source), pod), seconds
 
-    async def advised(self, pod: Pod, answer: AdmissionDocument) -> AdmissionDocument:
-        """Return the answer to a rejected pod with what would let it be admitted now."""
+    async def advised(
+        self, pod: Pod, answer: AdmissionDocument, *, replace_pod: bool = False
+    ) -> AdmissionDocument:
+        """Return the answer to a rejected pod with what would let it be admitted now.
+
+        With `replace_pod` it would replace the pod of its name.
+        """
         if answer.rejection is None:
             return answer
-        advised = await self._with_advice(pod, answer.rejection)
+        replaced = self.replaced(pod) if replace_pod else None
+        advised = await self._with_advice(pod, answer.rejection, replaced)
         if [advice.kind for advice in advised.advice or ()] == [AdviceKind.AGAIN]:
             # Not the decision rejected the pod, a provider of devices did, which is not tried.
             return answer
@@ -124,12 +145,14 @@ class Decisions:
             rejection=rejection,
         )
 
-    async def _with_advice(self, pod: Pod, rejection: RejectionDocument) -> RejectionDocument:
+    async def _with_advice(
+        self, pod: Pod, rejection: RejectionDocument, replaced: PodAllocation | None = None
+    ) -> RejectionDocument:
         """Return the rejection with advice, unless too many others wait for theirs.
 
         Each change is tried in a turn of its own, so that no other request waits for more than one.
         """
-        configured, ledger = self._state.configured, self._state.ledger
+        configured, ledger = self._state.configured, self._without(replaced)
         if rejection.reason == Reason.CONFLICT or configured.frozen:
             return rejection
         found = []
@@ -155,11 +178,23 @@ class Decisions:
         finally:
             self._waiting -= 1
 
-    def _begun(self, pod: Pod, source: Source) -> Decision:
-        ledger = self._state.ledger
-        if (owner := self._state.other_owner(pod.uid, source)) is not None:
+    def _begun(self, pod: Pod, source: Source, replaced: PodAllocation | None) -> Decision:
+        state, ledger = self._state, self._state.ledger
+        if (owner := state.other_owner(pod.uid, source)) is not None:
             return belongs_elsewhere(ledger, pod, *owner)
+        if replaced is None:
+            others = state.namesakes(pod)
+            return name_taken(ledger, pod, others) if others else self._decided(ledger, pod)
+        if (owner := state.asked_for_by(replaced.uid)) is not None:
+            return belongs_elsewhere(ledger, pod, *owner, uid=replaced.uid)
+        return self._decided(self._without(replaced), pod)
+
+    def _decided(self, ledger: Ledger, pod: Pod) -> Decision:
         return decide(self._state.configured, ledger, pod)
+
+    def _without(self, replaced: PodAllocation | None) -> Ledger:
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        return ledger if replaced is None else remove(rules, ledger, replaced.uid)
 
     async def _delivered(self, decision: Decision) -> Decision:
         """Return the decision with the delivery of its devices, or the rejection of the pod.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from agent.api.documents import ReconcileDocument
+from agent.api.status import ReconcileDocument
 from agent.pods.identity import full_name
 from agent.reconcile.report import count_causes
 from agent.server.metrics import names

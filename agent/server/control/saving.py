@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec.structs import replace
 
 from agent.server.errors import CheckpointFailedError
 from agent.server.metrics import names
 from agent.state.errors import CheckpointIOError
 
 if TYPE_CHECKING:
+    from agent.reconcile.report import EnforcementReport
     from agent.server.control.queue import Worker
     from agent.server.kernel.ports import Saver
     from agent.server.metrics.counters import Counters
     from agent.server.state import AgentState, DurableState
 
 log = structlog.get_logger(__name__)
+
+#: With so many free bytes a save is not tried out, whatever its size was last.
+LEAST_FREE: Final = 256 << 10
 
 
 class Saving:
@@ -28,6 +33,8 @@ class Saving:
         self._saver = saver
         self._worker = worker
         self._counters = counters
+        #: With fewer free bytes the next save may fail.
+        self._needed = LEAST_FREE
 
     async def commit(self, durable: DurableState) -> None:
         """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
@@ -38,11 +45,14 @@ class Saving:
         reports the failure until a save succeeds.
         """
         try:
-            await self._worker.run(self._saver.save, self._state.to_save(durable))
+            size = await self._worker.run(self._saver.save, self._state.to_save(durable))
+            self._needed = max(LEAST_FREE, 2 * size)
             self._state.unsaved = None
         except CheckpointIOError as error:
+            # The same save is repeated from time to time; one line says so.
+            if durable is not self._state.durable or self._state.unsaved != str(error):
+                log.error("checkpoint save failed", why=str(error), replaced=error.replaced)  # noqa: TRY400  # not a defect of the agent
             self._failed(error)
-            log.exception("checkpoint save failed", replaced=error.replaced)
             if not error.replaced:
                 raise CheckpointFailedError(error) from error
         except Exception as error:
@@ -59,24 +69,46 @@ class Saving:
         self._state.durable = durable
         await self.again()
 
+    async def note_processes(self, uids: tuple[str, ...]) -> None:
+        """Save that pods have had processes: they end when they have none, after a restart too."""
+        ledger = self._state.ledger
+        for uid in uids:
+            if (allocation := ledger.allocations.get(uid)) is not None:
+                ledger = ledger.with_lifetime(uid, replace(allocation.lifetime, started=True))
+        await self.note(replace(self._state.durable, ledger=ledger))
+
+    async def note_ended(self, outcome: EnforcementReport) -> None:
+        """Drop bindings of removed pods and replaced bindings when their processes have ended.
+
+        Also save the uids of orphaned cgroups, so that a restart does not recover them as pods.
+        """
+        durable = self._state.durable
+        bindings = durable.bindings.without(outcome.ended, durable.ledger.allocations)
+        orphaned = durable.orphaned if outcome.orphaned is None else outcome.orphaned
+        if (bindings, orphaned) != (durable.bindings, durable.orphaned):
+            await self.note(replace(durable, bindings=bindings, orphaned=orphaned))
+
     async def again(self) -> None:
         """Save the current state; status reports a failure until a save succeeds."""
         with suppress(CheckpointFailedError):  # reported by `unsaved`
             await self.commit(self._state.durable)
 
     async def check(self) -> None:
-        """Report an unusable state directory before the next change needs it.
+        """Report an unusable state directory or a full disk before the next change needs it.
 
-        State that could not be saved before is saved now.
+        State that could not be saved before is saved now. Where the file system seems to have no
+        room the state is saved as well: only that shows whether the next change can be saved.
         """
         try:
             await self._worker.run(self._saver.check)
+            free = await self._worker.run(self._saver.free)
         except CheckpointIOError as error:
             if self._state.unsaved != str(error):
                 log.error("state directory unavailable", why=str(error))  # noqa: TRY400
             self._state.unsaved = str(error)
             return
-        if self._state.unsaved is not None:
+        self._state.free_bytes = free
+        if self._state.unsaved is not None or free < self._needed:
             await self.again()
 
     def _failed(self, error: Exception) -> None:

@@ -76,3 +76,6 @@ class Saver(Protocol):
 
     def check(self) -> None:
         """Raise `CheckpointIOError` if the state directory was replaced."""
+
+    def free(self) -> int:
+        """Return how many bytes there are for checkpoints; raises `CheckpointIOError`."""

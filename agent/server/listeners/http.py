@@ -9,6 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.parsing.errors import Mistake
+
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class HttpError(Exception):
-    """An HTTP error response, with `headers` and `details` (name, reason)."""
+    """An HTTP error response, with `headers` and `details`."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
     headers: tuple[tuple[str, str], ...] = ()
-    details: tuple[tuple[str, str], ...] = ()
+    details: tuple[Mistake, ...] = ()
 
 
 class NotFoundError(HttpError):
@@ -53,7 +55,7 @@ class UnknownParameterError(HttpError):
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         listed = ", ".join(known) or "none"
         super().__init__(f"unknown query parameter {name!r}; this resource knows {listed}")
-        self.details = ((name, "unknown"),)
+        self.details = (Mistake(name, "unknown"),)
 
 
 class BodyTooLargeError(HttpError):

@@ -109,7 +109,7 @@ def make_room(path: Path) -> None:
 
     Raises `StartError` if another process listens on it, or if the path cannot be used.
     """
-    _check_path(path)
+    check_socket_path(path)
     _remove_stale(path)
 
 
@@ -128,7 +128,8 @@ def _unusable(path: Path, error: OSError) -> StartError:
     return StartError(f"socket {path}", error.strerror or str(error), remedy)
 
 
-def _check_path(path: Path) -> None:
+def check_socket_path(path: Path) -> None:
+    """Raise `StartError` if no socket can be made at a path, or other users could replace it."""
     what = f"socket {path}"
     if len(os.fsencode(path)) > _LIMIT:
         raise StartError(what, f"longer than {_LIMIT} bytes", "name a shorter path")
@@ -151,13 +152,14 @@ def _remove_stale(path: Path) -> None:
         raise StartError(f"socket {path}", error.strerror or str(error), "check it") from error
     if not stat.S_ISSOCK(mode):
         raise StartError(f"socket {path}", "a file of that name exists", "name another path")
-    if _answers(path):
+    if is_served(path):
         remedy = "stop the agent that uses it, or name another path"
         raise StartError(f"socket {path}", "in use", remedy)
     path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool:
+def is_served(path: Path) -> bool:
+    """Return whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)
         outcome = probe.connect_ex(str(path))

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec.structs import replace
 
 from agent.api import views
 from agent.api.documents import (
     INVALID_MANIFEST,
     AdmissionDocument,
     ErrorBody,
-    ErrorDetail,
     FailedPodDocument,
 )
 from agent.managers.allocations.origin import API, Source
@@ -32,7 +32,8 @@ from agent.sources.source import INVALID, REJECTED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents import ErrorDetail
+    from agent.api.status import ManifestDocument
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision, Rejection
     from agent.pods.model import Pod
@@ -62,7 +63,7 @@ class RejectionReporter:
     def rejected(self, pod: Pod, decision: Decision, source: Source) -> AdmissionDocument:
         """Report a rejected pod; return the answer.
 
-        A conflict is not stored: the pod of that uid is admitted.
+        A conflict is not stored: a pod of that uid or that name is admitted.
         """
         rejection = rejection_of(decision)
         conflict = rejection.reason == Reason.CONFLICT
@@ -99,11 +100,11 @@ class RejectionReporter:
             uid=identity.uid,
             pod=_called(identity),
             why=message,
-            mistakes=[shortened(f"{path}: {text}" if path else text) for path, text in listed],
+            mistakes=[shortened(str(mistake)) for mistake in listed],
             mistakes_left_out=left_out,
         )
         self._reporter.publish("PodInvalid", identity.uid or None, _called(identity), message)
-        self._note_invalid(API, identity, message, error.details)
+        self._note_invalid(API, identity, message, views.mistake_documents(error.details))
 
     def entries(self, name: str, documents: Mapping[str, ManifestDocument]) -> None:
         """Report entries of a source that became invalid, by key; drop what is over."""
@@ -126,11 +127,18 @@ class RejectionReporter:
     def _invalid_entry(self, source: Source, document: ManifestDocument) -> None:
         identity = PodIdentity(document.uid or "", document.name, document.namespace)
         message = shortened(document.message)
-        log.error("manifest rejected", source=source.name, file=document.file, why=message)
-        self._reporter.publish("ManifestInvalid", identity.uid or None, _called(identity), message)
-        listed, _ = first(document.details, MISTAKES_SHOWN)
-        details = [(detail.path, detail.message) for detail in listed]
-        self._note_invalid(source, identity, message, details)
+        listed, left_out = first(document.details, MISTAKES_SHOWN)
+        log.error(
+            "manifest rejected",
+            source=source.name,
+            file=document.file,
+            why=message,
+            mistakes=[shortened(str(mistake)) for mistake in listed],
+            mistakes_left_out=left_out,
+        )
+        said = f"{document.file}: {message}"
+        self._reporter.publish("ManifestInvalid", identity.uid or None, _called(identity), said)
+        self._note_invalid(source, identity, message, document.details)
 
     def admitted(self, allocation: PodAllocation) -> None:
         """Drop earlier rejections of a pod that is admitted now."""
@@ -147,7 +155,7 @@ class RejectionReporter:
         source: Source,
         identity: PodIdentity,
         message: str,
-        mistakes: Sequence[tuple[str, str]],
+        mistakes: Sequence[ErrorDetail],
     ) -> None:
         self._counters.add(names.ADMISSIONS, "invalid")
         admitted = self._state.ledger.allocations
@@ -166,7 +174,8 @@ class RejectionReporter:
             time=self._clock.time(),
             source=printable(str(source)),
             details=tuple(
-                ErrorDetail(path=shortened(path), message=shortened(text)) for path, text in listed
+                replace(each, path=shortened(each.path), message=shortened(each.message))
+                for each in listed
             ),
         )
         self._state.records.note_rejection(RejectedPod(status, source))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api import views
-from agent.api.status import StatusDocument
+from agent.api.status import StateDirectoryDocument, StatusDocument
 from agent.api.views import cordon_documents
 from sysfs.mask import Mask
 
@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 def status_document(state: AgentState, now: float) -> StatusDocument:
     """Return the status of the agent with all that is not as it should be, at a Unix time."""
-    host = state.configured.host
+    host, unready = state.configured.host, state.unready()
     allocations = state.ledger.allocations.values()
     rejections = state.records.rejections.values()
     return StatusDocument(
         version=__version__,
         pid=os.getpid(),
         started=state.started,
-        ready=state.unready() is None,
+        ready=unready is None,
+        unready=unready or "",
+        state=None
+        if state.directory is None
+        else StateDirectoryDocument(directory=str(state.directory), free=state.free_bytes),
+        configuration=state.configuration,
         policy=views.policy_document(state.configured.rules.policy),
         online_cpus=str(host.online),
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),

@@ -18,6 +18,7 @@ from agent.server.start.wiring import Wiring
 from systemd.journal import Journal, is_journal
 
 if TYPE_CHECKING:
+    from agent.api.status import ConfigurationDocument
     from agent.config.config import Config
     from agent.server.lifecycle import Service
     from agent.server.start.wiring import Fakes
@@ -28,8 +29,12 @@ STANDARD_ERROR: Final = 2
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(config: Config, fakes: Fakes | None = None) -> None:
+def run(
+    config: Config, fakes: Fakes | None = None, configuration: ConfigurationDocument | None = None
+) -> None:
     """Run the agent until it is stopped; raises what `Wiring` raises.
+
+    `configuration` is what *status* says of the configuration.
 
     SIGTERM and SIGINT stop the agent. SIGHUP makes it read the host and the manifests again and
     reconcile; the configuration is read only at the start. Neither a stop nor a restart changes
@@ -39,7 +44,9 @@ def run(config: Config, fakes: Fakes | None = None) -> None:
     logs.configure(config.agent.logging.format, config.agent.logging.level, journal=journal)
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
-    with Wiring(config, manager, SystemClock(), fakes) as service:
+    wiring = Wiring(config, manager, SystemClock(), fakes)
+    wiring.controller.state.configuration = configuration
+    with wiring as service:
         settle_memory()
         asyncio.run(_serve(service))
 

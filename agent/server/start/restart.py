@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Sections of which a checkpoint lists only what is enabled (`policy_summary`).
-
 
 def initial_state(
     configured: ConfiguredHost,
@@ -59,6 +57,8 @@ def initial_state(
         state.conditions["checkpoint"] = message
     if configured.mismatches:
         log.error("configuration does not fit the host", mismatches=configured.mismatches)
+    for condition in state.not_allocatable:
+        log.error("nothing is allocatable", why=condition.line)
     return state
 
 

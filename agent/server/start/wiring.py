@@ -250,6 +250,7 @@ class Wiring:
         )
         state.log_level = LogLevelSwitch(self._config.agent.logging.level)
         state.providers = self._providers
+        state.directory = self._config.agent.state_directory
         state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
         state.history = self._history
         state.unenforced = prepared.differences

@@ -7,11 +7,17 @@ import msgspec
 import pytest
 
 from agent.api import documents as wire
+from agent.api import status as status_wire
 from agent.api.snapshot import SnapshotDocument, SnapshotNodeDocument
 
 DOCUMENTS = [
     kind
-    for kind in (*vars(wire).values(), SnapshotDocument, SnapshotNodeDocument)
+    for kind in (
+        *vars(wire).values(),
+        *(each for name, each in vars(status_wire).items() if name not in vars(wire)),
+        SnapshotDocument,
+        SnapshotNodeDocument,
+    )
     if isinstance(kind, type) and issubclass(kind, wire.Document) and kind is not wire.Document
 ]
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
@@ -50,9 +56,11 @@ def test_names_are_in_camel_case() -> None:
     [("caf\udce9", "caf\\xe9"), ("\ud800", "\\ud800"), ("caf\u00e9\udcff", "caf\u00e9\\xff")],
 )
 def test_a_name_that_is_not_utf_8_is_sent_escaped_wherever_it_stands(text: str, sent: str) -> None:
-    document = wire.ReconcileDocument(
+    document = status_wire.ReconcileDocument(
         found={text: 1}, repaired={}, differences=(text,), notes=(), finished=0.5, seconds=0
     )
-    assert wire.decode(wire.encode(document), wire.ReconcileDocument) == wire.ReconcileDocument(
+    assert wire.decode(
+        wire.encode(document), status_wire.ReconcileDocument
+    ) == status_wire.ReconcileDocument(
         found={sent: 1}, repaired={}, differences=(sent,), notes=(), finished=0.5, seconds=0
     )

@@ -13,6 +13,7 @@ from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Po
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store
+from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
@@ -64,6 +65,7 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
     assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.OK
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: no mistakes",
+        f"  host              4 CPUs on 2 NUMA nodes, 8 GiB, described in {root}",
         "  CPU manager       static, options full-pcpus-only=true",
         "  reserved CPUs     0 (derived from systemReserved and kubeReserved)",
         "  memory manager    Static",
@@ -79,6 +81,8 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
         "                    hugepages-2Mi 0 B",
         "                    example.com/gpu 1",
         "                    pods 110",
+        "  left on node 0    CPUs 1 (1 of 2), memory 3.95 GiB of 4 GiB",
+        "  left on node 1    CPUs 2-3 (2 of 2), memory 3.95 GiB of 4 GiB",
         "  note: featureGates.NodeSwap changes nothing here",
     ]
 
@@ -277,6 +281,54 @@ def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> No
     assert run_command(["config", "schema"]) == ExitCode.OK
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"]["maxPods"]["default"] == 110
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("reservedMemory=[{numaNode: 0, limits: {memory: 100Mi}}]", "left on node 1    CPUs 2-3"),
+        ("systemReserved.memory=8Gi", "node 1 has 4Gi of memory and 4Gi reserved: nothing of it"),
+    ],
+)
+def test_what_is_left_is_shown_by_node(
+    root: Path, file: Path, setting: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--set", setting]
+    if setting.startswith("systemReserved"):
+        settings += ["--set", "evictionHard={}"]
+    arguments = ["config", "check", str(file), "--root", str(root)]
+    assert run_command([*arguments, *settings]) == ExitCode.OK
+    assert words in capsys.readouterr().out
+
+
+def test_without_a_cpu_manager_no_cpus_are_exclusive(
+    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("{}")
+    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.OK
+    assert "node 0    no exclusive CPUs (cpuManagerPolicy none)" in capsys.readouterr().out
+
+
+WHOLE_CORES = """\
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {full-pcpus-only: "true"}
+reservedSystemCPUs: "0"
+"""
+
+
+def test_cpus_beside_reserved_ones_are_noted_where_only_whole_cores_are_given(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CPUs 0 and 4 are one core, and so on."""
+    root = write_tree(regular_host(packages=1, cores_per_node=4), tmp_path / "threads")
+    file.write_text(WHOLE_CORES)
+    arguments = ["config", "check", str(file), "--root", str(root)]
+    assert run_command([*arguments, "--set", 'reservedSystemCPUs="0,1"']) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "left on node 0    CPUs 2-3,6-7 (4 of 8)" in out
+    assert "note: CPUs 4-5 share cores with reserved CPUs" in out
+    assert run_command([*arguments, "--set", 'reservedSystemCPUs="0,1,4,5"']) == ExitCode.OK
+    assert "share cores" not in capsys.readouterr().out
 
 
 KUBELET = b"""\

@@ -108,3 +108,34 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
     from agent.cli.main import run_command  # noqa: PLC0415
 
     assert run_command(["verify", "--socket", str(tmp_path / "none")]) == ExitCode.UNREACHABLE
+
+
+def test_a_status_does_not_say_that_the_kernel_agrees_beside_a_pod_that_is_not_enforced(
+    shell: Shell,
+) -> None:
+    agrees = "the kernel agrees with the ledger"
+    code, out, _ = shell.run("status")
+    assert (code, agrees in out, "CONDITION" in out) == (ExitCode.OK, True, False)
+    shell.world.kernel.set_online(ALL - Mask.of(1))
+    for _ in range(2):  # a difference that lasts is no longer found
+        shell.world.client().reconcile()
+        code, out, _ = shell.run("status")
+        assert (code, agrees in out) == (ExitCode.REJECTED, False)
+        assert "CONDITION  Enforced is False (CPUOffline)" in out
+        assert "not as it should be, see CONDITION" in out
+    shell.world.kernel.set_online(ALL)
+    shell.world.client().reconcile()
+    assert agrees in shell.run("status")[1]
+
+
+def test_a_status_of_an_agent_that_cannot_admit_begins_with_why(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.manifest_directory().rmdir()
+    with in_background(world):
+        code, out, _ = Shell(world, tmp_path, capsys).run("status")
+    assert code == ExitCode.REJECTED
+    first, second, *others = out.splitlines()
+    assert "NOT READY" in first
+    assert second.startswith("  not ready  the source manifests has not been read yet: manifest ")
+    assert any("CONDITION  SourceRead is False (DirectoryMissing)" in line for line in others)

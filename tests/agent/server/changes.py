@@ -37,6 +37,9 @@ PODS: Final = (
     pod_of("init", INIT, "!first=1 then=1"),
 )
 NEW_POD: Final = pod_of("new", NEW, "own=2 rest more", budget="4")
+#: Take the place of a pod with CPUs of its own, whose processes run on.
+IN_PLACE: Final = pod_of("mixed", NEW, "own=2 rest", budget="3")
+IN_PLACE_OF_BOUND: Final = pod_of("exclusive", NEW, "main=3")
 #: Containers that only a binding can distinguish.
 NAMELESS: Final = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
 
@@ -140,6 +143,11 @@ def _cordoned(site: Site) -> None:
 
 CHANGES: Final = {
     "admit": Change(lambda controller, _: controller.admit(NEW_POD)),
+    "replace": Change(lambda controller, _: controller.admit(IN_PLACE, replace_pod=True)),
+    "replace-bound": Change(
+        lambda controller, _: controller.admit(IN_PLACE_OF_BOUND, replace_pod=True),
+        _bind_elsewhere,
+    ),
     "remove": Change(lambda controller, _: controller.remove(MIXED), _end("own", "rest")),
     "remove-running": Change(lambda controller, _: controller.remove(MIXED)),
     "remove-bound": Change(lambda controller, _: controller.remove(EXCLUSIVE), _bind_elsewhere),

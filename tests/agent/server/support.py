@@ -283,14 +283,19 @@ async def next_event(watcher: Watcher, *kinds: str) -> EventDocument:
 
 
 def manifest(
-    name: str = "web",
+    name: str | None = None,
     uid: str | None = UID,
     *,
     cpu: str = "2",
     memory: str = "1Gi",
     containers: int = 1,
 ) -> bytes:
-    """Return the manifest of a Guaranteed pod with equal containers c0, c1, ..."""
+    """Return the manifest of a Guaranteed pod with equal containers c0, c1, ...
+
+    It is called web, and another name goes with another uid: two pods may not have one name.
+    """
+    if name is None:
+        name = "web" if uid in {UID, None} else f"web-{uid}".lower()
     lines = ["apiVersion: v1", "kind: Pod", "metadata:", f"  name: {name}", "  namespace: shop"]
     if uid is not None:
         lines.append(f"  uid: {uid}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
 
 #: The host has 16 CPUs, one of them reserved.
-LARGE = manifest(cpu="12")
+LARGE = manifest("large", cpu="12")
 
 
 def texts(rejection: RejectionDocument | None) -> list[str] | None:
@@ -35,7 +35,7 @@ async def shown(agent: Running) -> list[str] | None:
 @in_loop
 async def test_a_rejection_has_advice_and_later_that_of_then(world: World) -> None:
     async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest(uid=OTHER_UID, cpu="10"))
+        await agent.ask(agent.client.admit, manifest("web", OTHER_UID, cpu="10"))
         answer = await asyncio.to_thread(agent.client.admit, LARGE)
         assert texts(answer.rejection) == [
             "request 5 of cpu in container c0 instead of 12",
@@ -60,7 +60,7 @@ async def test_a_rejection_has_advice_and_later_that_of_then(world: World) -> No
 @in_loop
 async def test_a_pod_for_which_there_is_room_by_now_needs_no_change(world: World) -> None:
     async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest(uid=OTHER_UID, cpu="10"))
+        await agent.ask(agent.client.admit, manifest("web", OTHER_UID, cpu="10"))
         await agent.ask(agent.client.admit, LARGE)
         await agent.ask(agent.client.remove, OTHER_UID)
         assert await shown(agent) == ["admit the pod again, as it is"]

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -16,16 +17,18 @@ from msgspec.structs import replace
 from agent.api.client import AgentError
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from agent.pods.quantity import Quantity
 from agent.server.conditions import ConditionType
 from agent.server.listeners.monitoring import RENDERED_SECONDS
 from agent.state.files import OsFiles
 from sysfs.mask import Mask
 from tests.agent.server.listeners.test_monitoring import fetch
-from tests.agent.server.support import OTHER_UID, in_loop, manifest, running
+from tests.agent.server.support import OTHER_UID, in_loop, manifest, running, two_packages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from tests.agent.server.support import Running, World
 
@@ -40,6 +43,7 @@ async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
     _, metrics = await fetch(agent, "/metrics")
     ready = readyz == HTTPStatus.OK
     assert status.ready is ready, why
+    assert why.strip() == (status.unready or "ok")
     listed = Counter(condition.type for condition in status.conditions)
     for kind in map(str, ConditionType):
         assert f'\nnumawarden_conditions{{type="{kind}"}} {listed[kind]:.1f}\n' in metrics
@@ -55,6 +59,14 @@ class FullDisk(OsFiles):
 
     def write(self, fd: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), fd, None, len(data))
+
+
+class SpacelessDisk(FullDisk):
+    """A full disk that says so."""
+
+    def free(self, path: Path) -> int:
+        del path
+        return 0
 
 
 @asynccontextmanager
@@ -87,7 +99,7 @@ async def a_missing_manifest_directory(world: World) -> AsyncIterator[Running]:
         await agent.sync_manifests()
         ready, conditions = await said(agent)
         assert ready
-        assert not any("sync manifests" in line for line in conditions)
+        assert not any("does not exist" in line for line in conditions)
 
 
 @asynccontextmanager
@@ -123,11 +135,52 @@ async def a_replaced_state_directory(world: World) -> AsyncIterator[Running]:
         assert await said(agent) == (True, ())
 
 
+@asynccontextmanager
+async def a_disk_that_filled_while_nothing_was_asked(world: World) -> AsyncIterator[Running]:
+    async with running(world) as agent:
+        store = agent.controller._saving._saver
+        usual, store._files = store._files, SpacelessDisk()  # type: ignore[attr-defined]  # a `Store`
+        await agent.ask(agent.client.reconcile)
+        yield agent
+        store._files = usual  # type: ignore[attr-defined]  # as above
+        await agent.ask(agent.client.reconcile)
+        assert await said(agent) == (True, ())
+
+
+@asynccontextmanager
+async def reservations_of_every_cpu(world: World) -> AsyncIterator[Running]:
+    world.config = replace(world.config, reserved_system_cpus=two_packages().online)
+    async with running(world) as agent:
+        yield agent
+
+
+@asynccontextmanager
+async def reservations_of_all_memory(world: World) -> AsyncIterator[Running]:
+    amounts = MappingProxyType({"memory": Quantity.parse("1Ti")})
+    world.config = replace(world.config, system_reserved=amounts)
+    async with running(world) as agent:
+        yield agent
+
+
+@asynccontextmanager
+async def no_pods_allowed(world: World) -> AsyncIterator[Running]:
+    world.config = replace(world.config, max_pods=0)
+    async with running(world) as agent:
+        yield agent
+
+
 STATES: Final[dict[str, tuple[Callable[[World], AbstractAsyncContextManager[Running]], str]]] = {
     "full disk": (full_disk, "No space left on device"),
     "configuration": (a_configuration_that_admits_nothing, "this host has no CPU 99"),
     "manifest directory": (a_missing_manifest_directory, "manifests"),
     "comparison": (a_first_comparison_that_failed, "Input/output error"),
+    "full disk, nothing asked": (
+        a_disk_that_filled_while_nothing_was_asked,
+        "No space left on device",
+    ),
+    "all CPUs reserved": (reservations_of_every_cpu, "nothing of cpu is allocatable"),
+    "all memory reserved": (reservations_of_all_memory, "nothing of memory is allocatable"),
+    "no pods": (no_pods_allowed, "maxPods allow no pod"),
     "state directory": (a_replaced_state_directory, "was removed or replaced"),
 }
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.status import ManifestDocument
     from agent.pods.model import Pod
     from agent.sources.source import PodSource
 
@@ -297,8 +297,8 @@ def test_mistakes_are_reported_with_their_paths(here: Here) -> None:
     here.write("a.yaml", manifest().replace(b"name: c0", b"name: C_0"))
     here.sync()
     (document,) = here.ledger.reported.values()
-    assert document.message.startswith(str(here.directory / "a.yaml"))
-    assert [detail.path for detail in document.details] == ["spec.containers[0].name"]
+    assert document.message.startswith("line 9: spec.containers[0].name: ")
+    assert [(each.path, each.line) for each in document.details] == [("spec.containers[0].name", 9)]
 
 
 def test_a_pod_that_fails_to_be_admitted_costs_no_other_and_is_tried_again(here: Here) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from agent.api import documents as wire
 from agent.parsing.errors import MISTAKES_REPORTED
-from agent.pods.manifest import load_pod
+from agent.pods.manifest import load_manifest
 from agent.server import api
 from tests.agent.server.support import UID, in_loop, make_world, manifest, running
 
@@ -87,8 +87,8 @@ async def others_are_answered(agent: Running) -> None:
 @pytest.mark.parametrize(
     ("name", "call", "path", "body", "status"),
     [
-        ("load_pod", load_pod, "/v1/pods", LARGE, HTTPStatus.CREATED),
-        ("load_pod", load_pod, "/v1/pods?dryRun=true", LARGE, HTTPStatus.OK),
+        ("load_manifest", load_manifest, "/v1/pods", LARGE, HTTPStatus.CREATED),
+        ("load_manifest", load_manifest, "/v1/pods?dryRun=true", LARGE, HTTPStatus.OK),
         ("_bind_request", api._bind_request, f"/v1/pods/{UID}/containers/a/bind", BINDING,
          HTTPStatus.NOT_FOUND),
     ],
@@ -134,7 +134,7 @@ async def test_a_small_manifest_does_not_wait_for_a_large_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(world) as agent:
-        with gate_at(monkeypatch, "agent.server.api.load_pod", load_pod) as gate:
+        with gate_at(monkeypatch, "agent.server.api.load_manifest", load_manifest) as gate:
             asked = asyncio.create_task(ask(agent, "POST", "/v1/pods", LARGE))
             await gate.reached.wait()
             monkeypatch.undo()

@@ -33,7 +33,7 @@ from tests.agent.server.support import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
 
-    from agent.api.documents import ReconcileDocument
+    from agent.api.status import ReconcileDocument
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.pods.model import Pod

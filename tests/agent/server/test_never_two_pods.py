@@ -114,7 +114,7 @@ class Story:
 
     def steps(self) -> list[Callable[[Controller], Awaitable[None]]]:
         own = [self.admit] * 4 + [self.remove] * 2 + [self.bind] * 4 + [self.reconcile] * 2
-        own += [self.admit_again] * 2 + [self.unbind] * 2
+        own += [self.admit_again] * 2 + [self.unbind] * 2 + [self.replace] * 2
         return [*own, *[self.start] * 3, *[self.start_elsewhere] * 2, self.end, self.meddle]
 
     # --- what the agent is asked for ------------------------------------------------------------
@@ -130,6 +130,20 @@ class Story:
         """Ask for a pod that was asked for before: it is there, recovered, displaced or removed."""
         if uid := self.any_of(sorted(self.specs)):
             await controller.admit(self.specs[uid])
+
+    async def replace(self, controller: Controller) -> None:
+        """Put another pod in the place of one, whose processes may live on."""
+        allocations = controller.state.ledger.allocations
+        old = self.any_of([uid for uid, allocation in allocations.items() if allocation.name])
+        if not old:
+            return
+        self.pods += 1
+        containers, budget = self.random.choice(KINDS)
+        uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
+        self.specs[uid] = pod_of(allocations[old].name, uid, containers, budget)
+        answer = await controller.admit(self.specs[uid], replace_pod=True)
+        after = controller.state.ledger.allocations
+        assert (old in after, uid in after) == (not answer.admitted, answer.admitted), self.done
 
     async def remove(self, controller: Controller) -> None:
         """Remove a pod, whose processes may live on: what is left is an orphan."""

@@ -21,6 +21,7 @@ from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
 from agent.server.start.wiring import SOURCES
+from agent.sources.errors import SourceUnreadableError
 from agent.sources.source import SourceEntry, SourceReading
 from agent.state.store import peek
 from tests.agent.managers.toy_manager import LANE, ToyManager
@@ -65,7 +66,7 @@ class ToySource:
 
     def read(self) -> SourceReading:
         if self.broken:
-            raise RuntimeError(self.broken)
+            raise SourceUnreadableError(self.broken, "mend it", "Broken")
         entries = tuple(self._entry(key, content) for key, content in self.slots.items())
         return SourceReading(entries, self.complete, conditions=self.conditions)
 
@@ -394,7 +395,7 @@ async def test_what_a_source_cannot_read_is_said_and_changes_no_pod(
     toy.broken = "the drawer is locked"
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
-        assert "sync toy: the drawer is locked" in status.condition_lines()
+        assert "the drawer is locked; mend it" in status.condition_lines()
         assert not status.ready
         assert await sources_of(agent) == {UID: f"toy: {KEY}"}
         # It may be removed: no entry is known to bring it back.

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.origin import API, Source
 from agent.managers.decision import Reason
-from agent.sources.ownership import assigned, belongs_elsewhere, owner_after
+from agent.sources.ownership import PodNames, assigned, belongs_elsewhere, owner_after
 from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
 
@@ -68,3 +71,36 @@ def test_the_rejection_of_a_pod_of_another_source_names_both_ways_out() -> None:
     assert decision.rejection.remedy == (
         "delete that file to end that pod first, or give the new pod a uid of its own"
     )
+
+
+NAMES = st.sampled_from(["", "web", "db"])
+#: What happens to a ledger: a pod of a uid, a namespace and a name comes, or goes.
+HAPPENINGS = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.sampled_from(["shop", "lab"]), NAMES, st.booleans()),
+    max_size=200,
+)
+
+
+@given(HAPPENINGS)
+def test_who_has_a_name_is_who_a_walk_through_the_ledger_finds(
+    happenings: list[tuple[str, str, str, bool]],
+) -> None:
+    known = PodNames()
+    kept = admit(RULES, RULES.empty_ledger(), ASKED).allocation
+    assert kept is not None
+    ledger = RULES.empty_ledger()
+    for uid, namespace, name, comes in happenings:
+        if comes:
+            ledger = ledger.with_allocation(replace(kept, uid=uid, namespace=namespace, name=name))
+        elif uid in ledger.allocations:
+            ledger = ledger.without_allocation(uid, ledger.parts)
+        asked = replace(ASKED, uid="new", namespace=namespace, name=name)
+        found = [
+            each
+            for each in ledger.allocations.values()
+            if name and (each.namespace, each.name) == (namespace, name)
+        ]
+        assert sorted(each.uid for each in known.others(ledger, asked)) == sorted(
+            each.uid for each in found
+        )
+        assert known.others(ledger, replace(asked, uid=uid)) == () or uid not in ledger.allocations

@@ -135,6 +135,10 @@ class FaultyFiles:
         with _Around(self, "names"):
             return self._files.names(path)
 
+    def free(self, path: Path) -> int:
+        with _Around(self, "free"):
+            return self._files.free(path)
+
 
 class _Around:
     def __init__(self, files: FaultyFiles, operation: str) -> None:
@@ -211,6 +215,10 @@ class MemoryDisk:
     def names(self, path: Path) -> list[str]:
         del path
         return sorted(self._names)
+
+    def free(self, path: Path) -> int:
+        del path
+        return 1 << 30
 
     def contents(self) -> dict[str, bytes]:
         """Return what the files hold, by name."""

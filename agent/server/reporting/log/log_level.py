@@ -9,6 +9,7 @@ import structlog
 
 from agent.api.maintenance import LogLevelDocument
 from agent.config.config import LogLevel
+from agent.parsing.errors import Mistake
 from agent.server.clock import wait_for
 from agent.server.errors import RequestError
 from agent.server.reporting.log.logs import set_level
@@ -50,11 +51,11 @@ class LogLevelSwitch:
             level = LogLevel(request.level)
         except ValueError:
             message = f"level is one of {', '.join(LogLevel)}, found {request.level[:32]!r}"
-            raise RequestError(message, (("level", "unknown"),)) from None
+            raise RequestError(message, (Mistake("level", "unknown"),)) from None
         seconds = request.seconds
         if seconds is not None and not 0 < seconds <= LONGEST:
             message = f"seconds are more than 0 and at most {LONGEST:.0f}, found {seconds:g}"
-            raise RequestError(message, (("seconds", "out of bounds"),))
+            raise RequestError(message, (Mistake("seconds", "out of bounds"),))
         self._until = None
         if seconds is not None and level is not self._configured:
             self._until = clock.monotonic() + seconds, clock.time() + seconds

@@ -78,12 +78,12 @@ def test_a_containers_own_cgroup_can_be_bound(cgroup: str, bound: str) -> None:
 @pytest.mark.parametrize(
     ("cgroup", "why"),
     [
-        ("", "no such cgroup"),
+        ("", "the root of all cgroups"),
         ("nowhere", "no such cgroup"),
         (POD, "the whole pod"),
         (f"{OTHER_POD}/db.scope", "another pod"),
         (OTHER_POD, "another pod"),
-        ("kubepods.slice", "another pod"),
+        ("kubepods.slice", "the cgroup of all pods"),
         (OWN, "the agent's own"),
         (f"{OWN}/agent", "the agent's own"),
         ("system.slice", "the agent's own"),

@@ -72,6 +72,9 @@ class Recorder:
         if isinstance(self.save_error, ReplacedDirectoryError):
             raise self.save_error
 
+    def free(self) -> int:
+        return 1 << 30
+
     def admitted(self, target: Desired, uid: str) -> EnforcementReport:
         self.log.append(f"enforce {uid[:1]}")
         self.targets.append(target)

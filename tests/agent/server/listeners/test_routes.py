@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agent.parsing.errors import Mistake
 from agent.server.listeners.http import (
     HttpError,
     MethodNotAllowedError,
@@ -47,7 +48,7 @@ def test_parameters_are_checked_where_they_are_declared() -> None:
         else:
             with pytest.raises(UnknownParameterError) as caught:
                 asyncio.run(routes(request))
-            assert caught.value.details == ((unknown, "unknown"),)
+            assert caught.value.details == (Mistake(unknown, "unknown"),)
 
 
 def answer(method: str, target: str) -> str:

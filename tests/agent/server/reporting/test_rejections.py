@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import FailedPodDocument, decode
 from agent.managers.allocations.origin import API, Source
+from agent.parsing.errors import Mistake
 from agent.pods.identity import PodIdentity
 from agent.server.errors import InvalidManifestError
 from agent.server.metrics import names
@@ -78,7 +79,8 @@ async def test_an_invalid_pod_leaves_a_line_an_event_a_count_and_a_status(world:
         (line,) = lines(log, "pod invalid")
         assert line["log_level"] == "warning"
         assert (line["uid"], line["pod"], line["source"]) == (UID, "shop/web", str(API))
-        assert any(text.startswith("spec.containers[0].name: ") for text in line["mistakes"])
+        placed = "line 9: spec.containers[0].name: "
+        assert any(text.startswith(placed) for text in line["mistakes"])
         assert line["mistakes_left_out"] == 0
         assert (event.uid, event.pod) == (UID, "shop/web")
         assert event.operation
@@ -133,7 +135,7 @@ async def test_a_pod_that_is_admitted_does_not_fail(world: World) -> None:
 def invalid(
     controller: Controller, identity: PodIdentity, mistakes: int = 1, text: str = "wrong"
 ) -> None:
-    details = tuple((f"spec.x[{number}]", text) for number in range(mistakes))
+    details = tuple(Mistake(f"spec.x[{number}]", text) for number in range(mistakes))
     controller.rejections.invalid_request(InvalidManifestError(text, details, identity))
 
 

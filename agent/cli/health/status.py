@@ -1,8 +1,7 @@
-"""`numawarden status`, `watch`, `history`, `verify`: the agent, what happens, what differs."""
+"""`numawarden status`, `watch`, `verify`: the agent, its events, the kernel beside the ledger."""
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -10,13 +9,12 @@ import click
 
 from agent.cli.access import agent_at, level_text, moment, socket_option
 from agent.cli.errors import ExitCode
-from agent.cli.terminal.completion import complete_pods
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import EventDocument, FailedPodDocument, ReconcileDocument
+    from agent.api.documents import EventDocument, FailedPodDocument
     from agent.api.maintenance import CordonDocument
     from agent.api.status import DriftDocument, StatusDocument
     from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
 
-#: How many digits the days of a duration have at most.
-_DIGITS: Final = 5
+#: The types of conditions that are about the kernel's settings.
+_OF_THE_KERNEL: Final = ("Enforced", "RepairsLast")
+_AGREES: Final = "the kernel agrees with the ledger"
 
 #: How many drifted settings are listed.
 _DRIFT_SHOWN: Final = 5
@@ -53,6 +52,11 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     ready = "ready" if answer.ready else "NOT READY"
     since = moment(answer.started)
     yield f"numawarden {answer.version}, process {answer.pid}, {ready}, since {since}"
+    if answer.unready:
+        yield f"  not ready  {answer.unready}"
+    for condition in answer.conditions:
+        state = f"{condition.type} is {condition.status} ({condition.reason})"
+        yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
     policy = answer.policy
     yield (
         f"  policies   CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, "
@@ -71,15 +75,13 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"
     )
     yield from _failed(answer.failed)
-    yield f"  reconcile  {_reconcile(answer.last_reconcile)}"
+    yield f"  reconcile  {_reconcile(answer)}"
     yield from _drift(answer.drift)
     for manifest in answer.manifests:
-        yield f"  manifest   {manifest.file}: {manifest.state}"
-        for detail in manifest.details:
-            yield f"               {detail.path}: {detail.message}"
-    for condition in answer.conditions:
-        state = f"{condition.type} is {condition.status} ({condition.reason})"
-        yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
+        why = f", {manifest.message}" if manifest.message else ""
+        yield f"  manifest   {manifest.file}: {manifest.state}{why}"
+        if len(manifest.details) > 1:  # a single one is the message
+            yield from (f"               {detail}" for detail in manifest.details)
 
 
 def _cordoned(cordons: Sequence[CordonDocument]) -> Iterator[str]:
@@ -104,32 +106,21 @@ def _drift(settings: Sequence[DriftDocument]) -> Iterator[str]:
         yield f"  drift      {moment(drift.time)}, {drift.line()}"
 
 
-def _reconcile(document: ReconcileDocument | None) -> str:
+def _reconcile(answer: StatusDocument) -> str:
+    """Return the last comparison, and what of the kernel's settings is not as it should be now."""
+    document = answer.last_reconcile
     if document is None:
         return "not yet"
-    when = f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms"
-    if not document.found:
-        return f"{when}: as it should be"
-    return f"{when}: found {_causes(document.found)}; repaired {_causes(document.repaired)}"
+    said = [f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms: "]
+    if document.found:
+        said.append(f"found {_causes(document.found)}; repaired {_causes(document.repaired)}; ")
+    wrong = sum(each.type in _OF_THE_KERNEL for each in answer.conditions)
+    said.append(f"{wrong} not as it should be, see CONDITION" if wrong else _AGREES)
+    return "".join(said)
 
 
 def _causes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in counts.items()) or "none"
-
-
-def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
-    """Return a duration in seconds; raises `click.BadParameter`."""
-    if text is None:
-        return None
-    from agent.config.keys.scalars import seconds_of  # noqa: PLC0415  # not needed for help
-
-    days, found, rest = text.partition("d")
-    if not found:
-        days, rest = "0", text
-    seconds = seconds_of(rest) if rest or not found else 0.0
-    if seconds is None or not (days.isascii() and days.isdecimal() and len(days) <= _DIGITS):
-        raise click.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 7d")
-    return int(days) * 86400 + seconds
 
 
 @click.command()
@@ -152,41 +143,6 @@ def _line(event: EventDocument) -> str:
     when = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%SZ")
     said = (event.type, event.pod, event.message)
     return "  ".join((when, *(part for part in said if part)))
-
-
-@click.command()
-@click.argument("pod", default="", shell_complete=complete_pods)
-@click.option(
-    "--since",
-    metavar="DURATION",
-    callback=_duration,
-    help="Only what happened within this time: 90s, 15m, 1h30m, 7d.",
-)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    help="At most so many entries.",
-)
-@output_option
-@socket_option
-def history(pod: str, since: float | None, limit: int, output: Output, socket_path: str) -> None:
-    """Show what happened, the latest first: to POD (uid, name or namespace/name), or to all.
-
-    Admissions, rejections and removals with who asked for them, settings of cgroups that another
-    process changed, changes of the host and of the configuration, starts and stops of the agent.
-    """
-    from agent.cli.text.history import history_lines  # noqa: PLC0415  # not needed for help
-
-    start = 0.0 if since is None else max(0.0, time.time() - since)
-    with agent_at(socket_path) as agent:
-        answer = agent.history(pod=pod, since=start, limit=limit)
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        print_lines(history_lines(answer))
 
 
 @click.command()

@@ -1,0 +1,1 @@
+"""How the agent does: its status and events, and one verdict on all of it."""

@@ -1,0 +1,228 @@
+"""`numawarden check`: one verdict on the agent, the kernel, the disk and the configuration.
+
+Each part of it has an exit code of its own; of several that fail the gravest is returned, in the
+order of `_GRAVEST`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from agent.cli.access import agent_at, socket_option
+from agent.cli.errors import ExitCode, text_of
+from agent.cli.terminal.output import Output, output_option, print_document, print_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.api.status import CheckDocument, ConfigurationDocument, StatusDocument
+    from agent.api.verification import VerificationDocument
+
+#: With less space for the checkpoint the disk counts as full, in bytes.
+LEAST_SPACE: Final = 16 << 20
+#: How many differences, tasks or keys are listed.
+_LISTED: Final = 16
+_GRAVEST: Final = (
+    ExitCode.UNREACHABLE,
+    ExitCode.NOT_ENFORCED,
+    ExitCode.ENVIRONMENT,
+    ExitCode.BAD_INPUT,
+    ExitCode.REJECTED,
+)
+
+
+class _Checked(NamedTuple):
+    """One line of the verdict; `code` is OK where all is well."""
+
+    subject: str
+    code: ExitCode
+    message: str
+
+
+@click.command()
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing: the exit code says it.")
+@output_option
+@socket_option
+def check(output: Output, socket_path: str, *, quiet: bool) -> ExitCode:
+    """Say in one verdict whether all is well, for monitoring and for scripts.
+
+    Looked at are the conditions of the agent, the cgroups (as verify does), tasks that intrude on
+    exclusive CPUs, the space for the checkpoint, and whether the configuration file is still that
+    of the running agent. Each line that is not OK says what to do.
+
+    Exits with 0 if all is well. Otherwise with the first of these that applies: 4 the agent does
+    not answer, 7 cgroups differ or tasks intrude, 5 the disk is full, 3 the configuration file
+    changed or is wrong, 1 there are other conditions.
+    """
+    from agent.api.client import Unreachable  # noqa: PLC0415  # not for help
+
+    try:
+        found = _examined(socket_path)
+    except Unreachable as error:
+        found = [_Checked("agent", ExitCode.UNREACHABLE, str(error))]
+    codes = {each.code for each in found}
+    code = next((code for code in _GRAVEST if code in codes), ExitCode.OK)
+    if not quiet:
+        _print(_document(found, code), output)
+    return code
+
+
+def _print(document: CheckDocument, output: Output) -> None:
+    if output.is_document:
+        print_document(document, output)
+    else:
+        print_lines(_lines(document))
+
+
+def _lines(document: CheckDocument) -> Iterator[str]:
+    yield document.summary()
+    for each in document.checks:
+        yield f"  {'ok' if each.ok else 'NOT OK':8}{each.subject:16}{each.message}"
+
+
+def _document(found: list[_Checked], code: ExitCode) -> CheckDocument:
+    from agent.api.status import CheckDocument, CheckedDocument  # noqa: PLC0415
+
+    checks = (
+        CheckedDocument(
+            subject=each.subject, ok=each.code is ExitCode.OK, message=_one_line(each.message)
+        )
+        for each in found
+    )
+    return CheckDocument(ok=code is ExitCode.OK, code=code, checks=tuple(checks))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _examined(socket_path: str) -> list[_Checked]:
+    """Return what is found of every part; raises `Unreachable` and `CommandError`."""
+    with agent_at(socket_path) as agent:
+        status = agent.status()
+    found = [*_agent(status), *_disk(status)]
+    if status.configuration is not None:
+        found.extend(_configuration(status.configuration))
+    found.extend(_kernel(socket_path))
+    return found
+
+
+def _agent(status: StatusDocument) -> Iterator[_Checked]:
+    pods = f"{status.pods} pods with {status.containers} containers"
+    if status.ready:
+        yield _Checked("agent", ExitCode.OK, f"ready, {pods}")
+    else:
+        yield _Checked("agent", ExitCode.REJECTED, f"not ready, {pods}: {status.unready}")
+    for condition in status.conditions:
+        full = condition.type == "CheckpointSaved"
+        code = ExitCode.ENVIRONMENT if full else ExitCode.REJECTED
+        line = f"{condition.type} is {condition.status} ({condition.reason}): {condition.line}"
+        yield _Checked("condition", code, line)
+    if not status.conditions:
+        yield _Checked("conditions", ExitCode.OK, "none")
+
+
+def _disk(status: StatusDocument) -> Iterator[_Checked]:
+    state = status.state
+    if state is None or state.free is None:
+        return
+    mib = state.free >> 20
+    if state.free < LEAST_SPACE:
+        message = f"{mib} MiB are free in {state.directory}; free space on that file system"
+        yield _Checked("disk", ExitCode.ENVIRONMENT, message)
+    else:
+        yield _Checked("disk", ExitCode.OK, f"{mib} MiB are free in {state.directory}")
+
+
+def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
+    """Yield how the file differs from what the agent runs with, or that it cannot be used."""
+    from agent.config.config import ConfigError  # noqa: PLC0415
+    from agent.config.file import config_keys, load_config_file  # noqa: PLC0415
+
+    subject, wrong = "configuration", ExitCode.BAD_INPUT
+    try:
+        written = config_keys(load_config_file(Path(running.file), running.settings))
+    except PermissionError:
+        yield _Checked(subject, ExitCode.OK, f"{running.file} is not readable for this user")
+        return
+    except (OSError, ConfigError) as error:
+        effect = "the agent would not start again; restore or correct the file"
+        yield _Checked(subject, wrong, f"{text_of(error)}; {effect}")
+        return
+    differing = list(_differences(written, running.keys))
+    for line in differing[:_LISTED]:
+        yield _Checked(subject, wrong, line)
+    if len(differing) > _LISTED:
+        yield _Checked(subject, wrong, f"and {len(differing) - _LISTED} more keys")
+    if differing:
+        advice = f"try it with 'numawarden config check {running.file}', then restart the agent"
+        yield _Checked(subject, wrong, f"the file changed since the agent was started; {advice}")
+    else:
+        yield _Checked(subject, ExitCode.OK, f"the agent runs with {running.file}")
+
+
+def _differences(
+    written: Mapping[str, Any], running: Mapping[str, Any], above: str = ""
+) -> Iterator[str]:
+    for key in dict.fromkeys((*written, *running)):
+        new, old = written.get(key), running.get(key)
+        path = f"{above}{key}"
+        if isinstance(new, dict) and isinstance(old, dict):
+            yield from _differences(new, old, f"{path}.")
+        elif new != old:
+            yield f"{path} is {_shown(new)} in the file and {_shown(old)} in the running agent"
+
+
+def _shown(value: object) -> str:
+    from agent.config.file import yaml_text  # noqa: PLC0415
+
+    return "empty" if value in (None, "", {}, []) else yaml_text(value, one_line=True)  # type: ignore[arg-type]  # a plain value of JSON
+
+
+def _kernel(socket_path: str) -> Iterator[_Checked]:
+    from agent.cli.errors import CommandError  # noqa: PLC0415
+
+    try:
+        with agent_at(socket_path) as agent:
+            answer = agent.verify()
+    except CommandError as error:
+        yield _Checked("cgroups", ExitCode.NOT_ENFORCED, str(error))
+        return
+    yield from _cgroups(answer)
+    yield from _intruding(answer)
+
+
+def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
+    differing = [
+        *(f"{each.detail} ({each.cause})" for one in answer.cgroups for each in one.differences),
+        *(
+            f"{above.cgroup} does not pass on {' '.join(above.lacking)}"
+            for above in answer.ancestors
+            if above.lacking
+        ),
+        *answer.differences,
+    ]
+    for line in differing[:_LISTED]:
+        yield _Checked("cgroups", ExitCode.NOT_ENFORCED, line)
+    if differing:
+        more = f"{len(differing)} differences; see 'numawarden verify', which names every cgroup"
+        yield _Checked("cgroups", ExitCode.NOT_ENFORCED, more)
+    else:
+        yield _Checked("cgroups", ExitCode.OK, f"{len(answer.cgroups)} as allocated")
+
+
+def _intruding(answer: VerificationDocument) -> Iterator[_Checked]:
+    for task in answer.intruding[:_LISTED]:
+        message = (
+            f"process {task.pid} ({task.name}) may run on CPUs {task.cpus} of "
+            f"{', '.join(task.pods)}; end it, or move it: taskset -apc CPUS {task.pid}"
+        )
+        yield _Checked("intruding tasks", ExitCode.NOT_ENFORCED, message)
+    if len(answer.intruding) > _LISTED:
+        more = f"and {len(answer.intruding) - _LISTED} more; see 'numawarden verify'"
+        yield _Checked("intruding tasks", ExitCode.NOT_ENFORCED, more)
+    if not answer.intruding:
+        yield _Checked("intruding tasks", ExitCode.OK, "none")

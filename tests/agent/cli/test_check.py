@@ -1,0 +1,165 @@
+"""One verdict: whatever is wrong shows in it, by a line with what to do and by the exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api.status import ConfigurationDocument
+from agent.cli.errors import ExitCode
+from agent.cli.health.check import LEAST_SPACE
+from agent.config.file import config_keys, load_config_file
+from agent.reconcile.intruding_tasks import Task
+from sysfs.mask import Mask
+from tests.agent.cli.shell import Shell, in_background
+from tests.agent.server.support import UID, manifest
+from tests.agent.server.test_agreement import FullDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.agent.server.support import Running, World
+
+POD = f"kubepods/pod{UID}"
+CONFIG: Final = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
+
+
+class Watched(Shell):
+    """A shell beside an agent with a pod, started with a configuration file."""
+
+    agent: Running
+    file_of_agent: Path
+
+
+@pytest.fixture
+def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Watched]:
+    world.manifest_directory()
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    with in_background(world) as agent:
+        shell = Watched(world, tmp_path, capsys)
+        shell.agent, shell.file_of_agent = agent, file
+        keys = config_keys(load_config_file(file))
+        agent.controller.state.configuration = ConfigurationDocument(
+            file=str(file), settings=(), keys=keys
+        )
+        assert shell.run("admit", shell.file(manifest()))[0] == ExitCode.OK
+        world.client().reconcile()
+        yield shell
+
+
+def difference(shell: Watched) -> None:
+    shell.world.kernel.write(POD, "cpuset.cpus", "0-15")
+
+
+def intruder(shell: Watched) -> None:
+    task = Task(815, "irqd", Mask.parse("8-9"), "system.slice/irqd.service", 3)
+    shell.world.tasks.append(task)
+
+
+def condition(shell: Watched) -> None:
+    shell.agent.controller.state.conditions["inotify"] = "not all cgroups are watched; raise it"
+
+
+def full(shell: Watched) -> None:
+    store = shell.agent.controller._saving._saver
+    store._files = FullDisk()  # type: ignore[attr-defined]  # a `Store`
+    assert shell.run("admit", shell.file(manifest("db", None)))[0] == ExitCode.AGENT_FAILED
+
+
+def nearly_full(shell: Watched) -> None:
+    shell.agent.controller.state.free_bytes = LEAST_SPACE - 1
+
+
+def changed(shell: Watched) -> None:
+    shell.file_of_agent.write_text(CONFIG + "topologyManagerPolicy: restricted\n")
+
+
+def mistaken(shell: Watched) -> None:
+    shell.file_of_agent.write_text(CONFIG + "topologyManagerPolicy: strict\n")
+
+
+def gone(shell: Watched) -> None:
+    shell.file_of_agent.unlink()
+
+
+#: What is wrong, the exit code, and what the line says of it.
+WRONG: Final[dict[str, tuple[Callable[[Watched], None], ExitCode, str]]] = {
+    "a difference": (difference, ExitCode.NOT_ENFORCED, "shows 0-15 instead of 1,9"),
+    "an intruding task": (intruder, ExitCode.NOT_ENFORCED, "process 815 (irqd) may run on CPUs 9"),
+    "a condition": (condition, ExitCode.REJECTED, "not all cgroups are watched; raise it"),
+    "a full disk": (full, ExitCode.ENVIRONMENT, "free space on that file system"),
+    "little space": (nearly_full, ExitCode.ENVIRONMENT, "free space on that file system"),
+    "another configuration": (
+        changed,
+        ExitCode.BAD_INPUT,
+        "topologyManagerPolicy is restricted in the file and none in the running agent",
+    ),
+    "a mistaken configuration": (mistaken, ExitCode.BAD_INPUT, '"strict" is not one of'),
+    "no configuration": (gone, ExitCode.BAD_INPUT, "restore or correct the file"),
+}
+
+
+def test_where_all_is_well_the_verdict_is_ok(shell: Watched) -> None:
+    code, out, err = shell.run("check")
+    assert (code, err) == (ExitCode.OK, "")
+    first, *lines = out.splitlines()
+    assert first == "numawarden OK"
+    assert [line.split()[0] for line in lines] == ["ok"] * 6
+    assert shell.run("check", "--quiet") == (ExitCode.OK, "", "")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_a_line_and_an_exit_code(shell: Watched, name: str) -> None:
+    spoil, expected, said = WRONG[name]
+    spoil(shell)
+    code, out, err = shell.run("check")
+    assert (code, err) == (expected, "")
+    first, *lines = out.splitlines()
+    assert first.startswith("numawarden NOT OK: ")
+    assert any(line.startswith("  NOT OK") and said in line for line in lines)
+    assert shell.run("check", "-q") == (expected, "", "")
+    code, out, _ = shell.run("check", "--output", "json")
+    document = json.loads(out)
+    assert (document["ok"], document["code"], code) == (False, expected, expected)
+    wrong = [each for each in document["checks"] if not each["ok"]]
+    assert any(said in each["message"] for each in wrong)
+    assert all("\n" not in each["message"] for each in document["checks"])
+
+
+def test_of_several_the_gravest_decides_and_all_are_listed(shell: Watched) -> None:
+    for spoil in (condition, changed, nearly_full, difference):
+        spoil(shell)
+    code, out, _ = shell.run("check")
+    assert code == ExitCode.NOT_ENFORCED
+    assert out.splitlines()[0] == "numawarden NOT OK: condition, disk, configuration, cgroups"
+
+
+def test_a_comment_in_the_configuration_changes_nothing(shell: Watched) -> None:
+    shell.file_of_agent.write_text(f"# a comment\n{CONFIG}")
+    assert shell.run("check")[0] == ExitCode.OK
+
+
+def test_settings_of_the_command_line_are_part_of_the_configuration(shell: Watched) -> None:
+    setting = "topologyManagerPolicy=restricted"
+    running = shell.agent.controller.state.configuration
+    assert running is not None
+    keys = config_keys(load_config_file(shell.file_of_agent, [setting]))
+    shell.agent.controller.state.configuration = replace(running, settings=(setting,), keys=keys)
+    assert shell.run("check")[0] == ExitCode.OK
+
+
+def test_an_agent_that_does_not_answer_is_unreachable(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(world, tmp_path, capsys)
+    code, out, err = shell.run("check")
+    assert (code, err) == (ExitCode.UNREACHABLE, "")
+    assert out.splitlines()[0] == "numawarden NOT OK: agent"
+    assert shell.run("check", "--quiet") == (ExitCode.UNREACHABLE, "", "")
+    code, out, _ = shell.run("check", "--output", "json")
+    assert json.loads(out)["code"] == ExitCode.UNREACHABLE

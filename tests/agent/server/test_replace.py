@@ -1,0 +1,340 @@
+"""A name has one pod at a time; another one takes its place only where that is asked for.
+
+Crashes, failing steps and restarts in the course of a replacement are in test_crash.py,
+test_faults.py and test_never_two_pods.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api.client import AgentError
+from agent.cli.errors import ExitCode
+from agent.config.config import CgroupDriver
+from agent.server.metrics import names
+from agent.state.store import CHECKPOINT_NAME, Store, peek
+from sysfs.mask import EMPTY, Mask
+from tests.agent.cli.shell import Shell, in_background
+from tests.agent.server.changes import EXCLUSIVE, MIXED, NEW, settled
+from tests.agent.server.sites import pod_of, site_config, with_agent
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    make_world,
+    manifest,
+    next_event,
+    running,
+)
+from tests.agent.server.test_agreement import FullDisk
+from tests.fakes.effects import Effects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from agent.api.documents import AdmissionDocument
+    from agent.pods.model import Pod
+    from agent.server.control.controller import Controller
+    from tests.agent.server.sites import Site
+    from tests.agent.server.support import Running, World
+    from tests.fakes.effects import Step
+
+#: The host has 16 CPUs, one of them reserved.
+SAME_NAME = manifest("web", OTHER_UID, cpu="4")
+TOO_LARGE = manifest("web", OTHER_UID, cpu="16")
+
+
+async def pods(agent: Running) -> list[tuple[str, str, str]]:
+    found = await asyncio.to_thread(agent.client.pods)
+    return [(pod.uid, pod.name, pod.exclusive_cpus) for pod in found]
+
+
+async def ask(agent: Running, body: bytes, *, replace_pod: bool = False) -> AdmissionDocument:
+    return await asyncio.to_thread(agent.client.admit, body, replace=replace_pod)
+
+
+def reason(answer: AdmissionDocument) -> str:
+    assert answer.rejection is not None
+    return answer.rejection.reason
+
+
+# --- without asking for it ------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_second_pod_of_a_name_is_rejected_and_nothing_changes(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, manifest())
+        before, saved = await pods(agent), peek(world.config.agent.state_directory)
+        answer = await ask(agent, SAME_NAME)
+        assert reason(answer) == "PodConflict"
+        assert answer.rejection is not None
+        assert f"shop/web (uid {UID})" in answer.rejection.message
+        assert "--replace" in answer.rejection.remedy
+        assert await pods(agent) == before
+        assert peek(world.config.agent.state_directory) == saved
+
+
+@in_loop
+async def test_a_name_is_free_in_another_namespace_and_once_its_pod_is_removed(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await ask(agent, manifest())
+        elsewhere = SAME_NAME.replace(b"namespace: shop", b"namespace: lab")
+        assert (await ask(agent, elsewhere)).admitted
+        await agent.ask(agent.client.remove, UID)
+        third = manifest("web", "77777777-2222-3333-4444-555555555555")
+        assert (await ask(agent, third)).admitted
+
+
+@in_loop
+async def test_an_edited_manifest_without_a_uid_takes_no_cpus_twice(world: World) -> None:
+    async with running(world) as agent:
+        first = await ask(agent, manifest(uid=None, cpu="2"))
+        assert reason(await ask(agent, manifest(uid=None, cpu="4"))) == "PodConflict"
+        assert (await ask(agent, manifest(uid=None, cpu="2"))).already_admitted
+        second = await ask(agent, manifest(uid=None, cpu="4"), replace_pod=True)
+        assert second.replaced == first.uid
+        assert [uid for uid, _, _ in await pods(agent)] == [second.uid]
+
+
+@in_loop
+async def test_a_pod_without_a_name_takes_no_name(world: World) -> None:
+    """Recovered and imported pods may have none, and there may be many of them."""
+    async with running(world) as agent:
+        await ask(agent, manifest())
+        durable = agent.controller.state.durable
+        nameless = replace(durable.ledger.allocations[UID], name="", namespace="")
+        agent.controller.state.durable = replace(
+            durable, ledger=durable.ledger.with_allocation(nameless)
+        )
+        assert (await ask(agent, SAME_NAME)).admitted
+
+
+# --- in place of the other ------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_replacement_has_the_cpus_of_the_pod_before_it(world: World) -> None:
+    """12 of 15 CPUs, then 14: both together would not fit."""
+    async with running(world) as agent:
+        await ask(agent, manifest(cpu="12"))
+        world.kernel.mkdir(f"kubepods/pod{UID}/c0")
+        world.kernel.spawn(f"kubepods/pod{UID}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+        with agent.controller.events.watch() as watcher:
+            answer = await ask(agent, manifest("web", OTHER_UID, cpu="14"), replace_pod=True)
+            assert (answer.admitted, answer.replaced) == (True, UID)
+            removed = await next_event(watcher, "PodRemoved")
+            assert (removed.uid, removed.message) == (
+                UID,
+                f"exclusive CPUs 1-2,4-7,9-10,12-15; replaced by the pod of uid {OTHER_UID}",
+            )
+            assert (await next_event(watcher, "PodAdmitted")).uid == OTHER_UID
+        ((uid, _, cpus),) = await pods(agent)
+        assert (uid, len(Mask.parse(cpus))) == (OTHER_UID, 14)
+        # What still runs of the old pod has none of them.
+        assert Mask.parse(world.cpus_of(f"kubepods/pod{UID}/c0")).isdisjoint(Mask.parse(cpus))
+        assert answer.pod is not None
+        assert answer.pod.enforcement.enforced
+        assert any(UID in note for note in answer.pod.enforcement.notes)
+        saved = peek(world.config.agent.state_directory)
+        assert saved is not None
+        assert list(saved.ledger.allocations) == [OTHER_UID]
+        assert saved.orphaned == {UID}
+        assert agent.controller.metrics.counters.value(names.REMOVALS) == 1
+
+
+@in_loop
+async def test_the_old_pod_stays_if_the_new_one_does_not_fit(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, manifest(cpu="12"))
+        before, saved = await pods(agent), peek(world.config.agent.state_directory)
+        answer = await ask(agent, TOO_LARGE, replace_pod=True)
+        assert reason(answer) == "OutOfcpu"
+        assert await pods(agent) == before
+        assert peek(world.config.agent.state_directory) == saved
+
+
+@in_loop
+async def test_the_advice_for_a_replacement_was_tried_without_the_old_pod(world: World) -> None:
+    """15 CPUs can be had in place of 12; beside them it would be 3."""
+    async with running(world) as agent:
+        await ask(agent, manifest(cpu="12"))
+        answer = await ask(agent, TOO_LARGE, replace_pod=True)
+        assert answer.rejection is not None
+        assert answer.rejection.advice is not None
+        (request,) = [each for each in answer.rejection.advice if each.kind == "request"]
+        assert request.amount == 15_000
+        fitting = manifest("web", OTHER_UID, cpu="15")
+        assert (await ask(agent, fitting, replace_pod=True)).admitted
+
+
+@in_loop
+async def test_the_old_pod_stays_if_the_replacement_cannot_be_saved(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, manifest())
+        before = await pods(agent)
+        store = agent.controller._saving._saver
+        usual, store._files = store._files, FullDisk()  # type: ignore[attr-defined]  # a `Store`
+        with pytest.raises(AgentError, match="nothing was changed"):
+            await ask(agent, SAME_NAME, replace_pod=True)
+        store._files = usual  # type: ignore[attr-defined]  # as above
+        assert await pods(agent) == before
+        assert world.cpus_of(f"kubepods/pod{UID}") == "1,9"
+
+
+@in_loop
+async def test_a_dry_run_of_a_replacement_changes_nothing(world: World) -> None:
+    async with running(world) as agent:
+        await ask(agent, manifest(cpu="12"))
+        before = await pods(agent)
+        body = manifest("web", OTHER_UID, cpu="14")
+        answer = await asyncio.to_thread(agent.client.admit, body, dry_run=True, replace=True)
+        assert (answer.admitted, answer.replaced, answer.dry_run) == (True, UID, True)
+        assert await pods(agent) == before
+
+
+@in_loop
+async def test_replacing_what_is_not_there_is_an_admission_and_again_a_repetition(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        first = await ask(agent, manifest(), replace_pod=True)
+        assert (first.admitted, first.replaced) == (True, None)
+        again = await ask(agent, manifest(), replace_pod=True)
+        assert (again.already_admitted, again.replaced) == (True, None)
+
+
+@in_loop
+async def test_a_pod_of_a_file_is_replaced_by_its_file_alone(world: World) -> None:
+    directory = world.manifest_directory()
+    (directory / "web.yaml").write_bytes(manifest(uid=None))
+    async with running(world) as agent:
+        before = await pods(agent)
+        answer = await ask(agent, SAME_NAME, replace_pod=True)
+        assert reason(answer) == "PodConflict"
+        assert answer.rejection is not None
+        assert "delete that file" in answer.rejection.remedy
+        assert await pods(agent) == before
+        (directory / "web.yaml").write_bytes(manifest(uid=None, cpu="4"))
+        await agent.sync_manifests()
+        ((_, name, cpus),) = await pods(agent)
+        assert (name, len(Mask.parse(cpus))) == ("web", 4)
+
+
+@in_loop
+async def test_of_two_files_with_one_name_the_second_waits_for_the_first(world: World) -> None:
+    directory = world.manifest_directory()
+    for file in ("a.yaml", "b.yaml"):
+        (directory / file).write_bytes(manifest(uid=None))
+    async with running(world) as agent:
+        status = await asyncio.to_thread(agent.client.status)
+        assert [entry.state for entry in status.manifests] == ["admitted", "conflict"]
+        assert "has that name" in status.manifests[1].message
+        (directory / "a.yaml").unlink()
+        await agent.sync_manifests()
+        status = await asyncio.to_thread(agent.client.status)
+        assert [entry.state for entry in status.manifests] == ["admitted"]
+        assert len(await pods(agent)) == 1
+
+
+@in_loop
+async def test_of_several_pods_of_one_name_in_an_old_checkpoint_none_is_chosen(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        await ask(agent, manifest())
+        await ask(agent, manifest("db", OTHER_UID))
+    directory = world.config.agent.state_directory
+    saved = peek(directory)
+    assert saved is not None
+    second = replace(saved.ledger.allocations[OTHER_UID], name="web")
+    with Store(directory) as store:
+        store.save(replace(saved, ledger=saved.ledger.with_allocation(second)))
+    assert (directory / CHECKPOINT_NAME).exists()
+    third = manifest("web", "77777777-2222-3333-4444-555555555555")
+    async with running(world) as agent:
+        answer = await ask(agent, third, replace_pod=True)
+        assert reason(answer) == "PodConflict"
+        assert answer.rejection is not None
+        assert UID in answer.rejection.message
+        assert OTHER_UID in answer.rejection.message
+        assert len(await pods(agent)) == 2
+        await agent.ask(agent.client.remove, OTHER_UID)
+        assert (await ask(agent, third, replace_pod=True)).replaced == UID
+
+
+# --- in the kernel, write by write ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", CgroupDriver)
+@pytest.mark.parametrize(
+    ("old", "pod"),
+    [
+        (EXCLUSIVE, pod_of("exclusive", NEW, "main=2")),
+        (EXCLUSIVE, pod_of("exclusive", NEW, "main=1 two=1")),
+        (EXCLUSIVE, pod_of("exclusive", NEW, "main=6")),
+        (MIXED, pod_of("mixed", NEW, "own=2 rest", budget="3")),
+        (MIXED, pod_of("mixed", NEW, "own=5")),
+    ],
+)
+def test_no_write_leaves_cpus_of_the_new_pod_to_processes_of_the_old_one(
+    tmp_path: Path, host_root: Path, driver: CgroupDriver, old: str, pod: Pod
+) -> None:
+    site = settled(site_config(make_world(tmp_path, host_root).config, driver))
+    home = site.cgroup(NEW)
+    before = processes(site, site.cgroup(old))
+    seen: list[Mask] = []
+
+    def watched(step: Step, act: Callable[[], object]) -> object:
+        done = act()
+        if step.is_effect and site.kernel.exists(home):
+            text = (site.kernel.read_many(home, ("cpuset.cpus",))[0] or "").strip()
+            own = Mask.parse(text)
+            seen.append(own)
+            for pid in before:
+                assert (step, site.kernel.allowed(pid)[0] & own) == (step, EMPTY)
+        return done
+
+    async def act(controller: Controller) -> None:
+        answer = await controller.admit(pod, replace_pod=True)
+        assert answer.admitted, answer.rejection
+        assert answer.replaced == old
+
+    with_agent(site, act, Effects(watched))
+    assert before
+    assert seen
+
+
+def processes(site: Site, pod: str) -> list[int]:
+    return [pid for name in site.kernel.children(pod) for pid in site.kernel.procs(f"{pod}/{name}")]
+
+
+# --- on the command line --------------------------------------------------------------------------
+
+
+def test_the_command_replaces_where_it_is_asked_to(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with in_background(world):
+        shell = Shell(world, tmp_path, capsys)
+        shell.run("admit", shell.file(manifest()))
+        code, out, _ = shell.run("admit", shell.file(SAME_NAME))
+        assert code == ExitCode.REJECTED
+        assert "numawarden admit --replace" in out
+        code, out, _ = shell.run("admit", "--replace", "--dry-run", shell.file(SAME_NAME))
+        assert code == ExitCode.OK
+        first = f"would admit shop/web (uid {OTHER_UID}), in place of uid {UID}"
+        assert out.splitlines()[0] == first
+        code, out, _ = shell.run("admit", "--replace", shell.file(SAME_NAME))
+        assert code == ExitCode.OK
+        assert out.splitlines()[0] == f"admitted shop/web (uid {OTHER_UID}), in place of uid {UID}"
+        code, out, _ = shell.run("list")
+        assert out.count("shop/web") == 1
