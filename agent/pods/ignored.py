@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.parsing.document import Field, MappingNode, SequenceNode, guess, join, shown
-from agent.pods.requirements import REQUIRE
+from agent.pods.lifetime import END, UNIT
+from agent.pods.requirements import NEAR_NODES, REQUIRE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 #: The annotations that the agent reads.
-ANNOTATIONS: Final = frozenset({REQUIRE})
+ANNOTATIONS: Final = frozenset({END, NEAR_NODES, REQUIRE, UNIT})
 #: What an annotation that is meant for the agent has in its name.
 _OURS: Final = "numawarden"
 

@@ -108,6 +108,8 @@ _CODE_BELOW: Final = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "Internal",
     HTTPStatus.SERVICE_UNAVAILABLE: "Busy",
 }
+#: A Unix time in a query.
+_SECONDS: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -434,7 +436,7 @@ def _requiring(pod: Pod, request: Request) -> Pod:
 
 def _since(text: str) -> float:
     """Return the Unix time of a query, in seconds."""
-    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) is None:
+    if _SECONDS.fullmatch(text) is None:
         message = f"since is a Unix time in seconds, found {text[:32]!r}"
         raise errors.RequestError(message, (Mistake("since", "time"),))
     return float(text)
