@@ -13,7 +13,7 @@ CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C 
 SHELL := /bin/bash
 
 .PHONY: help setup plugin prometheus browser demo test lint types words guest bench conformance docs \
-    changelog load fuzz dependencies wheel deb man image checksums audit clean
+    changelog load fuzz dependencies wheel deb man image checksums audit clean site
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -57,8 +57,12 @@ bench: setup ## measure; writes bench.json and bench-rest.json
 conformance: setup ## compare decisions with the recorded ones [VECTORS=DIR]
 	@$(BIN)/python -m tests.conformance $(if $(VECTORS),--vectors $(VECTORS))
 
-docs: setup ## write the reference of the configuration, and what the commands shown in docs/ print now
+docs: setup ## write the references and what the commands shown in docs/ print now, and build the site
 	@$(BIN)/python -m tests.docs --write
+	@$(MAKE) --no-print-directory site
+
+site: setup ## build the pages of docs/ as a site into dist/site; every link and anchor is checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir dist/site
 
 changelog: setup ## show what the fragments of changelog.d say of the next release
 	@$(BIN)/towncrier build --draft --version next

@@ -1,0 +1,1 @@
+"""What the site of the documentation needs beside the pages of `docs/`."""
