@@ -1,6 +1,7 @@
 """The reference of the configuration, from the declarations of its keys.
 
-`make docs` writes `docs/configuration.md` and the commented example `deploy/config.yaml`.
+`make docs` writes `docs/configuration.md` and the commented example `deploy/config.yaml`, and the
+OpenAPI document of the API beside them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from agent.config.file import yaml_text
 from agent.config.keys.key import Section
 from agent.config.keys.root import CONFIGURATION
 from tests.docs.hosts import ROOT
+from tests.docs.openapi import openapi_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -93,10 +95,11 @@ def configuration_page() -> str:
     return "\n".join(parts)
 
 
-#: What is written from the declarations, by the name for `python -m tests.docs`.
+#: What is written from declarations, by the name for `python -m tests.docs`.
 REFERENCES: Final[Mapping[str, tuple[Path, Callable[[], str]]]] = {
     "configuration": (ROOT / "docs/configuration.md", configuration_page),
     "example": (ROOT / "deploy/config.yaml", example_file),
+    "openapi": (ROOT / "docs/openapi.json", openapi_text),
 }
 
 

@@ -20,7 +20,7 @@ PAGES = [
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 #: What is another site.
 ELSEWHERE = ("http://", "https://", "mailto:")
-#: What is no Markdown: blocks of code, and code in a line.
+#: Blocks of code, and code in a line, in which nothing is a link.
 BLOCK = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
@@ -54,7 +54,7 @@ def anchors_in(page: Path) -> set[str]:
 def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     missing = []
     # Fragments become a part of CHANGELOG.md.
-    folder = ROOT if page.parent.name == "changelog.d" else page.parent
+    folder = ROOT if page.name.startswith("+") else page.parent
     for name, anchor in links_of(page.read_text()):
         file = folder / name if name else page
         if not file.exists() or (anchor and anchor not in anchors_in(file.resolve())):

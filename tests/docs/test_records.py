@@ -5,21 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_links import files_of
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "adr"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
 INDEX = FOLDER / "README.md"
 ROW = re.compile(r"^\| (\d+) \| \[([^\]]+)\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 STATUS = re.compile(r"(Accepted|Replaced by \[\d+\]\([^)]+\))\.")
-PAGES = [
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    ROOT / "changelog.d" / "README.md",
-    INDEX,
-    *RECORDS,
-]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
@@ -43,8 +34,3 @@ def test_the_index_has_every_record_with_its_title_and_status() -> None:
         number, _, title = lines[0].removeprefix("# ").partition(". ")
         expected.append((number, title, record.name, lines[2].removesuffix(".")))
     assert ROW.findall(INDEX.read_text()) == expected
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_relative_link_of_these_pages_leads_to_a_file(page: Path) -> None:
-    assert [name for name in files_of(page.read_text()) if not (page.parent / name).exists()] == []
