@@ -19,7 +19,8 @@ import msgspec
 import agent
 import agent.api
 from agent.api.documents import BindDocument, BindRequest, Document, ErrorDocument, PodListDocument
-from agent.api.topology import TopologyView
+from agent.api.host.topology import TopologyView
+from agent.api.maintenance import CordonRequest, LogLevelRequest
 from agent.server.api import MOST_COPIES, Api
 from tests.docs.hosts import ROOT
 
@@ -41,7 +42,12 @@ ANSWERS: Final[Mapping[tuple[str, str], type]] = {
 #: Bodies that have a type; of others the reference shows an example.
 BODIES: Final[Mapping[tuple[str, str], type]] = {
     ("POST", "/v1/pods/{uid}/containers/{name}/bind"): BindRequest,
+    ("POST", "/v1/cordon"): CordonRequest,
+    ("POST", "/v1/uncordon"): CordonRequest,
+    ("POST", "/v1/drain"): CordonRequest,
+    ("POST", "/v1/log-level"): LogLevelRequest,
 }
+#: Query parameters that are more than text.
 QUERY: Final[Mapping[str, Mapping[str, object]]] = {
     "dryRun": {"type": "boolean", "default": False},
     "replace": {"type": "boolean", "default": False},
@@ -147,8 +153,8 @@ def errors_in(text: str) -> dict[str, list[tuple[str, str]]]:
 
 def _documents() -> dict[str, type]:
     """Return the type of every document by the word for it, of all modules of `agent.api`."""
-    for module in pkgutil.iter_modules(agent.api.__path__):
-        import_module(f"agent.api.{module.name}")
+    for module in pkgutil.walk_packages(agent.api.__path__, "agent.api."):
+        import_module(module.name)
     ours = (kind for kind in _below(Document) if kind.__module__.startswith("agent.api."))
     named = {_word(kind.__name__): kind for kind in ours}
     return {**named, **NAMED}
@@ -193,8 +199,11 @@ def _operation(
         if status in errors
     }
     for status, code in _STATUS.findall(route.answers):
-        if not code:
-            responses[status] = _answer(route, status, documents)
+        responses[status] = (
+            {"$ref": f"#/components/responses/Error{status}"}
+            if code
+            else _answer(route, status, documents)
+        )
     operation["responses"] = dict(sorted(responses.items()))
     return operation
 
@@ -220,9 +229,8 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"\{(\w+)\}", route.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
     for name in served().get(route.key, ()):
-        if name not in QUERY:
-            raise LookupError(f"give the schema of the parameter {name} in tests/docs/openapi.py")
-        yield {"name": name, "in": "query", "schema": dict(QUERY[name])}
+        schema = QUERY.get(name, {"type": "string"})
+        yield {"name": name, "in": "query", "schema": dict(schema)}
 
 
 def _body(route: Route) -> dict[str, Any] | None:
