@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.docs.consoles import changed_settings, settings_in, shown_in, with_outputs
 from tests.docs.hosts import ROOT, PageHost
+from tests.docs.sessions import PlaygroundPage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,7 @@ class Page(NamedTuple):
         return with_outputs(self.file.read_text(), self.printed(folder))
 
 
-PAGES: Final = {
+PAGES: Final[Mapping[str, Page | PlaygroundPage]] = {
     "scopes": Page(
         ROOT / "docs/scopes.md",
         {
@@ -60,4 +61,5 @@ PAGES: Final = {
         fresh=True,
     ),
     "rollout": Page(ROOT / "docs/rollout.md", {"": {}}, fresh=False),
+    "first-hour": PlaygroundPage(ROOT / "docs/tutorials/first-hour.md"),
 }
