@@ -61,8 +61,8 @@ docs: setup ## write the references and what the commands shown in docs/ print n
 	@$(BIN)/python -m tests.docs --write
 	@$(MAKE) --no-print-directory site
 
-site: setup ## build the pages of docs/ as a site into dist/site; every link and anchor is checked
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir dist/site
+site: setup ## build the pages of docs/ as a site into .cache/site; every link and anchor is checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir .cache/site
 
 changelog: setup ## show what the fragments of changelog.d say of the next release
 	@$(BIN)/towncrier build --draft --version next

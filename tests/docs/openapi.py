@@ -98,6 +98,9 @@ def openapi() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(
         dict.fromkeys(types), ref_template=_REFERENCE.format(name="{name}")
     )
+    for schema in schemas.values():
+        if "description" in schema:
+            schema["description"] = " ".join(schema["description"].split())
     paths: dict[str, dict[str, Any]] = {}
     errors = errors_in(text)
     for route in routes:

@@ -47,4 +47,4 @@ def test_what_is_shown_is_printed(
 def test_every_command_with_a_prompt_is_run(page: str) -> None:
     text = PAGES[page].file.read_text()
     prompts = [line for line in text.splitlines() if line.partition(" ")[0].endswith("$")]
-    assert len(prompts) == len(shown_in(text)) > 5
+    assert len(prompts) == len(shown_in(text)) > 0

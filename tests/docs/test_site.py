@@ -75,23 +75,18 @@ def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     assert loaded | imported == set()
 
 
-@pytest.mark.parametrize(
-    ("link", "complaint"),
-    [("glossary.md#no-such-heading", "no-such-heading"), ("no-such-page.md", "no-such-page.md")],
-)
-def test_a_link_that_leads_nowhere_fails_the_build(
-    tmp_path: Path, link: str, complaint: str
-) -> None:
+def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "docs", checkout / "docs")
     shutil.copytree(ROOT / "deploy", checkout / "deploy")
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "SECURITY.md"):
         shutil.copy(ROOT / name, checkout / name)
     with (checkout / "docs/glossary.md").open("a") as page:
-        page.write(f"\n[nowhere]({link})\n")
+        page.write("\n[a](glossary.md#no-such-heading), [b](no-such-page.md)\n")
     built = build(checkout, tmp_path / "site")
     assert built.returncode != 0
-    assert complaint in built.stderr
+    assert "no-such-heading" in built.stderr
+    assert "no-such-page.md" in built.stderr
 
 
 def test_links_out_of_docs_lead_to_where_the_file_is_in_the_site() -> None:
