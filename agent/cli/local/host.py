@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="Show the host described by the sys/ tree in this directory, such as an unpacked capture.",
+    envvar="NUMAWARDEN_ROOT",
+    help="Show the host described by the sys/ tree in this directory, such as an unpacked capture; "
+    "also taken from NUMAWARDEN_ROOT.",
 )
 @output_option
 @click.option(

@@ -158,7 +158,11 @@ class EmbeddedHost:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment of commands that ask this host's agent."""
-        own = {"NUMAWARDEN_SOCKET": str(self.folder / "agent.sock"), "COLUMNS": "100"}
+        own = {
+            "NUMAWARDEN_SOCKET": str(self.folder / "agent.sock"),
+            "NUMAWARDEN_ROOT": str(self.sysfs),
+            "COLUMNS": "100",
+        }
         return {**os.environ, **own, **more}
 
 

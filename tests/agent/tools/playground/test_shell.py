@@ -75,6 +75,10 @@ def test_each_host_has_room_for_the_pods(host: str, cpus: int) -> None:
     assert f"{cpus} CPUs" in done.stdout
 
 
+def test_the_topology_is_that_of_the_embedded_host() -> None:
+    assert "128 CPUs" in playground("numawarden topology", "--host", "epyc").stdout
+
+
 def test_the_exit_status_is_that_of_the_command_and_the_directory_is_gone() -> None:
     done = playground('echo "$PLAYGROUND"; exit 7')
     assert done.returncode == 7
