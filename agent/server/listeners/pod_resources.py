@@ -43,6 +43,10 @@ OPTIONS: Final[Mapping[str, int]] = {
     "grpc.max_receive_message_length": LONGEST_REQUEST,
     "grpc.max_allowed_incoming_connections": 128,
     "grpc.max_concurrent_streams": 16,
+    # gRPC drops requests at random (CANCELLED) above its 1,000 that wait, half ones too: as many
+    # may wait as all connections have.
+    "grpc.server.max_pending_requests": 128 * 16,
+    "grpc.server.max_pending_requests_hard_limit": 2 * 128 * 16,
     "grpc.server_handshake_timeout_ms": 5_000,
     "grpc.max_connection_idle_ms": 60_000,
 }

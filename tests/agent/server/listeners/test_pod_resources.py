@@ -276,8 +276,8 @@ async def test_halves_of_requests_keep_no_connected_client_from_its_answer(world
     """A hundred connections have as many requests under way as each may have, and one more."""
     streams = module.OPTIONS["grpc.max_concurrent_streams"]
     async with served(world) as (agent, client):
-        # A client that connects beside them was seen to wait for gRPC's 20 s of a first connection,
-        # and its call then to be cancelled: what is promised is to clients that are connected.
+        # A client that connects beside them was seen to wait for gRPC's 20 s of a first connection:
+        # what is promised is to clients that are connected.
         await listed(client)
         connections = []
         for _ in range(100):
