@@ -133,6 +133,7 @@ def _extra_problems(config: Config) -> Iterator[Mistake]:
     for key, what, asked in (
         ("agent.podResources.socket", "podresources needs", agent.pod_resources.socket is not None),
         ("agent.devicePlugins.enabled", "device plugins need", agent.device_plugins.enabled),
+        ("agent.kubelet.enabled", "the kubelet's pods need", agent.kubelet.enabled),
     ):
         if asked and missing:
             yield Mistake(

@@ -152,6 +152,13 @@ class DevicePluginsConfig(Struct, frozen=True):
     call_timeout: float = 10.0
 
 
+class BesideKubeletConfig(Struct, frozen=True):
+    """Whether the agent works beside a kubelet, and where that kubelet keeps its files."""
+
+    enabled: bool = False
+    directory: Path = Path("/var/lib/kubelet")
+
+
 class AgentConfig(Struct, frozen=True):
     """The agent's own settings (`agent:`), beside those it shares with the kubelet.
 
@@ -177,6 +184,7 @@ class AgentConfig(Struct, frozen=True):
     devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
     host_devices: tuple[HostDeviceClass, ...] = ()
     device_plugins: DevicePluginsConfig = DevicePluginsConfig()
+    kubelet: BesideKubeletConfig = BesideKubeletConfig()
     ignored_resources: tuple[str, ...] = ()
     cdi_directory: Path | None = Path("/var/run/cdi")
 

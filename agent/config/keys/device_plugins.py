@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from msgspec import Struct
-
 from agent.config.config import DevicePluginsConfig
 from agent.config.keys.key import Key, KeyGroup, Section
-from agent.config.keys.scalars import Period, RequiredPath
+from agent.config.keys.scalars import Period, RequiredPath, Switch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field, Plain
+    from agent.parsing.document import Field
 
 #: What every plugin's socket path and `kubelet.sock` have to fit in, with a plugin's own file name
 #: of a usual length: 107 bytes (unix(7)).
@@ -22,25 +20,6 @@ _LONGEST_DIRECTORY: Final = 64
 _SHORTEST_CALL: Final = 0.1
 #: Below the minute that all deliveries to one pod may take together.
 _LONGEST_CALL: Final = 30.0
-
-
-class Switch(Struct, frozen=True):
-    """Whether something is on."""
-
-    words: ClassVar[str] = "true or false"
-
-    def read(self, reader: KeyReader, at: Field, base: bool) -> bool:  # noqa: FBT001  # of all kinds
-        """Return the value."""
-        value = reader.boolean(at)
-        return base if value is None else value
-
-    def written(self, value: bool) -> Plain:  # noqa: FBT001  # of all kinds
-        """Return the value."""
-        return value
-
-    def schema(self) -> Schema:
-        """Return a boolean."""
-        return {"type": "boolean"}
 
 
 class SocketDirectory(RequiredPath, frozen=True):

@@ -17,6 +17,7 @@ from agent.config.config import (
     PodResourcesConfig,
 )
 from agent.config.keys.amounts import ByteSize
+from agent.config.keys.beside_kubelet import BESIDE_KUBELET
 from agent.config.keys.device_plugins import DEVICE_PLUGINS
 from agent.config.keys.host_devices import HostDeviceClasses
 from agent.config.keys.key import Key, KeyGroup, Section
@@ -283,6 +284,12 @@ _AGENT: Final = Section(
                     DEVICE_PLUGINS,
                     since="0.1.0",
                     help="Devices that other programs offer, as to a kubelet.",
+                ),
+                Key(
+                    "kubelet",
+                    BESIDE_KUBELET,
+                    since="0.1.0",
+                    help="The pods of a cluster, beside this host's kubelet.",
                 ),
                 Key(
                     "ignoredResources",

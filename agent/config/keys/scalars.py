@@ -51,6 +51,25 @@ class DocumentMarker(Struct, frozen=True):
         return {"type": "string", "enum": list(self.allowed)}
 
 
+class Switch(Struct, frozen=True):
+    """Whether something is on."""
+
+    words: ClassVar[str] = "true or false"
+
+    def read(self, reader: KeyReader, at: Field, base: bool) -> bool:  # noqa: FBT001  # of all kinds
+        """Return the value."""
+        value = reader.boolean(at)
+        return base if value is None else value
+
+    def written(self, value: bool) -> Plain:  # noqa: FBT001  # of all kinds
+        """Return the value."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return a boolean."""
+        return {"type": "boolean"}
+
+
 class OneOf(Struct, Generic[Choice], frozen=True):
     """One of the values of an enumeration."""
 

@@ -64,7 +64,7 @@ def test_what_the_example_changes_differs_from_the_default_that_it_names() -> No
 #: Sections and the keys within example values have no default of their own; a pair shares one.
 _NO_DEFAULT = {
     *("apiVersion", "kind", "agent", "metrics", "podResources", "logging", "limits", "tlsKey"),
-    *("devicePlugins", "history"),
+    *("devicePlugins", "history", "kubelet", "kubernetes"),
     *("cpu", "memory", "PodLevelResources", "PodLevelResourceManagers"),
 }
 
