@@ -152,11 +152,23 @@ class DevicePluginsConfig(Struct, frozen=True):
     call_timeout: float = 10.0
 
 
+class OnReject(StrEnum):
+    """What becomes of a pod that the kubelet admitted and the agent rejects."""
+
+    FAIL = "fail"
+    SHARE = "share"
+
+
 class BesideKubeletConfig(Struct, frozen=True):
-    """Whether the agent works beside a kubelet, and where that kubelet keeps its files."""
+    """Whether the agent works beside a kubelet, where that kubelet keeps its files, and how.
+
+    `nri_socket` None: containers get their settings only after they have started.
+    """
 
     enabled: bool = False
     directory: Path = Path("/var/lib/kubelet")
+    nri_socket: Path | None = Path("/var/run/nri/nri.sock")
+    on_reject: OnReject = OnReject.FAIL
 
 
 class AgentConfig(Struct, frozen=True):

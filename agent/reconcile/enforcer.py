@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.affected import AffectedPods, scope_of
 from agent.reconcile.cache import ObservationCache
+from agent.reconcile.desired.beside_kubelet import without_the_kubelets
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import HostSets, Role, desired_cgroups
@@ -143,12 +144,16 @@ class Enforcer:
     def prepare(self) -> EnforcementReport:
         """Create the cgroup of all pods with its controllers; call this once at the start.
 
-        Raises `EnforcementStartError` when the driver cannot work; what the kernel rejects is in
-        the report.
+        Where the kubelet makes cgroups, nothing is created or enabled. Raises
+        `EnforcementStartError` when the driver cannot work; what the kernel rejects is in the
+        report.
         """
         self._pods.check()
         path = self._layout.pods()
         asked, self._enforced = self._enforced, self._enforced.among(available(self._tree))
+        if not self._pods.makes:
+            lacks = not_offered(asked.controllers - self._enforced.controllers)
+            return EnforcementReport(notes=tuple(lacks))
         created, rejected = self._create({path: ""})
         need = NeededControllers("", self._enforced.needed, self._enforced.further)
         enabled, lacking = self._enable({join(path, ANY_CHILD): need})
@@ -204,7 +209,7 @@ class Enforcer:
         The cgroups that would be created are assumed to be as the kernel creates them.
         """
         observed = self._observe(target, self._scope(target, uid))
-        new = tuple(observed.missing())
+        new = tuple(observed.missing()) if self._pods.makes else ()
         above = [path for pod in new for path in ancestors(pod)[1:] if not self._tree.exists(path)]
         created = tuple(dict.fromkeys((*above, *new)))
         fresh = dict.fromkeys(created, self._fresh_state())
@@ -261,7 +266,7 @@ class Enforcer:
             created=tuple(done.created),
             enabled=tuple(done.enabled),
             recorded=tuple(done.recorded),
-            notes=(*notes(done.observed), *withheld(done.plan)),
+            notes=(*notes(done.observed, orphans=self._pods.makes), *withheld(done.plan)),
         )
         self._last = target if report.ok else None
         return report
@@ -302,7 +307,7 @@ class Enforcer:
             found=found,
             drift=self._drift(observed, found),
             differences=tuple(beside(observed, found)),
-            notes=tuple(notes(observed)),
+            notes=tuple(notes(observed, orphans=self._pods.makes)),
         )
 
     def _scope(self, target: Desired, uid: str | None) -> AffectedPods | None:
@@ -322,6 +327,9 @@ class Enforcer:
             )
             host = HostSets(*effective_sets(tree, parent(self._layout.pods())))
             desired = desired_cgroups(target, identified, enforced, host, self._classes)
+            if not self._pods.makes:
+                pods = identified.pods
+                desired = without_the_kubelets(desired, target.ledger.allocations, pods)
             return Observation(
                 identified, desired, scope=scope, enforced=enforced, all_values=all_values
             ).with_states(tree)
@@ -372,8 +380,9 @@ class Enforcer:
         self, observed: Observation
     ) -> tuple[list[str], list[str], list[Difference]]:
         """Create missing pod cgroups and enable controllers; return both, and what failed."""
-        created, rejected = self._create(observed.missing())
-        unmade = {difference.cgroup for difference in rejected}
+        missing = observed.missing()
+        created, rejected = self._create(missing) if self._pods.makes else ([], [])
+        unmade = {difference.cgroup for difference in rejected} if self._pods.makes else {*missing}
         enabled, lacking = self._enable(observed.lacking(self._tree, unmade))
         return created, enabled, rejected + lacking
 
@@ -445,7 +454,7 @@ class Enforcer:
             cgroup, state = item.setting.cgroup, observed.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
-            record = record_of(item, state)
+            record = record_of(item, state, whole=self._pods.makes)
             if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
                 continue  # its sets are as desired, and its other files are not the agent's
             try:

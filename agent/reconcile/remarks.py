@@ -122,8 +122,12 @@ def beside(observed: Observation, differences: Iterable[Difference]) -> Iterator
     yield from (difference for difference in differences if difference.cgroup not in own)
 
 
-def notes(observed: Observation) -> Iterator[str]:
-    """Report unidentified container cgroups and the orphaned cgroups of removed pods."""
+def notes(observed: Observation, *, orphans: bool = True) -> Iterator[str]:
+    """Report unidentified container cgroups and the orphaned cgroups of removed pods.
+
+    Beside a kubelet (`orphans` False) a pod without an allocation is nothing unusual: its source
+    reports why.
+    """
     for item in observed.desired:
         if item.role is Role.UNIDENTIFIED and item.setting.cgroup in observed.states:
             yield (
@@ -135,6 +139,8 @@ def notes(observed: Observation) -> Iterator[str]:
         state = observed.states.get(orphan.cgroup)
         if orphan.bound and (state is None or not state.populated):
             continue  # the next comparison clears it
+        if not (orphans or orphan.bound):
+            continue
         yield (
             f"/{orphan.cgroup} is no longer bound to a container; what runs there "
             "is confined to the node's shared pool until it ends"

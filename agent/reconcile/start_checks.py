@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.reconcile.desired.limits import EVERYTHING
 from agent.reconcile.diff import unknown_writer
+from agent.reconcile.drivers.made_by_kubelet import MadeByKubelet
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.errors import EnforcementStartError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from agent.reconcile.desired.limits import EnforcedControllers
     from agent.reconcile.diff import WriterOf
+    from agent.reconcile.drivers.pod_cgroups import PodCgroups
     from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
@@ -61,17 +63,27 @@ def make_enforcer(
     finder: ContainerIdentifier | None = None,
     enforced: EnforcedControllers = EVERYTHING,
     writer_of: WriterOf = unknown_writer,
+    *,
+    beside_kubelet: bool = False,
 ) -> Enforcer:
     """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
 
-    Raises `EnforcementStartError` when the systemd driver is asked for without systemd.
+    `beside_kubelet`: the kubelet makes and removes the cgroups of the pods. Raises
+    `EnforcementStartError` when the systemd driver is asked for without systemd.
     """
+    pods = _driver(tree, layout, systemd)
+    if beside_kubelet:
+        pods = MadeByKubelet(tree, pods)
+    return Enforcer(tree, layout, pods, finder, enforced, writer_of)
+
+
+def _driver(tree: CgroupTree, layout: Layout, systemd: Systemd | None) -> PodCgroups:
     if layout.driver is Driver.CGROUPFS:
-        return Enforcer(tree, layout, DirectoryCgroups(tree), finder, enforced, writer_of)
+        return DirectoryCgroups(tree)
     if systemd is None:
         raise EnforcementStartError(
             "cgroupDriver systemd",
             "there is no connection to systemd",
             "run where systemd runs, or use cgroupDriver: cgroupfs",
         )
-    return Enforcer(tree, layout, SliceCgroups(tree, systemd), finder, enforced, writer_of)
+    return SliceCgroups(tree, systemd)

@@ -46,10 +46,12 @@ class UnitState(Struct, frozen=True):
 class PodCgroups(Protocol):
     """Creates, records and removes cgroups.
 
-    `records` is False if nothing is ever on record, so that `record` need not be called.
+    `records` is False if nothing is ever on record, so that `record` need not be called. `makes`
+    is False if the kubelet makes and removes the cgroups, with weights and limits.
     """
 
     records: bool
+    makes: bool
 
     def check(self) -> None:
         """Raise `EnforcementStartError` when the driver cannot work here."""
@@ -99,6 +101,7 @@ class DirectoryCgroups:
     """The cgroupfs driver: plain directories that no service manager writes."""
 
     records = False
+    makes = True
 
     def __init__(self, tree: CgroupTree) -> None:
         self._tree = tree
@@ -161,6 +164,7 @@ class SliceCgroups:
     """
 
     records = True
+    makes = True
 
     def __init__(self, tree: CgroupTree, systemd: Systemd) -> None:
         self._tree = tree

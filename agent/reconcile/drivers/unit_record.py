@@ -108,18 +108,20 @@ def _number(systemd: Systemd, unit: str, name: str) -> int:
     raise ProtocolError(name, value)
 
 
-def record_of(item: DesiredCgroup, state: CgroupState) -> WriterRecord:
+def record_of(item: DesiredCgroup, state: CgroupState, *, whole: bool = True) -> WriterRecord:
     """Return what systemd must have on record.
 
     systemd always rewrites `cpu.max`, `cpu.weight` and `memory.max`, so these are recorded as
-    shown.
+    shown, unless (`whole` False) another program records them.
     """
     setting, shown = item.setting, state.values
+    cpus, mems = setting.sets_beside(state.cpus, state.mems)
+    if not whole:
+        return WriterRecord(cpus, mems, setting.cpu_max)
     kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}
     desired = {
         file: text
         for file, text in setting.values_beside(shown).items()
         if file in _UNSET and not is_below_use(text, state.in_use, file)
     }
-    cpus, mems = setting.sets_beside(state.cpus, state.mems)
     return WriterRecord(cpus, mems, setting.cpu_max or state.cpu_max, kept | desired)

@@ -116,7 +116,7 @@ class KernelEnforcement:
             self._enforcer.releaser.bound(target)
             report = self._enforcer.enforce_change(target)
             self._observed(report)
-            return report if released.removed else _noted(report, released.reason)
+            return _noted(report, released.reason)
 
         return _guarded(release)
 
@@ -158,7 +158,7 @@ class KernelEnforcement:
             settled = self._observed(report)
             begun = self._backoff.note(_repaired(report, drift), now)
             return replace(
-                _noted(_calmed(report), *(left.reason for left in kept if not left.removed)),
+                _noted(_calmed(report), *(left.reason for left in kept)),
                 drift=drift,
                 settled=tuple(sorted(settled)),
                 given_way=self._delays(report, drift, begun),
@@ -292,8 +292,8 @@ def _guarded(action: Callable[[], EnforcementReport], uid: str | None = None) ->
 
 
 def _noted(report: EnforcementReport, *further: str) -> EnforcementReport:
-    """Return a report with further notes."""
-    return replace(report, notes=(*report.notes, *further))
+    """Return a report with further notes, without empty ones."""
+    return replace(report, notes=(*report.notes, *filter(None, further)))
 
 
 def _calmed(report: EnforcementReport) -> EnforcementReport:
