@@ -29,7 +29,7 @@ MAP: Final = "map<string, string>"
 _REPEATED: Final = "repeated "
 _SCALARS: Final = {
     name: getattr(FieldDescriptorProto, f"TYPE_{name.upper()}")
-    for name in ("bool", "bytes", "int32", "int64", "string", "uint64")
+    for name in ("bool", "bytes", "int32", "int64", "string", "uint32", "uint64")
 }
 
 

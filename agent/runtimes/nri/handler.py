@@ -1,0 +1,109 @@
+"""What answers the events of a runtime, and what is counted of its answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from agent.runtimes.nri.ttrpc import STATUS_CODES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.runtimes.nri.values import (
+        Adjustment,
+        ContainerResources,
+        PodSandbox,
+        RuntimeContainer,
+        RuntimeInfo,
+    )
+
+
+class ContainerRejectedError(Exception):
+    """A container must not be created; only `container_created` may raise it.
+
+    `code` is gRPC's name of a status, such as "FAILED_PRECONDITION"; `message` is what users see in
+    the pod's events. Raises `ValueError` for any other code.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        if code not in STATUS_CODES:
+            raise ValueError(f"{code!r} is not a status of gRPC that means an error")
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class RuntimeHandler(Protocol):
+    """Answers the events of a runtime, which creates pods and containers meanwhile.
+
+    A coroutine is cancelled at its deadline; the runtime goes on without its answer. What is raised
+    is logged and changes nothing, but for `ContainerRejectedError`: runtimes before containerd
+    2.2.6 leave a process and a record behind a sandbox that a plugin rejected, and do not start
+    again. No handler may wait for an update of containers that it asked of the runtime, which
+    answers no other request meanwhile.
+    """
+
+    def configured(self, info: RuntimeInfo) -> None:
+        """Take note of a runtime that registered the plugin; `synchronize` follows."""
+
+    async def synchronize(
+        self, sandboxes: Sequence[PodSandbox], containers: Sequence[RuntimeContainer]
+    ) -> Mapping[str, Adjustment]:
+        """Return what is to be changed, by container id, of all containers that there are."""
+
+    async def sandbox_started(self, sandbox: PodSandbox) -> None:
+        """Take note of a sandbox; its cgroup exists and its pause process runs."""
+
+    def sandbox_stopped(self, sandbox: PodSandbox) -> None:
+        """Take note of a sandbox whose containers have all ended."""
+
+    def sandbox_removed(self, sandbox: PodSandbox) -> None:
+        """Take note of the end of a sandbox."""
+
+    def sandbox_updated(self, sandbox: PodSandbox) -> None:
+        """Take note of a sandbox with other resources, after an in-place resize of its pod."""
+
+    async def container_created(
+        self, sandbox: PodSandbox, container: RuntimeContainer
+    ) -> Adjustment | None:
+        """Return what is to be changed of a container before its process starts.
+
+        Raises `ContainerRejectedError`.
+        """
+
+    async def container_updated(
+        self, sandbox: PodSandbox, container: RuntimeContainer, requested: ContainerResources
+    ) -> Adjustment | None:
+        """Return what is to be set other than the runtime is asked to set.
+
+        `container` has the resources from before.
+        """
+
+    def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        """Take note of a container whose process runs."""
+
+    def container_stopped(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        """Take note of a container whose process ended, by itself or not."""
+
+    def container_removed(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        """Take note of the end of a container."""
+
+    def disconnected(self, why: str) -> None:
+        """Take note of the end of a connection after `configured`; events are missed now."""
+
+
+class EventCount(Struct, frozen=True):
+    """How an event was answered since the agent started.
+
+    `late` are the answers that missed their deadline, `failed` those whose handler raised what it
+    may not raise; the seconds are those of handlers.
+    """
+
+    answered: int = 0
+    rejected: int = 0
+    late: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0

@@ -1,0 +1,291 @@
+"""The plugin's service: each request of a runtime becomes a call of the handler.
+
+Whatever the handler does, the runtime gets an answer in time, and no error but of CreateContainer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import structlog
+from google.protobuf.message import DecodeError
+from msgspec.structs import replace
+
+from agent.runtimes.nri.handler import ContainerRejectedError, EventCount
+from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
+from agent.runtimes.nri.mux import LONGEST_SENT, NriProtocolError
+from agent.runtimes.nri.ttrpc import TtrpcError, within
+from agent.runtimes.nri.values import (
+    ContainerResources,
+    PodSandbox,
+    RuntimeContainer,
+    RuntimeInfo,
+    adjustment_message,
+    update_message,
+    update_messages,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Mapping
+
+    from agent.rpc.messages import Message
+    from agent.runtimes.nri.handler import RuntimeHandler
+    from agent.runtimes.nri.ttrpc import RuntimeCall
+
+log = structlog.get_logger(__name__)
+
+#: A handler gets this part of the time for which the runtime waits at most.
+_SHARE_OF_TIMEOUT: Final = 0.75
+#: So many bytes of a SynchronizeResponse are updates at most.
+_MOST_UPDATES: Final = LONGEST_SENT - (64 << 10)
+#: The most pods and containers that are taken from the parts of one Synchronize.
+MOST_OBJECTS: Final = 100_000
+
+ResultT = TypeVar("ResultT")
+_Subject: TypeAlias = "Mapping[str, str]"
+
+
+class PluginService:
+    """Answers the requests of one connection.
+
+    `seconds` is the deadline of a handler, `synchronizing` that of `synchronize`. `events` chooses
+    what to subscribe to from a runtime that registered the plugin. `synchronized` is called after
+    the last part of Synchronize with the updates that did not fit in its answer. `counts` are
+    those of all connections, and `observe` gets the seconds of each answer, by its method.
+    """
+
+    def __init__(
+        self,
+        handler: RuntimeHandler,
+        synchronized: Callable[[list[Message]], None],
+        *,
+        seconds: float,
+        synchronizing: float,
+        counts: dict[str, EventCount],
+        observe: Callable[[str, float], None],
+        events: Callable[[RuntimeInfo], Collection[NriEvent]],
+    ) -> None:
+        self._handler = handler
+        self._synchronized = synchronized
+        self._seconds = seconds
+        self._synchronizing = synchronizing
+        self._counts = counts
+        self._observe = observe
+        self._events = events
+        self._sandboxes: list[PodSandbox] = []
+        self._containers: list[RuntimeContainer] = []
+        self._of_sandboxes: dict[int, Callable[[PodSandbox], Coroutine[None, None, None]]] = {
+            NriEvent.RUN_POD_SANDBOX: handler.sandbox_started,
+            NriEvent.STOP_POD_SANDBOX: partial(_calling, handler.sandbox_stopped),
+            NriEvent.REMOVE_POD_SANDBOX: partial(_calling, handler.sandbox_removed),
+        }
+        self._of_containers: dict[int, Callable[[PodSandbox, RuntimeContainer], None]] = {
+            NriEvent.POST_START_CONTAINER: handler.container_started,
+            NriEvent.STOP_CONTAINER: handler.container_stopped,
+            NriEvent.REMOVE_CONTAINER: handler.container_removed,
+        }
+        #: The runtime, once it registered the plugin.
+        self.runtime: RuntimeInfo | None = None
+
+    async def answer(self, call: RuntimeCall) -> bytes:
+        """Return the response to a request of the runtime.
+
+        Raises `TtrpcError` for a method that is not known, and for a container that is rejected;
+        `NriProtocolError` for a request that cannot be read.
+        """
+        response = await self._response(call)
+        data: bytes = response.SerializeToString()
+        return data
+
+    async def _response(self, call: RuntimeCall) -> Message:
+        match call.method:
+            case "Configure":
+                return self._configure(_read("ConfigureRequest", call))
+            case "Synchronize":
+                return await self._synchronize(_read("SynchronizeRequest", call), call)
+            case "CreateContainer":
+                return await self._create(_read("ContainerEvent", call), call)
+            case "UpdateContainer":
+                return await self._update(_read("UpdateContainerRequest", call), call)
+            case _:
+                await self._note(call)
+                return V1ALPHA1["Empty"]()
+
+    async def _note(self, call: RuntimeCall) -> None:
+        """Take note of what is answered with an empty message."""
+        match call.method:
+            case "Shutdown":
+                log.info("NRI runtime shuts down")
+            case "StateChange":
+                change = _read("StateChangeEvent", call)
+                await self._event(change.event, change, call)
+            case "UpdatePodSandbox":
+                await self._update_sandbox(_read("UpdatePodSandboxRequest", call), call)
+            case method:
+                event = EVENTS.get(method)
+                if event is None:
+                    raise TtrpcError("UNIMPLEMENTED", f"method {method}")
+                kind = "PodEvent" if method.endswith("Sandbox") else "ContainerEvent"
+                await self._event(event, _read(kind, call), call)
+
+    def _configure(self, request: Message) -> Message:
+        runtime = RuntimeInfo.of(request)
+        self.runtime = runtime
+        try:
+            self._handler.configured(runtime)
+        except Exception:  # the plugin is registered all the same
+            log.exception("NRI handler failed", method="Configure")
+        return V1ALPHA1["ConfigureResponse"](events=event_mask(self._events(runtime)))
+
+    async def _synchronize(self, request: Message, call: RuntimeCall) -> Message:
+        self._sandboxes += map(PodSandbox.of, request.pods)
+        self._containers += map(RuntimeContainer.of, request.containers)
+        if len(self._sandboxes) + len(self._containers) > MOST_OBJECTS:
+            raise NriProtocolError(f"more than {MOST_OBJECTS} pods and containers to synchronize")
+        if request.more:
+            return V1ALPHA1["SynchronizeResponse"](more=True)
+        sandboxes, self._sandboxes = self._sandboxes, []
+        containers, self._containers = self._containers, []
+        found = {"pods": str(len(sandboxes)), "containers": str(len(containers))}
+        work = self._repairs(tuple(sandboxes), tuple(containers))
+        fitting, rest = split_updates(await self._handle(call.method, call, found, work) or [])
+        response = V1ALPHA1["SynchronizeResponse"]()
+        response.update.extend(fitting)
+        self._synchronized(rest)
+        return response
+
+    async def _repairs(
+        self, sandboxes: tuple[PodSandbox, ...], containers: tuple[RuntimeContainer, ...]
+    ) -> list[Message]:
+        return update_messages(await self._handler.synchronize(sandboxes, containers))
+
+    async def _create(self, request: Message, call: RuntimeCall) -> Message:
+        sandbox, container = PodSandbox.of(request.pod), RuntimeContainer.of(request.container)
+
+        async def adjusted() -> Message:
+            adjustment = await self._handler.container_created(sandbox, container)
+            if adjustment is None:
+                return V1ALPHA1["CreateContainerResponse"]()
+            return V1ALPHA1["CreateContainerResponse"](adjust=adjustment_message(adjustment))
+
+        subject = _subject(sandbox, container)
+        response = await self._handle(call.method, call, subject, adjusted(), may_reject=True)
+        return response or V1ALPHA1["CreateContainerResponse"]()
+
+    async def _update(self, request: Message, call: RuntimeCall) -> Message:
+        sandbox, container = PodSandbox.of(request.pod), RuntimeContainer.of(request.container)
+        requested = ContainerResources.of(request.linux_resources)
+
+        async def updated() -> Message:
+            adjustment = await self._handler.container_updated(sandbox, container, requested)
+            if adjustment is None:
+                return V1ALPHA1["UpdateContainerResponse"]()
+            update = update_message(container.id, adjustment, ignore_failure=True)
+            return V1ALPHA1["UpdateContainerResponse"](update=[update])
+
+        response = await self._handle(call.method, call, _subject(sandbox, container), updated())
+        return response or V1ALPHA1["UpdateContainerResponse"]()
+
+    async def _update_sandbox(self, request: Message, call: RuntimeCall) -> None:
+        requested = ContainerResources.of(request.linux_resources)
+        sandbox = PodSandbox.of(request.pod).with_resources(requested)
+        work = _calling(self._handler.sandbox_updated, sandbox)
+        await self._handle(call.method, call, _subject(sandbox), work)
+
+    async def _event(self, number: int, request: Message, call: RuntimeCall) -> None:
+        """Let the handler take note of an event that no answer changes; others are ignored."""
+        sandbox = PodSandbox.of(request.pod)
+        of_sandbox = self._of_sandboxes.get(number)
+        if of_sandbox is not None:
+            work = of_sandbox(sandbox)
+            await self._handle(NriEvent(number).method, call, _subject(sandbox), work)
+        of_container = self._of_containers.get(number)
+        if of_container is not None:
+            container = RuntimeContainer.of(request.container)
+            subject = _subject(sandbox, container)
+            work = _calling(of_container, sandbox, container)
+            await self._handle(NriEvent(number).method, call, subject, work)
+
+    async def _handle(
+        self,
+        method: str,
+        call: RuntimeCall,
+        subject: _Subject,
+        work: Coroutine[None, None, ResultT],
+        *,
+        may_reject: bool = False,
+    ) -> ResultT | None:
+        """Return what a handler returns, None if it failed or was late.
+
+        Raises `TtrpcError` if it rejected a container and may do so.
+        """
+        began = perf_counter()
+        outcome = "failed"
+        try:
+            result = await within(self._deadline(method, call), work)
+            outcome = "answered"
+        except TimeoutError:
+            outcome = "late"
+            log.warning("NRI handler late", method=method, **subject)
+            return None
+        except ContainerRejectedError as error:
+            if not may_reject:
+                log.exception("NRI handler failed", method=method, **subject)
+                return None
+            outcome = "rejected"
+            raise TtrpcError(error.code, error.message) from error
+        except Exception:  # an error would be the runtime's error of the pod
+            log.exception("NRI handler failed", method=method, **subject)
+            return None
+        else:
+            return result
+        finally:
+            self._count(method, outcome, perf_counter() - began)
+
+    def _deadline(self, method: str, call: RuntimeCall) -> float:
+        seconds = self._synchronizing if method == "Synchronize" else self._seconds
+        timeouts = [call.seconds]
+        if self.runtime is not None:
+            timeouts.append(self.runtime.request_timeout_ms / 1000)
+        return min([seconds, *(_SHARE_OF_TIMEOUT * each for each in timeouts if each)])
+
+    def _count(self, method: str, outcome: str, seconds: float) -> None:
+        count = self._counts.get(method, EventCount())
+        self._counts[method] = replace(
+            count,
+            seconds=count.seconds + seconds,
+            slowest=max(count.slowest, seconds),
+            **{outcome: getattr(count, outcome) + 1},
+        )
+        self._observe(method, seconds)
+
+
+def split_updates(updates: list[Message]) -> tuple[list[Message], list[Message]]:
+    """Return as many updates as fit in one message, in their order, and the others."""
+    size = 0
+    for at, update in enumerate(updates):
+        # The tag and the length of the update in its list have at most 6 bytes.
+        size += update.ByteSize() + 6
+        if size > _MOST_UPDATES:
+            return updates[:at], updates[at:]
+    return updates, []
+
+
+def _read(kind: str, call: RuntimeCall) -> Message:
+    try:
+        return V1ALPHA1[kind].FromString(call.payload)
+    except DecodeError as error:
+        raise NriProtocolError(f"a request of {call.method} that is not protobuf") from error
+
+
+def _subject(sandbox: PodSandbox, container: RuntimeContainer | None = None) -> _Subject:
+    subject = {"pod": f"{sandbox.namespace}/{sandbox.name}", "uid": sandbox.uid}
+    if container is not None:
+        subject["container"] = container.name
+    return subject
+
+
+async def _calling(function: Callable[..., None], *values: object) -> None:
+    function(*values)

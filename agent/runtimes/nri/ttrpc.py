@@ -1,0 +1,354 @@
+"""ttrpc over the two connections of NRI: the plugin's service, and calls of the runtime's.
+
+A message is a header of ten bytes (length, stream, type, flags) and a body. Only unary calls are
+spoken: one Request, one Response on the same stream. Source: github.com/containerd/ttrpc,
+PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from agent.rpc.messages import Messages
+from agent.runtimes.nri.mux import (
+    LONGEST_RECEIVED,
+    LONGEST_SENT,
+    MESSAGE_HEADER,
+    PLUGIN_SERVICE,
+    RUNTIME_SERVICE,
+    Demultiplexer,
+    NriProtocolError,
+    framed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+
+    from agent.rpc.messages import Message, MessageClass
+
+#: The plugin answers so many requests at a time; the others wait in the socket. An error in their
+#: place would be the runtime's error of the pod.
+MOST_REQUESTS: Final = 16
+#: How long the runtime may leave what it was sent unread, in seconds.
+WRITE_SECONDS: Final = 5.0
+
+_REQUEST: Final = 1
+_RESPONSE: Final = 2
+_UNARY: Final = 0
+#: "No more data expected": what a unary request is anyhow.
+_REMOTE_CLOSED: Final = 1
+_HEADER: Final = struct.Struct(">IIBB")
+_CHUNK: Final = 1 << 18
+#: gRPC's status codes that a plugin answers with or meets, by name.
+STATUS_CODES: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "CANCELLED": 1,
+        "UNKNOWN": 2,
+        "INVALID_ARGUMENT": 3,
+        "DEADLINE_EXCEEDED": 4,
+        "NOT_FOUND": 5,
+        "ALREADY_EXISTS": 6,
+        "PERMISSION_DENIED": 7,
+        "RESOURCE_EXHAUSTED": 8,
+        "FAILED_PRECONDITION": 9,
+        "ABORTED": 10,
+        "OUT_OF_RANGE": 11,
+        "UNIMPLEMENTED": 12,
+        "INTERNAL": 13,
+        "UNAVAILABLE": 14,
+        "DATA_LOSS": 15,
+        "UNAUTHENTICATED": 16,
+    }
+)
+_NAMES: Final = MappingProxyType({number: name for name, number in STATUS_CODES.items()})
+
+_TTRPC: Final = Messages(
+    "ttrpc",
+    {
+        "Request": {
+            "service": (1, "string"),
+            "method": (2, "string"),
+            "payload": (3, "bytes"),
+            "timeout_nano": (4, "int64"),
+        },
+        "Status": {"code": (1, "int32"), "message": (2, "string")},
+        "Response": {"status": (1, "Status"), "payload": (2, "bytes")},
+    },
+)
+
+ResultT = TypeVar("ResultT")
+
+
+class TtrpcError(Exception):
+    """A call ended with a status: `code` is gRPC's name of the status, `message` what was said."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code = code
+        self.message = message
+
+
+class TtrpcMessage(Struct, frozen=True):
+    """One message: the type is that of its header."""
+
+    stream: int
+    type: int
+    body: bytes
+
+
+class RuntimeCall(Struct, frozen=True):
+    """A request of the runtime; `seconds` are until its deadline, 0 if it gave none."""
+
+    method: str
+    payload: bytes
+    seconds: float
+
+
+#: Answers a request with the bytes of a message. `TtrpcError` becomes the status of the answer,
+#: `NriProtocolError` ends the connection; nothing else may be raised.
+Answer: TypeAlias = "Callable[[RuntimeCall], Awaitable[bytes]]"
+
+
+class MessageReader:
+    """Puts the messages of one connection together; it stores one incomplete message at most."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, piece: memoryview | bytes) -> Iterator[TtrpcMessage]:
+        """Yield the messages that are complete now.
+
+        Raises `NriProtocolError` after the last one that is sound.
+        """
+        self._buffer += piece
+        at = 0
+        while len(self._buffer) - at >= MESSAGE_HEADER:
+            length, stream, kind, flags = _HEADER.unpack_from(self._buffer, at)
+            _check_header(length, stream, kind, flags)
+            body = at + MESSAGE_HEADER
+            if len(self._buffer) < body + length:
+                break
+            with memoryview(self._buffer) as view:
+                message = TtrpcMessage(stream, kind, bytes(view[body : body + length]))
+            at = body + length
+            yield message
+        del self._buffer[:at]
+
+
+def _check_header(length: int, stream: int, kind: int, flags: int) -> None:
+    if length > LONGEST_RECEIVED:
+        raise NriProtocolError(
+            f"a message of {length} bytes; the longest has {LONGEST_RECEIVED} bytes"
+        )
+    if kind not in (_REQUEST, _RESPONSE):
+        raise NriProtocolError(f"a message of type {kind}; only unary calls are spoken")
+    if flags not in (_UNARY, _REMOTE_CLOSED):
+        raise NriProtocolError(f"a message with flags {flags:#x}; only unary calls are spoken")
+    if stream % 2 == 0:
+        raise NriProtocolError(f"a message of stream {stream}; streams have odd numbers")
+
+
+def encoded(stream: int, kind: int, body: bytes) -> bytes:
+    """Return a message with its header; raises `NriProtocolError` if the body is too long."""
+    if len(body) > LONGEST_SENT:
+        raise NriProtocolError(
+            f"a message of {len(body)} bytes; the longest has {LONGEST_SENT} bytes"
+        )
+    return _HEADER.pack(len(body), stream, kind, _UNARY) + body
+
+
+class TtrpcLink:
+    """Both services over one socket: answers the requests of a runtime, and calls it.
+
+    `service` is the plugin's, to which requests are addressed. The streams are closed by the
+    caller, after `run` has ended.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        service: str,
+        answer: Answer,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._service = service
+        self._answer = answer
+        self._calls: dict[int, asyncio.Future[Message]] = {}
+        self._stream = -1
+        self._newest_request = 0
+        self._share = asyncio.Semaphore(MOST_REQUESTS)
+        self._answering: set[asyncio.Task[None]] = set()
+        self._violation: NriProtocolError | OSError | None = None
+
+    async def run(self) -> None:
+        """Read until the runtime closes the socket.
+
+        Raises `NriProtocolError` if the protocol was violated, `OSError` if the socket failed. All
+        calls under way fail, and all answers not given yet are cancelled.
+        """
+        frames = Demultiplexer()
+        messages = {PLUGIN_SERVICE: MessageReader(), RUNTIME_SERVICE: MessageReader()}
+        try:
+            while data := await self._reader.read(_CHUNK):
+                for connection, piece in frames.feed(data):
+                    for message in messages[connection].feed(piece):
+                        await self._receive(connection, message)
+        except OSError:
+            if self._violation is None:
+                raise
+        finally:
+            await self._end()
+        if self._violation is not None:
+            raise self._violation
+
+    async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
+        """Return the payload of a response of the runtime; raises `TtrpcError`.
+
+        An answer that comes after `seconds` is ignored. Raises `NriProtocolError` if the payload
+        does not fit in a message.
+        """
+        self._stream += 2
+        stream = self._stream
+        request = _TTRPC["Request"](
+            service=service, method=method, payload=payload, timeout_nano=int(seconds * 1e9)
+        )
+        data = encoded(stream, _REQUEST, request.SerializeToString())
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._calls[stream] = answer
+        try:
+            await self._send(RUNTIME_SERVICE, data)
+            response = await within(seconds, _awaited(answer))
+        except TimeoutError as error:
+            text = f"{method} was not answered within {seconds:g} s"
+            raise TtrpcError("DEADLINE_EXCEEDED", text) from error
+        except OSError as error:
+            raise TtrpcError("UNAVAILABLE", f"{method} could not be sent: {error}") from error
+        finally:
+            del self._calls[stream]
+        if response.status.code:
+            code: int = response.status.code
+            raise TtrpcError(_NAMES.get(code, f"status {code}"), response.status.message)
+        result: bytes = response.payload
+        return result
+
+    async def _receive(self, connection: int, message: TtrpcMessage) -> None:
+        if message.type != (_REQUEST if connection == PLUGIN_SERVICE else _RESPONSE):
+            raise NriProtocolError(f"a message of type {message.type} on connection {connection}")
+        if connection == RUNTIME_SERVICE:
+            self._take_response(message)
+            return
+        if message.stream <= self._newest_request:
+            raise NriProtocolError(
+                f"a request of stream {message.stream} after {self._newest_request}"
+            )
+        self._newest_request = message.stream
+        request = _parsed(_TTRPC["Request"], message.body)
+        await self._share.acquire()
+        task = asyncio.create_task(self._respond(message.stream, request))
+        self._answering.add(task)
+        task.add_done_callback(self._answered)
+
+    def _take_response(self, message: TtrpcMessage) -> None:
+        if message.stream > self._stream:
+            raise NriProtocolError(f"a response of stream {message.stream}, which was not opened")
+        response = _parsed(_TTRPC["Response"], message.body)
+        call = self._calls.get(message.stream)
+        if call is not None and not call.done():
+            call.set_result(response)
+
+    async def _respond(self, stream: int, request: Message) -> None:
+        try:
+            response = await self._answered_by(request)
+            data = encoded(stream, _RESPONSE, response.SerializeToString())
+            await self._send(PLUGIN_SERVICE, data)
+        except (NriProtocolError, OSError) as error:
+            self._break(error)
+
+    async def _answered_by(self, request: Message) -> Message:
+        if request.service != self._service:
+            return _status(TtrpcError("UNIMPLEMENTED", f"service {request.service}"))
+        seconds = max(0.0, request.timeout_nano / 1e9)
+        try:
+            payload = await self._answer(RuntimeCall(request.method, request.payload, seconds))
+        except TtrpcError as error:
+            return _status(error)
+        return _TTRPC["Response"](payload=payload)
+
+    async def _send(self, connection: int, message: bytes) -> None:
+        self._writer.write(framed(connection, message))
+        try:
+            await within(WRITE_SECONDS, self._writer.drain())
+        except TimeoutError as error:
+            raise OSError(f"the runtime read nothing for {WRITE_SECONDS:g} s") from error
+
+    def _break(self, error: NriProtocolError | OSError) -> None:
+        """End the connection from a task beside `run`, which raises the error."""
+        if self._violation is None:
+            self._violation = error
+        self._writer.transport.abort()
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        self._share.release()
+
+    async def _end(self) -> None:
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(TtrpcError("UNAVAILABLE", "the connection ended"))
+        tasks = tuple(self._answering)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _status(error: TtrpcError) -> Message:
+    response = _TTRPC["Response"]()
+    response.status.code = STATUS_CODES[error.code]
+    # What came from a file name may not be Unicode.
+    response.status.message = error.message.encode(errors="replace").decode()
+    return response
+
+
+async def within(seconds: float, work: Coroutine[None, None, ResultT]) -> ResultT:
+    """Return what `work` returns; raises what it raises, or `TimeoutError` after `seconds`.
+
+    At the deadline the work is cancelled and left alone, so that work which ignores that does not
+    delay its caller. Raises `RuntimeError` if the work was cancelled from elsewhere.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+        if task.cancelled():
+            raise RuntimeError("the work was cancelled")
+        if task.done():
+            return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_forget)
+    raise TimeoutError
+
+
+def _forget(task: asyncio.Task[ResultT]) -> None:
+    """Take note of what work raised after its deadline, which asyncio would report otherwise."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _awaited(future: asyncio.Future[ResultT]) -> ResultT:
+    return await future
+
+
+def _parsed(kind: MessageClass, data: bytes) -> Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise NriProtocolError(f"a {kind.DESCRIPTOR.name} that is not protobuf") from error
