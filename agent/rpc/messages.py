@@ -33,6 +33,18 @@ _SCALARS: Final = {
 }
 
 
+class RawMessage:
+    """Stands in for a message class: what arrives stays bytes.
+
+    So a message is decoded only if it is used and not too long, and damaged ones are found here.
+    """
+
+    @staticmethod
+    def FromString(data: bytes) -> bytes:  # noqa: N802  # the name that protobuf's classes have
+        """Return the bytes."""
+        return data
+
+
 class Messages:
     """The message classes of one package; `package` is "" or the name in the .proto file.
 

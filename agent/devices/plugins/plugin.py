@@ -18,6 +18,7 @@ from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, CallResult
 from agent.devices.plugins.registration import UNKNOWN
 from agent.rpc.calls import CallError
 from agent.rpc.device_plugin import V1BETA1
+from agent.rpc.messages import RawMessage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -36,18 +37,6 @@ _GET_OPTIONS: Final = "get device plugin options"
 LONGEST_WORDS: Final = 500
 
 AnswerT = TypeVar("AnswerT")
-
-
-class RawMessage:
-    """Stands in for a message class: what arrives stays bytes.
-
-    So a message is decoded only if it is used and not too long, and damaged ones are found here.
-    """
-
-    @staticmethod
-    def FromString(data: bytes) -> bytes:  # noqa: N802  # the name that protobuf's classes have
-        """Return the bytes."""
-        return data
 
 
 class PluginClient(Protocol):

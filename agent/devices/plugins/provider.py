@@ -14,12 +14,13 @@ from agent.devices.plugins.directory import DirectoryError, PluginDirectory
 from agent.devices.plugins.limits import GRACE, MOST_RESOURCES, Deadlines
 from agent.devices.plugins.lists import NewestList
 from agent.devices.plugins.metrics import IGNORED_PREFERENCES, REGISTRATIONS
-from agent.devices.plugins.plugin import Plugin, RawMessage, SkippedCallError
+from agent.devices.plugins.plugin import Plugin, SkippedCallError
 from agent.devices.plugins.registration import read_registration
 from agent.devices.plugins.resources import PluginResources
 from agent.devices.provider import DeviceError, Offer
 from agent.rpc.calls import CallError, Client, server
 from agent.rpc.device_plugin import DEVICE_PLUGIN, REGISTRATION, V1BETA1
+from agent.rpc.messages import RawMessage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
