@@ -162,13 +162,19 @@ class OnReject(StrEnum):
 class BesideKubeletConfig(Struct, frozen=True):
     """Whether the agent works beside a kubelet, where that kubelet keeps its files, and how.
 
-    `nri_socket` None: containers get their settings only after they have started.
+    `nri_socket` None: containers get their settings only after they have started. `pods_endpoint`
+    "": the kubelet's endpoint `/pods` is not used. `token_file` None: no token is sent there,
+    `ca_file` None: its certificate is checked with the authorities of the system.
     """
 
     enabled: bool = False
     directory: Path = Path("/var/lib/kubelet")
     nri_socket: Path | None = Path("/var/run/nri/nri.sock")
     on_reject: OnReject = OnReject.FAIL
+    pods_endpoint: str = ""
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    verify_certificate: bool = True
 
 
 class AgentConfig(Struct, frozen=True):

@@ -6,7 +6,14 @@ from typing import Final
 
 from agent.config.config import BesideKubeletConfig, OnReject
 from agent.config.keys.key import Key, KeyGroup, Section
-from agent.config.keys.scalars import OneOf, OptionalSocketPath, RequiredPath, Switch
+from agent.config.keys.scalars import (
+    HttpsAddress,
+    OneOf,
+    OptionalPath,
+    OptionalSocketPath,
+    RequiredPath,
+    Switch,
+)
 
 BESIDE_KUBELET: Final = Section(
     BesideKubeletConfig(),
@@ -47,6 +54,37 @@ BESIDE_KUBELET: Final = Section(
                         "there are",
                         OnReject.SHARE: "it runs in the shared pool",
                     },
+                ),
+                Key(
+                    "podsEndpoint",
+                    HttpsAddress(),
+                    since="0.1.0",
+                    help="The kubelet's endpoint that lists its pods, such as "
+                    "https://127.0.0.1:10250/pods. It is asked where the kubelet's Pods API "
+                    '(feature gate PodsAPI) does not answer; with "" it is not used.',
+                ),
+                Key(
+                    "tokenFile",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="A file with the token for podsEndpoint, read at each request: that of a "
+                    "service account that may get nodes/pods, or a credential of the unit.",
+                ),
+                Key(
+                    "caFile",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="A file in PEM form with the authorities that the certificate of "
+                    'podsEndpoint is checked with, or that certificate itself; "" for those of '
+                    "the system. The certificate has to name the host of podsEndpoint.",
+                ),
+                Key(
+                    "verifyCertificate",
+                    Switch(),
+                    since="0.1.0",
+                    help="Whether the certificate of podsEndpoint is checked. Kubelets sign their "
+                    "own unless the cluster does: false sends the token to whichever process "
+                    "listens there.",
                 ),
             ),
         ),

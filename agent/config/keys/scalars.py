@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
+#: A host name or an address, no user and no query: neither belongs in a configuration.
+_HTTPS: Final = re.compile(
+    r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[A-Za-z0-9._~/-]*", re.ASCII
+)
 _GROUP: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,63}\$?", re.ASCII)
 #: sun_path of a Unix socket address holds 108 bytes, the closing zero included.
 _MAX_SOCKET_PATH: Final = 107
@@ -333,6 +337,29 @@ class IpAddress(Struct, frozen=True):
     def schema(self) -> Schema:
         """Return a text with the characters of an address, the zone of a link included."""
         return {"type": "string", "pattern": "^([0-9.]+|[0-9A-Fa-f:.]+(%.+)?)$"}
+
+
+class HttpsAddress(Struct, frozen=True):
+    """The address of a page served over HTTPS; an empty text is none."""
+
+    words: ClassVar[str] = 'https address, or ""'
+
+    def read(self, reader: KeyReader, at: Field, base: str) -> str:
+        """Return the address."""
+        text = reader.text(at)
+        if text is None:
+            return base
+        if text and not _HTTPS.fullmatch(text):
+            reader.reject(at, f"{shown(text)} is not like https://127.0.0.1:10250/pods")
+        return text
+
+    def written(self, value: str) -> Plain:
+        """Return the address."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return an address or an empty text."""
+        return {"type": "string", "pattern": f"^({_HTTPS.pattern})?$"}
 
 
 def _absolute(reader: KeyReader, at: Field, text: str) -> Path:
