@@ -8,6 +8,7 @@ releases its pod. A pod belongs to the entry that asked for it first, in this so
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -27,7 +28,7 @@ from agent.server.control.queue import QueueStopped
 from agent.server.errors import PodNotFoundError, RequestError
 from agent.server.reporting.events import requested_by
 from agent.sources.errors import EntryFailedError, printable
-from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED
+from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,12 +153,29 @@ class PodIntake:
         self._entries: dict[str, SourceEntry] = {}
         self._removed: set[str] = set()
         self._tried: dict[str, _Tried] = {}
+        self._turn = asyncio.Lock()
+        self._begun = self._done = 0
+        self._resumed = False
 
     async def sync(self) -> None:
         """Read the source, release and admit pods; report what has become of every entry.
 
-        Raises what the source raises if it cannot be read, without having changed anything.
+        One at a time; of the calls that come meanwhile, one does it for all. Raises what the source
+        raises if it cannot be read, without having changed anything.
         """
+        begun = self._begun
+        async with self._turn:
+            if self._done > begun:  # begun after this call, by another one
+                return
+            self._begun += 1
+            await self._sync()
+            self._done = self._begun
+
+    async def _sync(self) -> None:
+        if not self._resumed:
+            owned = self._admissions.owned(self.source.name).values()
+            self.source.resume([key for key in owned if self.source.covers(key)])
+            self._resumed = True
         reading = await self._admissions.read(self.source)
         self._take(reading)
         kept = await self._release(complete=reading.complete)
@@ -204,6 +222,8 @@ class PodIntake:
             # The pod would be admitted again as soon as it had ended.
             message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
             return self._document(entry, INVALID, f"{message} over the API")
+        if entry.shared and self._admissions.owner(entry.pod.uid) is None:
+            return self._document(entry, SHARED, entry.shared)
         try:
             return await self._settled(entry, entry.pod)
         except EntryFailedError as error:

@@ -29,7 +29,7 @@ from agent.sources.errors import (
 from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from agent.pods.model import Pod
 
@@ -65,6 +65,9 @@ class ManifestDirectory:
     def covers(self, key: str) -> bool:
         """Return whether a path is one of this directory, not of one configured before."""
         return Path(key).parent == self._directory
+
+    def resume(self, keys: Collection[str]) -> None:
+        """Do nothing: whatever the directory does not list is removed."""
 
     def read(self) -> SourceReading:
         """Return the pods of all files; raises `ManifestDirectoryError`."""

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from agent.pods.model import Pod
 
 
 #: What has become of an entry: its pod is admitted; or rejected; or its uid is that of another pod
-#: or specification; or the pod cannot be read.
+#: or specification; or the pod cannot be read; or it was rejected and runs in the shared pool.
 ADMITTED: Final = "admitted"
 REJECTED: Final = "rejected"
 CONFLICT: Final = "conflict"
 INVALID: Final = "invalid"
-ENTRY_STATES: Final = (ADMITTED, CONFLICT, INVALID, REJECTED)
+SHARED: Final = "shared"
+ENTRY_STATES: Final = (ADMITTED, CONFLICT, INVALID, REJECTED, SHARED)
 
 
 class SourceEntry(Struct, frozen=True):
@@ -33,12 +34,14 @@ class SourceEntry(Struct, frozen=True):
     `key` is what the pod belongs to, such as the path of its file: unique in its source, the same
     after a restart of the agent, never "". Users see the key alone, so it says what it is (a path
     does, a number does not). An entry that cannot be read keeps its pod. Of a
-    `ManifestError` each mistake is reported, of another `error` its first line.
+    `ManifestError` each mistake is reported, of another `error` its first line. `shared` says why a
+    pod runs without an allocation: such a pod is not admitted, though one that is admitted stays.
     """
 
     key: str
     pod: Pod | None = None
     error: Exception | None = None
+    shared: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` without a key: a pod that belongs to nothing would never end."""
@@ -83,6 +86,14 @@ class PodSource(Protocol):
 
         A pod of any other key, such as a file of another directory, stays until it is removed over
         the API.
+        """
+        ...
+
+    def resume(self, keys: Collection[str]) -> None:
+        """Take over the keys of the pods that the ledger has of this source.
+
+        Called once, before the first `read`; those that the source does not cover are not among
+        them. A source whose readings are complete need not remember them.
         """
         ...
 

@@ -28,6 +28,7 @@ from agent.runtimes.finder import RuntimeFiles
 from agent.server.api import Api
 from agent.server.configured_host import situate
 from agent.server.control.controller import Controller
+from agent.server.errors import missing_extra
 from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.kernel.watches import CgroupChanges, directory_changes
@@ -48,7 +49,7 @@ from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from agent.config.config import Config
     from agent.managers.effective_policy import ResourceManager
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from agent.server.configured_host import ConfiguredHost
     from agent.server.start.providers import ProviderFactory
     from agent.server.start.service_manager import ServiceManager
+    from agent.sources.kubelet import KubeletPods
     from agent.sources.source import PodSource
     from agent.state.files import Files
     from agent.state.store import LoadResult
@@ -92,8 +94,20 @@ class Fakes(Struct, frozen=True):
     writer_of: WriterOf = unknown_writer
 
 
-def manifest_directory(config: Config) -> PodSource | None:
+class SourceInputs(Struct, frozen=True):
+    """What sources of pods are made of.
+
+    `cgroups` returns the uids of the pods that have a cgroup; raises `OSError`.
+    """
+
+    config: Config
+    clock: Clock
+    cgroups: Callable[[], Collection[str]]
+
+
+def manifest_directory(inputs: SourceInputs) -> PodSource | None:
     """Return the manifest directory (`staticPodPath`) as a source of pods, None without one."""
+    config = inputs.config
     if config.static_pod_path is None:
         return None
     limit = config.agent.limits.manifest_bytes
@@ -101,10 +115,33 @@ def manifest_directory(config: Config) -> PodSource | None:
     return ManifestDirectory(config.static_pod_path, ManifestFormat(load, limit), directory_changes)
 
 
-#: Makes a source of pods as configured, None if it is not configured.
-SourceFactory: TypeAlias = "Callable[[Config], PodSource | None]"
+def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
+    """Return the kubelet beside the agent (`agent.kubelet`) as a source of pods, None without one.
+
+    Raises `StartError` without the extra `grpc`.
+    """
+    kubelet = inputs.config.agent.kubelet
+    if not kubelet.enabled:
+        return None
+    try:
+        from agent.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
+        from agent.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint  # noqa: PLC0415
+        from agent.sources.kubelet import KubeletPods, KubeletWays  # noqa: PLC0415
+    except ImportError as error:
+        raise missing_extra("agent.kubelet.enabled", error) from error
+    endpoint = None
+    if kubelet.pods_endpoint:
+        trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
+        endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
+    ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
+    gate = inputs.config.gates.pod_level_resources
+    return KubeletPods(ways, inputs.clock, inputs.cgroups, pod_level=gate)
+
+
+#: Makes a source of pods as configured, None if it is not configured; raises `StartError`.
+SourceFactory: TypeAlias = "Callable[[SourceInputs], PodSource | None]"
 #: The sources of pods beside the API, in the order in which they are read.
-SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory,)
+SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory, kubelet_pods)
 
 
 class Wiring:
@@ -159,7 +196,7 @@ class Wiring:
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
             self.listeners = with_pod_resources(self.listeners, config, self.controller)
-            self._intakes = self._register(sources)
+            self._intakes = self._register(sources, clock)
             self.service = Service(
                 self.controller,
                 self._api(),
@@ -360,9 +397,11 @@ class Wiring:
         opened.callback(changes.close)
         return changes
 
-    def _register(self, sources: Iterable[SourceFactory]) -> tuple[PodIntake, ...]:
+    def _register(self, sources: Iterable[SourceFactory], clock: Clock) -> tuple[PodIntake, ...]:
         """Register the sources of pods that are configured, and return their intakes."""
-        made = [source for make in sources if (source := make(self._config)) is not None]
+        cgroups = partial(pod_uids, self._tree, self._layout)
+        inputs = SourceInputs(self._config, clock, cgroups)
+        made = [source for make in sources if (source := make(inputs)) is not None]
         for source in made:
             self.controller.state.register(source)
         admissions = ControllerAdmissions(self.controller)

@@ -19,7 +19,7 @@ from agent.sources.source import ADMITTED, INVALID, SourceEntry, SourceReading
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
     from pathlib import Path
 
     from agent.api.status import ManifestDocument
@@ -341,6 +341,11 @@ class Events:
     name: str = "events"
     removal: str = "stop its sandbox"
     news: list[SourceReading] = field(default_factory=list)
+    #: The keys it was to resume, at each call.
+    resumed: list[list[str]] = field(default_factory=list)
+
+    def resume(self, keys: Collection[str]) -> None:
+        self.resumed.append(sorted(keys))
 
     def covers(self, key: str) -> bool:
         return bool(key)

@@ -36,9 +36,9 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
-    from agent.config.config import Config
+    from agent.server.start.wiring import SourceInputs
     from agent.sources.source import PodSource
     from tests.agent.server.support import Running, World
 
@@ -57,12 +57,17 @@ class ToySource:
     #: What it cannot find out; `broken` is why it cannot be read at all.
     conditions: tuple[str, ...] = ()
     broken: str = ""
+    #: The keys of the pods that it had at the start.
+    resumed: list[str] = field(default_factory=list)
     #: Why its stream of changes breaks when it is opened; "" for a sound one.
     breaks: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def covers(self, key: str) -> bool:
         return key.startswith("slot ")
+
+    def resume(self, keys: Collection[str]) -> None:
+        self.resumed = sorted(keys)
 
     def read(self) -> SourceReading:
         if self.broken:
@@ -97,7 +102,7 @@ class ToySource:
 def plug_in(world: World, *sources: ToySource) -> None:
     """Register toy sources beside those that are built in."""
 
-    def made(source: PodSource, _config: Config) -> PodSource:
+    def made(source: PodSource, _inputs: SourceInputs) -> PodSource:
         return source
 
     world.sources = (*SOURCES, *(partial(made, source) for source in sources))

@@ -1,0 +1,188 @@
+"""Client of the kubelet's Pods API (KEP-4188, `v1alpha1.Pods`), on a socket below its directory.
+
+Seen on kubelet v1.36.2: the gate is `PodsAPI`; the socket is made again at each start; every pod is
+listed before its admission and watched after it; INITIAL_SYNC_COMPLETE may come before the kubelet
+knows any pod.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from agent.kubelet.errors import PodsUnavailableError, UnreadablePodError
+from agent.kubelet.pod_messages import read_message, read_messages
+from agent.rpc.calls import CallError, Client
+from agent.rpc.messages import Messages, RawMessage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
+
+    from agent.kubelet.reported_pods import ReportedPods, ReportedPod
+    from agent.rpc.messages import Message, MessageClass
+
+SERVICE: Final = "v1alpha1.Pods"
+#: The socket below the kubelet's directory.
+SOCKET: Final = "pods-api/pods-api.sock"
+#: No kubelet runs as many pods; more in one list are rejected.
+MOST_PODS: Final = 10_000
+#: The most characters of the kubelet's own words in an error.
+_LONGEST_WORDS: Final = 500
+
+V1ALPHA1: Final = Messages(
+    "v1alpha1",
+    {
+        "WatchPodsRequest": {},
+        "WatchPodsEvent": {"type": (1, "int32"), "pod": (2, "bytes")},
+        "ListPodsRequest": {},
+        "ListPodsResponse": {"pods": (1, "repeated bytes")},
+        "GetPodRequest": {"podUID": (1, "string")},
+        "GetPodResponse": {"pod": (1, "bytes")},
+    },
+)
+
+
+class EventType(IntEnum):
+    """What happened to a pod (`v1alpha1.EventType`); ADDED does not mean that it is new."""
+
+    UNSPECIFIED = 0
+    ADDED = 1
+    MODIFIED = 2
+    DELETED = 3
+    INITIAL_SYNC_COMPLETE = 4
+
+
+class PodEvent(Struct, frozen=True):
+    """One event of a watch: the pod as it is now, or why it cannot be read; neither of a sync."""
+
+    type: EventType
+    pod: ReportedPod | None = None
+    error: UnreadablePodError | None = None
+
+
+class PodsClient(Protocol):
+    """The client of a socket (`agent.rpc.calls.Client`)."""
+
+    async def call(
+        self, method: str, request: Message, response: MessageClass, seconds: float
+    ) -> Any:  # noqa: ANN401  # messages are made at run time
+        """Return the response of a method; raises `CallError`, also after `seconds`."""
+
+    def stream(
+        self, method: str, request: Message, response: MessageClass
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the responses of a method until the server ends; raises `CallError`."""
+
+    async def close(self) -> None:
+        """Close the connection and end all calls."""
+
+
+def dial(socket: Path) -> PodsClient:
+    """Return a client of a kubelet's socket."""
+    return Client(socket, SERVICE)
+
+
+class PodsApi:
+    """The Pods API of one kubelet; its socket need not exist yet. Close it in the end."""
+
+    def __init__(self, directory: Path, dial: Callable[[Path], PodsClient] = dial) -> None:
+        self.socket = directory / SOCKET
+        self.way = f"Pods API ({self.socket})"
+        self._dial = dial
+        self._client: PodsClient | None = None
+
+    async def pods(self, seconds: float) -> ReportedPods:
+        """Return all pods of the kubelet, those before their admission included.
+
+        Raises `PodsUnavailableError`, also after `seconds`.
+        """
+        answer = await self._answer("ListPods", seconds)
+        if len(answer.pods) > MOST_PODS:
+            raise self._unavailable(f"it lists {len(answer.pods)} pods, more than {MOST_PODS}")
+        return read_messages(answer.pods)
+
+    async def pod(self, uid: str, seconds: float) -> ReportedPod | None:
+        """Return one pod, None if the kubelet has no pod of that uid.
+
+        Raises `UnreadablePodError`, and `PodsUnavailableError`, also after `seconds`.
+        """
+        try:
+            answer = await self._answer("GetPod", seconds, podUID=uid)
+        except PodsUnavailableError as error:
+            if error.code == "NOT_FOUND":
+                return None
+            raise
+        pod = read_message(answer.pod)
+        if pod.uid != uid:
+            raise UnreadablePodError(f"the kubelet answered with the pod of uid {pod.uid}", uid)
+        return pod
+
+    async def watch(self) -> AsyncGenerator[PodEvent, None]:
+        """Yield the events of all pods, first ADDED of each that is known; runs until it breaks.
+
+        Raises `PodsUnavailableError` when it breaks, also if the server ends it.
+        """
+        client = self._connected()
+        stream = client.stream("WatchPods", V1ALPHA1["WatchPodsRequest"](), RawMessage)
+        try:
+            async with aclosing(stream):
+                async for raw in stream:
+                    yield self._event(raw)
+        except CallError as error:
+            raise self._unavailable(_words(error), error.code) from error
+        raise self._unavailable("the kubelet ended the watch")
+
+    async def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _answer(self, method: str, seconds: float, **fields: str) -> Message:
+        request = V1ALPHA1[f"{method}Request"](**fields)
+        try:
+            raw = await self._connected().call(method, request, RawMessage, seconds)
+        except CallError as error:
+            raise self._unavailable(_words(error), error.code) from error
+        return self._decoded(f"{method}Response", raw)
+
+    def _decoded(self, name: str, raw: bytes) -> Message:
+        try:
+            return V1ALPHA1[name].FromString(raw)
+        except DecodeError as error:
+            raise self._unavailable(f"its answer cannot be decoded as {name}") from error
+
+    def _event(self, raw: bytes) -> PodEvent:
+        event = self._decoded("WatchPodsEvent", raw)
+        try:
+            kind = EventType(event.type)
+        except ValueError:  # of a later kubelet: the pod counts
+            kind = EventType.MODIFIED
+        if kind is EventType.INITIAL_SYNC_COMPLETE:
+            return PodEvent(kind)
+        try:
+            return PodEvent(kind, read_message(event.pod))
+        except UnreadablePodError as error:
+            return PodEvent(kind, error=error)
+
+    def _connected(self) -> PodsClient:
+        """Return the client; raises `PodsUnavailableError` where there is no socket to connect."""
+        if self._client is None:
+            # Without a socket gRPC would try for the whole deadline.
+            if not self.socket.exists():
+                raise PodsUnavailableError(self.way, "there is no such socket", expected=True)
+            self._client = self._dial(self.socket)
+        return self._client
+
+    def _unavailable(self, found: str, code: str = "") -> PodsUnavailableError:
+        return PodsUnavailableError(self.way, found, code=code)
+
+
+def _words(error: CallError) -> str:
+    text = str(error)[:_LONGEST_WORDS]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,331 @@
+"""Everything that is known of the kubelet's pods, from whichever input it came.
+
+All inputs are hints keyed by uid that may come in any order and more than once. The methods can be
+called from several threads; times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.kubelet.allocated_pods import AllocatedPods
+from agent.kubelet.errors import SpecificationUnknownError, UnreadablePodError
+from agent.kubelet.evidence import MISSING_SECONDS, NOTHING, Evidence, has_ended
+from agent.kubelet.reported_pods import pod_of
+from agent.pods.errors import ManifestError
+from agent.pods.identity import full_name
+from agent.pods.model import spec_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from agent.kubelet.reported_pods import ReportedPods, ReportedPod
+    from agent.parsing.document import Plain
+    from agent.pods.model import Pod
+
+#: So many pods are tracked at most; further ones are reported as a condition.
+MOST_TRACKED: Final = 10_000
+#: So many pods that ended last are remembered, so that a reading which was lost is repeated.
+_ENDED_KEPT: Final = 4096
+
+
+class PodFacts(Struct, frozen=True):
+    """What is known of one pod that has not ended.
+
+    `pod` is its specification as first read, else `error` says why there is none. `changed` says
+    what of the specification has changed since. `shared` says why the pod runs in the shared pool
+    and is not admitted.
+    """
+
+    uid: str
+    pod: Pod | None
+    error: Exception | None
+    changed: str
+    shared: str
+
+
+class _Tracked(Struct):
+    """One pod.
+
+    `reported`: the kubelet, connected now, reported it as one that is to run. `resumed`: it has an
+    allocation from before the start of the agent.
+    """
+
+    uid: str
+    evidence: Evidence = NOTHING
+    pod: Pod | None = None
+    error: Exception | None = None
+    specification: Plain = None
+    changed: str = ""
+    name: str = ""
+    reported: bool = False
+    resumed: bool = False
+    with_cgroup: bool = False
+    shared: str = ""
+    sandboxes: set[str] = msgspec.field(default_factory=set)
+
+
+class TrackedPods:
+    """The pods of one kubelet that have not ended. `pod_level` is the gate PodLevelResources."""
+
+    def __init__(self, *, pod_level: bool) -> None:
+        self._pod_level = pod_level
+        self._pods: dict[str, _Tracked] = {}
+        self._allocated = AllocatedPods()
+        self._ended: deque[str] = deque(maxlen=_ENDED_KEPT)
+        self._overflow = False
+        self._lock = threading.Lock()
+
+    # --- what was admitted before ---------------------------------------------------------------
+
+    def resume(self, uids: Iterable[str]) -> None:
+        """Track pods that have allocations from before the start of the agent."""
+        with self._lock:
+            for uid in uids:
+                if (pod := self._tracked(uid)) is not None:
+                    pod.resumed = True
+
+    # --- what the kubelet reports ---------------------------------------------------------------
+
+    def report(self, reported: ReportedPod, now: float) -> None:
+        """Take over one pod as the kubelet reports it; one that is over is never a new pod."""
+        with self._lock:
+            self._report(reported, now)
+
+    def unreadable(self, error: UnreadablePodError) -> None:
+        """Take over that a pod of a known uid cannot be read."""
+        with self._lock:
+            pod = self._tracked(error.uid) if error.uid else None
+            if pod is not None and pod.pod is None:
+                pod.error = error
+
+    def deleted(self, uid: str, now: float) -> None:
+        """Take over that the kubelet reported a pod as deleted."""
+        with self._lock:
+            if (pod := self._pods.get(uid)) is not None:
+                self._over(pod, now)
+
+    def listed(self, listing: ReportedPods, now: float) -> None:
+        """Take over all pods of the kubelet; those that it lacks are missing from now on."""
+        with self._lock:
+            for reported in listing.pods:
+                self._report(reported, now)
+            if listing.unreadable:  # any pod may be among those
+                return
+            named = {pod.uid for pod in listing.pods}
+            for uid, pod in self._pods.items():
+                if uid not in named:
+                    pod.reported = False
+                    pod.evidence = _missing(pod.evidence, now)
+
+    def disconnected(self) -> None:
+        """Take over that the kubelet is not connected: its last reports may no longer hold."""
+        with self._lock:
+            for pod in self._pods.values():
+                pod.reported = False
+                if pod.evidence.unlisted is None:
+                    pod.evidence = replace(pod.evidence, missing=None)
+
+    def allocated(self, found: AllocatedPods) -> None:
+        """Take over what the kubelet's file says, in place of what it said before.
+
+        Pods may be in it that ended long ago, so it counts only for pods that have a sandbox or a
+        cgroup.
+        """
+        with self._lock:
+            self._allocated = found
+            for pod in self._pods.values():
+                self._read_allocated(pod)
+
+    # --- what the runtime and the kernel show ---------------------------------------------------
+
+    def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
+        """Take over that a pod has a sandbox, which takes all evidence back."""
+        with self._lock:
+            if (pod := self._tracked(uid)) is not None:
+                pod.sandboxes.add(sandbox)
+                pod.name = name or pod.name
+                pod.evidence = NOTHING
+                self._read_allocated(pod)
+
+    def sandbox_removed(self, uid: str, sandbox: str, now: float) -> None:
+        """Take over that a sandbox was removed; it counts if the pod has no other one."""
+        with self._lock:
+            if (pod := self._pods.get(uid)) is None:
+                return
+            pod.sandboxes.discard(sandbox)
+            if not pod.sandboxes:
+                pod.evidence = replace(pod.evidence, sandbox=_since(pod.evidence.sandbox, now))
+
+    def cgroups(self, uids: Collection[str], now: float) -> None:
+        """Take over which pods have a cgroup.
+
+        A cgroup is gone if it was there. That of a pod from before the start of the agent was,
+        unless the pod has a sandbox.
+        """
+        with self._lock:
+            for uid in self._allocated.uids & frozenset(uids):
+                if (pod := self._tracked(uid)) is not None:
+                    pod.with_cgroup = True
+                    self._read_allocated(pod)
+            for uid, pod in self._pods.items():
+                before = pod.with_cgroup or pod.evidence.cgroup is not None
+                pod.with_cgroup = uid in uids
+                if pod.with_cgroup:
+                    pod.evidence = replace(pod.evidence, cgroup=None)
+                elif before or (pod.resumed and not pod.sandboxes):
+                    pod.evidence = replace(pod.evidence, cgroup=_since(pod.evidence.cgroup, now))
+
+    def runs_shared(self, uid: str, why: str) -> None:
+        """Take over that a pod runs in the shared pool, so that it is not admitted."""
+        with self._lock:
+            if (pod := self._tracked(uid)) is not None:
+                pod.shared = why
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def end(self, now: float) -> frozenset[str]:
+        """Forget the pods that have ended; return them with those that ended before."""
+        with self._lock:
+            for uid, pod in list(self._pods.items()):
+                if has_ended(pod.evidence, now, reported=pod.reported, with_cgroup=pod.with_cgroup):
+                    del self._pods[uid]
+                    self._ended.append(uid)
+            return frozenset(self._ended) - self._pods.keys()
+
+    def facts(self) -> tuple[PodFacts, ...]:
+        """Return what is known of each pod that runs or is to run, in the order they came."""
+        with self._lock:
+            return tuple(self._facts())
+
+    def pod(self, uid: str) -> Pod | None:
+        """Return the specification of a pod, None if it is not known."""
+        with self._lock:
+            tracked = self._pods.get(uid)
+            return None if tracked is None else tracked.pod
+
+    @property
+    def missing(self) -> bool:
+        """Whether pods are missing from the kubelet's lists and another list may confirm that."""
+        with self._lock:
+            found = (pod.evidence for pod in self._pods.values())
+            return any(each.missing is not None and each.unlisted is None for each in found)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether there were more pods than `MOST_TRACKED`, so that some are not known."""
+        return self._overflow
+
+    # --- helpers, with the lock -----------------------------------------------------------------
+
+    def _tracked(self, uid: str) -> _Tracked | None:
+        pod = self._pods.get(uid)
+        if pod is None:
+            if len(self._pods) >= MOST_TRACKED:
+                self._overflow = True
+                return None
+            pod = self._pods[uid] = _Tracked(uid)
+        return pod
+
+    def _report(self, reported: ReportedPod, now: float) -> None:
+        pod = self._pods.get(reported.uid)
+        if reported.over:
+            if pod is not None:
+                self._dying(pod, reported, now)
+            return
+        pod = pod or self._tracked(reported.uid)
+        if pod is None:
+            return
+        pod.reported = True
+        pod.evidence = replace(pod.evidence, deleted=None, missing=None, unlisted=None)
+        self._read(pod, reported)
+
+    def _dying(self, pod: _Tracked, reported: ReportedPod, now: float) -> None:
+        """Take a terminal phase as evidence; a pod that only is being deleted is still there."""
+        if reported.terminal:
+            self._over(pod, now)
+        else:
+            pod.reported = True
+            pod.evidence = replace(pod.evidence, missing=None, unlisted=None)
+
+    @staticmethod
+    def _over(pod: _Tracked, now: float) -> None:
+        pod.reported = False
+        pod.evidence = replace(pod.evidence, deleted=_since(pod.evidence.deleted, now))
+
+    def _read(self, pod: _Tracked, reported: ReportedPod) -> None:
+        """Read the specification; a pod that was read keeps the first one."""
+        if reported.specification == pod.specification:
+            return
+        pod.specification = reported.specification
+        try:
+            read = pod_of(reported, f"pods/{reported.uid}", pod_level=self._pod_level)
+        except ManifestError as error:
+            if pod.pod is None:
+                pod.error = error
+            else:
+                pod.changed = "it can no longer be read"
+            return
+        if pod.pod is None:
+            pod.pod, pod.error = read, None
+        pod.changed = _changes(pod.pod, read)
+
+    def _read_allocated(self, pod: _Tracked) -> None:
+        whole = self._allocated.pods.get(pod.uid)
+        if pod.pod is None and whole is not None and (pod.sandboxes or pod.with_cgroup):
+            self._read(pod, whole)
+
+    def _facts(self) -> Iterator[PodFacts]:
+        for uid, pod in self._pods.items():
+            error = pod.error
+            if pod.pod is None and error is None:
+                if pod.resumed or not (pod.sandboxes or pod.with_cgroup):
+                    continue
+                in_part = uid in self._allocated.uids
+                words = _IN_PART if in_part else _UNKNOWN
+                error = SpecificationUnknownError(f"{pod.name}: {words}" if pod.name else words)
+            yield PodFacts(uid, pod.pod, error, pod.changed, pod.shared)
+
+
+_IN_PART: Final = (
+    "specification known in part: allocated_pods_state does not say which containers are init "
+    "containers, so the pod runs in the shared pool; enable the kubelet's feature gate PodsAPI, or "
+    "set agent.kubelet.podsEndpoint"
+)
+_UNKNOWN: Final = (
+    "specification unknown: the pod has a sandbox, and neither the Pods API nor the kubelet's "
+    "endpoint reports the pod, so it runs in the shared pool; see the conditions of the source"
+)
+
+
+def _since(before: float | None, now: float) -> float:
+    return now if before is None else before
+
+
+def _missing(evidence: Evidence, now: float) -> Evidence:
+    if evidence.missing is None:
+        return replace(evidence, missing=now)
+    if evidence.unlisted is None and now - evidence.missing >= MISSING_SECONDS:
+        return replace(evidence, unlisted=now)
+    return evidence
+
+
+def _changes(first: Pod, now: Pod) -> str:
+    """Return what of a specification differs from the first, "" if a decision would not."""
+    if spec_digest(first) == spec_digest(now):
+        return ""
+    before = {each.name: each for each in first.all_containers()}
+    after = {each.name: each for each in now.all_containers()}
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    parts = [f"container {name}" for name in names]
+    if first.resources != now.resources:
+        parts.append("the resources of the pod")
+    if first.overhead != now.overhead:
+        parts.append("the overhead")
+    return ", ".join(parts) or f"the order of the containers of {full_name(now)}"

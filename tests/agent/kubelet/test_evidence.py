@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+from itertools import combinations, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
+from agent.kubelet.reported_pods import ReportedPod, ReportedPods
+from agent.kubelet.tracked_pods import TrackedPods
+
+UID = "11111111-2222-3333-4444-555555555555"
+POD = ReportedPod(
+    UID,
+    "web",
+    "shop",
+    {"metadata": {"name": "web", "uid": UID}, "spec": {"containers": [{"name": "main"}]}},
+    running=True,
+)
+FAILED = ReportedPod(UID, "web", "shop", POD.specification, terminal=True)
+DYING = ReportedPod(UID, "web", "shop", POD.specification, deleting=True)
+
+
+class Story:
+    """One pod that runs, and what is reported of it; times are seconds since the first report."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pods = TrackedPods(pod_level=True)
+        self.do("reported", "sandbox started", "cgroup made")
+
+    def do(self, *happened: str) -> Story:
+        for each in happened:
+            self._do(each)
+        return self
+
+    def wait(self, seconds: float) -> Story:
+        self.now += seconds
+        return self
+
+    @property
+    def over(self) -> bool:
+        return UID in self.pods.end(self.now)
+
+    def _do(self, happened: str) -> None:
+        pods, now = self.pods, self.now
+        {
+            "reported": lambda: pods.report(POD, now),
+            "failed": lambda: pods.report(FAILED, now),
+            "deleted": lambda: pods.deleted(UID, now),
+            "dying": lambda: pods.report(DYING, now),
+            "listed": lambda: pods.listed(ReportedPods((POD,)), now),
+            "missing": lambda: pods.listed(ReportedPods(), now),
+            "disconnected": pods.disconnected,
+            "sandbox started": lambda: pods.sandbox_started(UID, "s", ""),
+            "sandbox removed": lambda: pods.sandbox_removed(UID, "s", now),
+            "cgroup made": lambda: pods.cgroups({UID}, now),
+            "cgroup gone": lambda: pods.cgroups((), now),
+        }[happened]()
+
+
+KINDS = ("deleted", "failed", "missing", "sandbox removed", "cgroup gone")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kind_of_evidence_ends_no_pod_at_once(kind: str) -> None:
+    assert not Story().do(kind).over
+    assert not Story().do(kind).wait(ALONE_SECONDS - 1).over
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pair
+        for two in combinations(KINDS, 2)
+        if not set(two) <= {"deleted", "failed", "missing"}
+        for pair in permutations(two)
+    ],
+)
+def test_two_kinds_of_evidence_end_a_pod_at_once_in_any_order(kinds: tuple[str, str]) -> None:
+    assert Story().do(*kinds).over
+
+
+@pytest.mark.parametrize("again", ["deleted", "failed", "missing"])
+def test_the_same_kind_twice_is_one_kind(again: str) -> None:
+    assert not Story().do("deleted", again).over
+
+
+@pytest.mark.parametrize("kind", ["deleted", "failed"])
+def test_a_pod_that_the_kubelet_reports_as_over_ends_after_half_a_minute(kind: str) -> None:
+    assert Story().do(kind).wait(ALONE_SECONDS).over
+
+
+@pytest.mark.parametrize("kind", ["sandbox removed", "cgroup gone"])
+def test_what_the_host_shows_ends_a_pod_alone_only_while_the_kubelet_is_away(kind: str) -> None:
+    story = Story().do(kind).wait(10 * ALONE_SECONDS)
+    assert not story.over
+    assert story.do("disconnected").over
+
+
+@pytest.mark.parametrize("lists", [2, 5])
+def test_a_pod_that_is_missing_from_lists_stays_as_long_as_it_has_a_cgroup(lists: int) -> None:
+    """A kubelet that does not reach the API server lists static pods alone, for hours."""
+    story = Story()
+    for _ in range(lists):
+        story.do("missing").wait(10 * MISSING_SECONDS)
+    assert not story.over
+    assert story.do("cgroup gone").over
+
+
+def test_a_pod_that_never_had_a_cgroup_ends_when_lists_lack_it_for_long_enough() -> None:
+    pods = TrackedPods(pod_level=True)
+    pods.report(POD, 0.0)
+    pods.listed(ReportedPods(), 10.0)
+    pods.listed(ReportedPods(), 10.0 + MISSING_SECONDS - 1)
+    assert UID not in pods.end(10.0 + 10 * ALONE_SECONDS)
+    confirmed = 11.0 + MISSING_SECONDS
+    pods.listed(ReportedPods(), confirmed)
+    assert UID not in pods.end(confirmed + ALONE_SECONDS - 1)
+    assert UID in pods.end(confirmed + ALONE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "back"),
+    [
+        ("deleted", "reported"),
+        ("failed", "sandbox started"),
+        ("missing", "reported"),
+        ("missing", "dying"),
+        ("missing", "disconnected"),
+        ("sandbox removed", "sandbox started"),
+        ("cgroup gone", "cgroup made"),
+        ("cgroup gone", "sandbox started"),
+    ],
+)
+def test_evidence_is_taken_back(evidence: str, back: str) -> None:
+    other = "cgroup gone" if evidence != "cgroup gone" else "deleted"
+    assert Story().do(evidence, other).over
+    assert not Story().do(evidence, back, other).over
+
+
+def test_a_sandbox_that_replaced_another_keeps_its_pod_when_the_other_is_removed() -> None:
+    story = Story()
+    story.pods.sandbox_started(UID, "second", "")
+    story.do("sandbox removed", "disconnected").wait(10 * ALONE_SECONDS)
+    assert not story.over
+
+
+@pytest.mark.parametrize("late", ["failed", "dying"])
+def test_a_pod_that_ended_is_not_new_when_it_is_reported_again_as_dying(late: str) -> None:
+    story = Story().do("deleted", "sandbox removed")
+    assert story.over
+    story.do(late)
+    assert story.pods.facts() == ()
+    assert story.over
+
+
+def test_a_static_pod_that_comes_back_with_its_uid_is_new() -> None:
+    story = Story().do("deleted", "sandbox removed")
+    assert story.over
+    story.do("reported")
+    assert not story.over
+    assert [each.uid for each in story.pods.facts()] == [UID]
+
+
+@pytest.mark.parametrize("sandboxes", [(), ("s",)])
+def test_a_pod_from_before_the_start_ends_without_a_cgroup_unless_it_has_a_sandbox(
+    sandboxes: tuple[str, ...],
+) -> None:
+    pods = TrackedPods(pod_level=True)
+    pods.resume([UID])
+    for sandbox in sandboxes:
+        pods.sandbox_started(UID, sandbox, "")
+    pods.cgroups((), 0.0)
+    assert UID not in pods.end(ALONE_SECONDS - 1)
+    assert (UID in pods.end(ALONE_SECONDS)) is not bool(sandboxes)
+
+
+# --- against an obvious slow reference -----------------------------------------------------------
+
+STEPS = (
+    *KINDS,
+    "reported",
+    "dying",
+    "listed",
+    "disconnected",
+    "sandbox started",
+    "cgroup made",
+)
+
+
+class History:
+    """The whole history of one pod, from which everything is found again at each question."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, str]] = []
+
+    def over(self, now: float) -> bool:
+        deleted = self._since({"deleted", "failed"}, {"reported", "listed", "sandbox started"})
+        sandbox = self._since({"sandbox removed"}, {"sandbox started"})
+        cgroup = self._without_cgroup()
+        missing, unlisted = self._lists()
+        first = deleted if deleted is not None else missing
+        if sum(each is not None for each in (first, sandbox, cgroup)) > 1:
+            return True
+        lasting = [deleted]
+        if self._last({"cgroup made", "cgroup gone"}) == "cgroup gone":
+            lasting.append(unlisted)
+        ends = {"deleted", "failed", "missing", "disconnected"}
+        if self._last({"reported", "listed", "dying"} | ends) in ends:
+            lasting += [sandbox, cgroup]
+        return any(each is not None and now >= each + ALONE_SECONDS for each in lasting)
+
+    def _last(self, names: set[str]) -> str:
+        return next(name for _, name in reversed(self.events) if name in names)
+
+    def _since(self, begins: set[str], ends: set[str]) -> float | None:
+        found: float | None = None
+        for when, name in self.events:
+            if name in ends:
+                found = None
+            elif name in begins and found is None:
+                found = when
+        return found
+
+    def _without_cgroup(self) -> float | None:
+        """Since when a cgroup is gone that was there when the last sandbox started, or since."""
+        there, found = False, None
+        for when, name in self.events:
+            if name == "cgroup made":
+                there, found = True, None
+            elif name == "sandbox started":
+                found = None
+            elif name == "cgroup gone":
+                found = when if there else found
+                there = False
+        return found
+
+    def _lists(self) -> tuple[float | None, float | None]:
+        missing: float | None = None
+        unlisted: float | None = None
+        for when, name in self.events:
+            if name in {"reported", "listed", "dying", "sandbox started"}:
+                missing = unlisted = None
+            elif name == "disconnected" and unlisted is None:
+                missing = None
+            elif name == "missing" and missing is None:
+                missing = when
+            elif name == "missing" and unlisted is None and when - missing >= MISSING_SECONDS:  # type: ignore[operator]
+                unlisted = when
+        return missing, unlisted
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from((0, 1, 15, 30, 31))), max_size=9))
+def test_a_pod_ends_exactly_when_the_reference_says_so(steps: list[tuple[str, int]]) -> None:
+    story, history = Story(), History()
+    history.events = [(0.0, each) for each in ("reported", "sandbox started", "cgroup made")]
+    for happened, seconds in steps:
+        story.do(happened)
+        history.events.append((story.now, happened))
+        assert story.over == history.over(story.now)
+        if story.over:
+            return
+        story.wait(seconds)
+        assert story.over == history.over(story.now)
+        if story.over:
+            return
