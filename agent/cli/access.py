@@ -38,6 +38,7 @@ _CODES: Final = {
     "ContainerNotFound": ExitCode.NOT_FOUND,
     "BindingNotFound": ExitCode.NOT_FOUND,
     "ManagedByManifest": ExitCode.REJECTED,
+    "ManagedByKubelet": ExitCode.REJECTED,
     "CordonRejected": ExitCode.REJECTED,
     "NotCordoned": ExitCode.REJECTED,
     "InvalidManifest": ExitCode.BAD_INPUT,

@@ -103,6 +103,24 @@ def _ignored_problems(config: Config) -> Iterator[Mistake]:
             )
 
 
+def _kubelet_problems(config: Config) -> Iterator[Mistake]:
+    """Yield what the kubelet does where the agent works beside one."""
+    if not config.agent.kubelet.enabled:
+        return
+    if config.static_pod_path is not None:
+        yield Mistake(
+            "staticPodPath",
+            "beside a kubelet (agent.kubelet.enabled) its own static pods are admitted; set "
+            'staticPodPath to ""',
+        )
+    if config.agent.device_plugins.enabled:
+        yield Mistake(
+            "agent.devicePlugins.enabled",
+            "beside a kubelet (agent.kubelet.enabled) device plugins register with the kubelet; "
+            "set it to false",
+        )
+
+
 def _host_device_problems(config: Config) -> Iterator[Mistake]:
     """Yield each resource of the host's devices that has another provider as well."""
     agent = config.agent
@@ -163,6 +181,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (("agent",), _tls_problems),
     (("agent",), _ignored_problems),
     (("agent",), _host_device_problems),
+    (("agent", "staticPodPath"), _kubelet_problems),
     (("agent",), _extra_problems),
 )
 

@@ -4,8 +4,8 @@ Kubelets up to v1.36 keep there requests and limits by the names of containers, 
 whole. Which containers are init containers or sidecars is not in it, containers that cannot be
 resized may be missing, and so are names, annotations and phases of pods. So nothing can be decided
 from it: that a pod is there is known, not what it asks for. Later kubelets (version "v2") add the
-whole pods as protobuf; a pod that such a kubelet took over from the older form is no better known
-than before, which shows by its missing name.
+whole pods as protobuf; a pod that such a kubelet took over from the older form is known as little
+as before, which shows by its missing name.
 
 Neither version says that a pod has ended.
 """

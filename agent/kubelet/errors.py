@@ -6,7 +6,7 @@ from __future__ import annotations
 class PodsUnavailableError(Exception):
     """One way to the kubelet's pods does not work: `way` names it, `found` says why.
 
-    `expected`: its file does not exist, which is no fault by itself. `code` is gRPC's name of the
+    `expected`: its file does not exist, which alone is not a fault. `code` is gRPC's name of the
     status, "" without one.
     """
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.message import DecodeError
 
 from agent.kubelet.errors import UnreadablePodError
-from agent.kubelet.reported_pods import ReportedPods, ReportedPod, checked_uid, is_terminal
+from agent.kubelet.reported_pods import ReportedPod, ReportedPods, checked_uid, is_terminal
 from agent.rpc.messages import MAP, Messages
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from agent.kubelet.reported_pods import ReportedPods, ReportedPod
+    from agent.kubelet.reported_pods import ReportedPod, ReportedPods
     from agent.rpc.messages import Message, MessageClass
 
 SERVICE: Final = "v1alpha1.Pods"

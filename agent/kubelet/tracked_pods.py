@@ -25,7 +25,7 @@ from agent.pods.model import spec_digest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from agent.kubelet.reported_pods import ReportedPods, ReportedPod
+    from agent.kubelet.reported_pods import ReportedPod, ReportedPods
     from agent.parsing.document import Plain
     from agent.pods.model import Pod
 

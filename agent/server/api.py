@@ -86,6 +86,7 @@ _STATUS: Final = {
     "NoHistory": HTTPStatus.NOT_FOUND,
     "HistoryUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
     "ManagedByManifest": HTTPStatus.CONFLICT,
+    "ManagedByKubelet": HTTPStatus.CONFLICT,
     "CordonRejected": HTTPStatus.CONFLICT,
     "NotCordoned": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
@@ -227,6 +228,8 @@ class Api:
 
     async def _admit(self, request: Request) -> Response:
         dry_run, replace_pod = _flag(request, "dryRun"), _flag(request, "replace")
+        if self._config.agent.kubelet.enabled and not dry_run:
+            raise errors.KubeletPodsError
         body = await _body(request)
         try:
             manifest = await self._manifest_of(body)

@@ -139,6 +139,18 @@ class SourcePodError(RequestError):
         self.source = source
 
 
+class KubeletPodsError(RequestError):
+    """The pods of this host are the kubelet's, which makes their cgroups."""
+
+    code = "ManagedByKubelet"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the pods of this host are its kubelet's (agent.kubelet.enabled), which would not know "
+            "this one; create it in the cluster: kubectl apply"
+        )
+
+
 class ContainerNotFoundError(RequestError):
     """The pod has no container of that name."""
 

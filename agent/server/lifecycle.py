@@ -103,6 +103,17 @@ class CgroupFollower(Protocol):
         """Yield whenever something changed."""
 
 
+class Companion(Struct, frozen=True):
+    """What runs beside the agent's own loops, such as a connection to a container runtime.
+
+    `name` is what conditions call it. `serve` runs until it is cancelled; what a neighbour does
+    wrong does not end it.
+    """
+
+    name: str
+    serve: Callable[[], Awaitable[None]]
+
+
 class Listeners(Struct, frozen=True):
     """The sockets of the API and of metrics (and its TLS settings); the podresources listener."""
 
@@ -123,6 +134,7 @@ class HostInputs(Struct, frozen=True):
     `fingerprint` is cheap and changes when CPUs or nodes go offline or come online; `discover`
     reads the host. Both block. `hotplug` opens a stream that yields on changes. `intakes` are those
     of all sources of pods. `offered` makes the policy with what the providers of devices offer now.
+    `companions` run once the agent is ready.
     """
 
     discover: Callable[[], ConfiguredHost] | None = None
@@ -131,6 +143,7 @@ class HostInputs(Struct, frozen=True):
     cgroups: CgroupFollower | None = None
     intakes: tuple[PodIntake, ...] = ()
     offered: Callable[[], ConfiguredHost] | None = None
+    companions: tuple[Companion, ...] = ()
 
 
 class Service:
@@ -242,6 +255,7 @@ class Service:
             loops.append(self._repeat(self._offered, None, self._take_offer, "take offer"))
             providers = self._controller.state.providers.all
             loops.extend(self._serve(provider) for provider in providers)
+        loops.extend(self._accompany(companion) for companion in around.companions)
         if around.cgroups is not None:
             loops.append(self._pump("cgroup changes", around.cgroups.changes, self._compare))
         if around.hotplug is not None:
@@ -402,17 +416,38 @@ class Service:
             await self._clock.sleep(REOPEN_SECONDS)
 
     async def _serve(self, provider: DeviceProvider) -> None:
-        """Run a provider of devices; start it again a while after it failed."""
-        conditions, name = self._controller.state.conditions, f"devices of {provider.name}"
+        """Run a provider of devices."""
+        offered = self._offered.set
+        await self._keep(
+            f"devices of {provider.name}",
+            "are not updated",
+            lambda: provider.serve(offered),
+            offered,
+        )
+
+    async def _accompany(self, companion: Companion) -> None:
+        """Run a companion of the agent."""
+        await self._keep(companion.name, "is away", companion.serve)
+
+    async def _keep(
+        self,
+        name: str,
+        consequence: str,
+        serve: Callable[[], Awaitable[None]],
+        failed: Callable[[], None] | None = None,
+    ) -> None:
+        """Run what serves until the agent stops; start it again a while after it failed."""
+        conditions = self._controller.state.conditions
         while True:
             try:
-                await provider.serve(self._offered.set)
+                await serve()
                 reason = "it ended by itself"
-            except Exception as error:  # a mistake in one provider must not end the agent
+            except Exception as error:  # a mistake in one part must not end the agent
                 reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
-                log.exception("provider of devices failed", provider=provider.name)
-            conditions[name] = f"{name} are not updated: {reason}"
-            self._offered.set()
+                log.exception("part of the agent failed", what=name)
+            conditions[name] = f"{name} {consequence}: {reason}"
+            if failed is not None:
+                failed()
             await self._clock.sleep(REOPEN_SECONDS)
             conditions.pop(name, None)
 

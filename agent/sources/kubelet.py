@@ -103,6 +103,14 @@ class KubeletPods:
 
     # --- as a source ----------------------------------------------------------------------------
 
+    def key(self, uid: str) -> str:
+        """Return the key of a pod."""
+        return _key(uid)
+
+    def specification(self, uid: str) -> Pod | None:
+        """Return a pod as far as it is known already, None if it is not or cannot be read."""
+        return self._tracked.pod(uid)
+
     def covers(self, key: str) -> bool:
         """Return whether a key is that of a pod of the kubelet."""
         return key.startswith(_PREFIX)

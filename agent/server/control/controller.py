@@ -215,6 +215,11 @@ class Controller:
         for uid in self._unfollowed - {uid for uid, _ in due.moved}:
             self._followed(uid)
 
+    async def enforce(self, uid: str) -> None:
+        """Have the kernel enforce what a pod is to have, whose cgroups may have changed."""
+        with operation("enforce", **self._facts(uid)):
+            await self.queue.run(lambda: self._enforce(uid))
+
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""
         with operation("verify"):

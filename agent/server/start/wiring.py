@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from agent.runtimes.identifier import ContainerIdentifier
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
+    from agent.server.lifecycle import Companion
     from agent.server.start.providers import ProviderFactory
     from agent.server.start.service_manager import ServiceManager
     from agent.sources.kubelet import KubeletPods
@@ -280,6 +281,7 @@ class Wiring:
             self._finder,
             self._enforced(),
             self._writer_of(opened),
+            beside_kubelet=self._config.agent.kubelet.enabled,
         )
         prepared = enforcer.prepare()
         state = initial_state(
@@ -372,7 +374,15 @@ class Wiring:
             cgroups=self._cgroup_changes(opened) if live else None,
             intakes=self._intakes,
             offered=self._take_offer if self._providers.all else None,
+            companions=self._companions(),
         )
+
+    def _companions(self) -> tuple[Companion, ...]:
+        if not self._config.agent.kubelet.enabled:
+            return ()
+        from agent.server.start.beside_kubelet import companions  # noqa: PLC0415  # only for it
+
+        return tuple(companions(self._config.agent.kubelet, self.controller, self._intakes))
 
     def _configure_host(self) -> ConfiguredHost:
         return self._situated(self._read_host())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from agent.api.environment import allocation_variables
 from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
@@ -12,23 +13,16 @@ if TYPE_CHECKING:
     from agent.api.delivery import DeliveryDocument
     from agent.api.documents import ContainerDocument, PodDocument
 
-PREFIX: Final = "NUMAWARDEN_"
-
 
 def environment(
     pod: PodDocument, container: ContainerDocument, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of a command: what it inherits, its devices', and its allocation.
 
-    `NUMAWARDEN_MEMORY_NODES` is empty where the memory is not pinned. Variables of the allocation
-    of another command, from inside which this one was started, are left out.
+    Variables of the allocation of another command, from inside which this one was started, are
+    left out.
     """
-    own = {
-        f"{PREFIX}POD": full_name(pod),
-        f"{PREFIX}POD_UID": pod.uid,
-        f"{PREFIX}CPUS": container.cpus,
-        f"{PREFIX}MEMORY_NODES": container.mems or "",
-    }
+    own = allocation_variables(full_name(pod), pod.uid, container.cpus, container.mems or "")
     delivered = {} if container.delivery is None else container.delivery.environment
     return {**inherited, **delivered, **own}
 

@@ -101,3 +101,20 @@ def test_podresources_needs_the_extra_and_the_mistake_says_how_to_get_it(
     assert named in problem.message
     assert "pip install 'numawarden[grpc]'" in problem.message
     assert load_config("agent: {podResources: {socket: }}", "x") == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("staticPodPath: /etc/pods\nagent: {kubelet: {enabled: true}}", "staticPodPath"),
+        (
+            "agent: {kubelet: {enabled: true}, devicePlugins: {enabled: true}}",
+            "agent.devicePlugins.enabled",
+        ),
+    ],
+)
+def test_what_the_kubelet_does_is_not_done_beside_one(text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="beside a kubelet") as caught:
+        load_config(text, "x")
+    assert [problem.path for problem in caught.value.problems] == [key]
+    load_config(text.replace("kubelet: {enabled: true}", "kubelet: {enabled: false}"), "x")

@@ -18,7 +18,7 @@ from agent.config.config import CgroupDriver, HistoryConfig
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server.start.wiring import SOURCES, Fakes, Wiring
 from agent.state.codec import decode
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.controllers import ENABLED
@@ -34,13 +34,14 @@ from tests.fakes.kernel import effective_cpus
 from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from agent.config.config import Config
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.policy import Cordon
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
+    from agent.server.start.wiring import SourceFactory
     from agent.server.state import DurableState
     from agent.state.checkpoint import Checkpoint
 
@@ -174,10 +175,12 @@ def with_agent(
     effects: Effects | None = None,
     *,
     from_start: bool = False,
+    sources: Iterable[SourceFactory] = SOURCES,
 ) -> _Result:
     """Start an agent on a host, do something with it, and throw it away.
 
-    The steps of the start are counted, and may fail, only with `from_start`.
+    The steps of the start are counted, and may fail, only with `from_start`. `sources` makes its
+    sources of pods beside the API.
     """
     counted = effects or Effects()
     fault, counted.fault = counted.fault, counted.fault if from_start else None
@@ -185,7 +188,7 @@ def with_agent(
     systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
     files = CountedFiles(site.disk, counted)
     fakes = Fakes(tree=tree, systemd=systemd, live=False, files=files)
-    assembly = Wiring(site.config, RecordingManager(), FakeClock(), fakes)
+    assembly = Wiring(site.config, RecordingManager(), FakeClock(), fakes, sources)
 
     async def live() -> _Result:
         controller = assembly.controller

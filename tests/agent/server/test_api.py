@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
+from agent.config.config import BesideKubeletConfig
 from agent.server import api as api_module
 from agent.server.listeners.sockets import Peer
 from agent.server.metrics import names
@@ -153,6 +154,19 @@ async def test_a_pod_that_the_node_has_no_room_for_is_rejected_and_counted(world
         assert 'numawarden_rejections_total{reason="OutOfcpu"} 1.0' in text
         assert 'numawarden_allocatable{resource="cpu"} 15000.0' in text
         assert 'numawarden_requested{resource="cpu"} 0.0' in text
+
+
+@in_loop
+async def test_beside_a_kubelet_pods_are_tried_and_not_admitted(world: World) -> None:
+    kubelet = BesideKubeletConfig(enabled=True, nri_socket=None)
+    world.config = replace(world.config, agent=replace(world.config.agent, kubelet=kubelet))
+    async with running(world) as agent:
+        status, body = await ask(agent, "POST", "/v1/pods", manifest())
+        assert status == 409
+        assert decode(body, ErrorDocument).error.code == "ManagedByKubelet"
+        assert not agent.controller.state.ledger.allocations
+        status, _ = await ask(agent, "POST", "/v1/pods?dryRun=true", manifest())
+        assert status == 200
 
 
 @in_loop

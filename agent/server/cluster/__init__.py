@@ -1,0 +1,1 @@
+"""Life beside a kubelet: what of the agent's state answers the container runtime."""

@@ -1,0 +1,287 @@
+"""The answers to a container runtime's events (NRI): from the ledger, at once.
+
+What a pod gets is decided for the whole pod when its sandbox starts, in the controller's queue as
+for any pod; CPUs that become exclusive have then left the shared pool, and that was verified. So
+the creation of a container is answered from memory. Only where it comes before the decision is
+ready is it answered when that is (`agent.runtimes.nri.session` sets the deadline): a container
+that started without its settings gets them from the next comparison.
+
+A sandbox is never rejected: that leaks processes, and a later start of containerd 2.1.9 fails for
+good (containerd#13609). A pod is rejected at the creation of its first container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+
+from agent.config.config import OnReject
+from agent.pods.identity import full_name
+from agent.runtimes.nri.handler import ContainerRejectedError
+from agent.server.cluster.adjustments import adjustment_of, agrees, still_shared
+from agent.server.control.queue import QueueStopped
+from agent.server.errors import EXPECTED, message_of
+from agent.sources.source import CONFLICT, REJECTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.pods.model import Pod
+    from agent.reconcile.diff import Difference
+    from agent.runtimes.nri.values import (
+        Adjustment,
+        ContainerResources,
+        PodSandbox,
+        RuntimeContainer,
+        RuntimeInfo,
+    )
+    from agent.server.control.controller import Controller
+
+log = structlog.get_logger(__name__)
+
+#: gRPC's names of the statuses with which the creation of a container is rejected.
+_REJECTED: Final = "FAILED_PRECONDITION"
+_NOT_YET: Final = "UNAVAILABLE"
+#: Entries of the source whose pods were decided on and not admitted.
+_NOT_ADMITTED: Final = (REJECTED, CONFLICT)
+#: How long the kubelet may take to answer with a pod, in seconds.
+ASK_SECONDS: Final = 0.15
+#: Subject of the condition that the runtime is not connected.
+SUBJECT: Final = "container runtime"
+
+
+class SandboxEvidence(Protocol):
+    """What a source of pods learns from sandboxes (`agent.sources.kubelet.KubeletPods`)."""
+
+    @property
+    def name(self) -> str:
+        """The name of the source."""
+        ...
+
+    def key(self, uid: str) -> str:
+        """Return the key of the entry of a pod."""
+        ...
+
+    def specification(self, uid: str) -> Pod | None:
+        """Return a pod as far as it is known, None for a pod that is not or cannot be read."""
+        ...
+
+    def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
+        """Take note that a pod (`namespace/name`) has a sandbox."""
+
+    def sandbox_removed(self, uid: str, sandbox: str) -> None:
+        """Take note that a sandbox of a pod was removed."""
+
+    def runs_shared(self, uid: str, why: str) -> None:
+        """Take note that a rejected pod runs in the shared pool."""
+
+    async def ask_for(self, uid: str, seconds: float) -> Pod | None:
+        """Return a pod, asking for its specification if it is not known; None after `seconds`."""
+
+
+class RuntimeEvents:
+    """Answers the events of a container runtime (`agent.runtimes.nri.session.RuntimeHandler`).
+
+    `pods` is the source of the pods, `sync` has the controller admit and remove what it asks for.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        pods: SandboxEvidence,
+        sync: Callable[[], Coroutine[None, None, None]],
+        on_reject: OnReject,
+    ) -> None:
+        self._controller = controller
+        self._pods = pods
+        self._sync = sync
+        self._on_reject = on_reject
+        #: The decisions in progress, by uid.
+        self._deciding: dict[str, asyncio.Task[None]] = {}
+        #: The pods that are admitted and enforced since the runtime connected.
+        self._decided: set[str] = set()
+        self.disconnected("not yet")
+
+    # --- the session ----------------------------------------------------------------------------
+
+    def configured(self, info: RuntimeInfo) -> None:
+        """Take note of a runtime that connected."""
+        log.info("container runtime connected", runtime=info.name, version=info.version)
+        self._controller.state.conditions.pop(SUBJECT, None)
+
+    def disconnected(self, why: str) -> None:
+        """Take note of a runtime that is no longer connected."""
+        self._controller.state.conditions[SUBJECT] = (
+            f"the container runtime is not connected over NRI ({why}): containers get their CPUs, "
+            "memory nodes and quota only after they have started; see 'numawarden doctor'"
+        )
+
+    async def synchronize(
+        self, sandboxes: Sequence[PodSandbox], containers: Sequence[RuntimeContainer]
+    ) -> Mapping[str, Adjustment]:
+        """Return the settings of running containers that differ from what they should have.
+
+        What is in the ledger is answered at once; the other pods are decided in the background.
+        """
+        self._decided.clear()
+        uids = {sandbox.id: sandbox.uid for sandbox in sandboxes}
+        for sandbox in sandboxes:
+            self._note_sandbox(sandbox)
+        self._begin("", self._settle_all(frozenset(uids.values())))
+        adjusted: dict[str, Adjustment] = {}
+        for container in containers:
+            pod = self._allocation(uids.get(container.sandbox_id, ""))
+            desired = None if pod is None else self._adjustment(pod, container.name)
+            if desired is not None and not agrees(container.resources, desired):
+                adjusted[container.id] = desired
+        if adjusted:
+            log.info("running containers adjusted", containers=len(adjusted))
+        return adjusted
+
+    # --- sandboxes ------------------------------------------------------------------------------
+
+    async def sandbox_started(self, sandbox: PodSandbox) -> None:
+        """Begin to decide the pod; its containers come later."""
+        self._note_sandbox(sandbox)
+        self._decided.discard(sandbox.uid)
+        self._begin(sandbox.uid, self._settle(sandbox.uid))
+
+    def sandbox_updated(self, sandbox: PodSandbox) -> None:
+        """Have the kubelet's update of the pod's cgroup compared."""
+        self._decided.discard(sandbox.uid)
+        self._begin(sandbox.uid, self._settle(sandbox.uid))
+
+    def sandbox_stopped(self, sandbox: PodSandbox) -> None:
+        """Do nothing: a stopped sandbox may be replaced by another of the same pod."""
+
+    def sandbox_removed(self, sandbox: PodSandbox) -> None:
+        """Pass the fact on to the source; the pod ends once a second fact agrees."""
+        self._pods.sandbox_removed(sandbox.uid, sandbox.id)
+        self._decided.discard(sandbox.uid)
+        self._begin(sandbox.uid, self._synced())
+
+    # --- containers -----------------------------------------------------------------------------
+
+    async def container_created(
+        self, sandbox: PodSandbox, container: RuntimeContainer
+    ) -> Adjustment | None:
+        """Return what a container gets; raises `ContainerRejectedError`."""
+        uid = sandbox.uid
+        if uid not in self._decided:
+            self._begin(uid, self._settle(uid))
+            await asyncio.shield(self._deciding[uid])
+        pod = self._allocation(uid)
+        if pod is None:
+            self._without_allocation(uid)
+            return None
+        shared = still_shared(pod, self._remaining())
+        if shared:
+            self._decided.discard(uid)
+            self._note_shared(sandbox, shared)
+            return None
+        return self._adjustment(pod, container.name)
+
+    async def container_updated(
+        self, sandbox: PodSandbox, container: RuntimeContainer, asked: ContainerResources
+    ) -> Adjustment | None:
+        """Return what a container keeps through an update, such as an in-place resize."""
+        _ = asked
+        pod = self._allocation(sandbox.uid)
+        return None if pod is None else self._adjustment(pod, container.name)
+
+    def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        """Do nothing: the watch on its cgroup has the container compared."""
+
+    def container_stopped(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        """Do nothing: a container that ends is seen by its cgroup."""
+
+    def container_removed(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        """Do nothing: its allocation is the pod's."""
+
+    def _note_sandbox(self, sandbox: PodSandbox) -> None:
+        name = f"{sandbox.namespace}/{sandbox.name}"
+        self._pods.sandbox_started(sandbox.uid, sandbox.id, name)
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    def _begin(self, uid: str, work: Coroutine[None, None, None]) -> None:
+        """Begin work for a pod (or "", for all) in the background, unless it is in progress."""
+        if uid in self._deciding:
+            work.close()
+            return
+        task = self._deciding[uid] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._deciding.pop(uid, None))
+
+    async def _settle(self, uid: str) -> None:
+        await self._pods.ask_for(uid, ASK_SECONDS)
+        await self._synced()
+        if self._allocation(uid) is None:
+            return
+        # The pod's cgroup may have been made, or changed, since its admission.
+        try:
+            await self._controller.enforce(uid)
+        except QueueStopped:
+            return
+        self._decided.add(uid)
+
+    async def _settle_all(self, uids: frozenset[str]) -> None:
+        for uid in uids:
+            if self._allocation(uid) is None:
+                await self._pods.ask_for(uid, ASK_SECONDS)
+        await self._synced()
+        try:
+            await self._controller.reconcile()
+        except QueueStopped:
+            return
+        self._decided.update(uid for uid in uids if self._allocation(uid) is not None)
+
+    async def _synced(self) -> None:
+        try:
+            await self._sync()
+        except QueueStopped:
+            return
+        except EXPECTED as error:
+            log.warning("pods of the kubelet not read", why=message_of(error))
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _allocation(self, uid: str) -> PodAllocation | None:
+        return self._controller.state.ledger.allocations.get(uid)
+
+    def _adjustment(self, pod: PodAllocation, container: str) -> Adjustment | None:
+        return adjustment_of(pod, container, self._controller.state.shared_cpus)
+
+    def _remaining(self) -> Iterator[Difference]:
+        state = self._controller.state
+        yield from state.unenforced
+        for record in state.records.pods.values():
+            yield from record.unenforced
+
+    def _without_allocation(self, uid: str) -> None:
+        """Reject a pod that demands resources of its own, unless it may run without them."""
+        known = self._controller.state.sources[self._pods.name].entries
+        entry, pod = known.get(self._pods.key(uid)), self._pods.specification(uid)
+        if entry is None or entry.state not in _NOT_ADMITTED or pod is None:
+            return  # nothing is decided: its specification is not known, or no source is read
+        if not self._demands_own(pod):
+            return
+        if self._on_reject is OnReject.FAIL:
+            raise ContainerRejectedError(_REJECTED, entry.message)
+        log.warning(
+            "rejected pod runs in the shared pool", uid=uid, pod=full_name(pod), why=entry.message
+        )
+        self._pods.runs_shared(uid, entry.message)
+
+    def _demands_own(self, pod: Pod) -> bool:
+        demand = self._controller.state.configured.rules.demand(pod)
+        return any(each.may_have(name) for each in demand.containers for name in demand.parts)
+
+    def _note_shared(self, sandbox: PodSandbox, shared: tuple[str, ...]) -> None:
+        """Keep a container from CPUs that other pods may still use."""
+        why = f"CPUs of the pod have not left the shared pool: {shared[0]}"
+        log.error("exclusive CPUs still shared", uid=sandbox.uid, pod=sandbox.name, why=shared)
+        if self._on_reject is OnReject.FAIL:
+            raise ContainerRejectedError(_NOT_YET, why)

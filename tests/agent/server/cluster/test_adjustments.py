@@ -1,0 +1,142 @@
+"""What a container is given at its start agrees with what reconciling desires afterwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.reconcile.diff import Cause, Difference
+from agent.server.cluster.adjustments import adjustment_of, still_shared
+from sysfs.mask import Mask
+from tests.agent.reconcile.pods import (
+    ONLINE,
+    OTHER,
+    exclusive,
+    kernel,
+    memory_on,
+    mixed,
+    on_host,
+    path_of,
+    pod,
+    run,
+    target,
+)
+from tests.agent.reconcile.pods import directories as enforcer_of
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import PodAllocation
+
+POOL = ONLINE - mixed().exclusive_cpus
+
+
+def test_an_exclusive_container_gets_its_cpus_its_memory_nodes_and_no_quota() -> None:
+    given = adjustment_of(mixed(), "db", POOL)
+    assert given is not None
+    assert (given.cpus, given.mems, given.quota_us) == (Mask.parse("2-5"), Mask.of(0), -1)
+    assert given.environment == {
+        "NUMAWARDEN_POD": "default/pod-1111",
+        "NUMAWARDEN_POD_UID": mixed().uid,
+        "NUMAWARDEN_CPUS": "2-5",
+        "NUMAWARDEN_MEMORY_NODES": "0",
+    }
+
+
+def test_a_container_of_the_pods_shared_pool_gets_that_pool() -> None:
+    given = adjustment_of(mixed(), "metrics", POOL)
+    assert given is not None
+    assert (given.cpus, given.quota_us, given.period_us) == (Mask.parse("6-7"), 50_000, 100_000)
+
+
+def test_a_container_in_the_nodes_pool_beside_exclusive_ones_is_confined_to_that_pool() -> None:
+    allocation = pod(exclusive("db", "2-3"), on_host("log", limit=500))
+    given = adjustment_of(allocation, "log", ONLINE - Mask.parse("2-3"))
+    assert given is not None
+    assert (given.cpus, given.mems, given.quota_us) == (Mask.parse("0-1,4-15"), None, 50_000)
+    assert given.environment == {}
+
+
+def test_a_pod_without_anything_of_its_own_is_left_to_the_kubelet() -> None:
+    assert adjustment_of(pod(on_host("web", limit=500), limit=500), "web", POOL) is None
+
+
+def test_memory_nodes_alone_are_pinned_and_the_quota_is_the_kubelets() -> None:
+    allocation = pod(replace(on_host("web", limit=500), memory=memory_on(1)), limit=500)
+    given = adjustment_of(allocation, "web", POOL)
+    assert given is not None
+    assert (given.cpus, given.mems, given.quota_us) == (None, Mask.of(1), None)
+    assert given.environment["NUMAWARDEN_MEMORY_NODES"] == "1"
+
+
+def test_a_container_that_is_not_in_the_specification_gets_nothing() -> None:
+    assert adjustment_of(mixed(), "debugger", POOL) is None
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        mixed(),
+        pod(exclusive("db", "2-3", node=1), on_host("log", limit=500), limit=2500),
+        pod(exclusive("db", "2-3", quota=True), limit=2000),
+        pod(exclusive("db", "2-3"), on_host("log")),
+    ],
+)
+def test_a_container_that_started_with_them_does_not_differ_afterwards(
+    allocation: PodAllocation,
+) -> None:
+    tree = kernel()
+    enforcer = enforcer_of(tree)
+    assert enforcer.enforce(target(allocation)).ok
+    for number, container in enumerate(allocation.containers):
+        given = adjustment_of(allocation, container.name, target(allocation).shared_pool)
+        assert given is not None
+        cgroup = run(tree, f"{path_of(allocation)}/{container.name}", 100 + number)
+        for file, value in (
+            ("cpuset.cpus", given.cpus),
+            ("cpuset.mems", given.mems),
+            ("cpu.max", given.quota_us and f"{_quota(given.quota_us)} {given.period_us}"),
+        ):
+            if value is not None:
+                tree.write(cgroup, file, str(value))
+    differing = {
+        (each.container, each.file) for each in enforcer.verify(target(allocation)).remaining
+    }
+    assert differing == set()
+
+
+def _quota(microseconds: int) -> str:
+    return "max" if microseconds < 0 else str(microseconds)
+
+
+# --- CPUs that others may still use ---------------------------------------------------------------
+
+
+def differs(file: str, observed: str | None, *, cgroup: str = "kubepods/burstable",
+            uid: str = "", cause: Cause = Cause.UNKNOWN) -> Difference:  # fmt: skip
+    return Difference(cgroup, f"{file} shows {observed}", cause, uid, None, file, "", observed)
+
+
+@pytest.mark.parametrize(
+    ("difference", "shared"),
+    [
+        (differs("cpuset.cpus", "0-15"), True),
+        (differs("cpuset.cpus.effective", "5,8"), True),
+        (differs("cpuset.cpus", None), True),
+        (differs("cpuset.cpus", "0-1,8-15"), False),
+        (differs("cpu.max", "5"), False),
+        (differs("cpuset.mems", "5"), False),
+        (differs("cpuset.cpus", "0-15", uid=mixed().uid), False),
+        (differs("cpuset.cpus", "0-15", uid=OTHER), True),
+        (differs("", None, cgroup=""), True),
+        (differs("", None, cgroup="", cause=Cause.REVERTED_BY_SYSTEMD), False),
+    ],
+)
+def test_only_a_cgroup_of_others_that_may_use_the_cpus_counts(
+    difference: Difference, *, shared: bool
+) -> None:
+    assert bool(still_shared(mixed(), [difference])) is shared
+
+
+def test_a_pod_without_exclusive_cpus_waits_for_nothing() -> None:
+    assert still_shared(pod(on_host("web")), [differs("cpuset.cpus", "0-15")]) == ()

@@ -1,0 +1,353 @@
+"""The answers to a container runtime: from the ledger, after the CPUs have left the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+
+from agent.config.config import BesideKubeletConfig, CgroupDriver, OnReject
+from agent.reconcile.diff import Cause, Difference
+from agent.runtimes.nri.handler import ContainerRejectedError
+from agent.runtimes.nri.values import (
+    Adjustment,
+    ContainerResources,
+    PodSandbox,
+    RuntimeContainer,
+    RuntimeInfo,
+)
+from agent.server.cluster.runtime_events import SUBJECT, RuntimeEvents
+from agent.server.intake import ControllerAdmissions, PodIntake
+from agent.sources.errors import SourceUnreadableError
+from agent.sources.source import SourceEntry, SourceReading
+from cgroupfs.names import Tier
+from sysfs.mask import Mask
+from systemd.properties import allowed_cpus, cpu_quota, cpu_weight
+from tests.agent.server.sites import Site, make_site, pod_of, site_config, with_agent
+from tests.agent.server.support import UID, make_world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from pathlib import Path
+
+    from agent.pods.model import Pod
+    from agent.server.control.controller import Controller
+
+OTHER: Final = "88888888-2222-3333-4444-555555555555"
+
+
+@dataclass
+class Pods:
+    """A source whose specifications are `known`, or become so when they are asked for."""
+
+    known: dict[str, Pod] = field(default_factory=dict)
+    on_request: dict[str, Pod] = field(default_factory=dict)
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    error: Exception | None = None
+    shared: dict[str, str] = field(default_factory=dict)
+    name: str = "kubelet"
+    removal: str = "delete the pod"
+
+    def key(self, uid: str) -> str:
+        return f"pods/{uid}"
+
+    def covers(self, key: str) -> bool:
+        return key.startswith("pods/")
+
+    def resume(self, keys: Collection[str]) -> None:
+        self.calls.append(("resumed", *keys))
+
+    def specification(self, uid: str) -> Pod | None:
+        return self.known.get(uid)
+
+    def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
+        self.calls.append(("started", uid, sandbox, name))
+
+    def sandbox_removed(self, uid: str, sandbox: str) -> None:
+        self.calls.append(("removed", uid, sandbox))
+
+    def runs_shared(self, uid: str, why: str) -> None:
+        self.shared[uid] = why
+
+    async def ask_for(self, uid: str, seconds: float) -> Pod | None:
+        assert seconds <= 0.15
+        if uid in self.on_request:
+            self.known[uid] = self.on_request[uid]
+        return self.known.get(uid)
+
+    def read(self) -> SourceReading:
+        if self.error is not None:
+            raise self.error
+        entries = [
+            SourceEntry(self.key(uid), pod)
+            for uid, pod in self.known.items()
+            if uid not in self.shared
+        ]
+        return SourceReading(tuple(entries))
+
+    async def changes(self) -> AsyncIterator[object]:
+        return
+        yield
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Return a host on which a kubelet has made its cgroups."""
+    config = site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD)
+    beside = BesideKubeletConfig(enabled=True, nri_socket=None)
+    made = make_site(replace(config, agent=replace(config.agent, kubelet=beside)))
+    assert made.systemd is not None
+    made.systemd.start_transient("kubepods.slice", [allowed_cpus(Mask.parse("0-15"))])
+    for name in ("burstable", "besteffort"):
+        made.systemd.start_transient(f"kubepods-{name}.slice", [cpu_weight(17)])
+    return made
+
+
+@dataclass
+class Beside:
+    """An agent beside a kubelet."""
+
+    controller: Controller
+    events: RuntimeEvents
+    pods: Pods
+    intake: PodIntake
+
+
+def beside(
+    site: Site,
+    action: Callable[[Beside], Awaitable[None]],
+    on_reject: OnReject = OnReject.FAIL,
+) -> None:
+    async def live(controller: Controller) -> None:
+        pods = Pods()
+        controller.state.register(pods)
+        intake = PodIntake(pods, ControllerAdmissions(controller))
+        events = RuntimeEvents(controller, pods, intake.sync, on_reject)
+        await action(Beside(controller, events, pods, intake))
+
+    with_agent(site, live, sources=())
+
+
+def make_slice(site: Site, uid: str, tier: Tier = Tier.GUARANTEED) -> str:
+    """Make a pod's cgroup as the kubelet does; return its path."""
+    assert site.systemd is not None
+    path = site.cgroup(uid, tier)
+    site.systemd.start_transient(path.rpartition("/")[2], [cpu_weight(60)])
+    return path
+
+
+def sandbox(uid: str = UID) -> PodSandbox:
+    return PodSandbox(id=f"sandbox-{uid[:4]}", uid=uid, namespace="default", name="shop")
+
+
+def container(name: str, uid: str = UID) -> RuntimeContainer:
+    return RuntimeContainer(id=f"{name}-1", sandbox_id=sandbox(uid).id, name=name)
+
+
+def shown(site: Site, path: str, *files: str) -> list[str]:
+    return [(text or "").strip() for text in site.kernel.read_many(path, files)]
+
+
+async def created(agent: Beside, name: str, uid: str = UID) -> Adjustment | None:
+    return await agent.events.container_created(sandbox(uid), container(name, uid))
+
+
+def test_a_container_gets_its_cpus_after_they_left_the_pool(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        cgroup = make_slice(site, UID)
+        await agent.events.sandbox_started(sandbox())
+        given = await created(agent, "db")
+        assert given is not None
+        assert given.cpus is not None
+        burstable = site.layout.tier(Tier.BURSTABLE)
+        for path in (burstable, site.layout.tier(Tier.BEST_EFFORT)):
+            pool = Mask.parse(shown(site, path, "cpuset.cpus.effective")[0])
+            assert not pool & given.cpus
+        assert given.quota_us == -1
+        assert given.cpus <= Mask.parse(shown(site, cgroup, "cpuset.cpus")[0])
+
+    beside(site, live)
+
+
+def test_a_container_whose_sandbox_was_not_seen_is_decided_at_its_creation(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.on_request[UID] = pod_of("shop", UID, "db=2")
+        given = await created(agent, "db")
+        assert given is not None
+        assert len(given.cpus or ()) == 2
+
+    beside(site, live)
+
+
+def test_all_containers_of_a_pod_are_decided_at_once(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "!first=2 db=2 cache=2")
+        await agent.events.sandbox_started(sandbox())
+        names = ("first", "db", "cache")
+        given = await asyncio.gather(*(created(agent, name) for name in names))
+        allocation = agent.controller.state.ledger.allocations[UID]
+        for name, adjustment in zip(names, given, strict=True):
+            assert adjustment is not None
+            part = allocation.container(name)
+            assert part is not None
+            assert adjustment.cpus == part.cpus
+
+    beside(site, live)
+
+
+def test_a_pod_without_room_is_rejected_with_its_reason_until_there_is_room(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("first", OTHER, "big=8")
+        await agent.intake.sync()
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.events.sandbox_started(sandbox())
+        with pytest.raises(ContainerRejectedError) as caught:
+            await created(agent, "db")
+        assert caught.value.code == "FAILED_PRECONDITION"
+        assert "cpu" in str(caught.value)
+        del agent.pods.known[OTHER]
+        assert await created(agent, "db") is not None
+
+    beside(site, live)
+
+
+def test_a_rejected_pod_may_run_shared_and_its_source_knows(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=64")
+        assert await created(agent, "db") is None
+        assert agent.pods.shared[UID].startswith("OutOfcpu: ")
+        assert await created(agent, "cache") is None
+
+    beside(site, live, OnReject.SHARE)
+
+
+def test_a_rejected_pod_that_has_nothing_of_its_own_runs(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "web~64")
+        assert await created(agent, "web") is None
+        assert agent.controller.state.records.failed(UID) is not None
+
+    beside(site, live)
+
+
+def test_a_pod_of_an_unknown_specification_gets_nothing_and_runs(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        await agent.events.sandbox_started(sandbox())
+        assert await created(agent, "db") is None
+
+    beside(site, live)
+
+
+def test_a_source_that_cannot_be_read_stops_no_container(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.error = SourceUnreadableError("no answer", "start the kubelet", "KubeletAway")
+        assert await created(agent, "db") is None
+
+    beside(site, live)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_cpus_that_others_may_still_use_are_not_given(site: Site, on_reject: OnReject) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        assert await created(agent, "db") is not None
+        agent.controller.state.unenforced = (
+            Difference(
+                "kubepods.slice/kubepods-burstable.slice",
+                "cpuset.cpus shows 0-15",
+                Cause.UNKNOWN,
+                file="cpuset.cpus",
+                observed="0-15",
+            ),
+        )
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match="shows 0-15") as caught:
+                await created(agent, "db")
+            assert caught.value.code == "UNAVAILABLE"
+        else:
+            assert await created(agent, "db") is None
+        # The next attempt compares again.
+        assert await created(agent, "db") is not None
+
+    beside(site, live, on_reject)
+
+
+def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        given = await created(agent, "db")
+        asked = ContainerResources(quota_us=300_000, period_us=100_000)
+        kept = await agent.events.container_updated(sandbox(), container("db"), asked)
+        assert kept == given
+        unknown = await agent.events.container_updated(
+            sandbox(OTHER), container("db", OTHER), asked
+        )
+        assert unknown is None
+
+    beside(site, live)
+
+
+def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        cgroup = make_slice(site, UID)
+        assert await created(agent, "db") is not None
+        assert site.systemd is not None
+        unit = cgroup.rpartition("/")[2]
+        site.systemd.set_properties(unit, [*cpu_quota(200_000, 100_000)])
+        assert shown(site, cgroup, "cpu.max") == ["200000 100000"]
+        agent.events.sandbox_updated(sandbox())
+        await created(agent, "db")
+        assert shown(site, cgroup, "cpu.max") == ["max 100000"]
+
+    beside(site, live)
+
+
+def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        agent.pods.on_request[OTHER] = pod_of("late", OTHER, "db=2")
+        given = await created(agent, "db")
+        assert given is not None
+        right = ContainerResources(str(given.cpus), str(given.mems), -1, 100_000)
+        running = [
+            replace(container("db"), resources=right),
+            replace(container("db"), resources=replace(right, cpus="0-15"), id="db-2"),
+            container("unknown", OTHER),
+        ]
+        updates = await agent.events.synchronize([sandbox(), sandbox(OTHER)], running)
+        assert [*updates] == ["db-2"]
+        assert updates["db-2"].cpus == given.cpus
+        # What was not in the ledger is decided in the background.
+        assert await created(agent, "db", OTHER) is not None
+        assert OTHER in agent.controller.state.ledger.allocations
+
+    beside(site, live)
+
+
+def test_a_removed_sandbox_is_reported_to_the_source(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        await agent.events.sandbox_started(sandbox())
+        agent.events.sandbox_stopped(sandbox())
+        agent.events.sandbox_removed(sandbox())
+        assert agent.pods.calls == [
+            ("started", UID, "sandbox-1111", "default/shop"),
+            ("removed", UID, "sandbox-1111"),
+        ]
+
+    beside(site, live)
+
+
+def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        conditions = agent.controller.state.conditions
+        agent.events.disconnected("connection refused")
+        assert "connection refused" in conditions[SUBJECT]
+        agent.events.configured(RuntimeInfo("containerd", "1.7.24", "", 2000))
+        assert SUBJECT not in conditions
+
+    beside(site, live)
