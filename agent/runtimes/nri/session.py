@@ -182,6 +182,9 @@ class NriSession:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await (reading if reading.done() else using)
+        except asyncio.CancelledError:
+            connection.why = "the session was ended"
+            raise
         except (NriProtocolError, TtrpcError, OSError) as error:
             connection.why = str(error)
         except Exception as error:

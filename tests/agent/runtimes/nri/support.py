@@ -1,0 +1,203 @@
+"""What tests of NRI share: a clock, a handler that remembers, pods and containers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from agent.runtimes.nri.session import NriSession
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.runtimes.nri.values import (
+        Adjustment,
+        ContainerResources,
+        PodSandbox,
+        RuntimeContainer,
+        RuntimeInfo,
+    )
+
+_Params = ParamSpec("_Params")
+
+POD: dict[str, Any] = {
+    "id": "s1",
+    "name": "web",
+    "uid": "uid-1",
+    "namespace": "default",
+    "annotations": {"a": "b"},
+    "linux": {"cgroup_parent": "/kubepods.slice/kubepods-poduid_1.slice"},
+}
+CONTAINER: dict[str, Any] = {
+    "id": "c1",
+    "pod_sandbox_id": "s1",
+    "name": "app",
+    "state": 1,
+    "env": ["A=1", "B=x=y"],
+    "linux": {"cgroups_path": "kubepods-poduid_1.slice:cri-containerd:c1"},
+}
+
+
+def in_loop(test: Callable[_Params, Coroutine[None, None, None]]) -> Callable[_Params, None]:
+    """Run an asynchronous test to its end in a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: _Params.args, **kwargs: _Params.kwargs) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(60):
+                await test(*args, **kwargs)
+
+        asyncio.run(limited())
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once something holds that other tasks of the loop bring about."""
+    while not condition():  # noqa: ASYNC110  # the code under test has no event for it
+        await asyncio.sleep(0)
+
+
+class ManualClock:
+    """A clock that stands still until a test advances it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+        self._asleep = asyncio.Condition()
+
+    def time(self) -> float:
+        return self.now + 1_700_000_000
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, woken))
+        async with self._asleep:
+            self._asleep.notify_all()
+        await woken
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for deadline, woken in self._sleepers:
+            if deadline <= self.now and not woken.done():
+                woken.set_result(None)
+        self._sleepers = [entry for entry in self._sleepers if not entry[1].done()]
+
+    async def sleeping(self, times: int) -> None:
+        """Return once something began to sleep so many times in all."""
+        async with self._asleep:
+            await self._asleep.wait_for(lambda: len(self.slept) >= times)
+
+
+class RecordingHandler:
+    """Remembers the events, and answers as a test says.
+
+    `fails` raises in the named method, `hangs` never ends in it.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.seen: dict[str, Any] = {}
+        self.repairs: Mapping[str, Adjustment] = {}
+        self.adjustment: Adjustment | None = None
+        self.update: Adjustment | None = None
+        self.requested: ContainerResources | None = None
+        self.synchronized: tuple[Sequence[PodSandbox], Sequence[RuntimeContainer]] = ((), ())
+        self.runtime: RuntimeInfo | None = None
+        self.fails: Mapping[str, BaseException] = {}
+        self.hangs: frozenset[str] = frozenset()
+        self.cancelled: list[str] = []
+        self.ended = asyncio.Event()
+
+    def _note(self, method: str, text: str, value: object = None) -> None:
+        self.events.append(f"{method} {text}".rstrip())
+        self.seen[method] = value
+        if method in self.fails:
+            raise self.fails[method]
+
+    async def _wait(self, method: str) -> None:
+        if method in self.hangs:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(method)
+                raise
+
+    def configured(self, info: RuntimeInfo) -> None:
+        self.runtime = info
+        self._note("configured", info.name)
+
+    async def synchronize(
+        self, sandboxes: Sequence[PodSandbox], containers: Sequence[RuntimeContainer]
+    ) -> Mapping[str, Adjustment]:
+        self.synchronized = (sandboxes, containers)
+        self._note("synchronize", f"{len(sandboxes)} {len(containers)}")
+        await self._wait("synchronize")
+        return self.repairs
+
+    async def sandbox_started(self, sandbox: PodSandbox) -> None:
+        self._note("sandbox_started", sandbox.name, sandbox)
+        await self._wait("sandbox_started")
+
+    def sandbox_stopped(self, sandbox: PodSandbox) -> None:
+        self._note("sandbox_stopped", sandbox.name, sandbox)
+
+    def sandbox_removed(self, sandbox: PodSandbox) -> None:
+        self._note("sandbox_removed", sandbox.name, sandbox)
+
+    def sandbox_updated(self, sandbox: PodSandbox) -> None:
+        self._note("sandbox_updated", sandbox.name, sandbox)
+
+    async def container_created(
+        self, sandbox: PodSandbox, container: RuntimeContainer
+    ) -> Adjustment | None:
+        self._note("container_created", f"{sandbox.name}/{container.name}", container)
+        await self._wait("container_created")
+        return self.adjustment
+
+    async def container_updated(
+        self, sandbox: PodSandbox, container: RuntimeContainer, requested: ContainerResources
+    ) -> Adjustment | None:
+        self.requested = requested
+        self._note("container_updated", f"{sandbox.name}/{container.name}", container)
+        await self._wait("container_updated")
+        return self.update
+
+    def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        self._note("container_started", f"{sandbox.name}/{container.name}", container)
+
+    def container_stopped(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        self._note("container_stopped", f"{sandbox.name}/{container.name}", container)
+
+    def container_removed(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
+        self._note("container_removed", f"{sandbox.name}/{container.name}", container)
+
+    def disconnected(self, why: str) -> None:
+        self.ended.set()
+        self._note("disconnected", why)
+
+
+@asynccontextmanager
+async def serving(
+    socket: Path,
+    handler: RecordingHandler,
+    clock: ManualClock | None = None,
+    **options: Any,  # noqa: ANN401  # those of NriSession
+) -> AsyncIterator[NriSession]:
+    """Let a session serve the runtime behind a socket."""
+    session = NriSession(socket, handler, clock or ManualClock(), **options)
+    task = asyncio.create_task(session.serve())
+    try:
+        yield session
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled(), f"the session ended by itself: {task.exception()!r}"
