@@ -97,7 +97,8 @@ class PluginConnection:
             payload=payload,
             timeout_nano=self.runtime.request_timeout_ms * 1_000_000,
         )
-        answer = self._calls[stream] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[stream] = answer
         body = request.SerializeToString()
         await self.send(PLUGIN_CONNECTION, ttrpc_message(stream, REQUEST, body))
         return await answer

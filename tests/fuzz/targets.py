@@ -11,6 +11,7 @@ from tests.fuzz.configs import CONFIGS
 from tests.fuzz.device_plugins import ALLOCATIONS, DEVICE_LISTS, REGISTRATIONS
 from tests.fuzz.kubelet import STATE_FILES
 from tests.fuzz.names import NAMES
+from tests.fuzz.nri import NRI_FRAMES
 from tests.fuzz.pods import MANIFESTS
 from tests.fuzz.replays import REPLAYS
 from tests.fuzz.runtimes import RUNTIME_FILES
@@ -36,5 +37,6 @@ TARGETS: Final = (
     REGISTRATIONS,
     DEVICE_LISTS,
     ALLOCATIONS,
+    NRI_FRAMES,
     WRITES,
 )

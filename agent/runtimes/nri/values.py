@@ -45,7 +45,7 @@ class RuntimeInfo(Struct, frozen=True):
 
 
 class ContainerResources(Struct, frozen=True):
-    """Resources of a container; what was not given is None, or "" of a set.
+    """Resources of a container; what was not given, or given as 0, is None, or "" of a set.
 
     Quota and period are in microseconds (a quota of -1 is none), the memory limit in bytes. The
     sets are in the kernel's list format, as the runtime wrote them.
@@ -65,12 +65,10 @@ class ContainerResources(Struct, frozen=True):
         return cls(
             cpus=cpu.cpus,
             mems=cpu.mems,
-            quota_us=cpu.quota.value if cpu.HasField("quota") else None,
-            period_us=cpu.period.value if cpu.HasField("period") else None,
-            shares=cpu.shares.value if cpu.HasField("shares") else None,
-            memory_limit=(
-                resources.memory.limit.value if resources.memory.HasField("limit") else None
-            ),
+            quota_us=cpu.quota.value or None,
+            period_us=cpu.period.value or None,
+            shares=cpu.shares.value or None,
+            memory_limit=resources.memory.limit.value or None,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -638,7 +637,5 @@ async def test_a_session_that_is_stopped_leaves_no_task_and_no_socket(tmp_path: 
         await plugin.closed.wait()
         with pytest.raises(ConnectionError):
             await call
-        left = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - before}
-    assert not [name for name in left if name.startswith(("NriSession", "TtrpcLink", "Recording"))]
+        assert asyncio.all_tasks() - before <= {call}
     assert handler.cancelled == ["container_created"]
-    gc.collect()
