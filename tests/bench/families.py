@@ -22,7 +22,7 @@ from agent.managers.topology.search_budget import SearchBudget
 from agent.state.store import Store
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
-from tests.bench import agents, hosts
+from tests.bench import agents, hosts, nri
 from tests.bench.enforcing import enforcing
 from tests.bench.measure import Figure, in_turns, measure
 
@@ -293,6 +293,7 @@ FAMILIES: Final[dict[str, Callable[[], Iterator[Figure | Rest]]]] = {
     "save": saving,
     "load": loading,
     "list": listing,
+    "nri": nri.answers,
     "start": agents.starts,
     "rest": agents.at_rest,
     "cli": command_line,

@@ -52,6 +52,8 @@ TARGETS: Final = (
     Target("reconcile 2,500 containers, no write", r"reconcile/.*/containers2500$", 60, tail=False),
     Target("list of 2,500 pods over podresources", r"list/.*-first$", 50, tail=False),
     Target("list of unchanged pods", r"list/.*-unchanged$", 0.1, tail=False),
+    Target("NRI Synchronize of 2,500 pods", r"nri/synchronize/", 1000, tail=False),
+    Target("NRI CreateContainer, transport alone", r"nri/create$", 1, tail=False),
     Target("exclusive admission, 2,500 pods", _ADMISSION, 10, tail=False),
     Target("numawarden --help", r"cli/", 120, tail=False),
 )

@@ -48,3 +48,8 @@ def test_damaged_bytes_are_an_error() -> None:
 def test_a_declaration_that_names_no_message_is_an_error() -> None:
     with pytest.raises(TypeError):
         Messages("broken", {"A": {"b": (1, "Absent")}})
+
+
+def test_a_number_of_32_bits_is_a_varint() -> None:
+    kind = Messages("numbers", {"A": {"b": (1, "uint32")}})["A"]
+    assert kind(b=300).SerializeToString() == b"\x08\xac\x02"

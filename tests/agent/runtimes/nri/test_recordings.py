@@ -59,7 +59,9 @@ def message(record: dict[str, Any]) -> Any:  # noqa: ANN401  # a message
     if record.get("via") == "StateChange":
         kind = "StateChangeEvent"
     else:
-        kind = KINDS.get(record["ev"], "PodEvent" if record.get("ctr") is None else "ContainerEvent")
+        kind = KINDS.get(
+            record["ev"], "PodEvent" if record.get("ctr") is None else "ContainerEvent"
+        )
     return ParseDict(record["req"], V1ALPHA1[kind](), ignore_unknown_fields=True)
 
 
