@@ -331,14 +331,13 @@ async def within(seconds: float, work: Coroutine[None, None, ResultT]) -> Result
         if task.done():
             return task.result()
     finally:
-        if not task.done():
-            task.cancel()
-            task.add_done_callback(_forget)
+        task.cancel()
+        task.add_done_callback(_forget)
     raise TimeoutError
 
 
 def _forget(task: asyncio.Task[ResultT]) -> None:
-    """Take note of what work raised after its deadline, which asyncio would report otherwise."""
+    """Take note of what work raised that its caller did not wait for; asyncio would report it."""
     if not task.cancelled():
         task.exception()
 

@@ -498,7 +498,7 @@ async def test_a_handler_that_fails_around_the_connection_does_not_end_it(
 
 
 @in_loop
-async def test_an_adjustment_that_is_no_message_leaves_the_container_as_it_is(
+async def test_an_adjustment_that_cannot_be_sent_leaves_the_container_as_it_is(
     tmp_path: Path,
 ) -> None:
     runtime = FakeRuntime(tmp_path / "nri.sock")
