@@ -47,6 +47,17 @@ DIRECTORY_OF_FILES: Final = (
     | Change.ONLYDIR
 )
 
+#: For the names in a directory, of whatever files.
+NAMES_IN_DIRECTORY: Final = (
+    Change.CREATE
+    | Change.MOVED_TO
+    | Change.MOVED_FROM
+    | Change.DELETE
+    | Change.DELETE_SELF
+    | Change.MOVE_SELF
+    | Change.ONLYDIR
+)
+
 _HEADER: Final = struct.Struct("=iIII")
 
 _BUFFER: Final = 64 * 1024

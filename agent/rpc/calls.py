@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from agent.rpc.messages import Message, MessageClass
@@ -32,6 +32,8 @@ _CLIENT: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+_BUSY: Final = "too many requests at a time"
 
 
 class CallError(Exception):
@@ -89,6 +91,9 @@ class Client:
 #: Answers one request with a message, or with the bytes of one; raises `CallError` to answer with a
 #: status.
 Handler: TypeAlias = "Callable[[Message], Awaitable[Message | bytes]]"
+#: Answers one request with messages until one of the two sides ends the call.
+StreamHandler: TypeAlias = "Callable[[Message], AsyncIterator[Message | bytes]]"
+_NO_STREAMS: Final[Mapping[str, tuple[MessageClass, StreamHandler]]] = MappingProxyType({})
 
 
 def server(
@@ -97,14 +102,15 @@ def server(
     methods: Mapping[str, tuple[MessageClass, Handler]],
     *,
     concurrent: int,
+    streams: Mapping[str, tuple[MessageClass, StreamHandler]] = _NO_STREAMS,
     options: Mapping[str, int] = _LIMITS,
 ) -> aio.Server:
-    """Return a server of unary methods on a Unix socket, to be started and stopped.
+    """Return a server on a Unix socket, to be started and stopped.
 
-    `methods` are the class of the request and the handler by name; more than `concurrent` requests
-    at a time are rejected with RESOURCE_EXHAUSTED. `options` are gRPC's channel arguments beside
-    the limits on messages, or in their place. Raises `RuntimeError` (of gRPC) if the socket cannot
-    be bound.
+    `methods` are the class of the request and the handler by name, `streams` those that answer with
+    any number of messages. More than `concurrent` requests of either kind at a time are rejected
+    with RESOURCE_EXHAUSTED. `options` are gRPC's channel arguments beside the limits on messages,
+    or in their place. Raises `RuntimeError` (of gRPC) if the socket cannot be bound.
     """
     made = aio.server(options=tuple({**_LIMITS, **options}.items()))
     # gRPC's own limit did not reject a second request beside one in progress (grpcio 1.85, tried).
@@ -117,6 +123,15 @@ def server(
         )
         for name, (request, handler) in methods.items()
     }
+    open_streams = asyncio.Semaphore(concurrent)
+    handlers |= {
+        name: grpc.unary_stream_rpc_method_handler(
+            _streaming(handler, open_streams),
+            request_deserializer=request.FromString,
+            response_serializer=_serialized,
+        )
+        for name, (request, handler) in streams.items()
+    }
     made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     made.add_insecure_port(f"unix:{socket}")
     return made
@@ -127,13 +142,30 @@ def _answering(
 ) -> Callable[[Message, aio.ServicerContext], Awaitable[Message | bytes]]:
     async def answer(request: Message, context: aio.ServicerContext) -> Message | bytes:
         if share.locked():
-            busy = "too many requests at a time"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
         try:
             async with share:
                 return await handler(request)
         except CallError as error:
             return await context.abort(grpc.StatusCode[error.code], error.message)
+
+    return answer
+
+
+def _streaming(
+    handler: StreamHandler, share: asyncio.Semaphore
+) -> Callable[[Message, aio.ServicerContext], AsyncIterator[Message | bytes]]:
+    async def answer(
+        request: Message, context: aio.ServicerContext
+    ) -> AsyncIterator[Message | bytes]:
+        if share.locked():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
+        try:
+            async with share:
+                async for message in handler(request):
+                    yield message
+        except CallError as error:
+            await context.abort(grpc.StatusCode[error.code], error.message)
 
     return answer
 

@@ -73,3 +73,5 @@ V1BETA1: Final = Messages(
 REGISTRATION: Final = "v1beta1.Registration"
 #: The service of a plugin.
 DEVICE_PLUGIN: Final = "v1beta1.DevicePlugin"
+#: The socket of the kubelet in the directory of plugins; the name is fixed in most plugins.
+KUBELET_SOCKET: Final = "kubelet.sock"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from structlog.testing import capture_logs
 
 from agent.devices.delivery_checks import checked
-from agent.devices.plugins.limits import LONGEST_ID, LONGEST_SOCKET, MOST_DEVICES, NUMA_NODES
+from agent.devices.plugins.limits import LONGEST_ID, MOST_DEVICES, NUMA_NODES
 from agent.devices.plugins.provider import DevicePlugins
 from agent.devices.provider import DeviceError
 from agent.pods.identity import extended_resource_fault
 from agent.rpc.calls import CallError
+from agent.rpc.socket_files import LONGEST_SOCKET
 from tests.agent.devices.plugins.support import NONE_KNOWN, Tally
 from tests.agent.server.support import FakeClock
 from tests.fakes.device_plugin import encoded

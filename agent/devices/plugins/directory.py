@@ -11,11 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from agent.devices.plugins.limits import LONGEST_SOCKET
-from agent.devices.plugins.registration import KUBELET_SOCKET
+from agent.rpc.device_plugin import KUBELET_SOCKET
+from agent.rpc.socket_files import LONGEST_SOCKET, is_socket, socket_file
 from agent.safe_files import risk_above, risk_of
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class PluginDirectory:
     @property
     def is_served(self) -> bool:
         """Whether `kubelet.sock` is the socket that this process linked."""
-        return self._served is not None and self._served == _identity(self.socket)
+        return self._served is not None and self._served == socket_file(self.socket)
 
     def check_free(self) -> None:
         """Raise `DirectoryError` if another process serves the directory, or it is not usable."""
@@ -81,7 +80,7 @@ class PluginDirectory:
         """
         try:
             for entry in self.path.iterdir():
-                if _is_socket(entry):
+                if is_socket(entry):
                     entry.unlink()
         except OSError as error:
             raise DirectoryError(f"{self.path} cannot be cleared: {error}") from error
@@ -95,10 +94,10 @@ class PluginDirectory:
         try:
             bound = bind(unlinked)
             unlinked.chmod(_SOCKET_MODE)
-            if _is_socket(self.socket):
+            if is_socket(self.socket):
                 self.socket.unlink()
             self.socket.hardlink_to(unlinked)
-            self._served = _identity(unlinked)
+            self._served = socket_file(unlinked)
         except (OSError, RuntimeError) as error:
             raise DirectoryError(f"{self.socket} cannot be made: {error}") from error
         finally:
@@ -122,20 +121,4 @@ def _answers(path: Path) -> bool:
         client.settimeout(0)
         code = client.connect_ex(os.fsencode(path))
     # EAGAIN: the listener has many connections that it did not accept yet.
-    return code not in _FREE and (code in (0, errno.EAGAIN) or _is_socket(path))
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what identifies a socket; its inode is not used again while it is bound."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    return code not in _FREE and (code in (0, errno.EAGAIN) or is_socket(path))

@@ -21,8 +21,6 @@ LONGEST_LIST: Final = 4 << 20
 LONGEST_ANSWER: Final = 1 << 20
 #: The longest RegisterRequest in bytes.
 LONGEST_REGISTRATION: Final = 4096
-#: The longest path of a socket in bytes (sun_path of unix(7), less the NUL).
-LONGEST_SOCKET: Final = 107
 #: The NUMA nodes of one machine are fewer (CONFIG_NODES_SHIFT is 10 at most).
 NUMA_NODES: Final = 1024
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.message import DecodeError
 from msgspec import Struct
 
-from agent.devices.plugins.limits import LONGEST_REGISTRATION, LONGEST_SOCKET
+from agent.devices.plugins.limits import LONGEST_REGISTRATION
 from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault
 from agent.rpc.calls import CallError
-from agent.rpc.device_plugin import V1BETA1, VERSION
+from agent.rpc.device_plugin import KUBELET_SOCKET, V1BETA1, VERSION
+from agent.rpc.socket_files import LONGEST_SOCKET
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The socket with which plugins register; the name is fixed in most plugins.
-KUBELET_SOCKET: Final = "kubelet.sock"
 #: Go's gRPC answers with this code where a method returns an error without one, as the kubelet's.
 UNKNOWN: Final = "UNKNOWN"
 INVALID: Final = "INVALID_ARGUMENT"

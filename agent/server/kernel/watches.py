@@ -6,21 +6,24 @@ They only save time: the periodic comparison finds what they miss.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cgroupfs.tree import is_within
-from cgroupfs.watch import DIRECTORY_OF_FILES, CgroupWatch, Inotify
+from cgroupfs.watch import DIRECTORY_OF_FILES, NAMES_IN_DIRECTORY, CgroupWatch, Change, Inotify
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
     from pathlib import Path
 
 
-class _Readable(Protocol):
+_EventT_co = TypeVar("_EventT_co", covariant=True)
+
+
+class _Readable(Protocol[_EventT_co]):
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
 
-    def read(self) -> tuple[object, ...]:
+    def read(self) -> tuple[_EventT_co, ...]:
         """Return pending events; never blocks."""
 
 
@@ -30,6 +33,20 @@ async def directory_changes(directory: Path) -> AsyncIterator[None]:
         inotify.add(directory, DIRECTORY_OF_FILES)
         async for _ in _readings(inotify):
             yield
+
+
+async def directory_names(directory: Path) -> AsyncIterator[None]:
+    """Yield once the directory is watched, and whenever a name in it appears or disappears.
+
+    Ends when the directory was removed or renamed. Raises `OSError`, ENOENT without the directory.
+    """
+    with Inotify() as inotify:
+        inotify.add(directory, NAMES_IN_DIRECTORY)
+        yield
+        async for events in _readings(inotify):
+            yield
+            if any(event.change & (Change.IGNORED | Change.MOVE_SELF) for event in events):
+                return
 
 
 class CgroupChanges:
@@ -70,8 +87,8 @@ class CgroupChanges:
         self._watch.close()
 
 
-async def _readings(source: _Readable) -> AsyncIterator[None]:
-    """Yield whenever events were read from a descriptor."""
+async def _readings(source: _Readable[_EventT_co]) -> AsyncIterator[tuple[_EventT_co, ...]]:
+    """Yield the events that were read from a descriptor, whenever there are any."""
     readable = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(source.fileno(), readable.set)
@@ -79,7 +96,7 @@ async def _readings(source: _Readable) -> AsyncIterator[None]:
         while True:
             await readable.wait()
             readable.clear()
-            if source.read():
-                yield
+            if events := source.read():
+                yield events
     finally:
         loop.remove_reader(source.fileno())

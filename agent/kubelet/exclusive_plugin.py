@@ -1,0 +1,331 @@
+"""The agent as a device plugin of the kubelet, so that the kubelet itself rejects a pod.
+
+A pod opts in with one device of this plugin in its limits. The kubelet calls `Allocate` for it
+within the pod's admission: an error there makes the pod `Failed`, with the error's words in its
+status and its event. The devices are slots without meaning, and what the answer gives is nothing.
+
+`Allocate` has no timeout in the kubelet and holds up every other admission of the node, so it is
+answered within a second whatever happens; an undecided pod is let pass, and its containers are
+rejected later. A kubelet that starts fails every pod that opted in until the plugin has registered,
+so the plugin serves before it, and registers as soon as the kubelet's socket is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from agent.kubelet.plugin_socket import PluginSocket, PluginSocketError
+from agent.rpc.calls import CallError, Client, server
+from agent.rpc.device_plugin import DEVICE_PLUGIN, KUBELET_SOCKET, REGISTRATION, V1BETA1, VERSION
+from agent.rpc.socket_files import socket_stamp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from grpc import aio
+
+    from agent.rpc.messages import Message
+
+log = structlog.get_logger(__name__)
+
+#: The directory of plugins below the kubelet's, and the file name of this plugin's socket there.
+PLUGIN_DIRECTORY: Final = "device-plugins"
+ENDPOINT: Final = "numawarden.sock"
+#: How many containers of a node can have the resource at a time: more than a kubelet runs (its
+#: maxPods is 110, large nodes have 250), even if each pod has four. The kubelet keeps their names
+#: in its checkpoint, 9 bytes each.
+SLOTS: Final = 1024
+#: How long a decision may take, in seconds, so that the answer takes less than one.
+DECIDING_SECONDS: Final = 0.8
+#: Decisions at a time. The kubelet admits one pod after the other.
+_DECISIONS: Final = 4
+#: Calls at a time of each kind: of `Allocate` and the others, and of `ListAndWatch`.
+_CALLS: Final = 16
+#: In bytes: a container with every slot.
+_LONGEST_REQUEST: Final = 64 << 10
+#: The longest rejection in characters. The kubelet puts it into the pod's status and an event,
+#: whose message has 1,024 at most.
+_LONGEST_WORDS: Final = 800
+#: How long the kubelet may take to register the plugin, in seconds: it dials for 10 s.
+_REGISTER_SECONDS: Final = 15.0
+#: After a failed registration, in seconds: the first wait, doubled with each further one, and the
+#: longest. The kubelet's socket is there a moment before the kubelet listens on it.
+_FIRST_WAIT: Final = 0.005
+_LONGEST_WAIT: Final = 10.0
+#: A registration that still fails after this wait is reported, in seconds.
+_REPORTED_WAIT: Final = 1.0
+#: How often the directory is looked at where no watch can be set, in seconds.
+_UNWATCHED_WAIT: Final = 1.0
+#: How often what events missed is looked for, in seconds; and how long the kubelet may take to
+#: watch the list after a registration, or again after it ceased to.
+PERIOD: Final = 10.0
+_OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
+    {"grpc.max_receive_message_length": _LONGEST_REQUEST}
+)
+
+#: Decides the pod that the kubelet admits now, until a moment of the clock: returns the words of a
+#: rejection, None if the pod is admitted or undecided. Is cancelled at that moment.
+Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
+
+
+class PluginClock(Protocol):
+    """Time and timers; all values in seconds."""
+
+    def monotonic(self) -> float:
+        """Return the time since an arbitrary moment; it never runs backwards."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+
+
+class _Undecoded:
+    """Stands in for a message class, so that damaged requests are found in the handler."""
+
+    @staticmethod
+    def FromString(data: bytes) -> bytes:  # noqa: N802  # the name that protobuf's classes have
+        """Return the bytes."""
+        return data
+
+
+class ExclusivePlugin:
+    """The plugin of `resource` in the kubelet's `directory`, such as `/var/lib/kubelet`.
+
+    `names` watches a directory: it yields when the watch is set and whenever a name appears or
+    disappears, ends when the directory is gone, and raises `OSError`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        resource: str,
+        decide: Decide,
+        names: Callable[[Path], AsyncIterator[object]],
+        clock: PluginClock,
+    ) -> None:
+        self._resource = resource
+        self._decide = decide
+        self._names = names
+        self._clock = clock
+        self._directory = directory / PLUGIN_DIRECTORY
+        self._kubelet = self._directory / KUBELET_SOCKET
+        self._socket = PluginSocket(self._directory, ENDPOINT, self._make_server)
+        #: The kubelet's socket (`socket_stamp`) at the last registration, and at the last attempt.
+        self._registered: tuple[int, int, int] | None = None
+        self._tried: tuple[int, int, int] | None = None
+        self._next_wait = _FIRST_WAIT
+        #: When the kubelet registered the plugin, or ceased to watch its list.
+        self._watched_at = 0.0
+        self._streams = 0
+        self._deciding = 0
+        self._look = asyncio.Event()
+        self._fault = ""
+        self._error = ""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a kubelet has registered the plugin and watches its list."""
+        return self._registered is not None and self._streams > 0
+
+    def conditions(self) -> tuple[str, ...]:
+        """Return a line for each thing that keeps pods that opted in from being admitted."""
+        if self._fault:
+            return (f"{self._resource} is not offered to the kubelet: {self._fault}",)
+        if self._error:
+            line = (
+                f"the kubelet has not registered {self._resource} ({self._error}), so it rejects "
+                "the pods that ask for it; see whether the kubelet runs, and its log"
+            )
+            return (line,)
+        return ()
+
+    async def serve(self) -> None:
+        """Serve and register until cancelled, then end all calls and remove the socket."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_names())
+                tasks.create_task(self._keep_registered())
+        finally:
+            await self._socket.close()
+
+    # --- what the kubelet calls -------------------------------------------------------------------
+
+    async def allocate(self, raw: bytes) -> Message:
+        """Answer with nothing for each container; raises `CallError` for a rejected pod."""
+        try:
+            request = V1BETA1["AllocateRequest"].FromString(raw)
+        except DecodeError as error:
+            raise CallError("INVALID_ARGUMENT", "the request is not an AllocateRequest") from error
+        words = await self._decided()
+        if words is not None:
+            raise CallError("FAILED_PRECONDITION", _line(words))
+        nothing = [V1BETA1["ContainerAllocateResponse"]() for _ in request.container_requests]
+        return V1BETA1["AllocateResponse"](container_responses=nothing)
+
+    async def _decided(self) -> str | None:
+        """Return the words of a rejection; None also if there is no decision in time."""
+        if self._deciding >= _DECISIONS:
+            log.warning("opt-in pod not decided", why=f"{_DECISIONS} decisions are in progress")
+            return None
+        self._deciding += 1
+        deciding = asyncio.ensure_future(self._decide(self._clock.monotonic() + DECIDING_SECONDS))
+        waiting = asyncio.ensure_future(self._clock.sleep(DECIDING_SECONDS))
+        deciding.add_done_callback(self._end_decision)
+        try:
+            await asyncio.wait((deciding, waiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            decided = deciding.done()
+            deciding.cancel()
+        if not decided:
+            log.warning("opt-in pod not decided", why=f"no decision within {DECIDING_SECONDS:g} s")
+            return None
+        try:
+            return deciding.result()
+        except asyncio.CancelledError:
+            log.warning("opt-in pod not decided", why="the decision was cancelled")
+        except Exception as error:
+            log.exception("opt-in decision failed", error=type(error).__name__)
+        return None
+
+    def _end_decision(self, decision: asyncio.Future[str | None]) -> None:
+        self._deciding -= 1
+        if not decision.cancelled():
+            decision.exception()  # seen by its caller, unless that was too late
+
+    async def _options(self, _request: bytes) -> Message:
+        return V1BETA1["DevicePluginOptions"]()
+
+    async def _list(self, _request: bytes) -> AsyncIterator[Message]:
+        """Send the list once; the stream is open as long as the plugin is there."""
+        self._streams += 1
+        try:
+            yield V1BETA1["ListAndWatchResponse"](
+                devices=[{"ID": f"slot-{n}", "health": "Healthy"} for n in range(SLOTS)]
+            )
+            await asyncio.Event().wait()
+        finally:
+            self._streams -= 1
+            self._watched_at = self._clock.monotonic()
+            self._look.set()
+
+    def _make_server(self, path: Path) -> aio.Server:
+        return server(
+            path,
+            DEVICE_PLUGIN,
+            {
+                "GetDevicePluginOptions": (_Undecoded, self._options),
+                "Allocate": (_Undecoded, self.allocate),
+            },
+            streams={"ListAndWatch": (_Undecoded, self._list)},
+            concurrent=_CALLS,
+            options=_OPTIONS,
+        )
+
+    # --- registration -----------------------------------------------------------------------------
+
+    async def _follow_names(self) -> None:
+        """Look whenever a name in the directory appears or disappears."""
+        while True:
+            wait = _FIRST_WAIT
+            try:
+                self._socket.make_directory()
+                async for _ in self._names(self._directory):
+                    self._look.set()
+            except (OSError, PluginSocketError):
+                wait = _UNWATCHED_WAIT  # no watch is left, or what the next look reports
+            await self._clock.sleep(wait)
+            self._look.set()
+
+    async def _keep_registered(self) -> None:
+        while True:
+            self._look.clear()
+            await self._wait(await self._step())
+
+    async def _step(self) -> float:
+        """Serve and register if need be; return after how many seconds to look again."""
+        try:
+            linked = await self._socket.serve()
+        except PluginSocketError as error:
+            self._note_fault(str(error))
+            return _LONGEST_WAIT
+        self._note_fault("")
+        kubelet = socket_stamp(self._kubelet)
+        if kubelet != self._tried:
+            self._tried, self._next_wait = kubelet, _FIRST_WAIT
+        if kubelet is None:
+            self._registered, self._error = None, ""
+            return PERIOD
+        if linked or kubelet != self._registered:
+            return await self._register(kubelet)
+        if self._streams:
+            return PERIOD
+        unwatched = self._clock.monotonic() - self._watched_at
+        return PERIOD - unwatched if unwatched < PERIOD else await self._register(kubelet)
+
+    async def _register(self, kubelet: tuple[int, int, int]) -> float:
+        """Register with the kubelet of a socket; return after how many seconds to look again."""
+        self._registered = None
+        call = asyncio.ensure_future(self._call_register())
+        try:
+            while not call.done():
+                looking = asyncio.ensure_future(self._look.wait())
+                await asyncio.wait((call, looking), return_when=asyncio.FIRST_COMPLETED)
+                looking.cancel()
+                self._look.clear()
+                if not call.done() and socket_stamp(self._kubelet) != kubelet:
+                    return 0.0
+        finally:
+            call.cancel()
+        error = call.exception()
+        if error is None:
+            self._registered, self._watched_at = kubelet, self._clock.monotonic()
+            self._next_wait, self._error = _FIRST_WAIT, ""
+            log.info("exclusive plugin registered", resource=self._resource)
+            return PERIOD
+        if not isinstance(error, CallError):
+            raise error
+        wait, self._next_wait = self._next_wait, min(2 * self._next_wait, _LONGEST_WAIT)
+        if wait > _REPORTED_WAIT and _line(str(error)) != self._error:
+            self._error = _line(str(error))
+            log.warning(
+                "exclusive plugin not registered", resource=self._resource, error=self._error
+            )
+        return wait
+
+    async def _call_register(self) -> None:
+        client = Client(self._kubelet, REGISTRATION)
+        request = V1BETA1["RegisterRequest"](
+            version=VERSION, endpoint=ENDPOINT, resource_name=self._resource
+        )
+        try:
+            await client.call("Register", request, V1BETA1["Empty"], _REGISTER_SECONDS)
+        finally:
+            await client.close()
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until there is something to look at, at most `seconds`."""
+        looking = asyncio.ensure_future(self._look.wait())
+        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait((looking, sleeping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looking.cancel()
+            sleeping.cancel()
+
+    def _note_fault(self, fault: str) -> None:
+        if fault and fault != self._fault:
+            log.warning("exclusive plugin not served", error=fault)
+        self._fault = fault
+
+
+def _line(words: str) -> str:
+    """Return words in one printable line that is not too long for a pod's status."""
+    line = "".join(c if c.isprintable() else " " for c in words)
+    line = " ".join(line.split())
+    return line if len(line) <= _LONGEST_WORDS else f"{line[: _LONGEST_WORDS - 3]}..."

@@ -1,0 +1,508 @@
+"""The agent as a device plugin: it is registered with every kubelet, and answers in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
+from agent.rpc.calls import CallError, Client
+from agent.rpc.device_plugin import DEVICE_PLUGIN, V1BETA1
+from agent.server.kernel.watches import directory_names
+from tests.agent.server.support import FakeClock, in_loop
+from tests.fakes.device_manager import FakeDeviceManager
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+RESOURCE: Final = "numawarden.dev/exclusive"
+
+
+class StandingClock(FakeClock):
+    """A clock whose short waits last until a test advances it, too, except those of attempts."""
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < DECIDING_SECONDS:
+            await asyncio.sleep(0)
+            return
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, woken))
+        await woken
+
+
+class Decisions:
+    """What is decided for each pod: the words of a rejection, an error, or never anything."""
+
+    def __init__(self) -> None:
+        self.words: str | None = None
+        self.error: Exception | None = None
+        self.hangs = False
+        self.asked = 0
+        self.cancelled = 0
+        self.deadlines: list[float] = []
+
+    async def __call__(self, deadline: float) -> str | None:
+        self.asked += 1
+        self.deadlines.append(deadline)
+        if self.error is not None:
+            raise self.error
+        if self.hangs:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled += 1
+        return self.words
+
+
+class Served:
+    """A plugin that serves a kubelet's directory, and the device manager of that kubelet."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plugins = directory / "device-plugins"
+        self.decisions = Decisions()
+        self.clock = StandingClock()
+        self.plugin = ExclusivePlugin(
+            directory, RESOURCE, self.decisions, directory_names, self.clock
+        )
+        self.manager = FakeDeviceManager(self.plugins)
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Wait until something holds that other tasks bring about."""
+        while not holds():  # noqa: ASYNC110  # no event of ours
+            await asyncio.sleep(0)
+
+    async def registered(self) -> None:
+        """Wait until the kubelet of now has registered the plugin and its list."""
+        await self.manager.until_listed(RESOURCE)
+        await self.until(lambda: self.plugin.is_registered)
+
+    async def wait_out(self, seconds: float) -> None:
+        """Advance the clock once the plugin waits for it."""
+        await self.until(lambda: any(self.clock._sleepers))
+        self.clock.advance(seconds)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Return a directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="kubelet") as path:
+        yield Path(path)
+
+
+@asynccontextmanager
+async def served(directory: Path) -> AsyncIterator[Served]:
+    """Serve the plugin until the block ends."""
+    running = Served(directory)
+    task = asyncio.create_task(running.plugin.serve())
+    try:
+        yield running
+    finally:
+        await running.manager.stop()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(directory: Path) -> None:
+    manager = FakeDeviceManager(directory / "device-plugins")
+    await manager.start()
+    async with served(directory) as running:
+        running.manager = manager
+        endpoint = await manager.until_listed(RESOURCE)
+        assert endpoint.ids is not None
+        assert len(set(endpoint.ids)) == SLOTS
+        assert endpoint.healthy == set(endpoint.ids)
+        [request] = manager.registrations
+        assert (request.version, request.endpoint) == ("v1beta1", "numawarden.sock")
+        [options] = manager.options
+        assert not options.get_preferred_allocation_available
+        assert not options.pre_start_required
+
+
+@in_loop
+async def test_a_kubelet_that_starts_later_gets_the_plugin(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.until((running.plugins / "numawarden.sock").exists)
+        await running.manager.start()
+        await running.registered()
+        assert len(running.manager.registrations) == 1
+
+
+@in_loop
+async def test_every_restart_of_the_kubelet_gets_the_plugin_again(directory: Path) -> None:
+    async with served(directory) as running:
+        for _ in range(5):
+            await running.manager.start()
+            await running.registered()
+            await running.manager.stop()
+        for _ in range(5):
+            await running.manager.start()
+            await running.registered()
+            await running.manager.crash()
+        await running.manager.start()
+        await running.registered()
+
+
+@in_loop
+async def test_a_restart_is_noticed_though_the_socket_has_the_inode_of_the_former(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        inodes = []
+        for count in range(1, 4):
+            await running.manager.start()
+            inodes.append(running.manager.socket.stat().st_ino)
+            await running.registered()
+            assert len(running.manager.registrations) == count
+            await running.manager.crash()
+        if len(set(inodes)) == len(inodes):
+            pytest.skip("this file system does not use an inode again at once")
+
+
+@in_loop
+async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
+    async def blind(_directory: Path) -> AsyncIterator[None]:
+        yield
+        await asyncio.Event().wait()
+
+    running = Served(directory)
+    running.plugin = ExclusivePlugin(directory, RESOURCE, running.decisions, blind, running.clock)
+    task = asyncio.create_task(running.plugin.serve())
+    await running.until((running.plugins / "numawarden.sock").exists)
+    for _ in range(2):
+        await running.manager.start()
+        while not running.plugin.is_registered:
+            await running.wait_out(PERIOD)
+            for _ in range(200):
+                await asyncio.sleep(0)
+        await running.manager.stop()
+        await running.until(lambda: not running.plugin.is_registered)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+@in_loop
+async def test_a_directory_that_vanishes_is_served_again(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        await running.manager.stop()
+        moved = directory / "moved"
+        running.plugins.rename(moved)
+        await running.until((running.plugins / "numawarden.sock").exists)
+        await running.manager.start()
+        await running.registered()
+
+
+@in_loop
+async def test_a_socket_of_its_own_that_vanishes_is_linked_and_registered_again(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        (running.plugins / "numawarden.sock").unlink()
+        await running.until(lambda: len(running.manager.registrations) == 2)
+        await running.registered()
+        assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
+
+
+@in_loop
+async def test_the_sockets_of_an_agent_that_was_killed_are_replaced(directory: Path) -> None:
+    plugins = directory / "device-plugins"
+    (plugins / ".numawarden").mkdir(parents=True)
+    for name in ("numawarden.sock", ".numawarden/plugin.sock"):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(plugins / name))
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        assert running.plugin.conditions() == ()
+
+
+@in_loop
+async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(directory: Path) -> None:
+    plugins = directory / "device-plugins"
+    plugins.mkdir()
+    (plugins / "numawarden.sock").write_text("mine")
+    async with served(directory) as running:
+        await running.until(running.plugin.conditions)
+        [line] = running.plugin.conditions()
+        assert "numawarden.sock is not a socket" in line
+        assert (plugins / "numawarden.sock").read_text() == "mine"
+        (plugins / "numawarden.sock").unlink()
+        await running.manager.start()
+        await running.registered()
+        assert running.plugin.conditions() == ()
+
+
+@in_loop
+async def test_a_directory_that_other_users_can_write_is_not_served(directory: Path) -> None:
+    plugins = directory / "device-plugins"
+    plugins.mkdir()
+    plugins.chmod(0o777)
+    async with served(directory) as running:
+        await running.until(running.plugin.conditions)
+        [line] = running.plugin.conditions()
+        assert "can be written by others" in line
+        assert list(plugins.iterdir()) == []
+
+
+@in_loop
+async def test_a_path_that_no_socket_can_have_is_a_condition(directory: Path) -> None:
+    async with served(directory / ("long" * 25)) as running:
+        await running.until(running.plugin.conditions)
+        [line] = running.plugin.conditions()
+        assert "a socket's has at most 107" in line
+
+
+@in_loop
+async def test_the_sockets_are_gone_when_the_agent_has_stopped(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+    assert [path.name for path in (directory / "device-plugins").rglob("*.sock")] == []
+
+
+@in_loop
+async def test_only_the_owner_can_call(directory: Path) -> None:
+    async with served(directory) as running:
+        path = running.plugins / "numawarden.sock"
+        await running.until(path.exists)
+        assert path.stat().st_mode & 0o7777 == 0o600
+        assert path.stat().st_uid == os.geteuid()
+
+
+@in_loop
+async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        running.manager.reject = "the ResourceName\nis invalid"
+        await running.manager.start()
+        for _ in range(3000):
+            await running.until(lambda: running.clock._sleepers)
+            running.clock.advance(PERIOD)
+        [line] = running.plugin.conditions()
+        assert "the kubelet has not registered numawarden.dev/exclusive" in line
+        assert "the ResourceName is invalid" in line
+        asked = len(running.manager.registrations)
+        running.clock.advance(PERIOD)
+        await running.until(lambda: len(running.manager.registrations) > asked)
+        running.manager.reject = None
+        while not running.plugin.is_registered:
+            running.clock.advance(PERIOD)
+            await asyncio.sleep(0)
+        assert running.plugin.conditions() == ()
+
+
+@in_loop
+async def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        running.manager.hang = True
+        await running.manager.start()
+        await running.until(lambda: running.manager.registrations)
+        running.manager.socket.unlink()
+        after = FakeDeviceManager(running.plugins)
+        await after.start()
+        await after.until_listed(RESOURCE)
+        await after.stop()
+
+
+@in_loop
+async def test_a_list_that_the_kubelet_no_longer_watches_is_registered_again(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        endpoint = running.manager.endpoints[RESOURCE]
+        assert endpoint.watching is not None
+        endpoint.watching.cancel()
+        await running.until(lambda: not running.plugin.is_registered)
+        while len(running.manager.registrations) == 1:
+            running.clock.advance(PERIOD)
+            await asyncio.sleep(0)
+        await running.registered()
+
+
+@in_loop
+async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        await running.manager.crash()
+        await running.until(lambda: not running.plugin.is_registered)
+        while not running.plugin.conditions():
+            running.clock.advance(PERIOD)
+            await asyncio.sleep(0)
+        [line] = running.plugin.conditions()
+        assert "UNAVAILABLE" in line
+        await running.manager.start()
+        await running.registered()
+        assert running.plugin.conditions() == ()
+
+
+# --- Allocate -------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_pod_that_is_not_rejected_gets_nothing_for_its_container(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        answer = await running.manager.allocate(RESOURCE, "slot-7")
+        [response] = answer.container_responses
+        assert response.ByteSize() == 0
+        assert running.decisions.asked == 1
+
+
+@in_loop
+async def test_the_words_of_a_rejection_are_the_words_of_the_error(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        running.decisions.words = "TopologyAffinityError: cpu: 2 asked, free 0:1 1:1"
+        with pytest.raises(CallError) as caught:
+            await running.manager.allocate(RESOURCE, "slot-0")
+        assert caught.value.code == "FAILED_PRECONDITION"
+        assert caught.value.message == "TopologyAffinityError: cpu: 2 asked, free 0:1 1:1"
+
+
+@pytest.mark.parametrize("words", ["x" * 100_000, "a\nb\x00\x1b[31m", "\u202e" * 3000, "ü" * 5000])
+def test_whatever_the_words_they_are_one_line_that_fits_into_a_status(
+    directory: Path, words: str
+) -> None:
+    @in_loop
+    async def check() -> None:
+        async with served(directory) as running:
+            await running.manager.start()
+            await running.registered()
+            running.decisions.words = words
+            with pytest.raises(CallError) as caught:
+                await running.manager.allocate(RESOURCE, "slot-0")
+            assert caught.value.code == "FAILED_PRECONDITION"
+            assert caught.value.message.isprintable()
+            assert len(caught.value.message) <= 800
+
+    check()
+
+
+@in_loop
+async def test_several_containers_in_one_request_get_an_answer_each(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        request = V1BETA1["AllocateRequest"](
+            container_requests=[{"devices_ids": ["slot-0"]}, {}, {"devices_ids": ["slot-1"]}]
+        )
+        answer = await running.plugin.allocate(request.SerializeToString())
+        assert len(answer.container_responses) == 3
+
+
+@in_loop
+async def test_without_a_decision_in_time_the_pod_passes_and_the_decision_is_cancelled(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        running.decisions.hangs = True
+        with capture_logs() as logs:
+            answering = asyncio.create_task(running.manager.allocate(RESOURCE, "slot-0"))
+            await running.until(lambda: running.decisions.asked)
+            assert running.decisions.deadlines == [running.clock.now + DECIDING_SECONDS]
+            running.clock.advance(DECIDING_SECONDS)
+            assert (await answering).container_responses
+        assert running.decisions.cancelled == 1
+        assert [each["event"] for each in logs] == ["opt-in pod not decided"]
+    assert DECIDING_SECONDS < 1
+
+
+@in_loop
+async def test_a_decision_that_fails_lets_the_pod_pass(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        running.decisions.error = RuntimeError("broken")
+        with capture_logs() as logs:
+            assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
+        [line] = [each for each in logs if each["event"] == "opt-in decision failed"]
+        assert line["error"] == "RuntimeError"
+        running.decisions.error, running.decisions.words = None, "no"
+        with pytest.raises(CallError):
+            await running.manager.allocate(RESOURCE, "slot-0")
+
+
+@in_loop
+async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        running.decisions.hangs = True
+        first = [
+            asyncio.create_task(running.manager.allocate(RESOURCE, f"slot-{n}")) for n in range(4)
+        ]
+        await running.until(lambda: running.decisions.asked == 4)
+        assert (await running.manager.allocate(RESOURCE, "slot-9")).container_responses
+        assert running.decisions.asked == 4
+        running.clock.advance(DECIDING_SECONDS)
+        await asyncio.gather(*first)
+        running.decisions.hangs = False
+        await running.manager.allocate(RESOURCE, "slot-0")
+        assert running.decisions.asked == 5
+
+
+@in_loop
+async def test_a_kubelet_that_dies_within_a_call_ends_the_decision(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        running.decisions.hangs = True
+        call = asyncio.create_task(running.manager.allocate(RESOURCE, "slot-0"))
+        await running.until(lambda: running.decisions.asked)
+        await running.manager.crash()
+        await asyncio.gather(call, return_exceptions=True)
+        await running.until(lambda: running.decisions.cancelled)
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"\x0a\xff", b"\x0a\x02\x0a\x05", b"\xdd" * 64])
+def test_garbage_is_an_error_or_an_answer_and_the_plugin_goes_on(
+    directory: Path, raw: bytes
+) -> None:
+    class Garbage:
+        def SerializeToString(self) -> bytes:  # noqa: N802  # as protobuf's messages
+            return raw
+
+    @in_loop
+    async def check() -> None:
+        async with served(directory) as running:
+            await running.manager.start()
+            await running.registered()
+            client = Client(running.plugins / "numawarden.sock", DEVICE_PLUGIN)
+            with suppress(CallError):
+                await client.call("Allocate", Garbage(), V1BETA1["AllocateResponse"], 30.0)
+            with suppress(CallError):
+                await client.call("Nothing", Garbage(), V1BETA1["Empty"], 30.0)
+            await client.close()
+            assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
+
+    check()
