@@ -128,3 +128,69 @@ def test_a_stream_yields_until_it_ends_and_says_why(tmp_path: Path) -> None:
         return lengths, ""
 
     assert asyncio.run(seen()) == ([1, 0], "INTERNAL: broken")
+
+
+async def listing(request: Message) -> AsyncIterator[Message]:
+    """Send a message for each device, then hold the stream open, or end it with an error."""
+    for name in request.devices_ids:
+        if name == "unknown":
+            raise CallError("NOT_FOUND", "no such device")
+        yield RESPONSE(devices=[{"ID": name}])
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def streaming(path: Path, concurrent: int = 8) -> AsyncIterator[Client]:
+    streams = {"Watch": (REQUEST, listing)}
+    methods = {"Answer": (REQUEST, answer)}
+    service = server(path / "s.sock", SERVICE, methods, streams=streams, concurrent=concurrent)
+    await service.start()
+    client = Client(path / "s.sock", SERVICE)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await service.stop(None)
+
+
+def test_a_served_stream_is_open_until_the_client_ends_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with streaming(tmp_path) as client:
+            stream = client.stream("Watch", REQUEST(devices_ids=["a", "b"]), RESPONSE)
+            names = [(await anext(stream)).devices[0].ID for _ in range(2)]
+            assert names == ["a", "b"]
+            answered = await client.call("Answer", REQUEST(devices_ids=["c"]), RESPONSE, 20.0)
+            assert answered.devices[0].ID == "c"
+            await stream.aclose()
+
+    asyncio.run(check())
+
+
+def test_a_served_stream_that_fails_says_why(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with streaming(tmp_path) as client:
+            stream = client.stream("Watch", REQUEST(devices_ids=["a", "unknown"]), RESPONSE)
+            await anext(stream)
+            with pytest.raises(CallError, match="NOT_FOUND: no such device"):
+                await anext(stream)
+
+    asyncio.run(check())
+
+
+def test_more_streams_at_a_time_than_allowed_are_rejected_until_one_ends(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with streaming(tmp_path, concurrent=1) as client:
+            first = client.stream("Watch", REQUEST(devices_ids=["a"]), RESPONSE)
+            await anext(first)
+            with pytest.raises(CallError, match="RESOURCE_EXHAUSTED"):
+                await anext(client.stream("Watch", REQUEST(devices_ids=["a"]), RESPONSE))
+            await client.call("Answer", REQUEST(), RESPONSE, 20.0)
+            await first.aclose()
+            while True:  # until the server has noticed
+                try:
+                    await anext(client.stream("Watch", REQUEST(devices_ids=["a"]), RESPONSE))
+                except CallError:
+                    continue
+                return
+
+    asyncio.run(check())

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.kernel.watches import CgroupChanges, directory_changes
+from agent.server.kernel.watches import CgroupChanges, directory_changes, directory_names
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
@@ -43,6 +44,42 @@ async def test_a_file_that_was_written_moved_or_removed_is_noticed(tmp_path: Pat
 async def test_a_directory_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await anext(aiter(directory_changes(tmp_path / "none")))
+
+
+@in_loop
+async def test_a_name_that_appears_or_disappears_is_noticed(tmp_path: Path) -> None:
+    stream = aiter(directory_names(tmp_path))
+    path = tmp_path / "a.sock"
+    await anext(stream)  # it is watched
+    with socket.socket(socket.AF_UNIX) as bound:
+        for change in (
+            lambda: bound.bind(str(path)),
+            lambda: (tmp_path / "b.sock").hardlink_to(path),
+            path.unlink,
+        ):
+            waiting = await begun(stream)
+            assert not waiting.done()
+            change()
+            await waiting
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_names_end_with_their_directory(tmp_path: Path, *, renamed: bool) -> None:
+    @in_loop
+    async def check() -> None:
+        directory = tmp_path / "plugins"
+        directory.mkdir()
+        stream = aiter(directory_names(directory))
+        await anext(stream)
+        if renamed:
+            directory.rename(tmp_path / "other")
+        else:
+            directory.rmdir()
+        assert [None async for _ in stream]
+        with pytest.raises(FileNotFoundError):
+            await anext(aiter(directory_names(directory)))
+
+    check()
 
 
 @in_loop
