@@ -97,8 +97,11 @@ class ExclusivePlugin:
     """The plugin of `resource` in the kubelet's `directory`, such as `/var/lib/kubelet`.
 
     `names` watches a directory: it yields when the watch is set and whenever a name appears or
-    disappears, ends when the directory is gone, and raises `OSError`.
+    disappears, ends when the directory is gone, and raises `OSError`. `report` is called with the
+    line that says what keeps pods that opted in from being admitted, and with "" when nothing does.
     """
+
+    name: Final = "device plugin of the kubelet"
 
     def __init__(
         self,
@@ -107,8 +110,10 @@ class ExclusivePlugin:
         decide: Decide,
         names: Callable[[Path], AsyncIterator[object]],
         clock: PluginClock,
+        report: Callable[[str], None],
     ) -> None:
         self._resource = resource
+        self._report = report
         self._decide = decide
         self._names = names
         self._clock = clock
@@ -124,25 +129,13 @@ class ExclusivePlugin:
         self._streams = 0
         self._deciding = 0
         self._look = asyncio.Event()
-        self._fault = ""
-        self._error = ""
+        #: What was reported last.
+        self._condition = ""
 
     @property
     def is_registered(self) -> bool:
         """Whether a kubelet has registered the plugin and watches its list."""
         return self._registered is not None and self._streams > 0
-
-    def conditions(self) -> tuple[str, ...]:
-        """Return a line for each thing that keeps pods that opted in from being admitted."""
-        if self._fault:
-            return (f"{self._resource} is not offered to the kubelet: {self._fault}",)
-        if self._error:
-            line = (
-                f"the kubelet has not registered {self._resource} ({self._error}), so it rejects "
-                "the pods that ask for it; see whether the kubelet runs, and its log"
-            )
-            return (line,)
-        return ()
 
     async def serve(self) -> None:
         """Serve and register until cancelled, then end all calls and remove the socket."""
@@ -252,14 +245,14 @@ class ExclusivePlugin:
         try:
             linked = await self._socket.serve()
         except PluginSocketError as error:
-            self._note_fault(str(error))
+            self._note_unserved(str(error))
             return _LONGEST_WAIT
-        self._note_fault("")
         kubelet = socket_stamp(self._kubelet)
         if kubelet != self._tried:
             self._tried, self._next_wait = kubelet, _FIRST_WAIT
         if kubelet is None:
-            self._registered, self._error = None, ""
+            self._registered = None
+            self._note("")
             return PERIOD
         if linked or kubelet != self._registered:
             return await self._register(kubelet)
@@ -278,25 +271,27 @@ class ExclusivePlugin:
                 await asyncio.wait((call, looking), return_when=asyncio.FIRST_COMPLETED)
                 looking.cancel()
                 self._look.clear()
-                if not call.done() and socket_stamp(self._kubelet) != kubelet:
+                if not (call.done() or self._is_with(kubelet)):
                     return 0.0
         finally:
             call.cancel()
         error = call.exception()
         if error is None:
             self._registered, self._watched_at = kubelet, self._clock.monotonic()
-            self._next_wait, self._error = _FIRST_WAIT, ""
+            self._next_wait = _FIRST_WAIT
+            self._note("")
             log.info("exclusive plugin registered", resource=self._resource)
             return PERIOD
         if not isinstance(error, CallError):
             raise error
         wait, self._next_wait = self._next_wait, min(2 * self._next_wait, _LONGEST_WAIT)
-        if wait > _REPORTED_WAIT and _line(str(error)) != self._error:
-            self._error = _line(str(error))
-            log.warning(
-                "exclusive plugin not registered", resource=self._resource, error=self._error
-            )
+        if wait > _REPORTED_WAIT:
+            self._note_unregistered(_line(str(error)))
         return wait
+
+    def _is_with(self, kubelet: tuple[int, int, int]) -> bool:
+        """Whether no other kubelet has started, which would have removed the plugin's socket."""
+        return self._socket.is_linked and socket_stamp(self._kubelet) == kubelet
 
     async def _call_register(self) -> None:
         client = Client(self._kubelet, REGISTRATION)
@@ -318,10 +313,25 @@ class ExclusivePlugin:
             looking.cancel()
             sleeping.cancel()
 
-    def _note_fault(self, fault: str) -> None:
-        if fault and fault != self._fault:
-            log.warning("exclusive plugin not served", error=fault)
-        self._fault = fault
+    def _note_unserved(self, error: str) -> None:
+        condition = f"{self._resource} is not offered to the kubelet: {error}"
+        if condition != self._condition:
+            log.warning("exclusive plugin not served", error=error)
+        self._note(condition)
+
+    def _note_unregistered(self, error: str) -> None:
+        condition = (
+            f"the kubelet has not registered {self._resource} ({error}), so it rejects the pods "
+            "that ask for it; see whether the kubelet runs, and its log"
+        )
+        if condition != self._condition:
+            log.warning("exclusive plugin not registered", resource=self._resource, error=error)
+        self._note(condition)
+
+    def _note(self, condition: str) -> None:
+        if condition != self._condition:
+            self._condition = condition
+            self._report(condition)
 
 
 def _line(words: str) -> str:

@@ -70,10 +70,18 @@ class Served:
         self.plugins = directory / "device-plugins"
         self.decisions = Decisions()
         self.clock = StandingClock()
-        self.plugin = ExclusivePlugin(
-            directory, RESOURCE, self.decisions, directory_names, self.clock
-        )
+        self.reported = [""]
+        self.plugin = self.made(directory_names)
         self.manager = FakeDeviceManager(self.plugins)
+
+    def made(self, names: Callable[[Path], AsyncIterator[object]]) -> ExclusivePlugin:
+        return ExclusivePlugin(
+            self.directory, RESOURCE, self.decisions, names, self.clock, self.reported.append
+        )
+
+    def conditions(self) -> list[str]:
+        """Return what was reported last."""
+        return [line for line in self.reported[-1:] if line]
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait until something holds that other tasks bring about."""
@@ -163,7 +171,7 @@ async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
         await asyncio.Event().wait()
 
     running = Served(directory)
-    running.plugin = ExclusivePlugin(directory, RESOURCE, running.decisions, blind, running.clock)
+    running.plugin = running.made(blind)
     task = asyncio.create_task(running.plugin.serve())
     await running.until((running.plugins / "numawarden.sock").exists)
     for _ in range(2):
@@ -215,7 +223,7 @@ async def test_the_sockets_of_an_agent_that_was_killed_are_replaced(directory: P
     async with served(directory) as running:
         await running.manager.start()
         await running.registered()
-        assert running.plugin.conditions() == ()
+        assert running.conditions() == []
 
 
 @in_loop
@@ -224,14 +232,14 @@ async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(direct
     plugins.mkdir()
     (plugins / "numawarden.sock").write_text("mine")
     async with served(directory) as running:
-        await running.until(running.plugin.conditions)
-        [line] = running.plugin.conditions()
+        await running.until(running.conditions)
+        [line] = running.conditions()
         assert "numawarden.sock is not a socket" in line
         assert (plugins / "numawarden.sock").read_text() == "mine"
         (plugins / "numawarden.sock").unlink()
         await running.manager.start()
         await running.registered()
-        assert running.plugin.conditions() == ()
+        assert running.conditions() == []
 
 
 @in_loop
@@ -240,8 +248,8 @@ async def test_a_directory_that_other_users_can_write_is_not_served(directory: P
     plugins.mkdir()
     plugins.chmod(0o777)
     async with served(directory) as running:
-        await running.until(running.plugin.conditions)
-        [line] = running.plugin.conditions()
+        await running.until(running.conditions)
+        [line] = running.conditions()
         assert "can be written by others" in line
         assert list(plugins.iterdir()) == []
 
@@ -249,8 +257,8 @@ async def test_a_directory_that_other_users_can_write_is_not_served(directory: P
 @in_loop
 async def test_a_path_that_no_socket_can_have_is_a_condition(directory: Path) -> None:
     async with served(directory / ("long" * 25)) as running:
-        await running.until(running.plugin.conditions)
-        [line] = running.plugin.conditions()
+        await running.until(running.conditions)
+        [line] = running.conditions()
         assert "a socket's has at most 107" in line
 
 
@@ -283,7 +291,7 @@ async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
             await running.until(lambda: running.clock._sleepers)
             running.clock.advance(PERIOD)
         assert len(running.manager.registrations) <= hour + 12
-        [line] = running.plugin.conditions()
+        [line] = running.conditions()
         assert "the kubelet has not registered numawarden.dev/exclusive" in line
         assert "the ResourceName is invalid" in line
         asked = len(running.manager.registrations)
@@ -293,7 +301,7 @@ async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
         while not running.plugin.is_registered:
             running.clock.advance(PERIOD)
             await asyncio.sleep(0)
-        assert running.plugin.conditions() == ()
+        assert running.conditions() == []
 
 
 def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
@@ -326,10 +334,10 @@ def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
         async with served(directory) as running:
             running.manager.hang = True
             await running.manager.start()
-            while not running.plugin.conditions():
+            while not running.conditions():
                 running.clock.advance(PERIOD)
                 await asyncio.sleep(0)
-            [line] = running.plugin.conditions()
+            [line] = running.conditions()
             assert "DEADLINE_EXCEEDED" in line
             assert len(running.manager.registrations) > 1
 
@@ -360,14 +368,14 @@ async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(directory: Path) -
         await running.registered()
         await running.manager.crash()
         await running.until(lambda: not running.plugin.is_registered)
-        while not running.plugin.conditions():
+        while not running.conditions():
             running.clock.advance(PERIOD)
             await asyncio.sleep(0)
-        [line] = running.plugin.conditions()
+        [line] = running.conditions()
         assert "UNAVAILABLE" in line
         await running.manager.start()
         await running.registered()
-        assert running.plugin.conditions() == ()
+        assert running.conditions() == []
 
 
 # --- Allocate -------------------------------------------------------------------------------------
