@@ -137,6 +137,24 @@ def _host_device_problems(config: Config) -> Iterator[Mistake]:
                 )
 
 
+def _exclusive_resource_problems(config: Config) -> Iterator[Mistake]:
+    """Yield each other key that has the resource with which pods opt in."""
+    agent = config.agent
+    resource = agent.kubelet.exclusive_resource
+    if not (agent.kubelet.enabled and resource):
+        return
+    for key, others in (
+        ("agent.devices", agent.devices),
+        ("agent.hostDevices", [each.resource for each in agent.host_devices]),
+        ("agent.ignoredResources", agent.ignored_resources),
+    ):
+        if resource in others:
+            yield Mistake(
+                "agent.kubelet.exclusiveResource",
+                f"{resource} is in {key}, too, and pods only opt in with it; remove it from there",
+            )
+
+
 def _tls_problems(config: Config) -> Iterator[Mistake]:
     metrics = config.agent.metrics
     if (metrics.tls_certificate is None) != (metrics.tls_key is None):
@@ -182,6 +200,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (("agent",), _ignored_problems),
     (("agent",), _host_device_problems),
     (("agent", "staticPodPath"), _kubelet_problems),
+    (("agent",), _exclusive_resource_problems),
     (("agent",), _extra_problems),
 )
 

@@ -165,6 +165,7 @@ class BesideKubeletConfig(Struct, frozen=True):
     `nri_socket` None: containers get their settings only after they have started. `pods_endpoint`
     "": the kubelet's endpoint `/pods` is not used. `token_file` None: no token is sent there,
     `ca_file` None: its certificate is checked with the authorities of the system.
+    `exclusive_resource` "": the agent is not a device plugin of the kubelet.
     """
 
     enabled: bool = False
@@ -175,6 +176,7 @@ class BesideKubeletConfig(Struct, frozen=True):
     token_file: Path | None = None
     ca_file: Path | None = None
     verify_certificate: bool = True
+    exclusive_resource: str = "numawarden.dev/exclusive"
 
 
 class AgentConfig(Struct, frozen=True):

@@ -177,6 +177,7 @@ def _node_fit(config: Config, machine: Machine) -> NodeFit:
         max_pods=config.max_pods,
         pods_per_core=config.pods_per_core,
         ignored=frozenset(config.agent.ignored_resources),
+        beside_kubelet=config.agent.kubelet.enabled,
     )
 
 

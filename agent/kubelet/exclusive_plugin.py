@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from agent.kubelet.plugin_socket import PluginSocket, PluginSocketError
 from agent.rpc.calls import CallError, Client, server
 from agent.rpc.device_plugin import DEVICE_PLUGIN, KUBELET_SOCKET, REGISTRATION, V1BETA1, VERSION
+from agent.rpc.messages import RawMessage
 from agent.rpc.socket_files import socket_stamp
 
 if TYPE_CHECKING:
@@ -82,15 +83,6 @@ class PluginClock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
-
-
-class _Undecoded:
-    """Stands in for a message class, so that damaged requests are found in the handler."""
-
-    @staticmethod
-    def FromString(data: bytes) -> bytes:  # noqa: N802  # the name that protobuf's classes have
-        """Return the bytes."""
-        return data
 
 
 class ExclusivePlugin:
@@ -212,10 +204,10 @@ class ExclusivePlugin:
             path,
             DEVICE_PLUGIN,
             {
-                "GetDevicePluginOptions": (_Undecoded, self._options),
-                "Allocate": (_Undecoded, self.allocate),
+                "GetDevicePluginOptions": (RawMessage, self._options),
+                "Allocate": (RawMessage, self.allocate),
             },
-            streams={"ListAndWatch": (_Undecoded, self._list)},
+            streams={"ListAndWatch": (RawMessage, self._list)},
             concurrent=_CALLS,
             options=_OPTIONS,
         )

@@ -121,7 +121,8 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
         amounts: dict[str, int] = {}
         for manager in self.managers:
             amounts |= manager.allocatable(self)
-        return Allocatable(amounts, *pod_limit(fit, self.machine), fit.ignored)
+        limit = pod_limit(fit, self.machine)
+        return Allocatable(amounts, *limit, fit.ignored, fit.beside_kubelet)
 
     @property
     def static_cpus(self) -> bool:

@@ -86,7 +86,7 @@ def _shortages(
         yield Shortage(PODS, 1, limits.pods, pods)
     for name in sorted(requests, key=_order):
         asked, requested = requests[name], ledger.requests.get(name, 0)
-        if asked <= 0 or name in limits.ignored or name in NOT_CHECKED:
+        if asked <= 0 or limits.ignores(name) or name in NOT_CHECKED:
             continue
         room = limits.amounts.get(name)
         if room is not None and asked > room - requested:

@@ -107,13 +107,15 @@ class NodeFit(Struct, frozen=True):
 
     `reserved` is reserved on the whole node: `cpu` in millicores, memory types in bytes.
     `pods_per_core` 0 means no limit. `ignored` are extended resources that other programs provide,
-    or `memory` (`agent.ignoredResources`).
+    or `memory` (`agent.ignoredResources`). `beside_kubelet`: so are all extended resources that the
+    agent does not have, since the kubelet of this host checks them (`agent.kubelet`).
     """
 
     reserved: Mapping[str, int] = MappingProxyType({})
     max_pods: int = 110
     pods_per_core: int = 0
     ignored: frozenset[str] = frozenset()
+    beside_kubelet: bool = False
 
 
 class Cordon(Struct, frozen=True):

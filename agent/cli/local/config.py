@@ -244,6 +244,8 @@ def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
     yield f"  {label:16}  pods {limits.pods}"
     if limits.ignored:
         yield f"  not looked at     {', '.join(sorted(limits.ignored))}"
+    if limits.beside_kubelet:
+        yield "  the kubelet's     all other extended resources"
 
 
 def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:

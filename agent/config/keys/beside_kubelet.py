@@ -6,6 +6,7 @@ from typing import Final
 
 from agent.config.config import BesideKubeletConfig, OnReject
 from agent.config.keys.key import Key, KeyGroup, Section
+from agent.config.keys.names import OptionalResource
 from agent.config.keys.scalars import (
     HttpsAddress,
     OneOf,
@@ -85,6 +86,16 @@ BESIDE_KUBELET: Final = Section(
                     help="Whether the certificate of podsEndpoint is checked. Kubelets sign their "
                     "own unless the cluster does: false sends the token to whichever process "
                     "listens there.",
+                ),
+                Key(
+                    "exclusiveResource",
+                    OptionalResource(),
+                    since="0.1.0",
+                    help="The resource with which a pod opts in to be rejected by the kubelet "
+                    "itself where the agent rejects the pod: a container asks for one of it in its "
+                    'limits. The agent offers it to the kubelet as a device plugin. With "" it '
+                    "does not. An agent that starts after the kubelet, as in a DaemonSet, has it "
+                    "reject all such pods at every boot.",
                 ),
             ),
         ),

@@ -182,6 +182,31 @@ class ProvidedResources(Struct, frozen=True):
         return {"type": "array", "items": name, "uniqueItems": True}
 
 
+class OptionalResource(Struct, frozen=True):
+    """An extended resource, or "" for none."""
+
+    words: ClassVar[str] = 'extended resource such as example.com/name, or ""'
+
+    def read(self, reader: KeyReader, at: Field, base: str) -> str:
+        """Return the name."""
+        name = reader.text(at)
+        if name is None:
+            return base
+        fault = extended_resource_fault(name) if name else None
+        if fault is not None:
+            reader.reject(at, f"{shown(name)} is not an extended resource: {fault}")
+            return base
+        return name
+
+    def written(self, value: str) -> Plain:
+        """Return the name."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return a name with a domain, or an empty text."""
+        return {"type": "string", "pattern": "^([^/]+/[^/]+)?$"}
+
+
 def _scalar_text(reader: KeyReader, field: Field) -> str | None:
     if reader.is_boolean(field):
         return str(reader.boolean(field)).lower()

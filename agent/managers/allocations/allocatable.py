@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from agent.managers.memory.state import hugepages_type
+from agent.pods.identity import extended_resource_fault
 from agent.pods.model import CPU, MEMORY
 
 if TYPE_CHECKING:
@@ -25,13 +26,23 @@ class Allocatable(Struct, frozen=True):
 
     `amounts` has every resource that the node offers: `cpu` in millicores, memory types in bytes,
     extended resources as numbers of devices; it lacks `memory` if that of a NUMA node is unknown.
-    `limited_by` names the configuration keys that determine `pods`.
+    `limited_by` names the configuration keys that determine `pods`. `ignored` and `beside_kubelet`
+    are those of `NodeFit`.
     """
 
     amounts: Mapping[str, int]
     pods: int
     limited_by: tuple[str, ...] = ("maxPods",)
     ignored: frozenset[str] = frozenset()
+    beside_kubelet: bool = False
+
+    def ignores(self, resource: str) -> bool:
+        """Return whether requests of a resource are not looked at: something else provides it."""
+        if resource in self.ignored:
+            return True
+        if not self.beside_kubelet or resource in self.amounts:
+            return False
+        return extended_resource_fault(resource) is None
 
 
 def machine_capacity(machine: Machine) -> dict[str, int]:

@@ -87,7 +87,7 @@ def take_over(
     """
     cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
     memory = state.memory or MemoryState(str(rules.policy.memory.policy))
-    devices, ignored = _without_ignored(rules, state.devices or DeviceState())
+    devices, left_out = _without_ignored(rules, state.devices or DeviceState())
     # First, because the following messages contain names of pods and containers.
     if misnamed := list(_misnamed(cpu, memory, devices)):
         raise UnfitStateError(_NOT_TAKEN_OVER, misnamed)
@@ -114,7 +114,7 @@ def take_over(
         (
             *_notes(rules, state, completed, pods or {}),
             *_device_notes(rules, devices, ended),
-            *(f"agent.ignoredResources lists {one}: its devices are left out" for one in ignored),
+            *left_out,
         ),
     )
 
@@ -139,12 +139,21 @@ def _misnamed(cpu: CpuState, memory: MemoryState, devices: DeviceState) -> Itera
 def _without_ignored(
     rules: EffectivePolicy, devices: DeviceState
 ) -> tuple[DeviceState, tuple[str, ...]]:
-    """Return the devices without those of ignored resources, and these resources."""
-    fit = rules.policy.fit
-    ignored = frozenset[str]() if fit is None else fit.ignored
-    left = tuple(entry for entry in devices.entries if entry.resource not in ignored)
-    found = {entry.resource for entry in devices.entries} & ignored
-    return replace(devices, entries=left), tuple(sorted(found))
+    """Return the devices without those of ignored resources, and a note about each of these."""
+    limits = rules.allocatable
+    if limits is None:
+        return devices, ()
+    found = {entry.resource for entry in devices.entries if limits.ignores(entry.resource)}
+    left = tuple(entry for entry in devices.entries if entry.resource not in found)
+    why = (
+        f"agent.ignoredResources lists {each}"
+        if each in limits.ignored
+        else f"{each} is a resource of the kubelet's plugins (agent.kubelet.enabled)"
+        for each in sorted(found)
+    )
+    return replace(devices, entries=left), tuple(
+        f"{each}: its devices are left out" for each in why
+    )
 
 
 def _without_ended(

@@ -92,6 +92,12 @@ class TestNodeFit:
         assert fit is not None
         assert (fit.max_pods, fit.pods_per_core) == (250, 10)
         assert fit.ignored == frozenset({"a.b/c"})
+        assert not fit.beside_kubelet
+
+    def test_beside_a_kubelet_resources_of_others_are_the_kubelets(self) -> None:
+        fit = _resolve("agent: {kubelet: {enabled: true}}").fit
+        assert fit is not None
+        assert fit.beside_kubelet
 
     def test_a_configuration_that_does_not_fit_the_host_keeps_its_limits(self) -> None:
         text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,99\nmaxPods: 7\n"

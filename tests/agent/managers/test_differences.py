@@ -213,6 +213,8 @@ def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
     assert 'did you mean "example.com/gpu"?' in decision.rejection.message
     others = make_rules(devices=devices, fit=NodeFit(ignored=frozenset({"example.com/gup"})))
     assert admit(others, others.empty_ledger(), asked).admitted
+    beside = make_rules(devices=devices, fit=NodeFit(beside_kubelet=True))
+    assert admit(beside, beside.empty_ledger(), asked).admitted
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])

@@ -126,6 +126,23 @@ class TestReasons:
         assert admit(rules, rules.empty_ledger(), asking(f"{LICENCE}=1000000")).admitted
         assert rejected(rules_with(), asking(f"{LICENCE}=1")).reason == f"OutOf{LICENCE}"
 
+    @pytest.mark.parametrize("name", [LICENCE, "numawarden.dev/exclusive", "example.com/gup"])
+    def test_beside_a_kubelet_a_resource_that_the_agent_does_not_have_is_not_looked_at(
+        self, name: str
+    ) -> None:
+        asked = asking(f"{name}=1000000")
+        rules = rules_with(replace(KEPT, beside_kubelet=True))
+        assert admit(rules, rules.empty_ledger(), asked).admitted
+        assert not_allocated(rules, (name,)) == ()
+        assert rejected(rules_with(), asked).reason == f"OutOf{name}"
+
+    @pytest.mark.parametrize(
+        "text", [f"{GPU}=3", f"{NIC}=1", "cpu=15", "memory=31Gi", "hugepages-2Mi=2Mi"]
+    )
+    def test_beside_a_kubelet_what_the_agent_has_is_looked_at(self, text: str) -> None:
+        rules, alone = rules_with(replace(KEPT, beside_kubelet=True)), rules_with()
+        assert rejected(rules, asking(text)) == rejected(alone, asking(text))
+
     def test_disk_space_is_not_looked_at(self) -> None:
         rules = rules_with()
         assert admit(rules, rules.empty_ledger(), asking("ephemeral-storage=900Ti")).admitted

@@ -161,6 +161,17 @@ def test_devices_of_an_ignored_resource_are_left_to_who_provides_them() -> None:
     assert expected in found.notes
 
 
+def test_beside_a_kubelet_devices_of_its_plugins_are_left_to_the_kubelet() -> None:
+    rules = make_rules(memory=False, fit=NodeFit(beside_kubelet=True))
+    found = take_over(rules, state(G0, replace(G0, uid="u-2")))
+    assert not found.ledger.devices
+    expected = (
+        f"{GPU} is a resource of the kubelet's plugins (agent.kubelet.enabled): its devices are "
+        "left out"
+    )
+    assert expected in found.notes
+
+
 def test_of_several_resources_the_first_delivers_what_the_container_gets() -> None:
     (allocation,) = take_over(RULES, state(G0)).ledger.allocations.values()
     (container,) = allocation.containers
