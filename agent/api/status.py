@@ -143,6 +143,25 @@ class CheckDocument(Document, frozen=True):
         return f"numawarden NOT OK: {', '.join(wrong)}" if wrong else "numawarden OK"
 
 
+class HostCheckDocument(Document, frozen=True):
+    """One check of `numawarden doctor`: its name, the verdict, what was found, what to change.
+
+    `verdict` is ok, warning, error or unknown; `change` is "" where there is nothing to change.
+    """
+
+    check: str
+    verdict: str
+    found: str
+    change: str
+
+
+class DoctorDocument(Document, frozen=True):
+    """What `numawarden doctor` says of a host; `ok`: none of its `checks` is an error."""
+
+    ok: bool
+    checks: tuple[HostCheckDocument, ...]
+
+
 class ReconcileDocument(Document, frozen=True):
     """The outcome of one comparison of the kernel with the ledger, counts by cause."""
 

@@ -81,7 +81,7 @@ def lines_of(error: BaseException) -> list[str]:
     """Return the lines printed for an expected error: one, and one more for each detail."""
     first, *rest = text_of(error).splitlines() or [type(error).__name__]
     lines = [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
-    return [_printable(line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def text_of(error: BaseException) -> str:
@@ -91,7 +91,7 @@ def text_of(error: BaseException) -> str:
     return str(error)
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """Return a line with control characters of its names escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 

@@ -105,6 +105,9 @@ COMMANDS: Final = {
     ),
     "verify": LazyCommand("agent.cli.health.status:verify", "Compare the kernel with the ledger."),
     "check": LazyCommand("agent.cli.health.check:check", "Say in one verdict whether all is well."),
+    "doctor": LazyCommand(
+        "agent.cli.health.doctor:doctor", "Say whether the host is set up beside its kubelet."
+    ),
     "status": LazyCommand("agent.cli.health.status:status", "Show how the agent is doing."),
     "cordon": LazyCommand("agent.cli.maintenance.cordon:cordon", "Take CPUs or nodes out of use."),
     "uncordon": LazyCommand("agent.cli.maintenance.cordon:uncordon", "Use CPUs or nodes again."),

@@ -162,14 +162,16 @@ class OnReject(StrEnum):
 class BesideKubeletConfig(Struct, frozen=True):
     """Whether the agent works beside a kubelet, where that kubelet keeps its files, and how.
 
-    `nri_socket` None: containers get their settings only after they have started. `pods_endpoint`
-    "": the kubelet's endpoint `/pods` is not used. `token_file` None: no token is sent there,
-    `ca_file` None: its certificate is checked with the authorities of the system.
+    `config_file` None: the file that the running kubelet's flags name, else `config.yaml` in
+    `directory`. `nri_socket` None: containers get their settings only after they have started.
+    `pods_endpoint` "": the kubelet's endpoint `/pods` is not used. `token_file` None: no token is
+    sent there, `ca_file` None: its certificate is checked with the authorities of the system.
     `exclusive_resource` "": the agent is not a device plugin of the kubelet.
     """
 
     enabled: bool = False
     directory: Path = Path("/var/lib/kubelet")
+    config_file: Path | None = None
     nri_socket: Path | None = Path("/var/run/nri/nri.sock")
     on_reject: OnReject = OnReject.FAIL
     pods_endpoint: str = ""

@@ -37,6 +37,14 @@ BESIDE_KUBELET: Final = Section(
                     help="The kubelet's directory (--root-dir).",
                 ),
                 Key(
+                    "configFile",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="The kubelet's configuration (--config), to check that its managers are "
+                    'off. "" takes the file that the flags of the running kubelet name, else '
+                    "config.yaml in its directory.",
+                ),
+                Key(
                     "nriSocket",
                     OptionalSocketPath(),
                     since="0.1.0",

@@ -81,6 +81,8 @@ def obstacles(config: Config, file: Path, *, kernel: bool) -> Iterator[Obstacle]
             ("agent.cgroupMount", lambda: open_tree(agent.cgroup_mount), root),
             ("cgroupDriver", lambda: _check_driver(config), True),
         ]
+    if agent.kubelet.enabled:
+        checks.append(("agent.kubelet", lambda: _check_kubelet(config), True))
     yield from _risk_of_file(file)
     for key, check, certain in checks:
         try:
@@ -139,6 +141,13 @@ def _check_metrics(config: Config) -> None:
         # The agent that answers may have the port; any other one shows whether the address exists.
         address = Address(metrics.address, 0)
     open_tcp(address).close()
+
+
+def _check_kubelet(config: Config) -> None:
+    """Raise `StartError` where the agent must not work beside this host's kubelet."""
+    from agent.server.start.kubelet_checks import kubelet_conditions  # noqa: PLC0415  # only beside one
+
+    kubelet_conditions(config)
 
 
 def _check_driver(config: Config) -> None:

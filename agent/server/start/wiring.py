@@ -49,7 +49,7 @@ from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.config.config import Config
     from agent.managers.effective_policy import ResourceManager
@@ -171,6 +171,7 @@ class Wiring:
         self._warned: frozenset[str] = frozenset()
         self._unreadable: str | None = None
         self._boot_id = _boot_id()
+        self._beside = _kubelet_conditions(config)
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._fakes.files)
             self._store = opened.enter_context(store)
@@ -295,6 +296,7 @@ class Wiring:
         state.unenforced = prepared.differences
         state.reconcile_period = self._config.cpu_manager_reconcile_period
         state.exported_containers = self._config.agent.metrics.containers
+        state.conditions.update(self._beside)
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
         for note in prepared.notes:
@@ -423,6 +425,15 @@ def _boot_id() -> str:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # hidden by a sandbox: a reboot then counts as a restart
         return ""
+
+
+def _kubelet_conditions(config: Config) -> Mapping[str, str]:
+    """Return what is not as it should be beside a kubelet; raises `KubeletNotReadyError`."""
+    if not config.agent.kubelet.enabled:
+        return {}
+    from agent.server.start.kubelet_checks import kubelet_conditions  # noqa: PLC0415  # only beside one
+
+    return kubelet_conditions(config)
 
 
 def _own_cgroup() -> str:

@@ -108,6 +108,13 @@ def no_such_address(place: Place) -> None:
     place.metrics = "{port: 0, address: 192.0.2.1}"
 
 
+def two_managers(place: Place) -> None:
+    directory = place.directory / "kubelet"
+    directory.mkdir()
+    (directory / "cpu_manager_state").write_text('{"policyName":"static"}')
+    place.agent = f"kubelet: {{enabled: true, directory: {directory}}}"
+
+
 OBSTACLES: Final[dict[str, tuple[Callable[[Place], None], str]]] = {
     "state directory is missing": (no_state, "agent.stateDirectory"),
     "state directory is open": (open_state, "agent.stateDirectory"),
@@ -119,6 +126,7 @@ OBSTACLES: Final[dict[str, tuple[Callable[[Place], None], str]]] = {
     "socket group is missing": (no_group, "agent.socketGroup"),
     "certificate is missing": (no_certificate, "agent.metrics"),
     "address of another host": (no_such_address, "agent.metrics"),
+    "the kubelet's CPU manager is on": (two_managers, "agent.kubelet"),
 }
 
 

@@ -1,0 +1,111 @@
+"""`numawarden doctor`: whether this host is set up for the agent beside its kubelet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from agent.cli.errors import CommandError, ExitCode, printable
+from agent.cli.terminal.output import Output, output_option, print_document, print_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.api.status import DoctorDocument
+    from agent.config.config import Config
+    from agent.tools.doctor.facts import GatheredFacts
+    from agent.tools.doctor.verdicts import HostCheck
+
+#: How a verdict is shown: what keeps the agent from working stands out.
+_SHOWN: Final = {"error": "ERROR"}
+
+
+@click.command()
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=Path("/etc/numawarden/config.yaml"),
+    show_default=True,
+    help="The agent's configuration, also one that is still to be installed.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a setting of the configuration; may be repeated.",
+)
+@click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Look at the host whose file system is in this directory.",
+)
+@output_option
+def doctor(output: Output, file: Path, settings: tuple[str, ...], root: Path) -> ExitCode:
+    """Say whether this host is set up for the agent beside its kubelet.
+
+    Looked at are the kubelet's managers, which must be off, and what it reserves; the cgroup
+    drivers; the container runtime, its version and NRI; where pods' specifications come from; the
+    opt-in resource; other programs that decide on CPUs. Each check names the file or socket, and
+    the line to change. Nothing is changed. Run as root: most of the files are root's.
+
+    Exits with 1 if a check is an error, with which the agent would not start beside the kubelet or
+    could not do its work; warnings and what is not known leave it at 0.
+    """
+    # Imported here: help and completion read no host.
+    from agent.config.file import load_config_file  # noqa: PLC0415
+    from agent.tools.doctor.examination import examine  # noqa: PLC0415
+    from agent.tools.doctor.gathering import gather  # noqa: PLC0415
+
+    config = load_config_file(file, settings)
+    facts = _with_answers(config, gather(config, root, with_runtime=True), root)
+    document = _document(examine(config, facts))
+    if output.is_document:
+        print_document(document, output)
+    else:
+        print_lines(_lines(document))
+    return ExitCode.OK if document.ok else ExitCode.REJECTED
+
+
+def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredFacts:
+    """Return facts with what the kubelet and the runtime answer; it takes the extra `grpc`."""
+    try:
+        from agent.tools.doctor.calls import with_answers  # noqa: PLC0415  # not for help
+    except ModuleNotFoundError as error:
+        message = f"to ask the kubelet and the runtime takes {error.name}, which is not installed; "
+        message += "install the extra: pip install 'numawarden[grpc]'"
+        raise CommandError(message, ExitCode.ENVIRONMENT) from error
+    return with_answers(config, facts, root)
+
+
+def _document(checks: Iterable[HostCheck]) -> DoctorDocument:
+    from agent.api.status import DoctorDocument, HostCheckDocument  # noqa: PLC0415
+    from agent.tools.doctor.verdicts import Verdict  # noqa: PLC0415
+
+    found = tuple(checks)
+    return DoctorDocument(
+        ok=all(one.verdict is not Verdict.ERROR for one in found),
+        checks=tuple(
+            HostCheckDocument(
+                check=one.check,
+                verdict=str(one.verdict),
+                found=printable(one.found),
+                change=printable(one.change),
+            )
+            for one in found
+        ),
+    )
+
+
+def _lines(document: DoctorDocument) -> Iterator[str]:
+    """Yield a line for each check, and one below with what to change."""
+    for one in document.checks:
+        verdict = _SHOWN.get(one.verdict, one.verdict)
+        yield f"{verdict:9}{one.check:26}{one.found}"
+        if one.change:
+            yield f"{'':35}-> {one.change}"

@@ -1,0 +1,1 @@
+"""`numawarden doctor`: whether a host is set up for the agent beside a kubelet."""

@@ -1,0 +1,213 @@
+"""The container runtime: which one, of which version, and whether NRI plugins can work with it.
+
+What is known of versions was seen with containerd 1.7.24, 2.1.9 and 2.3.4. CRI-O is recognized by
+its socket and its files and was not tried.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.parsing.document import shown
+from agent.tools.doctor.runtime_settings import (
+    NRI,
+    NRI_TABLE,
+    VALIDATOR,
+    containerd_settings,
+    crio_settings,
+    seconds_of,
+    version_of,
+)
+from agent.tools.doctor.verdicts import HostCheck, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.tools.doctor.facts import RuntimeFacts
+    from agent.tools.doctor.runtime_settings import RuntimeSettings
+
+CONTAINERD_FILE: Final = "/etc/containerd/config.toml"
+CRIO_FILE: Final = "/etc/crio/crio.conf"
+#: containerd before this leaks a sandbox for each one that an NRI plugin rejects, and does not
+#: start again afterwards (containerd issues 13355 and 13609).
+LEAK_REPAIRED: Final = (2, 2, 6)
+#: From here on containerd has NRI turned on by default.
+_ON_BY_DEFAULT: Final = (2, 0, 0)
+#: From here on containerd has the validator (NRI 0.10).
+_VALIDATES: Final = (2, 2, 0)
+#: The runtime's own defaults, in seconds.
+_REGISTRATION, _REQUEST = ("plugin_registration_timeout", 5.0), ("plugin_request_timeout", 2.0)
+_ANNOTATION: Final = 'required-plugins.noderesource.dev: "[numawarden]"'
+_PACKAGES: Final = {"containerd": ("containerd", "containerd.io"), "cri-o": ("cri-o",)}
+
+
+def runtime_checks(facts: RuntimeFacts) -> Iterator[HostCheck]:
+    """Yield the checks of the runtime, of its version, and of NRI in it."""
+    name = _name(facts)
+    if name is None:
+        problems = [one.problem for one in (facts.containerd_socket, facts.crio_socket)]
+        known = not any(problems)
+        yield HostCheck(
+            "container runtime",
+            Verdict.ERROR if known else Verdict.UNKNOWN,
+            f"neither {facts.containerd_socket.path} nor {facts.crio_socket.path} is a socket"
+            if known
+            else f"{facts.containerd_socket.path}: {next(filter(None, problems))}",
+            "start containerd (1.7.24, 2.1.9 and 2.3.4 were tried) or CRI-O" if known else "",
+        )
+        return
+    version, source, problem = _version(name, facts)
+    numbers = version_of(version)
+    if name == "containerd":
+        yield _version_check(name, version, source, problem)
+        settings = containerd_settings(facts.containerd, CONTAINERD_FILE)
+    else:
+        found = f"cri-o {version} ({source})" if version else f"cri-o, {problem}"
+        yield HostCheck("container runtime", Verdict.WARNING, f"{found}; not tried with the agent")
+        settings = crio_settings(facts.crio, CRIO_FILE)
+    yield _nri_check(name, numbers, facts, settings)
+    yield _validator_check(name, numbers, settings)
+    yield _timeout_check(name, settings)
+
+
+def _name(facts: RuntimeFacts) -> str | None:
+    if facts.reported is not None and facts.reported.runtime in _PACKAGES:
+        return facts.reported.runtime
+    if facts.containerd_socket.there:
+        return "containerd"
+    return "cri-o" if facts.crio_socket.there else None
+
+
+def _version(name: str, facts: RuntimeFacts) -> tuple[str, str, str]:
+    """Return the version, what says so, and why it is not known.
+
+    The runtime itself is asked first: a package may have been upgraded beside a running runtime.
+    """
+    asked = facts.reported
+    if asked is not None and asked.version:
+        return asked.version, asked.source, ""
+    for package in _PACKAGES[name]:
+        if package in facts.packages:
+            return facts.packages[package], f"package {package}", ""
+    why = "of a version that no package of dpkg names"
+    return "", "", f"{why}; {asked.problem}" if asked is not None and asked.problem else why
+
+
+def _version_check(name: str, version: str, source: str, problem: str) -> HostCheck:
+    check = "container runtime"
+    numbers = version_of(version)
+    if numbers is None:
+        why = problem or f"the version {shown(version)} ({source}) cannot be read"
+        return HostCheck(check, Verdict.UNKNOWN, f"{name}, {why}")
+    found = f"{name} {version} ({source})"
+    if numbers < LEAK_REPAIRED:
+        found += (
+            ": it leaks the sandbox of every pod that an NRI plugin rejects in RunPodSandbox, and "
+            "does not start again after that; the agent rejects elsewhere, other plugins may not"
+        )
+        return HostCheck(check, Verdict.WARNING, found, "upgrade containerd to 2.2.6 or 2.3")
+    return HostCheck(check, Verdict.OK, found)
+
+
+def _nri_check(
+    name: str,
+    numbers: tuple[int, int, int] | None,
+    facts: RuntimeFacts,
+    settings: RuntimeSettings,
+) -> HostCheck:
+    check, socket = "NRI", facts.nri_socket
+    if socket is None:
+        found = "agent.kubelet.nriSocket is empty: containers get their CPUs after they started"
+        change = "write `agent: {kubelet: {nriSocket: /var/run/nri/nri.sock}}`"
+        return HostCheck(check, Verdict.WARNING, found, f"{change} in the agent's configuration")
+    if socket.there:
+        return HostCheck(check, Verdict.OK, f"{socket.path} is there")
+    if socket.problem:
+        return HostCheck(check, Verdict.UNKNOWN, f"{socket.path}: {socket.problem}")
+    why, change = _without_nri(name, numbers, socket.path, settings)
+    return HostCheck(check, Verdict.ERROR, f"{socket.path} is not a socket: {why}", change)
+
+
+def _without_nri(
+    name: str, numbers: tuple[int, int, int] | None, socket: str, settings: RuntimeSettings
+) -> tuple[str, str]:
+    """Return why there is no socket of NRI, and what to change."""
+    key = "nri_listen" if name == "cri-o" else "socket_path"
+    listens, where = settings.text(key, socket)
+    if listens != socket:
+        change = f"write `agent: {{kubelet: {{nriSocket: {listens}}}}}`"
+        return f"{key} is {shown(listens)} in {where}", f"{change} in the agent's configuration"
+    if settings.unread:
+        return "; ".join(settings.unread), "make the file readable for root"
+    if name == "cri-o":
+        on, file = settings.switch("enable_nri", default=True)
+        change = f"write `enable_nri = true` in [crio.nri] of {file} and restart CRI-O"
+        return f"enable_nri is {'true' if on else 'false'} in {file}", change
+    return _containerd_without_nri(numbers, settings)
+
+
+def _containerd_without_nri(
+    numbers: tuple[int, int, int] | None, settings: RuntimeSettings
+) -> tuple[str, str]:
+    if settings.off_in:
+        change = f"remove `{NRI}` from disabled_plugins in {settings.off_in}, restart containerd"
+        return f"disabled_plugins of {settings.off_in} lists NRI", change
+    default_off = numbers is not None and numbers < _ON_BY_DEFAULT
+    off, file = settings.switch("disable", default=default_off)
+    change = f"write `disable = false` in {NRI_TABLE} of {file} and restart containerd"
+    if off and "disable" not in settings.entries:
+        return "this version has NRI off by default", change
+    if off:
+        return f"disable is true in {file}", change
+    return f"NRI is not turned off in {file}", "start containerd, and see its log for `nri`"
+
+
+def _validator_check(
+    name: str, numbers: tuple[int, int, int] | None, settings: RuntimeSettings
+) -> HostCheck:
+    check = "required plugin"
+    table = f"{NRI_TABLE[:-1]}.{VALIDATOR}]"
+    if name == "cri-o" or (numbers is not None and numbers < _VALIDATES):
+        found = (
+            "this runtime has no NRI validator (containerd from 2.2 on has one): a pod that starts "
+            "while the agent is away runs unpinned until the agent is back"
+        )
+        return HostCheck(check, Verdict.WARNING, found)
+    enabled, file = settings.switch(f"{VALIDATOR}.enable", default=False)
+    required, where = settings.entries.get(f"{VALIDATOR}.required_plugins", ([], ""))
+    if not enabled:
+        found = (
+            f"the validator is off ({file}): a pod that starts while the agent is away runs "
+            "unpinned until the agent is back"
+        )
+        change = f"write `enable = true` in {table} of {settings.main} and restart containerd; "
+        change += f"then annotate pods that must not start unpinned: {_ANNOTATION}"
+        verdict = Verdict.UNKNOWN if numbers is None else Verdict.WARNING
+        return HostCheck(check, verdict, found, change)
+    if required:
+        found = (
+            f"required_plugins in {where} is a list for all pods: while the agent is away it keeps "
+            "static pods of the control plane from starting, too"
+        )
+        change = f"remove required_plugins from {where} and annotate pods instead: {_ANNOTATION}"
+        return HostCheck(check, Verdict.WARNING, found, change)
+    found = f"the validator is on ({file}); it serves pods with the annotation {_ANNOTATION}"
+    return HostCheck(check, Verdict.OK, found)
+
+
+def _timeout_check(name: str, settings: RuntimeSettings) -> HostCheck:
+    check = "NRI timeouts"
+    prefix = "nri_" if name == "cri-o" else ""
+    table = "[crio.nri]" if name == "cri-o" else NRI_TABLE
+    if settings.unread:
+        return HostCheck(check, Verdict.UNKNOWN, "; ".join(settings.unread))
+    said = []
+    for key, least in (_REGISTRATION, _REQUEST):
+        text, file = settings.text(f"{prefix}{key}", f"{least:g}s")
+        value = seconds_of(text)
+        if value is None or value < least:
+            found = f"{prefix}{key} is {shown(text)} in {file}; a slow answer is given up earlier"
+            change = f'write `{prefix}{key} = "{least:g}s"` in {table} of {file}'
+            return HostCheck(check, Verdict.WARNING, found, f"{change} and restart the runtime")
+        said.append(f"{prefix}{key} {text}")
+    return HostCheck(check, Verdict.OK, ", ".join(said))
