@@ -96,7 +96,8 @@ def import_(
 ) -> None:
     """Import the kubelet's state into the agent's.
 
-    Nothing is changed if files are damaged, or do not fit this host and configuration.
+    Nothing is changed if files are damaged, or do not fit this host and configuration. With
+    agent.kubelet.enabled devices stay with the kubelet, whose device manager goes on.
     """
     # Imported here: help and completion do not need them.
     from agent.tools.kubelet_state.files import read_directory  # noqa: PLC0415
@@ -109,6 +110,8 @@ def import_(
     with _opened(place.config) as store:
         ids = None if containers_path is None else read_container_ids(containers_path)
         found = read_directory(directory, ids)
+        if place.config.agent.kubelet.enabled:
+            found = _without_devices(found)
         taken = take_over(place.rules, found, _pods(pods_path, found, place.rules))
         _reject_replacing(store, force=force)
         store.save(_state_of(place, taken.ledger))
@@ -123,7 +126,8 @@ def export(
 ) -> None:
     """Write the agent's state as the kubelet's files.
 
-    The format version depends on featureGates.PodLevelResourceManagers.
+    The format version depends on featureGates.PodLevelResourceManagers. With agent.kubelet.enabled
+    the file of the device manager is left as it is: the kubelet allocated its devices all the time.
     """
     # Imported here: as above.
     from agent.tools.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
@@ -133,9 +137,18 @@ def export(
     with _opened(place.config) as store:
         ledger = _saved_ledger(store, place.rules)
         found = kubelet_state(place.rules, ledger)
+        if place.config.agent.kubelet.enabled:
+            found = _without_devices(found)
         contents = encode_files(found, pod_level=place.rules.policy.pod_level_managers)
         write_directory(directory, contents, force=force)
     _print_lines((f"{directory / name}: written" for name in contents), export_notes(found))
+
+
+def _without_devices(found: KubeletState) -> KubeletState:
+    """Return a state without the device manager's, which stays the kubelet's beside an agent."""
+    from msgspec.structs import replace  # noqa: PLC0415  # as above
+
+    return replace(found, devices=None)
 
 
 class _Place(Struct, frozen=True):
