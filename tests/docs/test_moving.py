@@ -116,7 +116,7 @@ class Node:
         """Edit the kubelet's configuration as the page says."""
         file = self.kubelet / "config.yaml"
         config = yaml.safe_load(file.read_text())
-        for line in re.findall(r"^(\w+): (\w+) +# and no (\w+)$", TO_AGENT, re.MULTILINE):
+        for line in re.findall(r"^(\w+): (\w+) +# and no (\w+)(?:,.*)?$", TO_AGENT, re.MULTILINE):
             key, value, options = line
             config[key] = value
             config.pop(options, None)

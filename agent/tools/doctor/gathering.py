@@ -120,7 +120,7 @@ def _runtime(config: Config, root: Path) -> RuntimeFacts:
         plugins=names_in(root, PLUGIN_DIRECTORY),
         containerd=tuple(_with_imports(root, read_file(root, CONTAINERD_FILE))),
         crio=(read_file(root, CRIO_FILE), *read_files(root, f"{CRIO_FILE}.d/*.conf")),
-        packages=dpkg_versions(root, ("containerd", "containerd.io", "cri-o")),
+        packages=dpkg_versions(root, ("containerd", "containerd.io", "cri-o", "kubelet")),
     )
 
 

@@ -30,6 +30,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "container-runtime-endpoint": "containerRuntimeEndpoint",
 }
 _MAPPINGS: Final[Mapping[str, str]] = {
+    "cpu-manager-policy-options": "cpuManagerPolicyOptions",
     "feature-gates": "featureGates",
     "system-reserved": "systemReserved",
     "kube-reserved": "kubeReserved",
@@ -71,6 +72,11 @@ class KubeletSettings(Struct, frozen=True):
     def overruled(self, name: str) -> tuple[KubeletSetting, ...]:
         """Return the settings that do not count."""
         return self.values.get(name, ())[1:]
+
+    def entries(self, section: str) -> tuple[KubeletSetting, ...]:
+        """Return the settings that count of all entries of a mapping."""
+        found = (name for name in self.values if name.startswith(f"{section}."))
+        return tuple(self.values[name][0] for name in found)
 
     def change(self, name: str, value: str) -> str:
         """Return the line with which a setting has another value, and its file."""

@@ -58,7 +58,7 @@ def driver_check(config: Config, cgroups: CgroupFacts, settings: KubeletSettings
         found = f"the kubelet's is {driver} ({cgroups.mount}/{path} is there)"
         bad = Verdict.ERROR
     elif (setting := settings.effective(_KEY)) is not None:
-        # The runtime's own wins over this one (KubeletCgroupDriverFromCRI), so it is no proof.
+        # The runtime's own wins over this one (KubeletCgroupDriverFromCRI), so it proves nothing.
         driver, bad = setting.value, Verdict.WARNING
         found = f"the kubelet's is {shown(driver)} ({setting.source})"
     else:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _NONE: Final = "none"
 #: Of the policies of the topology manager these reject no pod.
 _LENIENT: Final = ("none", "best-effort")
+_CPU_KEY: Final = "cpuManagerPolicy"
+_OPTIONS: Final = "cpuManagerPolicyOptions"
 _MOVING: Final = "docs/moving-a-node.md keeps the CPUs of running pods"
 _RESERVED: Final = "reservedSystemCPUs"
 _CPU_KEYS: Final = ("systemReserved.cpu", "kubeReserved.cpu")
@@ -50,7 +52,7 @@ class _Manager(Struct, frozen=True):
 def manager_checks(kubelet: KubeletFiles, settings: KubeletSettings) -> Iterator[HostCheck]:
     """Yield what the kubelet's CPU, memory and topology manager do."""
     managers = (
-        _Manager("kubelet CPU manager", "cpuManagerPolicy", "none", kubelet.cpu_state),
+        _Manager("kubelet CPU manager", _CPU_KEY, "none", kubelet.cpu_state),
         _Manager("kubelet memory manager", "memoryManagerPolicy", "None", kubelet.memory_state),
     )
     for manager in managers:
@@ -130,6 +132,11 @@ def _is_off(
             f"{found}{_overruling(setting, tuple(losing))}",
             losing[0].to(manager.off),
         )
+    options = settings.entries(_OPTIONS)
+    if manager.key == _CPU_KEY and options:
+        found += f": no kubelet starts so, for {_OPTIONS} is set in {options[0].source}"
+        change = f"remove {_OPTIONS} from {options[0].source}"
+        return HostCheck(manager.check, Verdict.WARNING, found, change)
     written = "" if running is None else f", as in {manager.file.path}"
     return HostCheck(manager.check, Verdict.OK, f"{found}{written}")
 

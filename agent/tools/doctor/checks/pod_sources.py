@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from agent.tools.doctor.runtime_settings import version_of
 from agent.tools.doctor.verdicts import HostCheck, Verdict
 
 if TYPE_CHECKING:
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from agent.tools.doctor.kubelet_settings import KubeletSettings
 
 _GATE: Final = "featureGates.PodsAPI"
+#: The first version with the Pods API.
+_FIRST: Final = (1, 36, 0)
+_ENDPOINT: Final = "set agent.kubelet.podsEndpoint and agent.kubelet.tokenFile"
 
 
 def source_checks(facts: GatheredFacts, settings: KubeletSettings) -> Iterator[HostCheck]:
     """Yield whether pods' specifications reach the agent, and the gate that brings them best."""
     yield _source_check(facts, settings)
-    yield _gate_check(facts.kubelet, settings)
+    yield _gate_check(facts, settings)
 
 
 def _source_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
@@ -34,8 +38,7 @@ def _source_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
         failed.append(f"{kubelet.pods_api.path}: {kubelet.pods_api.problem}")
     elif not kubelet.pods_api.there:
         failed.append(f"there is no Pods API at {kubelet.pods_api.path}")
-    change = f"{settings.change(_GATE, 'true')} and restart the kubelet, or set "
-    change += "agent.kubelet.podsEndpoint and agent.kubelet.tokenFile"
+    change = _set_gate(settings)
     stored = _stored_pods(kubelet)
     if not stored:
         failed.append(f"what is left, {kubelet.allocated_pods.path}, says it in part")
@@ -59,21 +62,30 @@ def _stored_pods(kubelet: KubeletFiles) -> str:
     return "" if isinstance(document, dict) else f"{file.path} is not the kubelet's"
 
 
-def _gate_check(kubelet: KubeletFiles, settings: KubeletSettings) -> HostCheck:
-    check = "gate PodsAPI"
-    setting = settings.effective(_GATE)
+def _gate_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
+    check, kubelet = "gate PodsAPI", facts.kubelet
     if kubelet.pods_api.there:
         return HostCheck(check, Verdict.OK, f"{kubelet.pods_api.path} is served")
-    change = settings.change(_GATE, "true")
-    change += " (Kubernetes 1.36; from 1.37 on the gate is on) and restart the kubelet"
-    if setting is None:
-        if settings.unread:
-            return HostCheck(check, Verdict.UNKNOWN, "; ".join(settings.unread))
-        return HostCheck(check, Verdict.WARNING, f"not set in {settings.file}", change)
-    if setting.value.lower() != "true":
-        return HostCheck(check, Verdict.WARNING, f"off in {setting.source}", change)
+    version = "" if facts.runtime is None else facts.runtime.packages.get("kubelet", "")
+    numbers = version_of(version)
+    if numbers is not None and numbers < _FIRST:
+        found = f"kubelet {version} (package kubelet) has no Pods API and does not know the gate"
+        return HostCheck(check, Verdict.WARNING, found, _ENDPOINT)
+    setting = settings.effective(_GATE)
+    if setting is None and settings.unread:
+        return HostCheck(check, Verdict.UNKNOWN, "; ".join(settings.unread))
+    if setting is None or setting.value.lower() != "true":
+        found = f"not set in {settings.file}" if setting is None else f"off in {setting.source}"
+        return HostCheck(check, Verdict.WARNING, found, _set_gate(settings))
     found = f"on in {setting.source}, but {kubelet.pods_api.path} is not a socket"
     if kubelet.process is None:
         return HostCheck(check, Verdict.UNKNOWN, f"{found} while no kubelet runs")
-    change = "restart the kubelet; before 1.36 it has no Pods API"
-    return HostCheck(check, Verdict.WARNING, found, change)
+    return HostCheck(check, Verdict.WARNING, found, "restart the kubelet")
+
+
+def _set_gate(settings: KubeletSettings) -> str:
+    """Return how the gate is set; a kubelet that does not know a gate does not start."""
+    return (
+        f"{settings.change(_GATE, 'true')} and restart the kubelet if it is of Kubernetes 1.36, "
+        f"with which the gate came; {_ENDPOINT} if it is older"
+    )

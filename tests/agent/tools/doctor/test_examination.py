@@ -201,6 +201,13 @@ TOPOLOGY = "kubelet topology manager"
             "has --root-dir=/data/kubelet",
             "write `agent: {kubelet: {directory: /data/kubelet}}`",
         ),
+        (
+            config("cpuManagerPolicyOptions: {full-pcpus-only: 'true'}"),
+            CPU,
+            WARNING,
+            "no kubelet starts so, for cpuManagerPolicyOptions is set",
+            f"remove cpuManagerPolicyOptions from {hosts.CONFIG}",
+        ),
         # What is reserved.
         (
             written(hosts.CONFIG, hosts.SETTINGS.replace("reservedSystemCPUs: '0'\n", "")),
@@ -440,6 +447,20 @@ TOPOLOGY = "kubelet topology manager"
             WARNING,
             "off in the flags",
             "write `--feature-gates=PodsAPI=true` in the flags",
+        ),
+        (
+            both(
+                removed(f"{hosts.KUBELET}/pods-api/pods-api.sock"),
+                written(hosts.CONFIG, "kind: KubeletConfiguration\n"),
+                lambda host: host.add(
+                    hosts.DPKG,
+                    "\nPackage: kubelet\nStatus: hold ok installed\nVersion: 1.35.2-1.1\n",
+                ),
+            ),
+            "gate PodsAPI",
+            WARNING,
+            "kubelet 1.35.2-1.1 (package kubelet) has no Pods API",
+            "set agent.kubelet.podsEndpoint",
         ),
         # The opt-in resource.
         (
