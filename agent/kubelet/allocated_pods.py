@@ -51,7 +51,7 @@ class _File(Struct, frozen=True):
 
 
 class _Data(Struct, frozen=True, rename={"pod_list": "podList"}):
-    entries: Mapping[str, Any] | None = MappingProxyType({})
+    entries: dict[str, Any] | None = None
     pod_list: str = ""
 
 

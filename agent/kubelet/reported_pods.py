@@ -7,7 +7,7 @@ the fields that `agent.pods.manifest` reads, so that there is one reading of a p
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -90,7 +90,7 @@ class _Metadata(Struct, frozen=True, rename="camel"):
 
 
 class _State(Struct, frozen=True):
-    running: msgspec.Raw | None = None
+    running: dict[str, Any] | None = None
 
 
 class _ContainerStatus(Struct, frozen=True):

@@ -68,7 +68,7 @@ def pod_message(  # noqa: PLR0913  # the fields of a pod
     }
     if deleting:
         metadata["deletionTimestamp"] = {"seconds": 1_700_000_000}
-    state = {"state": {"running": {}}} if running else {"state": {}}
+    state: dict[str, Any] = {"state": {"running": {}}} if running else {"state": {}}
     status = {"phase": phase, "containerStatuses": [state]}
     made = CORE_V1["Pod"](metadata=metadata, spec=spec, status=status)
     data: bytes = made.SerializeToString()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import combinations, permutations
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
 from agent.kubelet.reported_pods import ReportedPod, ReportedPods
 from agent.kubelet.tracked_pods import TrackedPods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 UID = "11111111-2222-3333-4444-555555555555"
 POD = ReportedPod(
@@ -39,13 +43,12 @@ class Story:
         self.now += seconds
         return self
 
-    @property
     def over(self) -> bool:
         return UID in self.pods.end(self.now)
 
     def _do(self, happened: str) -> None:
         pods, now = self.pods, self.now
-        {
+        acts: dict[str, Callable[[], None]] = {
             "reported": lambda: pods.report(POD, now),
             "failed": lambda: pods.report(FAILED, now),
             "deleted": lambda: pods.deleted(UID, now),
@@ -57,7 +60,8 @@ class Story:
             "sandbox removed": lambda: pods.sandbox_removed(UID, "s", now),
             "cgroup made": lambda: pods.cgroups({UID}, now),
             "cgroup gone": lambda: pods.cgroups((), now),
-        }[happened]()
+        }
+        acts[happened]()
 
 
 KINDS = ("deleted", "failed", "missing", "sandbox removed", "cgroup gone")
@@ -65,8 +69,8 @@ KINDS = ("deleted", "failed", "missing", "sandbox removed", "cgroup gone")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kind_of_evidence_ends_no_pod_at_once(kind: str) -> None:
-    assert not Story().do(kind).over
-    assert not Story().do(kind).wait(ALONE_SECONDS - 1).over
+    assert not Story().do(kind).over()
+    assert not Story().do(kind).wait(ALONE_SECONDS - 1).over()
 
 
 @pytest.mark.parametrize(
@@ -79,24 +83,24 @@ def test_one_kind_of_evidence_ends_no_pod_at_once(kind: str) -> None:
     ],
 )
 def test_two_kinds_of_evidence_end_a_pod_at_once_in_any_order(kinds: tuple[str, str]) -> None:
-    assert Story().do(*kinds).over
+    assert Story().do(*kinds).over()
 
 
 @pytest.mark.parametrize("again", ["deleted", "failed", "missing"])
 def test_the_same_kind_twice_is_one_kind(again: str) -> None:
-    assert not Story().do("deleted", again).over
+    assert not Story().do("deleted", again).over()
 
 
 @pytest.mark.parametrize("kind", ["deleted", "failed"])
 def test_a_pod_that_the_kubelet_reports_as_over_ends_after_half_a_minute(kind: str) -> None:
-    assert Story().do(kind).wait(ALONE_SECONDS).over
+    assert Story().do(kind).wait(ALONE_SECONDS).over()
 
 
 @pytest.mark.parametrize("kind", ["sandbox removed", "cgroup gone"])
 def test_what_the_host_shows_ends_a_pod_alone_only_while_the_kubelet_is_away(kind: str) -> None:
     story = Story().do(kind).wait(10 * ALONE_SECONDS)
-    assert not story.over
-    assert story.do("disconnected").over
+    assert not story.over()
+    assert story.do("disconnected").over()
 
 
 @pytest.mark.parametrize("lists", [2, 5])
@@ -105,8 +109,8 @@ def test_a_pod_that_is_missing_from_lists_stays_as_long_as_it_has_a_cgroup(lists
     story = Story()
     for _ in range(lists):
         story.do("missing").wait(10 * MISSING_SECONDS)
-    assert not story.over
-    assert story.do("cgroup gone").over
+    assert not story.over()
+    assert story.do("cgroup gone").over()
 
 
 def test_a_pod_that_never_had_a_cgroup_ends_when_lists_lack_it_for_long_enough() -> None:
@@ -136,31 +140,31 @@ def test_a_pod_that_never_had_a_cgroup_ends_when_lists_lack_it_for_long_enough()
 )
 def test_evidence_is_taken_back(evidence: str, back: str) -> None:
     other = "cgroup gone" if evidence != "cgroup gone" else "deleted"
-    assert Story().do(evidence, other).over
-    assert not Story().do(evidence, back, other).over
+    assert Story().do(evidence, other).over()
+    assert not Story().do(evidence, back, other).over()
 
 
 def test_a_sandbox_that_replaced_another_keeps_its_pod_when_the_other_is_removed() -> None:
     story = Story()
     story.pods.sandbox_started(UID, "second", "")
     story.do("sandbox removed", "disconnected").wait(10 * ALONE_SECONDS)
-    assert not story.over
+    assert not story.over()
 
 
 @pytest.mark.parametrize("late", ["failed", "dying"])
 def test_a_pod_that_ended_is_not_new_when_it_is_reported_again_as_dying(late: str) -> None:
     story = Story().do("deleted", "sandbox removed")
-    assert story.over
+    assert story.over()
     story.do(late)
     assert story.pods.facts() == ()
-    assert story.over
+    assert story.over()
 
 
 def test_a_static_pod_that_comes_back_with_its_uid_is_new() -> None:
     story = Story().do("deleted", "sandbox removed")
-    assert story.over
+    assert story.over()
     story.do("reported")
-    assert not story.over
+    assert not story.over()
     assert [each.uid for each in story.pods.facts()] == [UID]
 
 
@@ -259,10 +263,10 @@ def test_a_pod_ends_exactly_when_the_reference_says_so(steps: list[tuple[str, in
     for happened, seconds in steps:
         story.do(happened)
         history.events.append((story.now, happened))
-        assert story.over == history.over(story.now)
-        if story.over:
+        assert story.over() == history.over(story.now)
+        if story.over():
             return
         story.wait(seconds)
-        assert story.over == history.over(story.now)
-        if story.over:
+        assert story.over() == history.over(story.now)
+        if story.over():
             return

@@ -1,0 +1,304 @@
+"""One reading of a pod: a manifest, the kubelet's JSON and its protobuf give the same one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kubelet.errors import UnreadablePodError
+from agent.kubelet.pod_messages import CORE_V1, read_message, read_messages
+from agent.kubelet.reported_pods import pod_of, read_json, read_list
+from agent.pods.errors import ManifestError
+from agent.pods.manifest import load_pod
+from agent.rpc.messages import Messages
+from tests.fakes.pods_api import amounts, container, pod_message
+
+UID = "11111111-2222-3333-4444-555555555555"
+
+#: As `kubectl get --raw` shows a pod of a Deployment that runs, cut where lists only grow longer.
+FROM_AN_API_SERVER: dict[str, Any] = {
+    "kind": "Pod",
+    "apiVersion": "v1",
+    "metadata": {
+        "name": "web-6d4cf56db6-x2x5p",
+        "generateName": "web-6d4cf56db6-",
+        "namespace": "shop",
+        "uid": UID,
+        "resourceVersion": "4711",
+        "generation": 1,
+        "creationTimestamp": "2026-11-22T20:00:00Z",
+        "labels": {"app": "web", "pod-template-hash": "6d4cf56db6"},
+        "annotations": {"kubernetes.io/config.seen": "2026-11-22T20:00:00Z"},
+        "ownerReferences": [{"kind": "ReplicaSet", "controller": True}],
+        "managedFields": [
+            {
+                "manager": "kube-controller-manager",
+                "operation": "Update",
+                "fieldsV1": {"f:spec": {"f:containers": {'k:{"name":"app"}': {".": {}}}}},
+            }
+        ],
+    },
+    "spec": {
+        "volumes": [
+            {
+                "name": "kube-api-access-abcde",
+                "projected": {
+                    "defaultMode": 420,
+                    "sources": [{"serviceAccountToken": {"expirationSeconds": 3607}}],
+                },
+            },
+            {"name": "pages", "emptyDir": {"medium": "HugePages-2Mi"}},
+        ],
+        "initContainers": [
+            {
+                "name": "proxy",
+                "image": "example.com/proxy:1",
+                "restartPolicy": "Always",
+                "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}},
+                "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}],
+            }
+        ],
+        "containers": [
+            {
+                "name": "app",
+                "image": "example.com/web:1",
+                "env": [{"name": "HOME", "value": "/"}, {"name": "NONE"}],
+                "resources": {
+                    "requests": {"cpu": "2", "memory": "1Gi", "hugepages-2Mi": "4Mi"},
+                    "limits": {"cpu": "2", "memory": "1Gi", "hugepages-2Mi": "4Mi"},
+                    "claims": [{"name": "gpu"}],
+                },
+                "volumeMounts": [{"name": "pages", "mountPath": "/pages"}],
+                "terminationMessagePolicy": "File",
+            },
+            {"name": "aux", "resources": {}},
+        ],
+        "restartPolicy": "Always",
+        "overhead": {"cpu": "250m"},
+        "tolerations": [{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}],
+        "resources": {
+            "requests": {"cpu": "4", "memory": "2Gi"},
+            "limits": {"cpu": "4", "memory": "2Gi"},
+        },
+        "preemptionPolicy": "PreemptLowerPriority",
+        "nodeName": "node-1",
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu-1"}],
+    },
+    "status": {
+        "phase": "Running",
+        "qosClass": "Burstable",
+        "hostIP": "192.0.2.1",
+        "startTime": None,
+        "containerStatuses": [
+            {
+                "name": "app",
+                "state": {"running": {"startedAt": "2026-11-22T20:00:05Z"}},
+                "lastState": {},
+                "restartCount": 0,
+                "allocatedResources": {"cpu": "2"},
+                "resources": {"limits": {"cpu": "2"}},
+            }
+        ],
+    },
+}
+MANIFEST = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "web-6d4cf56db6-x2x5p",
+        "namespace": "shop",
+        "uid": UID,
+        "annotations": {"kubernetes.io/config.seen": "2026-11-22T20:00:00Z"},
+    },
+    "spec": {
+        "initContainers": [
+            {"name": "proxy", "restartPolicy": "Always", "resources": {"limits": {"cpu": 1}}}
+        ],
+        "containers": [
+            {
+                "name": "app",
+                "resources": {"limits": {"cpu": 2, "memory": "1Gi", "hugepages-2Mi": "4Mi"}},
+            },
+            {"name": "aux"},
+        ],
+        "overhead": {"cpu": "250m"},
+        "resources": {
+            "limits": {"cpu": 4, "memory": "2Gi"},
+            "requests": {"cpu": 4, "memory": "2Gi"},
+        },
+    },
+}
+#: Fields that the agent does not declare, to see that they are passed over.
+MORE = Messages(
+    "more",
+    {
+        "Pod": {"metadata": (1, "Metadata"), "spec": (2, "Spec")},
+        "Metadata": {"generateName": (2, "string"), "managedFields": (17, "repeated string")},
+        "Spec": {"volumes": (1, "repeated string"), "tolerations": (22, "repeated string")},
+    },
+)
+
+
+def as_json(pod: dict[str, Any]) -> bytes:
+    return json.dumps(pod).encode()
+
+
+def as_message() -> bytes:
+    """Return the pod of `MANIFEST` as a kubelet sends it, with fields that are not declared."""
+    declared = pod_message(
+        UID,
+        "web-6d4cf56db6-x2x5p",
+        containers=(
+            container("app", "cpu=2 memory=1Gi hugepages-2Mi=4Mi"),
+            {"name": "aux"},
+        ),
+        init=(container("proxy", "cpu=1", restartPolicy="Always"),),
+        pod_level="cpu=4 memory=2Gi",
+        overhead="cpu=250m",
+        annotations={"kubernetes.io/config.seen": "2026-11-22T20:00:00Z"},
+    )
+    more = MORE["Pod"](
+        metadata={"generateName": "web-", "managedFields": ["kubelet"]},
+        spec={"volumes": ["v"], "tolerations": ["t"]},
+    )
+    data: bytes = declared + more.SerializeToString()
+    return data
+
+
+@pytest.mark.parametrize("form", ["JSON", "protobuf"])
+def test_a_pod_of_an_api_server_reads_as_its_manifest_does(form: str) -> None:
+    reported = (
+        read_json(as_json(FROM_AN_API_SERVER)) if form == "JSON" else read_message(as_message())
+    )
+    pod = pod_of(reported, "here", pod_level=True)
+    assert pod == load_pod(json.dumps(MANIFEST), "here")
+    assert (reported.terminal, reported.deleting, reported.running) == (False, False, True)
+    assert (reported.uid, reported.namespace) == (UID, "shop")
+
+
+def test_the_class_that_the_kubelet_states_is_left_out_since_it_is_not_stated_at_first() -> None:
+    reported = read_json(as_json(FROM_AN_API_SERVER))
+    assert pod_of(reported, "here", pod_level=True).status_qos is None
+
+
+def test_pod_level_resources_are_absent_or_empty_as_the_kubelet_has_them() -> None:
+    without = pod_of(read_message(pod_message(UID)), "here", pod_level=True)
+    assert without.resources is None
+    spec = {"containers": [container()], "resources": {}}
+    message = CORE_V1["Pod"](metadata={"uid": UID, "name": "web"}, spec=spec).SerializeToString()
+    given = read_message(message).specification
+    assert isinstance(given, dict)
+    assert given["spec"]["resources"] == {"requests": {}, "limits": {}}  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize(
+    ("phase", "has", "over"),
+    [
+        ("Pending", "", False),
+        ("Running", "running", False),
+        ("Running", "deleting running", False),
+        ("Pending", "deleting", True),
+        ("Failed", "", True),
+        ("Succeeded", "", True),
+    ],
+)
+@pytest.mark.parametrize("form", ["JSON", "protobuf"])
+def test_a_pod_is_over_when_it_ended_or_is_deleted_and_runs_nothing(
+    form: str,
+    phase: str,
+    has: str,
+    over: bool,  # noqa: FBT001  # a column of the table
+) -> None:
+    deleting, running = "deleting" in has, "running" in has
+    message = pod_message(UID, phase=phase, deleting=deleting, running=running)
+    metadata: dict[str, Any] = {"uid": UID, "name": "web"}
+    if deleting:
+        metadata["deletionTimestamp"] = "2026-11-22T20:00:00Z"
+    state: dict[str, object] = {"running": {}} if running else {"waiting": {}}
+    document = {
+        "metadata": metadata,
+        "status": {"phase": phase, "initContainerStatuses": [{"state": state}]},
+    }
+    reported = read_message(message) if form == "protobuf" else read_json(as_json(document))
+    assert reported.over is over
+
+
+def test_a_pod_with_mistakes_is_an_error_with_all_of_them_and_its_identity() -> None:
+    reported = read_message(
+        pod_message(UID, containers=(container("A", "cpu=2x"), container("b", "cpu=-1")))
+    )
+    with pytest.raises(ManifestError) as raised:
+        pod_of(reported, "here", pod_level=True)
+    assert raised.value.identity.name == "web"
+    assert raised.value.identity.uid == UID
+    assert "2x" in str(raised.value)
+
+
+def test_one_unreadable_pod_of_a_list_does_not_affect_the_others() -> None:
+    good, bad = pod_message(UID), b"\xff\xff"
+    found = read_messages([bad, good])
+    assert [pod.uid for pod in found.pods] == [UID]
+    assert len(found.unreadable) == 1
+    items = [{"metadata": {"uid": 7}}, FROM_AN_API_SERVER, {"metadata": {"uid": "../../x"}}]
+    found = read_list(as_json({"items": items}), 9)
+    assert [pod.uid for pod in found.pods] == [UID]
+    assert [str(each)[:20] for each in found.unreadable] == [
+        "it is not a pod (Exp",
+        "its uid is not one o",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", "not a list of pods"),
+        (b"Unauthorized", "not a list of pods"),
+        (b'{"items": 3}', "not a list of pods"),
+        (b'{"items": [{}, {}, {}]}', "3 pods, which are more than 2"),
+        (b'{"items": ' + b"[" * 100_000, "not a list of pods"),
+    ],
+)
+def test_an_answer_that_is_no_list_of_pods_is_one_error(answer: bytes, words: str) -> None:
+    with pytest.raises(UnreadablePodError, match=words):
+        read_list(answer, 2)
+
+
+@pytest.mark.parametrize("answer", [b"{}", b'{"items": null}', b'{"items": []}'])
+def test_an_answer_may_have_no_pods(answer: bytes) -> None:
+    assert read_list(answer, 2).pods == ()
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_but_an_error_of_the_pod(data: bytes) -> None:
+    for read in (read_message, read_json):
+        try:
+            pod_of(read(data), "here", pod_level=True)
+        except (UnreadablePodError, ManifestError):
+            continue
+
+
+@given(st.data())
+def test_no_damage_to_a_pod_raises_anything_but_an_error_of_the_pod(data: st.DataObject) -> None:
+    whole = bytearray(data.draw(st.sampled_from((as_message(), as_json(FROM_AN_API_SERVER)))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    for read in (read_message, read_json):
+        try:
+            pod_of(read(bytes(whole)), "here", pod_level=True)
+        except (UnreadablePodError, ManifestError):
+            continue
+
+
+def test_quantities_on_the_wire_are_entries_of_a_map() -> None:
+    both = {"limits": amounts("cpu=3 example.com/gpu=1")}
+    message = pod_message(UID, containers=({"name": "main", "resources": both},))
+    pod = pod_of(read_message(message), "here", pod_level=True)
+    limits = pod.containers[0].resources.limits
+    assert {name: str(amount) for name, amount in limits.items()} == {
+        "cpu": "3",
+        "example.com/gpu": "1",
+    }
