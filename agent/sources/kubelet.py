@@ -98,6 +98,7 @@ class KubeletPods:
         self._changed = asyncio.Event()
         self._fetching: asyncio.Task[None] | None = None
         self._in_use = ""
+        self._in_part = False
         self._faults: dict[str, PodsUnavailableError] = {}
         self._unreadable = ""
 
@@ -201,7 +202,8 @@ class KubeletPods:
             async with aclosing(api.watch()) as events:
                 while True:
                     limit = None if synced else self._ways.deadlines.watch
-                    event = await asyncio.wait_for(anext(events), limit)
+                    async with asyncio.timeout(limit):
+                        event = await anext(events)
                     if event.type is EventType.INITIAL_SYNC_COMPLETE:
                         self._take(await api.pods(self._ways.deadlines.listing))
                         self._use(api.way)
@@ -236,9 +238,11 @@ class KubeletPods:
             found = await asyncio.to_thread(read_allocated, self._ways.directory)
         except PodsUnavailableError as error:
             self._failed(error)
+            self._in_part = False
         else:
             self._faults.pop(str(self._ways.directory / FILE_NAME), None)
             self._tracked.allocated(found)
+            self._in_part = True
 
     async def _confirm(self) -> None:
         """Ask for another list as long as pods are missing from the last one of a watch."""
@@ -336,7 +340,8 @@ class KubeletPods:
         faults = tuple(self._faults.values())
         if not self._in_use and faults:
             ways = "; ".join(map(str, faults))
-            yield f"specifications of the kubelet's pods are not known: {ways}; {_REMEDY}"
+            known = f"known in part, from {FILE_NAME}" if self._in_part else "not known"
+            yield f"specifications of the kubelet's pods are {known}: {ways}; {_REMEDY}"
         elif self._in_use != self._ways.api.way:
             for error in faults:
                 if not error.expected:

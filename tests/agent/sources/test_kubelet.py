@@ -1,0 +1,604 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.kubelet.errors import PodsUnavailableError, SpecificationUnknownError
+from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
+from agent.kubelet.pod_messages import read_messages
+from agent.kubelet.pods_api import EventType, PodsApi
+from agent.rpc.calls import CallError
+from agent.sources.kubelet import (
+    CONFIRM_PERIOD,
+    LONGEST_PAUSE,
+    KubeletDeadlines,
+    KubeletPods,
+    KubeletWays,
+)
+from tests.agent.kubelet.test_allocated_pods import v1, v2, write
+from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
+from tests.fakes.pods_api import FakePodsApi, container, pod_message
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from agent.kubelet.reported_pods import ReportedPods
+    from agent.pods.model import Pod
+    from agent.sources.source import SourceReading
+
+#: Longer than any answer takes, on however busy a machine; a call that hangs ends after the second.
+PATIENT = KubeletDeadlines(watch=60.0, listing=60.0)
+HURRIED = KubeletDeadlines(watch=0.05, listing=0.05)
+LONG = 60.0
+
+
+@dataclass
+class Endpoint:
+    """The kubelet's endpoint; `answer` None: it does not answer. `free`: answers do not wait."""
+
+    way: str = "kubelet endpoint (here)"
+    answer: dict[str, bytes] | None = None
+    asked: int = 0
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.free.set()
+
+    async def pods(self, seconds: float) -> ReportedPods:
+        assert seconds > 0
+        self.asked += 1
+        answer = self.answer
+        await self.free.wait()
+        if answer is None:
+            raise PodsUnavailableError(self.way, "HTTP status 403")
+        return read_messages(answer.values())
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+@dataclass
+class Host:
+    """A kubelet, its files, the cgroups of its pods, and the source that follows it."""
+
+    directory: Path
+    kubelet: FakePodsApi
+    endpoint: Endpoint
+    clock: FakeClock
+    source: KubeletPods
+    cgroups: set[str]
+    changes: int = 0
+    readings: list[SourceReading] = field(default_factory=list)
+
+    def read(self) -> SourceReading:
+        reading = self.source.read()
+        self.readings.append(reading)
+        return reading
+
+    def entries(self) -> dict[str, Pod | None]:
+        return {entry.key: entry.pod for entry in self.read().entries}
+
+    def knows(self, *uids: str) -> bool:
+        return sorted(self.entries()) == sorted(f"pods/{uid}" for uid in uids)
+
+    def said(self) -> str:
+        """Return the conditions of a reading as one text."""
+        return "; ".join(self.read().conditions)
+
+    async def synced(self) -> None:
+        """Wait until the Pods API is in use."""
+        await until(lambda: self.in_use)
+
+    def removed(self) -> set[str]:
+        return {key.removeprefix("pods/") for key in self.read().removed}
+
+    def runs(self, uid: str) -> None:
+        """Let a pod run: its cgroup and its sandbox are there."""
+        self.cgroups.add(uid)
+        self.source.sandbox_started(uid, f"{uid}-1", "shop/web")
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the Pods API is in use."""
+        return self.source._in_use == self.source._ways.api.way
+
+    async def connect(self) -> None:
+        """Let time pass until the Pods API is in use."""
+        while not self.in_use:
+            self.clock.advance(LONGEST_PAUSE if self._waiting(2) else 0)
+            await asyncio.sleep(0)
+
+    async def confirm(self, seconds: float = CONFIRM_PERIOD) -> None:
+        """Let time pass until a list is asked for and answered again."""
+        await until(lambda: self._waiting(1))
+        before = self.kubelet.calls.count("ListPods")
+        self.clock.advance(seconds)
+        await until(lambda: self.kubelet.calls.count("ListPods") > before and self._waiting(1))
+
+    def _waiting(self, tasks: int) -> bool:
+        return len(self.clock._sleepers) >= tasks
+
+
+@asynccontextmanager
+async def followed(
+    directory: Path,
+    *,
+    deadlines: KubeletDeadlines = PATIENT,
+    endpoint: Endpoint | None = None,
+    started: bool = True,
+    pods: dict[str, bytes] | None = None,
+) -> AsyncIterator[Host]:
+    kubelet, clock, cgroups = FakePodsApi(directory), FakeClock(), set[str]()
+    kubelet.pods.update(pods or {})
+    ways = KubeletWays(PodsApi(directory), endpoint, directory, deadlines)  # type: ignore[arg-type]  # a fake
+    source = KubeletPods(ways, clock, lambda: cgroups, pod_level=True)
+    host = Host(directory, kubelet, endpoint or Endpoint(), clock, source, cgroups)
+    if started:
+        await kubelet.start()
+
+    async def follow() -> None:
+        async for _ in source.changes():
+            host.changes += 1
+
+    following = asyncio.create_task(follow())
+    try:
+        yield host
+    finally:
+        following.cancel()
+        await asyncio.wait((following,))
+        assert following.cancelled()
+        await kubelet.stop()
+
+
+# --- the Pods API --------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_pods_of_the_kubelet_are_entries_by_uid(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await until(lambda: host.knows(UID))
+        host.kubelet.add(OTHER_UID, pod_message(OTHER_UID, "db", init=(container("wait"),)))
+        await until(lambda: host.knows(UID, OTHER_UID))
+        pod = host.entries()[f"pods/{OTHER_UID}"]
+        assert pod is not None
+        assert (pod.uid, pod.name, pod.namespace) == (OTHER_UID, "db", "shop")
+        assert [each.name for each in pod.all_containers()] == ["wait", "main"]
+        reading = host.read()
+        assert (reading.complete, reading.conditions) == (False, ())
+        assert host.source.covers(f"pods/{UID}")
+        assert not host.source.covers("/etc/kubernetes/manifests/web.yaml")
+
+
+@in_loop
+async def test_a_pod_that_is_listed_before_its_admission_is_known_from_the_list(
+    tmp_path: Path,
+) -> None:
+    """The kubelet watches a pod only once it is admitted."""
+    async with followed(tmp_path) as host:
+        host.kubelet.pods[UID] = pod_message(UID, phase="Pending", running=False)
+        pod = await host.source.ask_for(UID, LONG)
+        assert pod is not None
+        assert host.knows(UID)
+
+
+@in_loop
+async def test_a_kubelet_that_lists_nothing_after_its_restart_ends_no_pod(tmp_path: Path) -> None:
+    """INITIAL_SYNC_COMPLETE with no pods; they are ADDED 9 s later, and not all at once."""
+    pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
+    async with followed(tmp_path, pods=pods) as host:
+        await until(lambda: host.knows(*pods))
+        for uid in pods:
+            host.runs(uid)
+        await host.kubelet.stop()
+        host.kubelet.pods.clear()
+        await host.kubelet.start()
+        await until(lambda: not host.in_use)
+        await host.connect()
+        host.clock.advance(9)
+        assert not host.removed()
+        seen = host.changes
+        host.kubelet.add(UID, pods[UID])
+        await until(lambda: host.changes > seen)
+        for _ in range(3):
+            await host.confirm()
+            assert not host.removed()
+        host.kubelet.add(OTHER_UID, pods[OTHER_UID])
+        host.clock.advance(10 * ALONE_SECONDS)
+        assert host.knows(*pods)
+        assert not host.removed()
+
+
+@in_loop
+async def test_a_pod_that_ended_while_the_agent_was_away_is_removed(tmp_path: Path) -> None:
+    async with followed(tmp_path, started=False) as host:
+        host.cgroups.add(OTHER_UID)
+        host.source.resume([f"pods/{UID}", f"pods/{OTHER_UID}"])
+        assert not host.removed()
+        await host.kubelet.start()
+        await host.connect()
+        # Missing from the list, and no cgroup.
+        assert host.removed() == {UID}
+        await host.confirm(MISSING_SECONDS)
+        # Lists are not enough against a cgroup.
+        host.clock.advance(10 * MISSING_SECONDS)
+        assert host.removed() == {UID}
+        host.cgroups.clear()
+        assert host.removed() == {UID, OTHER_UID}
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pod_message(UID, phase="Failed", running=False),
+        pod_message(UID, phase="Pending", deleting=True, running=False),
+    ],
+)
+@in_loop
+async def test_a_pod_that_is_added_again_while_it_dies_is_nothing_new(
+    tmp_path: Path, late: bytes
+) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await until(lambda: host.knows(UID))
+        host.runs(UID)
+        host.kubelet.delete(UID)
+        host.source.sandbox_removed(UID, f"{UID}-1")
+        await until(lambda: host.removed() == {UID})
+        host.kubelet.send(EventType.ADDED, late)
+        host.kubelet.add(OTHER_UID, pod_message(OTHER_UID))
+        await until(lambda: host.knows(OTHER_UID))
+        assert host.removed() == {UID}
+
+
+@in_loop
+async def test_a_pod_that_the_kubelet_rejected_is_never_an_entry(tmp_path: Path) -> None:
+    failed = pod_message(UID, phase="Failed", running=False)
+    async with followed(tmp_path, pods={UID: failed, OTHER_UID: pod_message(OTHER_UID)}) as host:
+        await until(lambda: host.knows(OTHER_UID))
+        assert not host.removed()
+
+
+@in_loop
+async def test_a_pod_that_fails_ends_after_half_a_minute_and_with_its_sandbox_at_once(
+    tmp_path: Path,
+) -> None:
+    pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
+    async with followed(tmp_path, pods=pods) as host:
+        await until(lambda: host.knows(*pods))
+        for uid in pods:
+            host.runs(uid)
+            seen = host.changes
+            host.kubelet.add(uid, pod_message(uid, phase="Succeeded", running=False))
+            await until(lambda seen=seen: host.changes > seen)  # type: ignore[misc]
+        assert not host.removed()
+        host.source.sandbox_removed(UID, f"{UID}-1")
+        assert host.removed() == {UID}
+        host.clock.advance(ALONE_SECONDS)
+        assert host.removed() == {UID, OTHER_UID}
+
+
+@in_loop
+async def test_a_removal_is_repeated_until_the_pod_is_an_entry_again(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await until(lambda: host.knows(UID))
+        host.runs(UID)
+        host.read()
+        host.kubelet.delete(UID)
+        host.cgroups.clear()
+        await until(lambda: host.removed() == {UID})
+        assert host.removed() == {UID}
+        host.kubelet.add(UID, pod_message(UID))
+        await until(lambda: host.knows(UID))
+        assert not host.removed()
+
+
+@in_loop
+async def test_a_resize_keeps_the_pod_as_it_was_first_read_and_is_a_condition(
+    tmp_path: Path,
+) -> None:
+    first = pod_message(UID, containers=(container("app", "cpu=2"), container("aux", "cpu=1")))
+    async with followed(tmp_path, pods={UID: first}) as host:
+        await until(lambda: host.knows(UID))
+        before = host.entries()
+        resized = (container("app", "cpu=3"), container("aux", "cpu=1"))
+        host.kubelet.add(UID, pod_message(UID, containers=resized))
+        await until(lambda: bool(host.read().conditions))
+        assert host.entries() == before
+        (condition,) = host.read().conditions
+        assert condition == (
+            "pod shop/web: its specification changed (container app) and its allocation did not; "
+            "delete and create the pod to have it decided again"
+        )
+        host.kubelet.add(UID, first)
+        await until(lambda: not host.read().conditions)
+
+
+@in_loop
+async def test_a_pod_with_mistakes_is_an_entry_with_all_of_them(tmp_path: Path) -> None:
+    bad = pod_message(UID, containers=(container("app", "cpu=two"),))
+    async with followed(tmp_path, pods={UID: bad}) as host:
+        await until(lambda: host.knows(UID))
+        (entry,) = host.read().entries
+        assert entry.pod is None
+        assert "two" in str(entry.error)
+
+
+@in_loop
+async def test_bytes_that_are_no_pod_are_a_condition_and_affect_no_other_pod(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        host.kubelet.send(EventType.MODIFIED, b"\xff\xff")
+        host.kubelet.add(OTHER_UID, pod_message(OTHER_UID))
+        await until(lambda: host.knows(UID, OTHER_UID))
+        (condition,) = host.read().conditions
+        assert condition.startswith("a pod of the kubelet cannot be read: it is not a pod")
+
+
+@in_loop
+async def test_an_unreadable_pod_of_a_list_makes_no_other_pod_missing(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={"bad": b"\xff\xff"}) as host:
+        host.source.resume([f"pods/{UID}"])
+        await host.synced()
+        assert "1 pods of the kubelet cannot be read, the first: it is not a pod" in host.said()
+        assert not host.removed()
+
+
+@in_loop
+async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        with capture_logs() as logs:
+            host.kubelet.break_watches()
+            await until(lambda: not host.kubelet.watched)
+            host.kubelet.pods[OTHER_UID] = pod_message(OTHER_UID)
+            assert host.knows(UID)
+            await until(lambda: not host.in_use)
+            await host.connect()
+            assert host.knows(UID, OTHER_UID)
+        assert "kubelet pods unavailable" in {line["event"] for line in logs}
+
+
+# --- ways ----------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) -> None:
+    endpoint = Endpoint(answer={UID: pod_message(UID)})
+    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        await until(lambda: host.knows(UID))
+        assert host.read().conditions == ()
+        endpoint.answer = {UID: pod_message(UID), OTHER_UID: pod_message(OTHER_UID)}
+        while not host.knows(UID, OTHER_UID):
+            host.clock.advance(LONGEST_PAUSE)
+            await asyncio.sleep(0)
+        host.kubelet.pods.update(endpoint.answer)
+        await host.kubelet.start()
+        await host.connect()
+        asked = endpoint.asked
+        host.clock.advance(10 * LONGEST_PAUSE)
+        await asyncio.sleep(0)
+        assert endpoint.asked == asked
+
+
+@in_loop
+async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path: Path) -> None:
+    endpoint = Endpoint(answer={UID: pod_message(UID)})
+    async with followed(tmp_path, endpoint=endpoint, deadlines=HURRIED, started=False) as host:
+        host.kubelet.hanging = True
+        await host.kubelet.start()
+        while not host.read().conditions:
+            host.clock.advance(LONGEST_PAUSE)
+            await asyncio.sleep(0)
+        await until(lambda: host.knows(UID))
+        (condition,) = host.read().conditions
+        assert condition.startswith("pods of the kubelet are read over the kubelet endpoint")
+        assert "no event within 0.05 s" in condition
+
+
+@in_loop
+async def test_a_pods_api_that_never_completes_its_list_is_not_used(tmp_path: Path) -> None:
+    async with followed(tmp_path, deadlines=HURRIED, started=False) as host:
+        host.kubelet.synced = False
+        await host.kubelet.start()
+        while not any("no event" in each for each in host.read().conditions):
+            host.clock.advance(LONGEST_PAUSE)
+            await asyncio.sleep(0)
+
+
+@in_loop
+async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path: Path) -> None:
+    async with followed(tmp_path, endpoint=Endpoint(), started=False) as host:
+        await until(lambda: bool(host.read().conditions))
+        await until(lambda: "no such file" in host.read().conditions[0])
+        (condition,) = host.read().conditions
+        for words in (
+            "pods-api.sock): there is no such socket",
+            "kubelet endpoint (here): HTTP status 403",
+            "allocated_pods_state: there is no such file",
+            "enable the kubelet's feature gate PodsAPI",
+        ):
+            assert words in condition
+
+
+@in_loop
+async def test_a_pod_that_only_the_file_names_is_an_error_once_it_has_a_sandbox_or_a_cgroup(
+    tmp_path: Path,
+) -> None:
+    """Of 1.36 the file does not say which containers are init containers; it may be old, too."""
+    write(tmp_path, v1(UID, OTHER_UID, "third"))
+    async with followed(tmp_path, started=False) as host:
+        await until(lambda: bool(host.read().conditions))
+        assert host.knows()
+        await until(lambda: "known in part, from allocated_pods_state" in host.said())
+        host.cgroups.add(UID)
+        host.source.sandbox_started(OTHER_UID, "s", "shop/db")
+        assert host.knows(UID, OTHER_UID)
+        entries = host.read().entries
+        assert [entry.pod for entry in entries] == [None, None]
+        for entry in entries:
+            assert isinstance(entry.error, SpecificationUnknownError)
+            assert "specification known in part" in str(entry.error)
+        assert "shop/db: specification" in str(entries[0].error) + str(entries[1].error)
+
+
+@in_loop
+async def test_a_pod_that_the_file_of_a_later_kubelet_has_whole_is_an_entry_with_its_pod(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, v2(pod_message(UID), pod_message(OTHER_UID)))
+    async with followed(tmp_path, started=False) as host:
+        await until(lambda: "known in part, from allocated_pods_state" in host.said())
+        assert host.knows()
+        host.source.sandbox_started(UID)
+        (pod,) = host.entries().values()
+        assert pod is not None
+        assert pod.uid == UID
+
+
+@in_loop
+async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as host:
+        host.source.sandbox_started(UID, "s", "shop/web")
+        (entry,) = host.read().entries
+        assert isinstance(entry.error, SpecificationUnknownError)
+        assert str(entry.error).startswith("shop/web: specification unknown: the pod has a sandbox")
+        # And it ends as others do.
+        host.source.sandbox_removed(UID, "s")
+        host.clock.advance(ALONE_SECONDS)
+        assert host.removed() == {UID}
+
+
+@in_loop
+async def test_a_pod_from_before_the_start_is_no_error_while_the_kubelet_is_away(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path, started=False) as host:
+        host.source.resume([f"pods/{UID}"])
+        host.runs(UID)
+        host.clock.advance(10 * ALONE_SECONDS)
+        assert host.knows()
+        assert not host.removed()
+
+
+@in_loop
+async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_path: Path) -> None:
+    def unreadable() -> set[str]:
+        raise OSError(5, "Input/output error")
+
+    ways = KubeletWays(PodsApi(tmp_path), None, tmp_path)
+    source = KubeletPods(ways, FakeClock(), unreadable, pod_level=True)
+    source.resume([f"pods/{UID}"])
+    reading = source.read()
+    assert reading.removed == frozenset()
+    assert reading.conditions == (
+        "the cgroups of the kubelet's pods cannot be read: Input/output error",
+    )
+
+
+# --- asking for one pod --------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_known_pod_is_returned_without_a_call(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await until(lambda: host.knows(UID))
+        await host.kubelet.stop()
+        pod = await host.source.ask_for(UID, LONG)
+        assert pod is not None
+        assert "GetPod" not in host.kubelet.calls
+
+
+@in_loop
+async def test_a_pod_that_no_way_knows_is_none(tmp_path: Path) -> None:
+    async with followed(tmp_path, endpoint=Endpoint(answer={})) as host:
+        assert await host.source.ask_for(UID, LONG) is None
+        assert host.endpoint.asked > 0
+
+
+@in_loop
+async def test_a_kubelet_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) -> None:
+    endpoint = Endpoint(answer={UID: pod_message(UID)})
+    async with followed(tmp_path, endpoint=endpoint) as host:
+        host.kubelet.hanging = True
+        endpoint.free.clear()
+        assert await host.source.ask_for(UID, 0.05) is None
+
+
+@in_loop
+async def test_a_pod_is_asked_for_again_when_there_are_too_many_calls(tmp_path: Path) -> None:
+    async with followed(tmp_path) as host:
+        host.kubelet.failing = CallError("RESOURCE_EXHAUSTED", "rate limit")
+        host.kubelet.pods[UID] = pod_message(UID)
+        asking = asyncio.create_task(host.source.ask_for(UID, LONG))
+        await until(lambda: host.kubelet.calls.count("GetPod") > 1)
+        host.kubelet.failing = None
+        assert await asking is not None
+
+
+@in_loop
+async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_who_left(
+    tmp_path: Path,
+) -> None:
+    uids = [f"pod-{number}" for number in range(50)]
+    endpoint = Endpoint()
+    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        await until(lambda: endpoint.asked > 0)
+        endpoint.asked = 0
+        endpoint.free.clear()
+        endpoint.answer = {uid: pod_message(uid) for uid in uids}
+        assert await host.source.ask_for(uids[0], 0.01) is None
+        asking = [asyncio.create_task(host.source.ask_for(uid, LONG)) for uid in uids]
+        await asyncio.sleep(0)
+        endpoint.free.set()
+        assert all(await asyncio.gather(*asking))
+        assert endpoint.asked == 1
+
+
+@in_loop
+async def test_an_answer_that_was_asked_for_before_the_pod_came_is_not_the_last_word(
+    tmp_path: Path,
+) -> None:
+    endpoint = Endpoint(answer={})
+    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        await until(lambda: endpoint.asked > 0)
+        endpoint.free.clear()
+        first = asyncio.create_task(host.source.ask_for(OTHER_UID, LONG))
+        await until(lambda: endpoint.asked > 1)
+        endpoint.answer = {UID: pod_message(UID)}
+        second = asyncio.create_task(host.source.ask_for(UID, LONG))
+        await asyncio.sleep(0)
+        endpoint.free.set()
+        assert await first is None
+        assert await second is not None
+
+
+@in_loop
+async def test_garbage_for_one_pod_is_an_error_of_that_pod(tmp_path: Path) -> None:
+    async with followed(tmp_path) as host:
+        await until(lambda: host.kubelet.calls.count("ListPods") > 0)
+        host.kubelet.pods[UID] = b"\xff\xff"
+        assert await host.source.ask_for(UID, LONG) is None
+        (entry,) = host.read().entries
+        assert "not a pod" in str(entry.error)
+
+
+# --- pods that run in the shared pool ------------------------------------------------------------
+
+
+@in_loop
+async def test_a_pod_that_runs_shared_is_an_entry_that_says_why(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await until(lambda: host.knows(UID))
+        host.source.runs_shared(UID, "TopologyAffinityError: no node has 2 CPUs")
+        (entry,) = host.read().entries
+        assert entry.pod is not None
+        assert entry.shared == "TopologyAffinityError: no node has 2 CPUs"
