@@ -19,7 +19,7 @@ from agent.kubelet.errors import SpecificationUnknownError, UnreadablePodError
 from agent.kubelet.evidence import MISSING_SECONDS, NOTHING, Evidence, has_ended
 from agent.kubelet.reported_pods import pod_of
 from agent.pods.errors import ManifestError
-from agent.pods.identity import full_name
+from agent.pods.identity import PodIdentity, full_name
 from agent.pods.model import spec_digest
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class PodFacts(Struct, frozen=True):
 
     `pod` is its specification as first read, else `error` says why there is none. `changed` says
     what of the specification has changed since. `shared` says why the pod runs in the shared pool
-    and is not admitted.
+    and is not admitted. `identity` has the name as the runtime knows it.
     """
 
-    uid: str
+    identity: PodIdentity
     pod: Pod | None
     error: Exception | None
     changed: str
@@ -289,8 +289,11 @@ class TrackedPods:
                     continue
                 in_part = uid in self._allocated.uids
                 words = _IN_PART if in_part else _UNKNOWN
-                error = SpecificationUnknownError(f"{pod.name}: {words}" if pod.name else words)
-            yield PodFacts(uid, pod.pod, error, pod.changed, pod.shared)
+                error = SpecificationUnknownError(words)
+            namespace, _, name = pod.name.partition("/")
+            yield PodFacts(
+                PodIdentity(uid, name, namespace), pod.pod, error, pod.changed, pod.shared
+            )
 
 
 _IN_PART: Final = (

@@ -22,7 +22,6 @@ from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
-from agent.pods.identity import NO_IDENTITY
 from agent.pods.lifetime import END, UNIT, End, lifetime_of
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import PodNotFoundError, RequestError
@@ -277,7 +276,7 @@ class PodIntake:
         )
 
     def _invalid(self, entry: SourceEntry) -> ManifestDocument:
-        identity, details = NO_IDENTITY, tuple[ErrorDetail, ...]()
+        identity, details = entry.identity, tuple[ErrorDetail, ...]()
         if isinstance(entry.error, ManifestError):
             identity = entry.error.identity
             details = mistake_documents(entry.error.problems[:MISTAKES_REPORTED])

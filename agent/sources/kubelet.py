@@ -131,7 +131,7 @@ class KubeletPods:
         ended = self._tracked.end(now)
         facts = self._tracked.facts()
         return SourceReading(
-            tuple(SourceEntry(_key(each.uid), each.pod, each.error, each.shared) for each in facts),
+            tuple(map(_entry, facts)),
             complete=False,
             removed=frozenset(map(_key, ended)),
             conditions=tuple(self._conditions(facts, blind)),
@@ -358,6 +358,11 @@ class KubeletPods:
                     f"pod {full_name(each.pod)}: its specification changed ({each.changed}) and "
                     "its allocation did not; delete and create the pod to have it decided again"
                 )
+
+
+def _entry(facts: PodFacts) -> SourceEntry:
+    identity = facts.identity
+    return SourceEntry(_key(identity.uid), facts.pod, facts.error, facts.shared, identity)
 
 
 def _key(uid: str) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
+from agent.pods.identity import NO_IDENTITY, PodIdentity
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
@@ -36,12 +38,14 @@ class SourceEntry(Struct, frozen=True):
     does, a number does not). An entry that cannot be read keeps its pod. Of a
     `ManifestError` each mistake is reported, of another `error` its first line. `shared` says why a
     pod runs without an allocation: such a pod is not admitted, though one that is admitted stays.
+    `identity` is that of a pod which cannot be read, as far as the source knows it otherwise.
     """
 
     key: str
     pod: Pod | None = None
     error: Exception | None = None
     shared: str = ""
+    identity: PodIdentity = NO_IDENTITY
 
     def __post_init__(self) -> None:
         """Raise `ValueError` without a key: a pod that belongs to nothing would never end."""

@@ -165,7 +165,7 @@ def test_a_static_pod_that_comes_back_with_its_uid_is_new() -> None:
     assert story.over()
     story.do("reported")
     assert not story.over()
-    assert [each.uid for each in story.pods.facts()] == [UID]
+    assert [each.identity.uid for each in story.pods.facts()] == [UID]
 
 
 @pytest.mark.parametrize("sandboxes", [(), ("s",)])

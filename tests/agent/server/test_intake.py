@@ -5,15 +5,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
+from agent.pods.identity import PodIdentity
 from agent.pods.manifest import load_pod
 from agent.pods.model import spec_digest
 from agent.server.intake import PodIntake
-from agent.sources.errors import EntryFailedError, ManifestDirectoryError
+from agent.sources.errors import (
+    EntryFailedError,
+    ManifestDirectoryError,
+    SourceUnreadableError,
+)
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.sources.source import ADMITTED, INVALID, SourceEntry, SourceReading
 from tests.agent.server.support import OTHER_UID, UID, manifest
@@ -455,3 +461,100 @@ def test_an_entry_with_an_error_of_another_kind_is_invalid_and_says_its_first_li
     (document,) = feed.ledger.reported.values()
     assert (document.uid, document.message) == (None, repr("one\ntwo"))
     assert list(feed.ledger.pods) == [UID]
+
+
+def test_a_source_is_handed_once_which_of_its_keys_have_pods_before_it_is_read() -> None:
+    feed = Incremental()
+    feed.sync(added("a"), added("b", OTHER_UID))
+    assert feed.source.resumed == [[]]
+    feed.source.resumed.clear()
+    feed.intake = PodIntake(feed.source, feed.ledger)
+    feed.sync()
+    feed.sync()
+    assert feed.source.resumed == [["a", "b"]]
+
+
+def test_a_pod_that_runs_shared_is_not_admitted_and_its_entry_says_why() -> None:
+    feed = Incremental()
+    shared = replace(added("a"), shared="no node has 2 CPUs")
+    assert feed.sync(shared) == {"a": "shared"}
+    assert feed.ledger.log == []
+    document = feed.ledger.reported["a"]
+    assert (document.message, document.uid, document.name) == ("no node has 2 CPUs", UID, "web")
+
+
+def test_a_pod_that_was_admitted_before_it_was_said_to_run_shared_stays_admitted() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    assert feed.sync(replace(added("a"), shared="no node has 2 CPUs")) == {"a": "admitted"}
+    assert feed.ledger.log == []
+
+
+def test_an_unreadable_entry_has_the_identity_that_its_source_knows_otherwise() -> None:
+    feed = Incremental()
+    identity = PodIdentity(UID, "web", "shop")
+    feed.sync(SourceEntry("a", error=ValueError("unknown"), identity=identity))
+    document = feed.ledger.reported["a"]
+    assert (document.state, document.uid, document.name) == (INVALID, UID, "web")
+
+
+@dataclass
+class Slow(Ledger):
+    """A ledger that reads a source only when a test lets it."""
+
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    reads: int = 0
+    together: int = 0
+    most_together: int = 0
+
+    async def read(self, source: PodSource) -> SourceReading:
+        self.reads += 1
+        self.together += 1
+        self.most_together = max(self.together, self.most_together)
+        try:
+            await self.free.wait()
+        finally:
+            self.together -= 1
+        return source.read()
+
+
+def test_calls_that_come_while_a_source_is_read_share_one_later_reading() -> None:
+    async def scenario() -> None:
+        ledger = Slow()
+        intake = PodIntake(Events(), ledger)
+        calls = [asyncio.create_task(intake.sync()) for _ in range(20)]
+        await asyncio.sleep(0)
+        ledger.free.set()
+        await asyncio.gather(*calls)
+        assert (ledger.reads, ledger.most_together) == (2, 1)
+        await intake.sync()
+        assert ledger.reads == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_waits_reads_itself_if_the_one_before_it_failed_or_was_cancelled() -> None:
+    async def scenario() -> None:
+        ledger, source = Slow(), Failing()
+        intake = PodIntake(source, ledger)
+        first, second, third, fourth = (asyncio.create_task(intake.sync()) for _ in range(4))
+        await asyncio.sleep(0)
+        second.cancel()
+        ledger.free.set()
+        results = await asyncio.gather(first, second, third, fourth, return_exceptions=True)
+        assert [type(result) for result in results] == [
+            SourceUnreadableError,
+            asyncio.CancelledError,
+            SourceUnreadableError,
+            SourceUnreadableError,
+        ]
+        assert ledger.reads == 3
+
+    asyncio.run(scenario())
+
+
+class Failing(Events):
+    """A source that cannot be read."""
+
+    def read(self) -> SourceReading:
+        raise SourceUnreadableError("it is broken", "mend it", "Broken")
