@@ -218,6 +218,12 @@ class TrackedPods:
             return any(each.missing is not None and each.unlisted is None for each in found)
 
     @property
+    def ending(self) -> bool:
+        """Whether there is evidence that a pod has ended, though not enough to end it."""
+        with self._lock:
+            return any(pod.evidence != NOTHING for pod in self._pods.values())
+
+    @property
     def overflow(self) -> bool:
         """Whether there were more pods than `MOST_TRACKED`, so that some are not known."""
         return self._overflow

@@ -183,6 +183,42 @@ class KubeletPods:
         """Take over that a rejected pod runs in the shared pool: it is not admitted from now on."""
         self._tracked.runs_shared(uid, why)
 
+    # --- what a device plugin asks ----------------------------------------------------------------
+
+    @property
+    def ending(self) -> bool:
+        """Whether something says of a pod that it has ended, and its allocation is not free yet."""
+        return self._tracked.ending
+
+    async def list_now(self, seconds: float) -> tuple[Pod, ...] | None:
+        """Return the pods that the kubelet has now, without those that are over.
+
+        They are entries of the next reading. None if no way lists them within `seconds`.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                listed = await self._list(seconds)
+        except TimeoutError:
+            log.debug("kubelet pods not listed", why=f"no answer within {seconds:g} s")
+            return None
+        if listed is None:
+            return None
+        self._take(listed)
+        pods = (self._tracked.pod(each.uid) for each in listed.pods if not each.over)
+        return tuple(pod for pod in pods if pod is not None)
+
+    async def _list(self, seconds: float) -> ReportedPods | None:
+        for way in (self._ways.api, self._ways.endpoint):
+            while way is not None:
+                try:
+                    return await way.pods(seconds)
+                except PodsUnavailableError as error:
+                    log.debug("kubelet pods not listed", why=str(error))
+                    if error.code != _TOO_MANY:
+                        break
+                await asyncio.sleep(_RATE_PAUSE)
+        return None
+
     # --- following the kubelet ------------------------------------------------------------------
 
     async def _follow(self) -> None:

@@ -1,0 +1,376 @@
+"""Pods that opted in, from the kubelet's admission to the decision of a whole agent and back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from agent.config.config import BesideKubeletConfig
+from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
+from agent.kubelet.exclusive_plugin import ExclusivePlugin
+from agent.managers.policy import TopologyManagerPolicy
+from agent.rpc.calls import CallError
+from agent.server.cluster.opt_in import OptInAdmissions
+from agent.server.kernel.watches import directory_names
+from agent.sources.kubelet import KubeletPods
+from tests.agent.server.support import in_loop, running, until
+from tests.fakes.device_manager import FakeDeviceManager
+from tests.fakes.pods_api import FakePodsApi, container, pod_message
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from tests.agent.server.support import Running, World
+
+RESOURCE: Final = "numawarden.dev/exclusive"
+#: More than the 14 CPUs that are free, on any node.
+TOO_MANY: Final = "cpu=100 memory=1Gi numawarden.dev/exclusive=1"
+ASKS: Final = "cpu=2 memory=1Gi numawarden.dev/exclusive=1"
+#: More than half of the CPUs of a node.
+HALF: Final = "cpu=6 memory=1Gi numawarden.dev/exclusive=1"
+NO_PODS: Final[Mapping[str, bytes]] = MappingProxyType({})
+UIDS: Final = tuple(f"{n:08}-2222-3333-4444-555555555555" for n in range(200))
+
+
+class Node:
+    """A kubelet with its Pods API and device manager, and the agent beside it."""
+
+    def __init__(self, agent: Running, kubelet: FakePodsApi, manager: FakeDeviceManager) -> None:
+        self.agent = agent
+        self.kubelet = kubelet
+        self.manager = manager
+        self.slots = itertools.count()
+
+    @property
+    def source(self) -> KubeletPods:
+        [intake] = self.agent.service._around.intakes
+        assert isinstance(intake.source, KubeletPods)
+        return intake.source
+
+    @property
+    def admitted(self) -> set[str]:
+        return set(self.agent.controller.state.ledger.allocations)
+
+    async def admit(self, uid: str, *asked: str, init: Sequence[str] = ()) -> str | None:
+        """Admit a pod as the kubelet does: list it, then allocate for each of its containers.
+
+        Return why it is rejected, None for an admitted one. A rejected pod is listed until its
+        status is written.
+        """
+        self.list(uid, *asked, init=init)
+        for each in (*init, *asked):
+            if RESOURCE in each and (words := await self.allocate()) is not None:
+                return words
+        return None
+
+    def list(self, uid: str, *asked: str, init: Sequence[str] = (), phase: str = "Pending") -> None:
+        self.kubelet.pods[uid] = pod_message(
+            uid,
+            f"web-{uid[:8]}",
+            phase=phase,
+            containers=tuple(container(f"c{n}", text) for n, text in enumerate(asked)),
+            init=tuple(container(f"i{n}", text) for n, text in enumerate(init)),
+            running=False,
+        )
+
+    async def allocate(self) -> str | None:
+        """Allocate for one container; return the words of a rejection."""
+        try:
+            await self.manager.allocate(RESOURCE, f"slot-{next(self.slots)}")
+        except CallError as error:
+            return str(error).removeprefix("FAILED_PRECONDITION: ")
+        return None
+
+    def run(self, uid: str) -> None:
+        """Make the cgroup of an admitted pod."""
+        self.agent.world.kernel.mkdir(f"kubepods/pod{uid}")
+
+    async def free(self, uid: str) -> float:
+        """Let time pass until the allocation of a pod is free; return the seconds."""
+        passed = 0.0
+        [intake] = self.agent.service._around.intakes
+        while uid in self.admitted:
+            await self.source.list_now(60.0)
+            await intake.sync()
+            self.agent.world.clock.advance(MISSING_SECONDS)
+            passed += MISSING_SECONDS
+            assert passed < 3600
+        return passed
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Return a directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="kubelet") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def beside(world: World, directory: Path) -> World:
+    world.kernel.mkdir("kubepods")
+    kubelet = BesideKubeletConfig(enabled=True, directory=directory, nri_socket=None)
+    world.config = replace(
+        world.config,
+        topology_manager_policy=TopologyManagerPolicy.SINGLE_NUMA_NODE,
+        agent=replace(world.config.agent, kubelet=kubelet),
+    )
+    return world
+
+
+@asynccontextmanager
+async def node(world: World, pods: Mapping[str, bytes] = NO_PODS) -> AsyncIterator[Node]:
+    """Run a kubelet with some pods and the agent, and register the plugin."""
+    directory = world.config.agent.kubelet.directory
+    kubelet, manager = FakePodsApi(directory), FakeDeviceManager(directory / "device-plugins")
+    kubelet.pods.update(pods)
+    await kubelet.start()
+    await manager.start()
+    async with running(world) as agent:
+        made = Node(agent, kubelet, manager)
+        [intake] = agent.service._around.intakes
+        decisions = OptInAdmissions(RESOURCE, agent.controller, made.source, intake.sync)
+        conditions: list[str] = []
+        plugin = ExclusivePlugin(
+            directory, RESOURCE, decisions.decide, directory_names, Patience(), conditions.append
+        )
+        serving = asyncio.create_task(plugin.serve())
+        await manager.until_listed(RESOURCE)
+        await until(lambda: kubelet.watched > 0)
+        try:
+            yield made
+        finally:
+            await manager.stop()
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+            await kubelet.stop()
+
+
+class Patience:
+    """A clock for the plugin, on which no decision of a slow machine is too late."""
+
+    def monotonic(self) -> float:
+        return 1000.0
+
+    async def sleep(self, _seconds: float) -> None:
+        await asyncio.Event().wait()
+
+
+@in_loop
+async def test_a_pod_with_room_is_admitted_within_its_admission_by_the_kubelet(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], ASKS) is None
+        allocation = kubelet.agent.controller.state.ledger.allocations[UIDS[0]]
+        assert len(allocation.exclusive_cpus) == 2
+        source = allocation.source
+        assert source is not None
+        assert (source.name, source.key) == ("kubelet", f"pods/{UIDS[0]}")
+
+
+@in_loop
+async def test_a_pod_without_room_is_rejected_with_the_words_of_the_decision(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], HALF) is None
+        assert await kubelet.admit(UIDS[1], HALF) is None
+        words = await kubelet.admit(UIDS[2], ASKS.replace("cpu=2", "cpu=3"))
+        assert words is not None
+        assert words.startswith("TopologyAffinityError: ")
+        assert kubelet.admitted == {*UIDS[:2]}
+
+
+@in_loop
+async def test_a_pod_is_decided_once_whatever_its_containers(beside: World) -> None:
+    async with node(beside) as kubelet:
+        with capture_logs() as logs:
+            assert await kubelet.admit(UIDS[0], ASKS, ASKS, init=[ASKS]) is None
+            assert await kubelet.admit(UIDS[1], ASKS, "cpu=1 memory=1Gi") is None
+        assert kubelet.admitted == {UIDS[0], UIDS[1]}
+        events = [each["event"] for each in logs]
+        assert events.count("pod admitted") == 2
+        assert events.count("opt-in pod not decided") == 0
+
+
+@in_loop
+async def test_pods_are_decided_one_after_the_other_until_the_node_is_full(beside: World) -> None:
+    async with node(beside) as kubelet:
+        words = [await kubelet.admit(uid, ASKS) for uid in UIDS[:12]]
+        assert [each is None for each in words] == [True] * 7 + [False] * 5
+        assert kubelet.admitted == set(UIDS[:7])
+        for uid in UIDS[7:12]:
+            kubelet.list(uid, ASKS, phase="Failed")
+        assert await kubelet.admit(UIDS[20], ASKS.replace("cpu=2", "cpu=500m")) is None
+        assert UIDS[20] in kubelet.admitted
+
+
+@in_loop
+async def test_pods_that_did_not_opt_in_are_not_asked_for(beside: World) -> None:
+    async with node(beside) as kubelet:
+        kubelet.list(UIDS[0], "cpu=100 memory=1Gi")
+        assert await kubelet.admit(UIDS[1], ASKS) is None
+        assert kubelet.admitted == {UIDS[1]}
+        zero = "cpu=100 memory=1Gi numawarden.dev/exclusive=0"
+        kubelet.list(UIDS[2], zero)
+        assert await kubelet.admit(UIDS[3], ASKS) is None
+
+
+@in_loop
+async def test_a_rejected_pod_that_is_still_listed_is_not_taken_for_the_next(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], TOO_MANY) is not None
+        assert await kubelet.admit(UIDS[1], ASKS, ASKS, init=[ASKS]) is None
+        assert await kubelet.admit(UIDS[2], TOO_MANY) is not None
+        assert await kubelet.admit(UIDS[3], ASKS, ASKS) is None
+
+
+@in_loop
+async def test_a_static_pod_that_is_made_again_with_its_uid_is_decided_again(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], HALF) is None
+        assert await kubelet.admit(UIDS[1], HALF) is None
+        assert await kubelet.admit(UIDS[2], HALF) is not None
+        kubelet.list(UIDS[0], HALF, phase="Succeeded")
+        await kubelet.free(UIDS[0])
+        assert await kubelet.admit(UIDS[2], HALF) is None
+        assert UIDS[2] in kubelet.admitted
+
+
+@in_loop
+async def test_pods_from_before_the_agent_do_not_hide_the_one_that_is_admitted(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        for uid in UIDS[:3]:
+            assert await kubelet.admit(uid, ASKS) is None
+            kubelet.run(uid)
+        pods = kubelet.kubelet.pods
+    async with node(beside, pods) as kubelet:
+        assert await kubelet.admit(UIDS[3], TOO_MANY) is not None
+        assert await kubelet.admit(UIDS[4], ASKS) is None
+        assert kubelet.admitted == {*UIDS[:3], UIDS[4]}
+
+
+@in_loop
+async def test_between_two_pods_that_are_new_none_is_chosen(beside: World) -> None:
+    async with node(beside) as kubelet:
+        kubelet.list(UIDS[0], TOO_MANY)
+        with capture_logs() as logs:
+            assert await kubelet.admit(UIDS[1], TOO_MANY) is None
+        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
+        assert line["why"] == "2 of 2 pods may be the one that is admitted"
+        assert await kubelet.admit(UIDS[2], ASKS) is None
+        assert UIDS[2] in kubelet.admitted
+
+
+@in_loop
+async def test_a_call_without_a_pod_passes(beside: World) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.allocate() is None
+        assert await kubelet.admit(UIDS[0], TOO_MANY) is not None
+        del kubelet.kubelet.pods[UIDS[0]]
+        assert await kubelet.allocate() is None
+
+
+@in_loop
+async def test_a_kubelet_that_does_not_list_its_pods_has_its_pod_pass(beside: World) -> None:
+    async with node(beside) as kubelet:
+        kubelet.kubelet.failing = CallError("UNAVAILABLE", "starting")
+        with capture_logs() as logs:
+            assert await kubelet.admit(UIDS[0], TOO_MANY) is None
+        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
+        assert line["why"] == "the kubelet does not list its pods now"
+        kubelet.kubelet.failing = None
+        assert await kubelet.admit(UIDS[1], ASKS) is None
+
+
+@in_loop
+async def test_a_list_that_is_garbage_has_the_pod_pass(beside: World) -> None:
+    async with node(beside) as kubelet:
+        for raw in (b"\xff" * 40, b"\x0a\x03\xff\xff\xff"):
+            kubelet.kubelet.raw_list = raw
+            assert await kubelet.admit(UIDS[0], TOO_MANY) is None
+
+
+@in_loop
+async def test_a_pod_is_not_rejected_while_another_may_have_ended(beside: World) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], HALF) is None
+        assert await kubelet.admit(UIDS[1], HALF) is None
+        del kubelet.kubelet.pods[UIDS[0]]
+        with capture_logs() as logs:
+            assert await kubelet.admit(UIDS[2], HALF) is None
+        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
+        assert "a pod may have ended whose allocation is not free yet" in line["why"]
+        assert kubelet.admitted == {UIDS[0], UIDS[1]}
+
+
+@in_loop
+async def test_an_admitted_pod_that_the_kubelet_no_longer_lists_is_freed_in_the_end(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], ASKS) is None
+        del kubelet.kubelet.pods[UIDS[0]]
+        assert ALONE_SECONDS < await kubelet.free(UIDS[0]) <= 300
+
+
+@in_loop
+async def test_an_admission_goes_on_when_its_caller_no_longer_waits(beside: World) -> None:
+    async with node(beside) as kubelet:
+        [intake] = kubelet.agent.service._around.intakes
+        decided, waits = asyncio.Event(), asyncio.Event()
+
+        async def slow_sync() -> None:
+            waits.set()
+            await decided.wait()
+            await intake.sync()
+
+        decisions = OptInAdmissions(RESOURCE, kubelet.agent.controller, kubelet.source, slow_sync)
+        kubelet.list(UIDS[0], ASKS)
+        deadline = kubelet.agent.world.clock.monotonic() + 60.0
+        asked = asyncio.create_task(decisions.decide(deadline))
+        await waits.wait()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        decided.set()
+        assert await decisions.decide(deadline) is None
+        assert kubelet.admitted == {UIDS[0]}
+
+
+@in_loop
+async def test_a_rejection_that_comes_too_late_is_the_answer_for_the_next_container(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        decided = asyncio.Event()
+        [intake] = kubelet.agent.service._around.intakes
+
+        async def slow_sync() -> None:
+            await decided.wait()
+            await intake.sync()
+
+        decisions = OptInAdmissions(RESOURCE, kubelet.agent.controller, kubelet.source, slow_sync)
+        kubelet.list(UIDS[0], TOO_MANY, TOO_MANY)
+        deadline = kubelet.agent.world.clock.monotonic() + 60.0
+        first = asyncio.create_task(decisions.decide(deadline))
+        second = asyncio.create_task(decisions.decide(deadline))
+        await until(lambda: kubelet.kubelet.calls.count("ListPods") >= 3)
+        first.cancel()
+        decided.set()
+        assert await second is not None
