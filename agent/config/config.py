@@ -181,6 +181,27 @@ class BesideKubeletConfig(Struct, frozen=True):
     exclusive_resource: str = "numawarden.dev/exclusive"
 
 
+class KubernetesConfig(Struct, frozen=True):
+    """What the agent writes to the API server of the cluster, and how it reaches that server.
+
+    `node_name` "": that of `agent.kubernetes.access.node_name`. `server` "": that of the pod that
+    the agent runs in. `token_file` and `ca_file` None: those of the unit's credentials, or of the
+    pod (`agent.kubernetes.access`).
+    """
+
+    publish_topology: bool = False
+    events: bool = False
+    node_name: str = ""
+    server: str = ""
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is written to the API server."""
+        return self.publish_topology or self.events
+
+
 class AgentConfig(Struct, frozen=True):
     """The agent's own settings (`agent:`), beside those it shares with the kubelet.
 
@@ -207,6 +228,7 @@ class AgentConfig(Struct, frozen=True):
     host_devices: tuple[HostDeviceClass, ...] = ()
     device_plugins: DevicePluginsConfig = DevicePluginsConfig()
     kubelet: BesideKubeletConfig = BesideKubeletConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     ignored_resources: tuple[str, ...] = ()
     cdi_directory: Path | None = Path("/var/run/cdi")
 

@@ -22,6 +22,7 @@ from agent.config.keys.device_plugins import DEVICE_PLUGINS
 from agent.config.keys.host_devices import HostDeviceClasses
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.kubelet import KUBELET_GROUPS
+from agent.config.keys.kubernetes import KUBERNETES
 from agent.config.keys.names import ControllerSet, DeviceInventory, ProvidedResources
 from agent.config.keys.scalars import (
     DocumentMarker,
@@ -290,6 +291,13 @@ _AGENT: Final = Section(
                     BESIDE_KUBELET,
                     since="0.1.0",
                     help="The pods of a cluster, beside this host's kubelet.",
+                ),
+                Key(
+                    "kubernetes",
+                    KUBERNETES,
+                    since="0.1.0",
+                    help="What the agent writes to the API server of a cluster; off without "
+                    "publishTopology and events. See docs/node-topology.md.",
                 ),
                 Key(
                     "ignoredResources",
