@@ -125,6 +125,9 @@ COMMANDS: Final = {
     "state": LazyCommand(
         "agent.cli.local.state:state", "Take the kubelet's state over, or write it."
     ),
+    "unpublish": LazyCommand(
+        "agent.cli.local.unpublish:unpublish", "Take the node's topology out of the cluster."
+    ),
     "completion": LazyCommand(
         "agent.cli.terminal.completion:completion", "Print the completion script of a shell."
     ),

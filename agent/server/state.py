@@ -132,6 +132,7 @@ class AgentState(Struct):
     removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
     deliver. `log_level` is that of the log. `history` is None if none is kept. `changed_before` is
     what changed since the last run of the agent. `conditions` are all others, by subject.
+    `last_publication` is the Unix time at which the topology was last published to a cluster.
     `reconcile_period` (in seconds) and
     `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
     threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
@@ -148,6 +149,7 @@ class AgentState(Struct):
     sources: dict[str, SourceState] = field(default_factory=dict)
     last_reconcile: ReconcileDocument | None = None
     last_agreement: float | None = None
+    last_publication: float | None = None
     releases: int = 0
     unsaved: str | None = None
     free_bytes: int | None = None
@@ -418,6 +420,7 @@ class AgentState(Struct):
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=self.last_agreement,
+            last_publication=self.last_publication,
             reconcile_period=self.reconcile_period,
             intruding=self.intruding,
             containers=self.exported_containers,

@@ -36,8 +36,8 @@ class GaugeInput(Struct, frozen=True):
     for. `containers` is how many containers are exported one by one at most.
 
     `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
-    `last_reconcile` is Unix time, None before the first. `plugins` says of each resource of device
-    plugins whether its plugin is connected.
+    `last_reconcile` and `last_publication` are Unix times, None before the first. `plugins` says of
+    each resource of device plugins whether its plugin is connected.
     """
 
     version: str
@@ -51,6 +51,7 @@ class GaugeInput(Struct, frozen=True):
     manifests: Mapping[str, int] = MappingProxyType({})
     invalid: Mapping[str, int] = MappingProxyType({})
     last_reconcile: float | None = None
+    last_publication: float | None = None
     reconcile_period: float = 0.0
     intruding: Mapping[str, int] | None = None
     containers: int = 0
@@ -152,5 +153,6 @@ def _service(reading: GaugeInput) -> Iterator[Sample]:
         yield Sample(CONNECTED, (resource,), int(connected))
     yield Sample(names.LAST_RECONCILE, (), reading.last_reconcile or 0)
     yield Sample(names.RECONCILE_PERIOD, (), reading.reconcile_period)
+    yield Sample(names.LAST_PUBLICATION, (), reading.last_publication or 0)
     for kind, threads in (reading.intruding or {}).items():
         yield Sample(names.INTRUDING_TASKS, (kind,), threads)

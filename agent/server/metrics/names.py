@@ -149,6 +149,10 @@ RECONCILE_PERIOD: Final = gauge(
     "numawarden_reconcile_period_seconds",
     "Longest time between two comparisons of the kernel with the ledger, as configured.",
 )
+LAST_PUBLICATION: Final = gauge(
+    "numawarden_node_topology_last_success_timestamp_seconds",
+    "When the NodeResourceTopology was last published (Unix time); 0 before, and where it is not.",
+)
 POLICY_INFO: Final = gauge(
     "numawarden_policy_info",
     "Always 1; the effective policies, the options that are on, the scope, and whether budgets of "
@@ -257,6 +261,31 @@ HISTORY_LOST: Final = _counter(
     reason=("disk", "queue", "size", "torn"),
 )
 
+#: What becomes of a request to the API server (`agent.kubernetes.api_server.Outcome`, which is
+#: imported only where something is published).
+_API_RESULTS: Final = (
+    "done",
+    "credentials",
+    "forbidden",
+    "not_found",
+    "not_served",
+    "conflict",
+    "rejected",
+    "tls",
+    "timeout",
+    "unavailable",
+)
+TOPOLOGY_PUBLICATIONS: Final = _counter(
+    "numawarden_node_topology_publications_total",
+    "Attempts to publish the NodeResourceTopology, by outcome (agent.kubernetes.publishTopology).",
+    result=_API_RESULTS,
+)
+POD_EVENTS: Final = _counter(
+    "numawarden_pod_events_total",
+    "Requests to write an Event on a pod of the cluster, by outcome (agent.kubernetes.events).",
+    result=_API_RESULTS,
+)
+
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 ADMISSION_DURATION: Final = _histogram(
@@ -284,6 +313,8 @@ SERVICE_COUNTERS: Final = (
     HOST_CHANGES,
     EVENTS_DROPPED,
     HISTORY_LOST,
+    TOPOLOGY_PUBLICATIONS,
+    POD_EVENTS,
     POD_RESOURCES_REQUESTS,
     POD_RESOURCES_LIST,
     POD_RESOURCES_GET,
@@ -316,6 +347,7 @@ GAUGES: Final = (
     MANIFESTS,
     LAST_RECONCILE,
     RECONCILE_PERIOD,
+    LAST_PUBLICATION,
     POLICY_INFO,
     VERDICTS,
     SHARED_CORES,

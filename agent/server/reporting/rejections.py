@@ -30,7 +30,7 @@ from agent.sources.errors import printable
 from agent.sources.source import INVALID, REJECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agent.api.documents import ErrorDetail
     from agent.api.status import ManifestDocument
@@ -55,6 +55,8 @@ class RejectionReporter:
     def __init__(
         self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
     ) -> None:
+        #: Is called with the status of each rejected pod, and the pod's source.
+        self.watch: Callable[[FailedPodDocument, Source], None] = _watch_nothing
         self._state = state
         self._counters = counters
         self._reporter = reporter
@@ -83,6 +85,7 @@ class RejectionReporter:
                 explanation=answer.explanation,
             )
             self._state.records.note_rejection(RejectedPod(status, source, answer, pod))
+            self.watch(status, source)
         log.warning(
             "pod rejected", source=str(source), reason=str(rejection.reason), why=rejection.message
         )
@@ -179,6 +182,10 @@ class RejectionReporter:
             ),
         )
         self._state.records.note_rejection(RejectedPod(status, source))
+
+
+def _watch_nothing(_status: FailedPodDocument, _source: Source) -> None:
+    """Do nothing where no Events are published."""
 
 
 def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.config.config import Config
+    from agent.config.config import Config, KubernetesConfig
 
 #: Directories that systemd makes when it starts the unit (deploy/numawarden.service).
 _OF_THE_UNIT: Final = ("/var/lib/numawarden", "/run/numawarden")
@@ -84,6 +84,8 @@ def obstacles(config: Config, file: Path, *, kernel: bool) -> Iterator[Obstacle]
     if agent.kubelet.enabled:
         checks.append(("agent.kubelet", lambda: _check_kubelet(config), True))
     yield from _risk_of_file(file)
+    if agent.kubernetes.enabled:
+        yield from _publishing_obstacles(agent.kubernetes, root=root)
     for key, check, certain in checks:
         try:
             check()
@@ -109,6 +111,30 @@ def _risk_of_file(file: Path) -> Iterator[Obstacle]:
     if risk is not None:
         found = f"{risk}, so the agent does not start with this file; {risk.remedy}"
         yield Obstacle(str(file), found, certain=False)
+
+
+def _publishing_obstacles(config: KubernetesConfig, *, root: bool) -> Iterator[Obstacle]:
+    """Yield that no API server is known, or that a file for asking it is missing.
+
+    What is not configured is part of the agent's environment, as unit or pod, which this process
+    may not have.
+    """
+    from agent.kubernetes.access import (  # noqa: PLC0415  # as the agent imports it
+        AccessError,
+        access_problems,
+        api_access,
+        with_credentials_of_unit,
+    )
+
+    try:
+        access = api_access(config, with_credentials_of_unit(os.environ))
+    except AccessError as error:
+        yield Obstacle(f"agent.kubernetes.{error.key}", error.advice, certain=False)
+        return
+    for problem in access_problems(access):
+        file = {"tokenFile": config.token_file, "caFile": config.ca_file}[problem.key]
+        certain = root and file is not None
+        yield Obstacle(f"agent.kubernetes.{problem.key}", problem.advice, certain=certain)
 
 
 class _SocketDirectoryError(StartError):

@@ -380,11 +380,17 @@ class Wiring:
         )
 
     def _companions(self) -> tuple[Companion, ...]:
-        if not self._config.agent.kubelet.enabled:
-            return ()
-        from agent.server.start.beside_kubelet import companions  # noqa: PLC0415  # only for it
+        agent = self._config.agent
+        found: list[Companion] = []
+        if agent.kubelet.enabled:
+            from agent.server.start.beside_kubelet import companions  # noqa: PLC0415  # only for it
 
-        return tuple(companions(self._config.agent.kubelet, self.controller, self._intakes))
+            found.extend(companions(agent.kubelet, self.controller, self._intakes))
+        if agent.kubernetes.enabled:
+            from agent.server.cluster.publishing import publishing  # noqa: PLC0415  # only for it
+
+            found.append(publishing(agent.kubernetes, self.controller))
+        return tuple(found)
 
     def _configure_host(self) -> ConfiguredHost:
         return self._situated(self._read_host())

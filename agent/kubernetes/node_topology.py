@@ -1,0 +1,171 @@
+"""A host's NUMA nodes as a NodeResourceTopology, which the topology-aware scheduler reads.
+
+The object is of topology.node.k8s.io/v1alpha2 (noderesourcetopology-api). What the scheduler
+(kubernetes-sigs/scheduler-plugins, NodeResourceTopologyMatch) makes of it: zones of type `Node`
+that are called `node-<id>`, with an id below 64; of a resource what is `available`; the costs; and
+the attributes of the whole object. As with other publishers, only what is allocated exclusively is
+not available: containers of the shared pool take no CPU away from a zone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from agent.kubernetes.fingerprint import pod_fingerprint
+from agent.managers.effective_policy import shared_pool
+from agent.managers.memory.state import free_memory, initial_memory
+from agent.pods.model import CPU, MEMORY
+from agent.pods.quantity import Quantity
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.machine import MachineNode
+
+API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
+KIND: Final = "NodeResourceTopology"
+#: The scheduler keeps a zone in an array of 64.
+ZONES: Final = 64
+#: What the kubelet supports without `max-allowable-numa-nodes`, and the scheduler expects.
+_USUAL_NODES: Final = 8
+#: The fingerprint is of all pods of the node.
+_METHOD: Final = "all"
+
+_Json: TypeAlias = "dict[str, Any]"
+
+
+class NodeTopology(Struct, frozen=True):
+    """The object to publish, and what is not in it, a line each."""
+
+    document: Mapping[str, Any]
+    left_out: tuple[str, ...] = ()
+
+
+def node_topology(
+    rules: EffectivePolicy, ledger: Ledger, node: str, pods: Iterable[tuple[str, str]]
+) -> NodeTopology:
+    """Return the topology of the node of a name in the cluster.
+
+    `pods` are the namespaces and names of the pods that run on the node as pods of the cluster.
+    """
+    machine = rules.machine
+    shown = [each for each in machine.nodes if each.id < ZONES]
+    names = {each.id: f"node-{each.id}" for each in shown}
+    resources = _Resources(rules, ledger)
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": node},
+        "attributes": _attributes(rules, pods),
+        "zones": [
+            {
+                "name": names[each.id],
+                "type": "Node",
+                "costs": [
+                    {"name": names[other], "value": each.distances[other]}
+                    for other in names
+                    if other in each.distances
+                ],
+                "resources": list(resources.of(each)),
+            }
+            for each in shown
+        ],
+    }
+    return NodeTopology(document, tuple(_left_out(rules)))
+
+
+def _attributes(rules: EffectivePolicy, pods: Iterable[tuple[str, str]]) -> list[_Json]:
+    topology, ids = rules.policy.topology, [node.id for node in rules.machine.nodes]
+    values = {
+        "topologyManagerPolicy": str(topology.policy),
+        "topologyManagerScope": str(topology.scope),
+        "topologyManagerMaxNUMANodes": str(max(_USUAL_NODES, max(ids, default=0) + 1)),
+        "nodeTopologyPodsFingerprint": pod_fingerprint(pods),
+        "nodeTopologyPodsFingerprintMethod": _METHOD,
+    }
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _left_out(rules: EffectivePolicy) -> Iterator[str]:
+    """Yield what the object cannot show, a line each."""
+    machine = rules.machine
+    beyond = Mask.from_ids(node.id for node in machine.nodes if node.id >= ZONES)
+    if beyond:
+        yield (
+            f"NUMA nodes {beyond} are not published: the scheduler reads nodes below {ZONES}, and "
+            "places no pod there"
+        )
+    unknown = machine.unknown_memory - beyond
+    if unknown:
+        yield f"the memory of NUMA nodes {unknown} is not published: the host does not report it"
+    for resource, inventory in sorted(rules.devices.items()):
+        nowhere = sum(not device.nodes for device in inventory)
+        if nowhere and nowhere < len(inventory):
+            yield (
+                f"{nowhere} of {len(inventory)} devices of {resource} are not published: their "
+                "NUMA node is not known"
+            )
+
+
+class _Resources:
+    """The resources of the zones, from one ledger."""
+
+    def __init__(self, rules: EffectivePolicy, ledger: Ledger) -> None:
+        self._rules = rules
+        self._ledger = ledger
+        self._free = shared_pool(rules, ledger) & rules.open_cpus
+        # Under policy None no memory is charged to a node, and to a new node not yet.
+        charge = {**initial_memory(rules.memory), **ledger.memory}
+        self._free_memory = {
+            kind: free_memory(rules.memory, charge, kind) for kind in rules.memory.types
+        }
+
+    def of(self, node: MachineNode) -> Iterator[_Json]:
+        """Yield the resources of one zone: CPUs, memory, huge pages, devices."""
+        cpus = self._rules.machine.cpus.cpus_in_nodes(Mask.of(node.id))
+        yield _resource(
+            CPU,
+            Quantity.of(len(cpus)),
+            Quantity.of(len(cpus & self._rules.assignable_cpus)),
+            Quantity.of(len(cpus & self._free)),
+        )
+        yield from self._memory(node)
+        yield from self._devices(node.id)
+
+    def _memory(self, node: MachineNode) -> Iterator[_Json]:
+        facts = self._rules.memory
+        for kind, total in sorted(facts.total[node.id].items()):
+            if kind == MEMORY and node.memory_bytes is None:
+                continue
+            amounts = (total, facts.allocatable[node.id][kind], self._free_memory[kind][node.id])
+            yield _resource(kind, *map(Quantity.of_bytes, amounts))
+
+    def _devices(self, node: int) -> Iterator[_Json]:
+        allocated = self._ledger.devices
+        for resource, inventory in sorted(self._rules.policy.devices.items()):
+            here = [device for device in inventory if node in device.nodes]
+            if not here:
+                continue
+            healthy = {device.id for device in here if device.healthy}
+            usable = {each.id for each in self._rules.devices[resource] if each.healthy}
+            free = (healthy & usable) - allocated.get(resource, frozenset())
+            yield _resource(
+                resource,
+                Quantity.of(len(here)),
+                Quantity.of(len(healthy)),
+                Quantity.of(len(free)),
+            )
+
+
+def _resource(name: str, capacity: Quantity, allocatable: Quantity, available: Quantity) -> _Json:
+    return {
+        "name": name,
+        "capacity": str(capacity),
+        "allocatable": str(allocatable),
+        "available": str(available),
+    }

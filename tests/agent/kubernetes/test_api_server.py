@@ -1,0 +1,202 @@
+"""Every way in which an API server can fail becomes one error that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.kubernetes.access import ApiAccess
+from agent.kubernetes.api_server import LONGEST_ANSWER, ApiServer, ApiServerError, Outcome
+from agent.kubernetes.publisher import NODE_TOPOLOGIES
+from agent.server.metrics import names
+from tests.agent.server.support import in_loop
+from tests.fakes.api_server import TOKEN, Fault, Failure, api_server
+from tests.fakes.certificate import write_certificate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fakes.api_server import FakeApiServer
+
+#: Long enough for any answer that comes at all.
+PATIENT = 60.0
+
+
+@pytest.fixture
+def fake(certificate: Path) -> Iterator[FakeApiServer]:
+    with api_server(certificate) as fake:
+        yield fake
+
+
+@pytest.fixture
+def access(fake: FakeApiServer, certificate: Path, tmp_path: Path) -> ApiAccess:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    return ApiAccess("127.0.0.1", fake.port, "", token, certificate)
+
+
+async def get(access: ApiAccess, seconds: float = PATIENT) -> dict[str, Any]:
+    return await ApiServer(access, seconds).call("GET", NODE_TOPOLOGIES, "/worker-1")
+
+
+async def error_of(access: ApiAccess, seconds: float = PATIENT) -> ApiServerError:
+    with pytest.raises(ApiServerError) as caught:
+        await get(access, seconds)
+    return caught.value
+
+
+@in_loop
+async def test_an_answer_in_chunks_is_read_whole(fake: FakeApiServer, access: ApiAccess) -> None:
+    fake.topologies["worker-1"] = {"metadata": {"name": "worker-1"}, "zones": ["x" * 100_000]}
+    assert await get(access) == fake.topologies["worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "parts"),
+    [
+        (
+            Failure(403, 'user "a" cannot get resource'),
+            Outcome.FORBIDDEN,
+            ("403 user", "verbs get, create, patch and delete on noderesourcetopologies of"),
+        ),
+        (Failure(404, "not found"), Outcome.NOT_FOUND, ("404 not found",)),
+        (
+            Failure(404, text="404 page not found\n"),
+            Outcome.NOT_SERVED,
+            ("404 404 page not found", "install the CustomResourceDefinition"),
+        ),
+        (Failure(409, "conflict with x"), Outcome.CONFLICT, ("409 conflict with x", "stop the")),
+        (Failure(401, "Unauthorized"), Outcome.CREDENTIALS, ("renew the token in",)),
+        (Failure(422, "zones: Required value"), Outcome.REJECTED, ("422 zones: Required value",)),
+        (Failure(307, text="elsewhere"), Outcome.REJECTED, ("307 elsewhere",)),
+        (Failure(429, "too many requests"), Outcome.UNAVAILABLE, ("429 too many requests",)),
+        (Failure(500, "etcdserver: timed out"), Outcome.UNAVAILABLE, ("500 etcdserver",)),
+        (Failure(503, text="\x1b[31mno\nbackend"), Outcome.UNAVAILABLE, ("503  [31mno backend",)),
+        (Fault.GARBAGE, Outcome.REJECTED, ("not an answer of HTTP (BadStatusLine)",)),
+        (Fault.CLOSE, Outcome.REJECTED, ("not an answer of HTTP",)),
+        (Fault.TRUNCATED, Outcome.REJECTED, ("not an answer of HTTP (IncompleteRead)",)),
+        (Fault.HTML, Outcome.REJECTED, ("200 without a JSON object",)),
+        (Fault.ENDLESS, Outcome.REJECTED, (f"more than {LONGEST_ANSWER} bytes",)),
+    ],
+    ids=str,
+)
+def test_a_failed_request_says_what_was_asked_what_was_answered_and_what_to_do(
+    fake: FakeApiServer,
+    access: ApiAccess,
+    fault: Fault | Failure,
+    outcome: Outcome,
+    parts: tuple[str, ...],
+) -> None:
+    fake.faults.append(fault)
+    error = asyncio.run(error_of(access))
+    assert error.outcome is outcome
+    text = str(error)
+    assert text.startswith(f"GET {fake.url}/apis/topology.node.k8s.io/v1alpha2/")
+    assert all(part.replace("  ", " ") in text for part in parts), text
+    assert error.remedy
+    assert text.isprintable()
+    assert TOKEN not in text
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.DRIP])
+def test_no_answer_takes_longer_than_the_deadline(
+    fake: FakeApiServer, access: ApiAccess, fault: Fault
+) -> None:
+    fake.faults.append(fault)
+    error = asyncio.run(error_of(access, seconds=0.3))
+    assert error.outcome is Outcome.TIMEOUT
+    assert "no answer within 0.3 s" in str(error)
+
+
+@in_loop
+async def test_a_server_that_is_not_there_is_unavailable(access: ApiAccess) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    error = await error_of(replace(access, port=port))
+    assert error.outcome is Outcome.UNAVAILABLE
+
+
+@in_loop
+async def test_a_server_of_another_authority_gets_no_token(
+    fake: FakeApiServer, access: ApiAccess, tmp_path: Path
+) -> None:
+    other = write_certificate(tmp_path / "other.pem")
+    error = await error_of(replace(access, ca_file=other))
+    assert error.outcome is Outcome.TLS
+    assert "agent.kubernetes.caFile" in error.remedy
+    assert fake.requests == []
+
+
+@in_loop
+async def test_a_server_of_another_name_gets_no_token(
+    fake: FakeApiServer, access: ApiAccess
+) -> None:
+    error = await error_of(replace(access, host="localhost"))
+    assert error.outcome is Outcome.TLS
+    assert fake.requests == []
+
+
+@in_loop
+async def test_a_server_without_tls_gets_no_token(access: ApiAccess) -> None:
+    heard = bytearray()
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.extend(await reader.read(1 << 16))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    async with server:
+        error = await error_of(replace(access, port=server.sockets[0].getsockname()[1]))
+    assert error.outcome is Outcome.TLS
+    assert TOKEN.encode() not in heard
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"a\r\nX-Other: b", b"\xff\xfe"])
+def test_a_file_that_is_not_a_token_is_not_sent(
+    fake: FakeApiServer, access: ApiAccess, content: bytes
+) -> None:
+    access.token_file.write_bytes(content)
+    error = asyncio.run(error_of(access))
+    assert error.outcome is Outcome.CREDENTIALS
+    assert "agent.kubernetes.tokenFile" in error.remedy
+    assert fake.requests == []
+
+
+def test_missing_files_are_named(access: ApiAccess, tmp_path: Path) -> None:
+    for missing in (
+        replace(access, token_file=tmp_path / "gone"),
+        replace(access, ca_file=tmp_path / "gone"),
+    ):
+        error = asyncio.run(error_of(missing))
+        assert error.outcome is Outcome.CREDENTIALS
+        assert f"{tmp_path}/gone: No such file or directory" in str(error)
+
+
+def test_a_file_without_a_certificate_is_named(access: ApiAccess, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.crt"
+    ca.write_text("not a certificate")
+    error = asyncio.run(error_of(replace(access, ca_file=ca)))
+    assert error.outcome is Outcome.CREDENTIALS
+    assert f"{ca}: not a certificate in PEM form" in str(error)
+
+
+@in_loop
+async def test_a_token_that_was_replaced_is_used_at_the_next_request(
+    fake: FakeApiServer, access: ApiAccess
+) -> None:
+    fake.topologies["worker-1"] = {"metadata": {}}
+    fake.token = "another"  # noqa: S105  # of a fake
+    assert (await error_of(access)).outcome is Outcome.CREDENTIALS
+    access.token_file.write_text("another")
+    assert await get(access) == {"metadata": {}}
+
+
+def test_metrics_have_every_outcome() -> None:
+    for metric in (names.TOPOLOGY_PUBLICATIONS, names.POD_EVENTS):
+        assert {labels for (labels,) in metric.initial()} == set(map(str, Outcome))
