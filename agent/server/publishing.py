@@ -48,6 +48,7 @@ class Publishing:
         self, controller: Controller, server: ApiServer, node: str, config: KubernetesConfig
     ) -> None:
         self.changed = asyncio.Event()
+        self.changed.set()  # nothing is published yet
         self._controller = controller
         self._node = node
         self._publisher = TopologyPublisher(server, node) if config.publish_topology else None

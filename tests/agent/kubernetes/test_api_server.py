@@ -9,35 +9,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from agent.kubernetes.access import ApiAccess
 from agent.kubernetes.api_server import LONGEST_ANSWER, ApiServer, ApiServerError, Outcome
 from agent.kubernetes.publisher import NODE_TOPOLOGIES
 from agent.server.metrics import names
 from tests.agent.server.support import in_loop
-from tests.fakes.api_server import TOKEN, Fault, Failure, api_server
+from tests.fakes.api_server import TOKEN, Failure, Fault
 from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from agent.kubernetes.access import ApiAccess
     from tests.fakes.api_server import FakeApiServer
 
 #: Long enough for any answer that comes at all.
 PATIENT = 60.0
-
-
-@pytest.fixture
-def fake(certificate: Path) -> Iterator[FakeApiServer]:
-    with api_server(certificate) as fake:
-        yield fake
-
-
-@pytest.fixture
-def access(fake: FakeApiServer, certificate: Path, tmp_path: Path) -> ApiAccess:
-    token = tmp_path / "token"
-    token.write_text(f"{TOKEN}\n")
-    return ApiAccess("127.0.0.1", fake.port, "", token, certificate)
 
 
 async def get(access: ApiAccess, seconds: float = PATIENT) -> dict[str, Any]:
