@@ -91,7 +91,8 @@ class Publishing:
             return
         outcome = await publisher.publish(topology.document, clock.monotonic())
         self._controller.metrics.add(names.TOPOLOGY_PUBLICATIONS, str(outcome))
-        self._report(_TOPOLOGY, "node topology not published", publisher.error)
+        if self._is_news(_TOPOLOGY, publisher.error):
+            log.warning("node topology not published", node=self._node, why=str(publisher.error))
         if publisher.error is None:
             if state.last_publication is None:
                 log.info("node topology published", node=self._node)
@@ -104,7 +105,8 @@ class Publishing:
                 return
             outcome = await events.send(clock.monotonic())
             self._controller.metrics.add(names.POD_EVENTS, str(outcome))
-            self._report(_EVENTS, "pod event not written", events.error)
+            if self._is_news(_EVENTS, events.error):
+                log.warning("pod event not written", node=self._node, why=str(events.error))
         self.changed.set()
 
     def _topology(self) -> NodeTopology:
@@ -115,11 +117,12 @@ class Publishing:
             self._shown = (rules, ledger, made)
         return self._shown[2]
 
-    def _report(self, subject: str, phrase: str, error: ApiServerError | None) -> None:
-        """Have a condition for a failure, and one line in the log as long as it is the same."""
-        if error is not None and self._controller.state.conditions.get(subject) != str(error):
-            log.warning(phrase, node=self._node, outcome=str(error.outcome), why=str(error))
-        self._note(subject, "" if error is None else str(error))
+    def _is_news(self, subject: str, error: ApiServerError | None) -> bool:
+        """Have a condition for a failure; return whether that is another one than before."""
+        message = "" if error is None else str(error)
+        news = bool(message) and self._controller.state.conditions.get(subject) != message
+        self._note(subject, message)
+        return news
 
     def _note(self, subject: str, message: str) -> None:
         conditions = self._controller.state.conditions

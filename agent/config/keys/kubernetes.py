@@ -93,7 +93,8 @@ KUBERNETES: Final = Section(
                     Switch(),
                     since="0.1.0",
                     help="Whether the CPUs, memory and devices of each NUMA node are published as "
-                    "a NodeResourceTopology, for the topology-aware scheduler.",
+                    "a NodeResourceTopology, for the topology-aware scheduler. See "
+                    "docs/node-topology.md.",
                 ),
                 Key(
                     "events",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.kubernetes.access import ApiAccess
 from agent.kubernetes.api_server import LONGEST_ANSWER, ApiServer, ApiServerError, Outcome
 from agent.kubernetes.publisher import NODE_TOPOLOGIES
 from agent.server.metrics import names
@@ -17,9 +21,6 @@ from tests.fakes.api_server import TOKEN, Failure, Fault
 from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from agent.kubernetes.access import ApiAccess
     from tests.fakes.api_server import FakeApiServer
 
 #: Long enough for any answer that comes at all.
@@ -181,6 +182,29 @@ async def test_a_token_that_was_replaced_is_used_at_the_next_request(
     assert (await error_of(access)).outcome is Outcome.CREDENTIALS
     access.token_file.write_text("another")
     assert await get(access) == {"metadata": {}}
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+_WHOLE = _HEAD + b'10\r\n{"kind": "Event"\r\n1\r\n}\r\n0\r\n\r\n'
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Draw an answer with bytes that were lost, replaced or added."""
+    at = draw(st.integers(0, len(_WHOLE)))
+    lost = draw(st.integers(0, 12))
+    return _WHOLE[:at] + draw(st.binary(max_size=12)) + _WHOLE[at + lost :]
+
+
+@given(st.one_of(st.binary(max_size=200), damaged(), st.binary(max_size=100).map(_HEAD.__add__)))
+def test_no_answer_raises_anything_else(raw: bytes) -> None:
+    server = ApiServer(ApiAccess("127.0.0.1", 1, "", Path("t"), Path("c")))
+    try:
+        found = server._answer(raw, "GET", NODE_TOPOLOGIES, "GET x")
+    except ApiServerError as error:
+        assert str(error).isprintable()  # noqa: PT017  # of any answer that fails
+    else:
+        assert isinstance(found, dict)
 
 
 def test_metrics_have_every_outcome() -> None:

@@ -241,3 +241,45 @@ def test_nothing_is_opened_for_another_host(
     arguments = ["config", "check", str(place.file()), "--root", str(place.directory / "host")]
     assert run_command(arguments) == ExitCode.OK
     assert capsys.readouterr().err == ""
+
+
+def publishing(place: Place, **keys: str) -> Path:
+    """Configure an agent that publishes its topology, with some more keys; return the file."""
+    text = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    place.agent = f"kubernetes: {{publishTopology: true, {text}}}"
+    return place.file()
+
+
+def test_missing_files_for_the_api_server_are_found(place: Place) -> None:
+    gone, root = f"{place.directory}/gone", os.geteuid() == 0
+    file = publishing(place, server="https://10.0.0.1", tokenFile=gone, caFile=gone)
+    token, ca = obstacles(load_config_file(file), file, kernel=False)
+    assert (token.key, token.certain) == ("agent.kubernetes.tokenFile", root)
+    assert f"{gone}: No such file or directory; name a file with the token" in token.found
+    assert (ca.key, ca.certain) == ("agent.kubernetes.caFile", root)
+    # The files may come later: the agent starts, and says so in its status.
+    assert start(file) == ""
+
+
+def test_what_is_of_the_agents_unit_or_pod_may_be_missing_here(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    file = publishing(place, server="https://10.0.0.1")
+    found = list(obstacles(load_config_file(file), file, kernel=False))
+    assert [(each.key, each.certain) for each in found] == [
+        ("agent.kubernetes.tokenFile", False),
+        ("agent.kubernetes.caFile", False),
+    ]
+    file = publishing(place)
+    (server,) = obstacles(load_config_file(file), file, kernel=False)
+    assert (server.key, server.certain) == ("agent.kubernetes.server", False)
+    assert start(file) == f"agent.kubernetes.server: {server.found}"
+
+
+def test_what_is_there_for_the_api_server_is_no_obstacle(place: Place) -> None:
+    there = place.directory / "there"
+    there.touch()
+    keys = {"server": "https://10.0.0.1", "tokenFile": str(there), "caFile": str(there)}
+    file = publishing(place, **keys)
+    assert list(obstacles(load_config_file(file), file, kernel=False)) == []
