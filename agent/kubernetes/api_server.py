@@ -162,7 +162,7 @@ class ApiServer:
             response = HTTPResponse(_Received(raw), method=method)  # type: ignore[arg-type]  # all that it uses
             response.begin()
             content = response.read()
-        except (HTTPException, ValueError) as error:
+        except (HTTPException, ValueError, OverflowError) as error:  # the last: of a length
             found = f"not an answer of HTTP ({type(error).__name__})"
             raise ApiServerError(Outcome.REJECTED, asked, found, _OTHER_SERVER) from error
         document = _object_of(content)

@@ -207,6 +207,26 @@ def test_no_answer_raises_anything_else(raw: bytes) -> None:
         assert isinstance(found, dict)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n{}",
+        _HEAD + b"f" * 40 + b"\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n{}",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n{}",
+    ],
+    ids=range(7),
+)
+def test_sizes_that_no_server_means_are_not_an_answer(raw: bytes) -> None:
+    server = ApiServer(ApiAccess("127.0.0.1", 1, "", Path("t"), Path("c")))
+    with pytest.raises(ApiServerError) as caught:
+        server._answer(raw, "GET", NODE_TOPOLOGIES, "GET x")
+    assert caught.value.outcome is Outcome.REJECTED
+
+
 def test_metrics_have_every_outcome() -> None:
     for metric in (names.TOPOLOGY_PUBLICATIONS, names.POD_EVENTS):
         assert {labels for (labels,) in metric.initial()} == set(map(str, Outcome))
