@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import KubernetesConfig
+from agent.config.config import BesideKubeletConfig, KubernetesConfig, OnReject
 from agent.kubernetes.fingerprint import pod_fingerprint
-from agent.kubernetes.pod_events import PodReference
 from agent.managers.policy import PluginDevice
+from agent.server.cluster.publishing import CLUSTER_SOURCE, SETTLE_SECONDS
 from agent.server.errors import StartError
-from agent.server.publishing import CLUSTER_SOURCE, SETTLE_SECONDS
 from sysfs.mask import Mask
 from tests.agent.server.start.test_lean import modules_after
 from tests.agent.server.support import (
@@ -172,16 +171,17 @@ async def test_a_rejected_pod_of_no_cluster_gets_no_event(
 
 
 @in_loop
-async def test_an_event_of_other_parts_of_the_agent_is_written(
+async def test_a_rejected_pod_that_runs_is_in_the_fingerprint(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
-    del cluster
+    kubelet = BesideKubeletConfig(on_reject=OnReject.SHARE)
+    world.config = replace(world.config, agent=replace(world.config.agent, kubelet=kubelet))
     async with running(world) as agent:
-        publishing = agent.service._around.publishing
-        assert publishing is not None
-        publishing.pod_event(PodReference("shop", "web", UID), "RunsShared", "spec unknown")
         await settled(agent)
-        await until(lambda: [each["reason"] for each in fake.events.values()] == ["RunsShared"])
+        await until(lambda: published(fake) == expected("7", "8"))
+        cluster.put(KEY, manifest(cpu="100"))
+        await settled(agent)
+        await until(lambda: published(fake) == expected("7", "8", ("shop", "web")))
 
 
 @in_loop
@@ -230,6 +230,5 @@ def test_without_a_server_the_agent_does_not_start(
 
 def test_nothing_of_it_is_imported_where_nothing_is_published() -> None:
     found = modules_after("from agent.cli.local.agent import import_agent", "import_agent()")
-    assert "agent.server.start.publishing" in found
     assert not any(name.startswith("agent.kubernetes") for name in found)
-    assert "agent.server.publishing" not in found
+    assert "agent.server.cluster.publishing" not in found
