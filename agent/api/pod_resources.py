@@ -1,18 +1,21 @@
 """The ledger's values as messages of the podresources API (kubelet v1.36; KEP-5526 for pods).
 
 Listed are the containers that run as long as their pod, with what is exclusively theirs. What the
-containers of a pod share stands at the pod, the node's shared pool nowhere.
+containers of a pod share stands at the pod, the node's shared pool nowhere. Beside a kubelet its
+devices stand with the CPUs and memory of the agent, and pods that only the kubelet has are listed.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.sharing import is_specified
-from agent.pods.model import ContainerKind
+from agent.managers.device.given import given_devices
+from agent.pods.model import NO_GIVEN_DEVICES, ContainerKind, GivenDevice
 from agent.rpc.pod_resources import V1
 from sysfs.mask import EMPTY, Mask
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     )
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import PluginDevice
+    from agent.pods.model import GivenDevices
     from agent.rpc.messages import Message
 
     #: The NUMA nodes of each device by id, by resource.
@@ -35,6 +39,19 @@ if TYPE_CHECKING:
 _POD: Final = V1["PodResources"]
 _LISTED: Final = V1["ListPodResourcesResponse"]
 _ALLOCATABLE: Final = V1["AllocatableResourcesResponse"]
+
+
+class KubeletListing(Struct, frozen=True):
+    """What the podresources of a kubelet beside the agent list: the devices of its plugins.
+
+    `pods` are those with devices, by namespace and name, `allocatable` the healthy devices.
+    """
+
+    pods: Mapping[tuple[str, str], GivenDevices] = MappingProxyType({})
+    allocatable: tuple[GivenDevice, ...] = ()
+
+
+NOT_LISTED: Final = KubeletListing()
 
 
 class _Entry(Struct, frozen=True):
@@ -54,47 +71,73 @@ class Listing:
     def __init__(self) -> None:
         self._inventory: Mapping[str, tuple[PluginDevice, ...]] | None = None
         self._places: Places = {}
+        self._kubelet = NOT_LISTED
         self._entries: dict[str, _Entry] = {}
         self._ledger: Ledger | None = None
         self._all = b""
 
-    def all(self, rules: EffectivePolicy, ledger: Ledger) -> bytes:
-        """Return the `ListPodResourcesResponse` of all pods, in the order of admission."""
-        self._locate(rules)
+    def all(
+        self, rules: EffectivePolicy, ledger: Ledger, kubelet: KubeletListing = NOT_LISTED
+    ) -> bytes:
+        """Return the `ListPodResourcesResponse` of all pods, in the order of admission.
+
+        Pods that only the kubelet has come after them.
+        """
+        self._locate(rules, kubelet)
         if self._ledger is not ledger:
             self._entries = {
                 uid: self._entry(allocation) for uid, allocation in ledger.allocations.items()
             }
-            self._all = b"".join([entry.data for entry in self._entries.values()])
+            own = {_full_name(allocation) for allocation in ledger.allocations.values()}
+            only = [
+                _LISTED(pod_resources=[_kubelets_pod(name, given)]).SerializeToString()
+                for name, given in kubelet.pods.items()
+                if name not in own
+            ]
+            self._all = b"".join([*(entry.data for entry in self._entries.values()), *only])
             self._ledger = ledger
         return self._all
 
     def one(
-        self, rules: EffectivePolicy, ledger: Ledger, namespace: str, name: str
+        self,
+        rules: EffectivePolicy,
+        ledger: Ledger,
+        namespace: str,
+        name: str,
+        kubelet: KubeletListing = NOT_LISTED,
     ) -> bytes | None:
         """Return the `GetPodResourcesResponse` of a pod, None if no pod has that name.
 
         Of two pods of one name, one has ended and is not removed yet: the later one is returned.
         """
-        self._locate(rules)
+        self._locate(rules, kubelet)
         found = None
         for allocation in ledger.allocations.values():
             if _full_name(allocation) == (namespace, name):
                 found = allocation
-        return None if found is None else self._entry(found).data
+        if found is not None:
+            return self._entry(found).data
+        given = kubelet.pods.get((namespace, name))
+        if given is None:
+            return None
+        only = _LISTED(pod_resources=[_kubelets_pod((namespace, name), given)])
+        data: bytes = only.SerializeToString()
+        return data
 
     def _entry(self, allocation: PodAllocation) -> _Entry:
         known = self._entries.get(allocation.uid)
         if known is not None and known.allocation is allocation:
             return known
-        response = _LISTED(pod_resources=[pod_message(allocation, self._places)])
+        given = self._kubelet.pods.get(_full_name(allocation), NO_GIVEN_DEVICES)
+        response = _LISTED(pod_resources=[pod_message(allocation, self._places, given)])
         return _Entry(allocation, response.SerializeToString())
 
-    def _locate(self, rules: EffectivePolicy) -> None:
-        """Forget everything when devices changed, whose NUMA nodes are not in the ledger."""
+    def _locate(self, rules: EffectivePolicy, kubelet: KubeletListing) -> None:
+        """Forget everything when devices changed that are not in the ledger."""
         inventory = rules.policy.devices
-        if self._inventory is not inventory:
+        if self._inventory is not inventory or self._kubelet is not kubelet:
             self._inventory, self._places = inventory, device_places(inventory)
+            self._kubelet = kubelet
             self._entries, self._ledger = {}, None
 
 
@@ -106,8 +149,13 @@ def device_places(inventory: Mapping[str, Sequence[PluginDevice]]) -> Places:
     }
 
 
-def pod_message(allocation: PodAllocation, places: Places) -> Message:
+def pod_message(
+    allocation: PodAllocation, places: Places, listed: GivenDevices = NO_GIVEN_DEVICES
+) -> Message:
     """Return the `PodResources` of a pod.
+
+    Devices of the kubelet are those that were recorded when the pod was admitted, of a container
+    without such those that the kubelet lists now. Only pods of the kubelet have some.
 
     A pod of which only the uid is known (imported, recovered) is called by its uid, without a
     namespace: left out, its CPUs and devices would look free to programs that compute what is.
@@ -117,17 +165,19 @@ def pod_message(allocation: PodAllocation, places: Places) -> Message:
     return _POD(
         name=name,
         namespace=namespace,
-        containers=[_container(allocation, each, places) for each in lasting],
+        containers=[
+            _container(allocation, each, places, listed.get(each.name, ())) for each in lasting
+        ],
         cpu_ids=allocation.cpus or (),
         memory=_memory(allocation.memory),
     )
 
 
-def allocatable_message(rules: EffectivePolicy) -> Message:
+def allocatable_message(rules: EffectivePolicy, kubelet: KubeletListing = NOT_LISTED) -> Message:
     """Return the `AllocatableResourcesResponse`: what pods may have exclusively, allocated or not.
 
     Empty for a manager with policy none, as the kubelet's. Of devices only the healthy ones. What
-    is cordoned is left out.
+    is cordoned is left out. Devices of the kubelet are added.
     """
     memory = rules.memory.open if rules.static_memory else {}
     places = device_places(rules.policy.devices)
@@ -136,7 +186,7 @@ def allocatable_message(rules: EffectivePolicy) -> Message:
         for resource, devices in rules.devices.items()
     }
     return _ALLOCATABLE(
-        devices=list(_devices(healthy, places)),
+        devices=[*_devices(healthy, places), *_given(kubelet.allocatable)],
         cpu_ids=rules.open_cpus if rules.static_cpus else (),
         memory=[
             _block(kind, size, Mask.of(node))
@@ -151,10 +201,28 @@ def _full_name(allocation: PodAllocation) -> tuple[str, str]:
     return allocation.namespace, allocation.name or allocation.uid
 
 
-def _container(pod: PodAllocation, container: ContainerAllocation, places: Places) -> Message:
+def _kubelets_pod(name: tuple[str, str], given: GivenDevices) -> Message:
+    """Return the `PodResources` of a pod that the agent has not admitted."""
+    return {
+        "namespace": name[0],
+        "name": name[1],
+        "containers": [
+            {"name": container, "devices": list(_given(devices))}
+            for container, devices in given.items()
+        ],
+    }
+
+
+def _container(
+    pod: PodAllocation,
+    container: ContainerAllocation,
+    places: Places,
+    listed: Sequence[GivenDevice],
+) -> Message:
+    given = tuple(given_devices(container)) or listed
     return {
         "name": container.name,
-        "devices": list(_devices(container.devices, places)),
+        "devices": [*_devices(container.devices, places), *_given(given)],
         "cpu_ids": container.cpus if _has_own_cpus(pod, container) and container.cpus else (),
         "memory": _memory(container.memory) if _has_own_memory(pod, container) else (),
     }
@@ -211,6 +279,16 @@ def _devices(devices: Mapping[str, Iterable[str]], places: Places) -> Iterator[M
             if node != _NOWHERE:
                 message["topology"] = _topology(Mask.of(node))
             yield message
+
+
+def _given(devices: Iterable[GivenDevice]) -> Iterator[Message]:
+    """Yield the devices of the kubelet as those of the agent."""
+    ids: dict[str, list[str]] = {}
+    places: dict[str, dict[str, Mask]] = {}
+    for device in devices:
+        ids.setdefault(device.resource, []).append(device.id)
+        places.setdefault(device.resource, {})[device.id] = device.nodes
+    return _devices(ids, places)
 
 
 #: In place of a NUMA node.

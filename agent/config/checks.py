@@ -179,6 +179,17 @@ def _extra_problems(config: Config) -> Iterator[Mistake]:
             )
 
 
+def _socket_problems(config: Config) -> Iterator[Mistake]:
+    """Yield that the agent would take the place of the kubelet's podresources."""
+    own, kubelet = config.agent.pod_resources.socket, config.agent.kubelet
+    if kubelet.enabled and own == kubelet.directory / "pod-resources" / "kubelet.sock":
+        yield Mistake(
+            "agent.podResources.socket",
+            f"{own} is the socket of the kubelet beside the agent; name another path, such as "
+            "/run/numawarden/pod-resources/kubelet.sock, and have clients use that",
+        )
+
+
 def _is_importable(module: str) -> bool:
     try:
         return find_spec(module) is not None
@@ -202,6 +213,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (("agent", "staticPodPath"), _kubelet_problems),
     (("agent",), _exclusive_resource_problems),
     (("agent",), _extra_problems),
+    (("agent",), _socket_problems),
 )
 
 

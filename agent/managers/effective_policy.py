@@ -263,6 +263,14 @@ class ResourceManager(ABC):
         """Return an amount for people."""
         return str(amount)
 
+    def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
+        """Return what is demanded, where that fits, and what is free, for a rejection."""
+        free = ", ".join(
+            f"node {node}: {self.amount_text(resource, amount)}"
+            for node, amount in self.free(draft, resource).items()
+        )
+        return f"{self.amount_text(resource, asked)} of {resource} {fit} (free: {free})"
+
     def nodes(
         self,
         rules: EffectivePolicy,  # noqa: ARG002  (the default)

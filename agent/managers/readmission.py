@@ -20,6 +20,7 @@ from agent.managers.allocations.delivery import NOTHING
 from agent.managers.allocations.ledger import DEVICES, Isolation, MemoryBlock
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.device.given import with_given_devices
 from agent.managers.effective_policy import charged
 from agent.managers.errors import cpus_text
 from agent.managers.memory.pod_level import divide_memory
@@ -69,6 +70,7 @@ def readmit(
         return Decision(pod.uid, ledger, cause=_not_matched(existing.origin, pod, error))
     if matched is None:
         return None
+    matched = with_given_devices(matched, pod.given_devices)
     if existing.origin is Origin.IMPORTED:
         completed = ledger.with_allocation(matched)
     else:  # Cgroups show nodes, but not always amounts: only the specification has both.

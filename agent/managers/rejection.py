@@ -81,10 +81,6 @@ class Unaligned(Struct, frozen=True):
         return manager.amount(one.part(name), resource)
 
     def _describe(self, manager: ResourceManager, resource: str, best: Sequence[Hint]) -> str:
-        free = ", ".join(
-            f"node {node}: {manager.amount_text(resource, amount)}"
-            for node, amount in manager.free(self.draft, resource).items()
-        )
         preferred = [_nodes(hint) for hint in best if hint.preferred]
         if not best:
             fit = "fits nowhere"
@@ -92,8 +88,7 @@ class Unaligned(Struct, frozen=True):
             fit = f"fits best on {' or '.join(preferred)}"
         else:
             fit = f"fits only across {' or '.join(map(_nodes, best))}"
-        desired = manager.amount_text(resource, self._asked(manager, resource))
-        return f"{desired} of {resource} {fit} (free: {free})"
+        return manager.offer_text(self.draft, resource, self._asked(manager, resource), fit)
 
 
 class BesideCordon(Struct, frozen=True):

@@ -13,12 +13,13 @@ from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.decision import Reason, Rejection
+from agent.managers.device.given import given_devices
 from agent.managers.errors import nodes_text
 from agent.pods.requirements import Quality, near_nodes, required
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
@@ -98,8 +99,9 @@ def _of(rules: EffectivePolicy, container: ContainerAllocation) -> Iterator[Judg
     if cpus:
         yield Judgement(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus))
     near = places or container.mems
-    if near and any(container.devices.values()):
-        yield Judgement(container.name, Quality.NEAR_DEVICE, _far(rules, container, near))
+    devices = list(_devices(rules, container)) if near else []
+    if devices:
+        yield Judgement(container.name, Quality.NEAR_DEVICE, _far(devices, near))
 
 
 def _spread(container: ContainerAllocation, places: Mask) -> str:
@@ -125,17 +127,22 @@ def _shared_cores(rules: EffectivePolicy, cpus: Mask) -> str:
     return f"not its own on the same cores: {noun} {siblings}"
 
 
-def _far(rules: EffectivePolicy, container: ContainerAllocation, near: Mask) -> str:
-    inventory = rules.policy.devices
-    places = {
-        (resource, device.id): device.nodes
-        for resource in container.devices
-        for device in inventory.get(resource, ())
-    }
+def _devices(
+    rules: EffectivePolicy, container: ContainerAllocation
+) -> Iterator[tuple[str, str, Mask]]:
+    """Yield resource, id and nodes of every device, allocated by the agent or by the kubelet."""
+    for resource, ids in sorted(container.devices.items()):
+        places = {device.id: device.nodes for device in rules.policy.devices.get(resource, ())}
+        for each in ids:
+            yield resource, each, places.get(each, EMPTY)
+    for given in given_devices(container):
+        yield given.resource, given.id, given.nodes
+
+
+def _far(devices: Iterable[tuple[str, str, Mask]], near: Mask) -> str:
     far = [
         f"{resource} {each} is on {nodes_text(nodes)}"
-        for resource, ids in sorted(container.devices.items())
-        for each in ids
-        if (nodes := places.get((resource, each), EMPTY)) and not nodes & near
+        for resource, each, nodes in devices
+        if nodes and not nodes & near
     ]
     return f"{'; '.join(far)}, the container on {nodes_text(near)}" if far else ""

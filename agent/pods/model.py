@@ -9,9 +9,11 @@ import hashlib
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as quoted
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
+
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,6 +58,22 @@ class Container(Struct, frozen=True):
     resources: Resources = Resources()
 
 
+class GivenDevice(Struct, frozen=True):
+    """A device that the kubelet beside the agent gave to a container of one of its plugins.
+
+    An empty `nodes` means that no NUMA locality is known.
+    """
+
+    resource: str
+    id: str
+    nodes: Mask = EMPTY
+
+
+#: The devices of each container by its name; a container without devices may be missing.
+GivenDevices: TypeAlias = "Mapping[str, tuple[GivenDevice, ...]]"
+NO_GIVEN_DEVICES: Final[GivenDevices] = MappingProxyType({})
+
+
 class Pod(Struct, frozen=True):
     """One pod, defaulted and validated.
 
@@ -63,6 +81,8 @@ class Pod(Struct, frozen=True):
     `resources` is `spec.resources` (pod-level, KEP-2837), None when the manifest has none.
     `status_qos` is `status.qosClass` of the manifest, which wins over the computed class.
     `overhead` is `spec.overhead`: what the runtime needs beside the containers (KEP-688).
+    `given_devices` are no part of the manifest: what the kubelet gave to the containers before the
+    pod is decided on.
     """
 
     uid: str
@@ -74,6 +94,7 @@ class Pod(Struct, frozen=True):
     status_qos: QosClass | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
     overhead: Mapping[str, Quantity] = _NOTHING
+    given_devices: GivenDevices = NO_GIVEN_DEVICES
 
     def all_containers(self) -> Iterator[Container]:
         """Yield init containers, then app containers: the order in which they are admitted."""
@@ -90,7 +111,7 @@ def spec_digest(pod: Pod) -> str:
 
     Covered are the containers in order with name, kind, requests and limits, the pod-level
     resources, a stated QoS class and the overhead. Not covered are uid, name, namespace,
-    annotations and how an amount was written.
+    annotations, devices that were given and how an amount was written.
     """
     return hashlib.sha256(spec_text(pod).encode()).hexdigest()
 

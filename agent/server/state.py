@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ManifestDocument,
         ReconcileDocument,
     )
+    from agent.kubelet.devices import KubeletDevices
     from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
@@ -130,7 +131,8 @@ class AgentState(Struct):
     `drift` are the latest settings that another process changed. `displaced` are allocations of the
     checkpoint whose CPUs are used by another running pod, by uid, until their pods are admitted or
     removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
-    deliver. `log_level` is that of the log. `history` is None if none is kept. `changed_before` is
+    deliver. `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without
+    one. `log_level` is that of the log. `history` is None if none is kept. `changed_before` is
     what changed since the last run of the agent. `conditions` are all others, by subject.
     `last_publication` is the Unix time at which the topology was last published to a cluster.
     `reconcile_period` (in seconds) and
@@ -160,6 +162,7 @@ class AgentState(Struct):
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
+    kubelet_devices: KubeletDevices | None = None
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
     log_level: LogLevelSwitch = field(default_factory=LogLevelSwitch)
     history: HistoryRecorder | None = None
@@ -271,15 +274,20 @@ class AgentState(Struct):
                 )
             for message in source.conditions:
                 yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
-        for name, message in self.providers.conditions():
-            yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
-        for message in self.cdi_files.conditions:
-            yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
+        yield from self._of_devices()
         for message in () if self.history is None else self.history.conditions:
             yield ConditionDocument(ConditionType.HISTORY_RECORDED, "NotWritten", message)
         if self.unsaved is not None:
             message = f"checkpoint: {self.unsaved}"
             yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)
+
+    def _of_devices(self) -> Iterator[ConditionDocument]:
+        for name, message in self.providers.conditions():
+            yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
+        for message in () if self.kubelet_devices is None else self.kubelet_devices.conditions:
+            yield ConditionDocument(ConditionType.DEVICES_OFFERED, "Kubelet", message)
+        for message in self.cdi_files.conditions:
+            yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
 
     def _of_kernel(self) -> Iterator[ConditionDocument]:
         for difference in self.unenforced:

@@ -39,3 +39,5 @@ class Source(Struct, frozen=True):
 
 #: Pods that were asked for over the API.
 API: Final = Source("api")
+#: The source of the pods of a kubelet beside the agent.
+KUBELET: Final = "kubelet"

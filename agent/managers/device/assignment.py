@@ -60,6 +60,27 @@ def device_hints(
     return tuple(hint for hint in hints if all((hint.nodes or 0) & place for place in again))
 
 
+def given_hints(
+    nodes: int, places: Sequence[int], work: SearchBudget
+) -> Sequence[Hint] | HintFamily:
+    """Return the sets of nodes that reach each of some devices, narrow masks first.
+
+    `places` are the nodes of each device, `nodes` those of the machine (bits). Preferred are the
+    sets of the fewest nodes: which devices they are is settled, so that devices that would be
+    nearer to each other do not count.
+    """
+    if not is_listed(nodes):
+        cover = Cover(
+            nodes, tuple(CoverDemand(1, ((place, 1),)) for place in dict.fromkeys(places))
+        )
+        return HintFamily((), None if cover.is_empty else cover, smallest(cover, work))
+    reaching = [one for one in choices(nodes) if all(one.mask & place for place in places)]
+    fewest = reaching[0].mask.bit_count() if reaching else 0
+    return tuple(
+        [one.preferred if one.mask.bit_count() == fewest else one.plain for one in reaching]
+    )
+
+
 def assign_devices(
     resource: str,
     inventory: Sequence[PluginDevice],

@@ -294,6 +294,7 @@ class Controller:
 
     async def _admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
         replaced = self.decisions.replaced(pod) if replace_pod else None
+        pod = await self.decisions.with_devices(pod, source)
         decision = await self.decisions.decide(pod, source, replaced)
         if decision.allocation is None:
             return self.rejections.rejected(pod, decision, source)

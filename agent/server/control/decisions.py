@@ -18,9 +18,11 @@ from agent.api.documents import FitDocument, FreeCpusDocument
 from agent.api.views import advice_document, rejection_document
 from agent.devices.providers import DeliveryError
 from agent.managers.admission import remove
+from agent.managers.allocations.origin import KUBELET, Origin
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.trials.advice import AdviceKind, advise
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
+from agent.pods.identity import extended_resource_fault
 from agent.server.configured_host import decide
 from agent.server.errors import BusyError
 from agent.sources.ownership import assigned, belongs_elsewhere, lasting, name_taken
@@ -58,6 +60,27 @@ class Decisions:
         """Return the one admitted pod that a pod would replace, None if there is none."""
         others = self._state.namesakes(pod)
         return others[0] if len(others) == 1 else None
+
+    async def with_devices(self, pod: Pod, source: Source) -> Pod:
+        """Return a pod with the devices that the kubelet beside the agent gave to its containers.
+
+        The kubelet is asked only about its own pods, of these about those that ask for a resource
+        which the agent does not provide, and only as long as they are not decided.
+        """
+        kubelet, known = self._state.kubelet_devices, self._state.ledger.allocations.get(pod.uid)
+        if kubelet is None or source.name != KUBELET:
+            return pod
+        if known is not None and known.origin is Origin.DECIDED:
+            return pod
+        provided = self._state.configured.rules.policy.devices
+        if not any(
+            name not in provided and extended_resource_fault(name) is None
+            for container in pod.all_containers()
+            for name in container.resources.limits
+        ):
+            return pod
+        given = await kubelet.of(pod)
+        return replace(pod, given_devices=given) if given else pod
 
     async def decide(
         self, pod: Pod, source: Source, replaced: PodAllocation | None = None

@@ -37,6 +37,7 @@ from agent.server.listeners.sockets import Address, group_id, open_tcp, open_uni
 from agent.server.reporting.history import HistoryRecorder
 from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import details
+from agent.server.start.kubelet_devices import devices_of_kubelet, managers_beside_kubelet
 from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
 from agent.server.start.restart import initial_state, orphaned_since
@@ -166,7 +167,7 @@ class Wiring:
         providers: Iterable[ProviderFactory] = PROVIDERS,
     ) -> None:
         self._config = config
-        self._managers = managers
+        self._managers = (*managers_beside_kubelet(config), *managers)
         self._fakes = fakes or Fakes()
         self._warned: frozenset[str] = frozenset()
         self._unreadable: str | None = None
@@ -191,12 +192,14 @@ class Wiring:
                 config,
                 self._read_host(),
                 allocated=allocated,
-                managers=managers,
+                managers=self._managers,
                 offer=self._providers.offer(),
                 cordon=NO_CORDON if state is None else state.cordons.total,
             )
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
+            devices = devices_of_kubelet(config, self.controller.worker)
+            self.controller.state.kubelet_devices = devices
             self.listeners = with_pod_resources(self.listeners, config, self.controller)
             self._intakes = self._register(sources, clock)
             self.service = Service(

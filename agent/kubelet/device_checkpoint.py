@@ -1,0 +1,132 @@
+"""`kubelet_internal_checkpoint`: which devices the kubelet's plugins gave to which container.
+
+The kubelet's device manager replaces the file whenever a container got devices. Read is what says
+where the devices are. The checksum is not compared: the file is never half written (it is renamed
+into its place), and a kubelet that adds a field to it computes the sum in another way. Where a
+state is taken over, `agent.tools.kubelet_state.device_file` compares it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agent.pods.model import NO_GIVEN_DEVICES, GivenDevice
+from agent.safe_files import UntrustedPathError, read_trusted
+from sysfs.mask import EMPTY, MAX_ID, Mask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.pods.model import GivenDevices
+
+#: In the kubelet's directory.
+FILE: Final = "device-plugins/kubelet_internal_checkpoint"
+#: In bytes. A container has an entry of a few KiB for each resource (the plugin's response).
+LONGEST: Final = 8 << 20
+#: In place of a NUMA node, of devices whose plugin reports none.
+_NO_NODE: Final = -1
+_FORMAT: Final = (
+    "this release does not know the format: report the kubelet's release; meanwhile the kubelet is "
+    "asked over podresources"
+)
+
+
+class DeviceCheckpointError(Exception):
+    """The file cannot be read: `found` says why, `remedy` what to do."""
+
+    def __init__(self, path: Path, found: str, remedy: str) -> None:
+        super().__init__(f"{path}: {found}; {remedy}")
+        self.path = path
+        self.found = found
+        self.remedy = remedy
+
+
+_Node: TypeAlias = Annotated[int, Meta(ge=_NO_NODE, le=MAX_ID)]
+
+
+class _Entry(Struct):
+    """The devices of one resource that a container has; a device of several nodes is at each."""
+
+    PodUID: str
+    ContainerName: str
+    ResourceName: str
+    DeviceIDs: dict[_Node, list[str] | None] | None = None
+
+    def devices(self) -> tuple[GivenDevice, ...]:
+        nodes: dict[str, Mask] = {}
+        for node, ids in sorted((self.DeviceIDs or {}).items()):
+            place = EMPTY if node == _NO_NODE else Mask.of(node)
+            for each in ids or ():
+                nodes[each] = nodes.get(each, EMPTY) | place
+        return tuple(GivenDevice(self.ResourceName, each, on) for each, on in nodes.items())
+
+
+class _Data(Struct):
+    PodDeviceEntries: list[_Entry] | None = None
+    RegisteredDevices: dict[str, object] | None = None
+
+
+class _Document(Struct):
+    Data: _Data
+
+
+class CheckpointContent:
+    """What the file says; `registered` are the resources of plugins that registered."""
+
+    def __init__(self, data: _Data) -> None:
+        self.registered = frozenset(data.RegisteredDevices or ())
+        self._entries: dict[str, list[_Entry]] = {}
+        for entry in data.PodDeviceEntries or ():
+            self._entries.setdefault(entry.PodUID, []).append(entry)
+
+    def of(self, uid: str) -> GivenDevices:
+        """Return the devices of a pod, none of a pod that the file does not have."""
+        found: dict[str, tuple[GivenDevice, ...]] = {}
+        for entry in self._entries.get(uid, ()):
+            known = found.get(entry.ContainerName, ())
+            found[entry.ContainerName] = (*known, *entry.devices())
+        return found or NO_GIVEN_DEVICES
+
+
+class DeviceCheckpoint:
+    """The file of one kubelet, which is parsed only when it has changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self._known: tuple[tuple[int, int, int], CheckpointContent] | None = None
+
+    def read(self) -> CheckpointContent:
+        """Return what the file says now; raises `DeviceCheckpointError`.
+
+        A kubelet without a file has given no device yet.
+        """
+        try:
+            status = self.path.stat()
+            # Of an older file than the content if the kubelet replaces it meanwhile: read again.
+            identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if self._known is None or self._known[0] != identity:
+                self._known = (identity, self._parsed(read_trusted(self.path, LONGEST)))
+        except FileNotFoundError as error:
+            if self.path.parent.is_dir():
+                return CheckpointContent(_Data())
+            raise DeviceCheckpointError(
+                self.path.parent,
+                "there is no such directory",
+                "set agent.kubelet.directory to the kubelet's --root-dir",
+            ) from error
+        except UntrustedPathError as error:
+            raise DeviceCheckpointError(self.path, str(error.risk), error.risk.remedy) from error
+        except OSError as error:
+            remedy = f"make it readable to the agent: ls -l {self.path}"
+            raise DeviceCheckpointError(self.path, error.strerror or str(error), remedy) from error
+        return self._known[1]
+
+    def _parsed(self, content: bytes) -> CheckpointContent:
+        try:
+            return CheckpointContent(msgspec.json.decode(content, type=_Document).Data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            found = str(error) if content else "the file is empty"
+            raise DeviceCheckpointError(self.path, found, _FORMAT) from error

@@ -1,0 +1,155 @@
+"""The devices of the kubelet's own plugins, as the agent knows them now.
+
+Before the agent decides on a pod of the kubelet, the pod's devices are read from the kubelet's file
+or, where that cannot be read, asked for. For the agent's own podresources API all of them are asked
+for from time to time, beside the requests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import structlog
+
+from agent.api.pod_resources import NOT_LISTED
+from agent.kubelet.device_checkpoint import DeviceCheckpoint, DeviceCheckpointError
+from agent.kubelet.pod_resources_client import SOCKET, PodResourcesClient
+from agent.pods.model import NO_GIVEN_DEVICES
+from agent.rpc.calls import CallError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from agent.api.pod_resources import KubeletListing
+    from agent.pods.model import GivenDevices, Pod
+
+log = structlog.get_logger(__name__)
+
+#: How long after an answer about all pods the next one is asked for, in seconds.
+REFRESH_SECONDS: Final = 10.0
+_Result = TypeVar("_Result")
+
+
+class InThread(Protocol):
+    """Runs a blocking call beside the event loop."""
+
+    def __call__(self, call: Callable[[], _Result], /) -> Awaitable[_Result]:
+        """Return what the call returns."""
+        ...
+
+
+class Sleeping(Protocol):
+    """What time is waited by."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class KubeletDevices:
+    """The devices of one kubelet; `conditions` says what of them cannot be found out.
+
+    `listed` is the last answer about all pods, which stays while the kubelet does not answer: its
+    pods keep their devices.
+    """
+
+    def __init__(self, directory: Path, in_thread: InThread) -> None:
+        self._checkpoint = DeviceCheckpoint(directory)
+        self._client = PodResourcesClient(directory / SOCKET)
+        self._in_thread = in_thread
+        self.listed: KubeletListing = NOT_LISTED
+        self._unread = ""
+        self._unlisted = ""
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What cannot be found out, a line each."""
+        return tuple(filter(None, (self._unread, self._unlisted)))
+
+    async def of(self, pod: Pod) -> GivenDevices:
+        """Return the devices of a pod, by container; none where they cannot be found out.
+
+        The file is behind while the kubelet admits a pod: a resource that a plugin provides and
+        that the file lacks is asked for.
+        """
+        try:
+            content = await self._in_thread(self._checkpoint.read)
+        except DeviceCheckpointError as error:
+            return await self._asked(pod, str(error))
+        self._note_read("")
+        given = content.of(pod.uid)
+        if not awaited(pod, given, content.registered):
+            return given
+        try:
+            return await self._client.of(pod.namespace, pod.name) or given
+        except CallError:  # what the file has is all that is known
+            return given
+
+    async def awaited(self, pod: Pod) -> frozenset[str]:
+        """Return the resources of plugins that a pod asks for and has not been given yet.
+
+        None where the kubelet's file cannot be read.
+        """
+        try:
+            content = await self._in_thread(self._checkpoint.read)
+        except DeviceCheckpointError:
+            return frozenset()
+        return awaited(pod, await self.of(pod), content.registered)
+
+    async def follow(self, clock: Sleeping) -> None:
+        """Ask for the devices of all pods again and again, until cancelled."""
+        while True:
+            await self.refresh()
+            await clock.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Ask for the devices of all pods once."""
+        try:
+            listed = await self._client.all()
+        except CallError as error:
+            self._note_listed(str(error))
+            return
+        self._note_listed("")
+        if listed != self.listed:
+            self.listed = listed
+
+    async def _asked(self, pod: Pod, why: str) -> GivenDevices:
+        try:
+            given = await self._client.of(pod.namespace, pod.name)
+        except CallError as error:
+            self._note_read(f"{why}; podresources of the kubelet: {error}")
+            return NO_GIVEN_DEVICES
+        self._note_read("")
+        return given
+
+    def _note_read(self, why: str) -> None:
+        if why and not self._unread:
+            log.warning("devices of the kubelet not known", why=why)
+        self._unread = (
+            f"the devices of the kubelet's plugins are not known, so that CPUs and memory of new "
+            f"pods may be far from them: {why}"
+            if why
+            else ""
+        )
+
+    def _note_listed(self, why: str) -> None:
+        if why and not self._unlisted:
+            log.warning("devices of the kubelet not listed", why=why)
+        self._unlisted = (
+            f"podresources may lack devices of the kubelet's plugins: the kubelet's podresources "
+            f"do not answer: {why}; see that the kubelet runs: systemctl status kubelet"
+            if why
+            else ""
+        )
+
+
+def awaited(pod: Pod, given: GivenDevices, registered: frozenset[str]) -> frozenset[str]:
+    """Return the resources among `registered` that a container asks for and lacks."""
+    return frozenset(
+        resource
+        for container in pod.all_containers()
+        for resource, amount in container.resources.limits.items()
+        if resource in registered
+        and amount.value
+        and all(each.resource != resource for each in given.get(container.name, ()))
+    )

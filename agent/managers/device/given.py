@@ -1,0 +1,167 @@
+"""Devices that the kubelet beside the agent gave: nothing to decide, CPUs and memory follow them.
+
+The kubelet allocates the devices of its own plugins when it admits a pod, before the agent decides
+on that pod. To the merge they are a provider whose choice is made, as the kubelet's device manager
+is one after a restart: its hints for a container that has devices already are those of these
+devices (generateDeviceTopologyHints). See docs/adr/0015.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+from msgspec.structs import replace
+
+from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.demand import ResourceDemand
+from agent.managers.device.assignment import given_hints
+from agent.managers.effective_policy import ResourceManager
+from agent.managers.errors import nodes_text
+from agent.pods.model import GivenDevice
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest
+    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.implicit_hints import Hints, ProviderHints
+
+#: The name of the manager, under which allocations have the devices (`others`).
+KUBELET_DEVICES: Final = "kubeletDevices"
+#: What a container has: NUMA nodes in the kernel's list format ("": not known) by id by resource.
+Part: TypeAlias = "Mapping[str, Mapping[str, str]]"
+_Devices: TypeAlias = "tuple[GivenDevice, ...]"
+
+
+@final
+class GivenDeviceManager(ResourceManager):
+    """The manager of the devices that the kubelet gave to containers (`Pod.given_devices`).
+
+    It allocates nothing and rejects nothing itself: it says where the devices are, and records them
+    with the allocation. A device without a locality leaves the choice to the others.
+    """
+
+    name = KUBELET_DEVICES
+
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return the devices that the containers and the pod have."""
+        given = request.pod.given_devices
+        devices = tuple([given.get(each.name, ()) for each in request.containers])
+        return ResourceDemand(
+            tuple(dict.fromkeys(each for some in devices for each in some)),
+            devices,
+            active=bool(given),
+            exclusive=(False,) * len(devices),  # of the agent: the kubelet gave them
+            why=tuple([_WHY[bool(each)] for each in devices]),
+        )
+
+    def amount(self, demanded: _Devices, resource: str) -> int:
+        """Return how many devices of a resource a container or the pod has."""
+        return sum(device.resource == resource for device in demanded)
+
+    def start(self, rules: EffectivePolicy, part: None) -> PodPart:  # noqa: ARG002  (of any policy)
+        """Return the draft of a pod, with nothing recorded."""
+        return PodPart()
+
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        """Return the sets of nodes that reach the devices of the container, by resource."""
+        return _hints(draft, container.part(KUBELET_DEVICES))
+
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        """Return the sets of nodes that reach the devices of all containers, by resource."""
+        return _hints(draft, draft.demand.parts[KUBELET_DEVICES].pod)
+
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:  # noqa: ARG002  (wherever they are)
+        """Record the devices of the container."""
+        devices: _Devices = container.part(KUBELET_DEVICES)
+        if devices:
+            draft.parts[KUBELET_DEVICES].containers[container.name] = _part(devices)
+
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        """Return how many devices of the pod are on each NUMA node; none is left to choose."""
+        devices: _Devices = draft.demand.parts[KUBELET_DEVICES].pod
+        own = [device.nodes for device in devices if device.resource == resource]
+        return {node: sum(node in nodes for nodes in own) for node in _union(own)}
+
+    def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
+        """Return where the devices of the pod are, for a rejection."""
+        nodes = nodes_text(Mask.from_ids(self.free(draft, resource)))
+        return f"{asked} of {resource}, which the kubelet gave on {nodes}, {fit}"
+
+    def empty(self, rules: EffectivePolicy) -> None:
+        """Return nothing: the kubelet keeps who has which device."""
+
+    def charged(self, rules: EffectivePolicy, part: None, allocation: PodAllocation) -> None:
+        """Return nothing, as `empty`."""
+
+    def released(self, rules: EffectivePolicy, part: None, allocation: PodAllocation) -> None:
+        """Return nothing, as `empty`."""
+
+    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> None:
+        """Return nothing, as `empty`."""
+
+    def renumbered(self, allocated: Part, moves: Mapping[int, int]) -> Part:
+        """Return the devices of a container after {old: new} numbers of NUMA nodes."""
+        return {
+            resource: {
+                device: str(Mask.from_ids(moves.get(node, node) for node in Mask.parse(nodes)))
+                for device, nodes in devices.items()
+            }
+            for resource, devices in allocated.items()
+        }
+
+
+_WHY: Final = {True: "the kubelet gave it devices", False: "the kubelet gave it no devices"}
+
+
+def given_devices(container: ContainerAllocation) -> Iterator[GivenDevice]:
+    """Yield the devices of the kubelet that an allocation records."""
+    part: Part = container.part(KUBELET_DEVICES) or {}
+    for resource, devices in part.items():
+        for device, nodes in devices.items():
+            yield GivenDevice(resource, device, Mask.parse(nodes))
+
+
+def with_given_devices(allocation: PodAllocation, given: Mapping[str, _Devices]) -> PodAllocation:
+    """Return an allocation that records devices of the kubelet, by the names of containers."""
+    if not given:
+        return allocation
+    containers = (
+        each.with_part(KUBELET_DEVICES, _part(given[each.name])) if given.get(each.name) else each
+        for each in allocation.containers
+    )
+    return replace(allocation, containers=tuple(containers))
+
+
+def _part(devices: _Devices) -> Part:
+    part: dict[str, dict[str, str]] = {}
+    for device in sorted(devices, key=lambda each: (each.resource, each.id)):
+        part.setdefault(device.resource, {})[device.id] = str(device.nodes)
+    return part
+
+
+def _hints(draft: Draft, devices: _Devices) -> dict[str, Hints | None]:
+    """Return the hints of each resource; None for one of whose devices no locality is known.
+
+    A node that the machine does not have says nothing about where a device is.
+    """
+    machine = draft.rules.machine.node_mask
+    places: dict[str, list[int]] = {}
+    for device in devices:
+        known = places.setdefault(device.resource, [])
+        if place := (device.nodes & machine).bits:
+            known.append(place)
+    return {
+        resource: given_hints(machine.bits, known, draft.work()) if known else None
+        for resource, known in places.items()
+    }
+
+
+def _union(masks: Iterable[Mask]) -> Mask:
+    union = EMPTY
+    for mask in masks:
+        union |= mask
+    return union

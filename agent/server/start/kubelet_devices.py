@@ -1,0 +1,33 @@
+"""The devices that a kubelet beside the agent gave; gRPC is imported only with one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.managers.device.given import GivenDeviceManager
+from agent.server.errors import missing_extra
+
+if TYPE_CHECKING:
+    from agent.config.config import Config
+    from agent.kubelet.devices import KubeletDevices
+    from agent.managers.effective_policy import ResourceManager
+    from agent.server.control.queue import Worker
+
+
+def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:
+    """Return the resource managers before those of every agent."""
+    return (GivenDeviceManager(),) if config.agent.kubelet.enabled else ()
+
+
+def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
+    """Return the devices of the kubelet beside the agent, None without one.
+
+    Raises `StartError` without the extra grpc.
+    """
+    if not config.agent.kubelet.enabled:
+        return None
+    try:
+        from agent.kubelet.devices import KubeletDevices  # noqa: PLC0415  # needs the extra
+    except ImportError as error:
+        raise missing_extra("agent.kubelet.enabled", error) from error
+    return KubeletDevices(config.agent.kubelet.directory, worker.run)

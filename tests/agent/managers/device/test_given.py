@@ -1,0 +1,297 @@
+"""Devices that the kubelet gave: CPUs and memory are aligned with them as the kubelet would."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given as tried
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.managers.admission import admit
+from agent.managers.decision import Reason
+from agent.managers.device.given import KUBELET_DEVICES, GivenDeviceManager, given_devices
+from agent.managers.machine import Machine
+from agent.managers.policy import FeatureGates
+from agent.managers.topology.hints import Hint
+from agent.managers.verdict import verdict
+from agent.pods.model import GivenDevice
+from agent.pods.requirements import REQUIRE, Quality
+from agent.server.start.renumbering import renumbered
+from sysfs.described.shapes import regular_host
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    NO_POLICY,
+    PLAIN,
+    POD,
+    RESTRICTED,
+    SINGLE,
+    make_rules,
+)
+from tests.agent.managers.topology.naive_merge import naive_merge
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.pods.model import Container, Pod
+
+NIC, GPU = "example.com/nic", "example.com/gpu"
+MACHINES = {
+    2: PLAIN,
+    3: Machine.of(regular_host(packages=3, cores_per_node=4, threads=1)),
+    9: Machine.of(regular_host(packages=9, cores_per_node=2, threads=1)),
+}
+
+
+def beside_kubelet(
+    topology: TopologyManagerPolicy = SINGLE,
+    scope: TopologyManagerScope = CONTAINER,
+    machine: Machine = PLAIN,
+    *,
+    memory: bool = True,
+) -> EffectivePolicy:
+    rules = make_rules(machine, topology, scope, memory=memory)
+    return replace(rules, managers=(GivenDeviceManager(), *rules.managers))
+
+
+def nic(number: int, *nodes: int) -> GivenDevice:
+    return GivenDevice(NIC, f"nic{number}", Mask.of(*nodes))
+
+
+def with_devices(asked: Pod, **given: Sequence[GivenDevice]) -> Pod:
+    return replace(asked, given_devices={name: tuple(some) for name, some in given.items()})
+
+
+def one(*devices: GivenDevice, cpus: int = 2) -> Pod:
+    """Return a pod with one container, and the devices that it has."""
+    return with_devices(pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi"))), main=devices)
+
+
+def admitted(rules: EffectivePolicy, asked: Pod) -> PodAllocation:
+    decision = admit(rules, rules.empty_ledger(), asked)
+    assert decision.allocation is not None, decision.rejection
+    return decision.allocation
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+def test_cpus_and_memory_are_on_the_node_of_the_device(
+    node: int, scope: TopologyManagerScope
+) -> None:
+    rules = beside_kubelet(scope=scope)
+    (main,) = admitted(rules, one(nic(0, node))).containers
+    assert rules.machine.cpus.nodes_of(main.cpus or EMPTY) == Mask.of(node)
+    assert main.mems == Mask.of(node)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_budget_of_a_pod_is_on_the_node_of_its_device(node: int) -> None:
+    rules = beside_kubelet(scope=POD)
+    asked = with_devices(
+        pod(
+            app("own", guaranteed("cpu=1 memory=1Gi")),
+            app("rest"),
+            of_pod=guaranteed("cpu=3 memory=2Gi"),
+        ),
+        rest=[nic(0, node)],
+    )
+    allocation = admitted(rules, asked)
+    assert allocation.cpus is not None
+    assert rules.machine.cpus.nodes_of(allocation.cpus) == Mask.of(node)
+    assert [each.part(KUBELET_DEVICES) for each in allocation.containers] == [
+        None,
+        {NIC: {"nic0": str(node)}},
+    ]
+
+
+def test_the_pod_scope_goes_by_the_devices_of_all_containers() -> None:
+    rules = beside_kubelet(RESTRICTED, POD)
+    asked = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b", guaranteed("cpu=1 memory=1Gi")))
+    decision = admit(rules, rules.empty_ledger(), with_devices(asked, a=[nic(0, 0)], b=[nic(1, 1)]))
+    assert decision.rejection is not None
+    assert decision.rejection.reason == Reason.TOPOLOGY_AFFINITY
+    apart = beside_kubelet(RESTRICTED, CONTAINER)
+    places = [
+        apart.machine.cpus.nodes_of(each.cpus or EMPTY)
+        for each in admitted(apart, with_devices(asked, a=[nic(0, 0)], b=[nic(1, 1)])).containers
+    ]
+    assert places == [Mask.of(0), Mask.of(1)]
+
+
+def test_a_rejection_says_where_the_kubelet_gave_the_devices() -> None:
+    rules = beside_kubelet(memory=False)
+    ledger = with_pod(rules, replace(one(nic(1, 1), cpus=6), uid="other"))
+    decision = admit(rules, ledger, one(nic(0, 1), cpus=4))
+    assert decision.rejection is not None
+    assert decision.rejection.reason == Reason.TOPOLOGY_AFFINITY
+    assert f"1 of {NIC}, which the kubelet gave on node 1, fits best on {{1}}" in (
+        decision.rejection.message
+    )
+    assert "4 of cpu fits best on {0} (free: node 0: 7, node 1: 2)" in decision.rejection.message
+
+
+def test_devices_on_several_nodes_are_aligned_by_no_single_node() -> None:
+    decision = admit(beside_kubelet(), beside_kubelet().empty_ledger(), one(nic(0, 0), nic(1, 1)))
+    assert decision.rejection is not None
+    assert f"2 of {NIC}, which the kubelet gave on nodes 0-1, fits best on {{0-1}}" in (
+        decision.rejection.message
+    )
+    assert decision.rejection.resource == NIC
+    assert decision.rejection.asked == 2
+
+
+def test_devices_on_both_nodes_go_with_cpus_that_need_both() -> None:
+    rules = beside_kubelet(RESTRICTED, memory=False)
+    allocation = admitted(rules, one(nic(0, 0), nic(1, 1), cpus=10))
+    (near,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
+    assert near.met
+
+
+@pytest.mark.parametrize("nodes", [(), (7,)], ids=["none known", "none of this machine"])
+def test_a_device_without_a_node_leaves_the_choice_to_the_others(nodes: tuple[int, ...]) -> None:
+    rules = beside_kubelet()
+    anywhere = GivenDevice(NIC, "nic0", Mask.of(*nodes))
+    assert admitted(rules, one(anywhere)).containers[0].hint == Hint(1, preferred=True)
+    assert admitted(rules, one(anywhere, nic(1, 1))).containers[0].hint == Hint(2, preferred=True)
+
+
+def test_without_alignment_devices_are_recorded_all_the_same() -> None:
+    allocation = admitted(beside_kubelet(NO_POLICY), one(nic(0, 1)))
+    assert list(given_devices(allocation.containers[0])) == [nic(0, 1)]
+
+
+def test_a_far_device_is_named_and_rejected_where_nearness_is_required() -> None:
+    rules = beside_kubelet(BEST_EFFORT, memory=False)
+    asked = one(nic(0, 0), GivenDevice(GPU, "gpu0", Mask.of(1)), cpus=7)
+    allocation = admit(rules, rules.empty_ledger(), asked).allocation
+    assert allocation is not None
+    (judged,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
+    assert judged.why == f"{GPU} gpu0 is on node 1, the container on node 0"
+    requiring = replace(asked, annotations={REQUIRE: "near-device"})
+    decision = admit(rules, rules.empty_ledger(), requiring)
+    assert decision.rejection is not None
+    assert decision.rejection.reason == Reason.REQUIREMENT
+
+
+def test_the_same_specification_keeps_its_allocation_whatever_devices_are_reported_later() -> None:
+    rules = beside_kubelet()
+    first = admit(rules, rules.empty_ledger(), one(nic(0, 1)))
+    again = admit(rules, first.ledger, one(nic(0, 0)))
+    assert again.already_admitted
+    assert again.allocation is first.allocation
+
+
+def test_what_reasons_say_of_devices_of_the_kubelet() -> None:
+    asked = with_devices(pod(init("setup", resources()), app("main")), main=[nic(0, 0)])
+    eligibility = admit(beside_kubelet(), beside_kubelet().empty_ledger(), asked).eligibility
+    assert [each.why[KUBELET_DEVICES] for each in eligibility] == [
+        "the kubelet gave it no devices",
+        "the kubelet gave it devices",
+    ]
+    assert all(KUBELET_DEVICES not in each.exclusive for each in eligibility)
+
+
+def test_renumbered_nodes_take_their_devices_along() -> None:
+    rules = beside_kubelet()
+    ledger = with_pod(rules, one(nic(0, 0), nic(1, 0)))
+    moved = renumbered(rules.managers, ledger, {0: 1, 1: 0})
+    assert list(given_devices(moved.allocations["u-1"].containers[0])) == [nic(0, 1), nic(1, 1)]
+
+
+# --- against the kubelet's algorithm ------------------------------------------------------------
+
+
+def kubelets_hints(nodes: Mask, devices: Sequence[GivenDevice]) -> dict[str, list[Hint] | None]:
+    """Return the hints of the kubelet's device manager for devices that a container has.
+
+    As generateDeviceTopologyHints has them where the allocated devices are all that there are: for
+    each set of nodes, how many devices are reached; preferred are the sets of the smallest size
+    that reaches all.
+    """
+    hints: dict[str, list[Hint] | None] = {}
+    for resource in dict.fromkeys(device.resource for device in devices):
+        allocated = [each for each in devices if each.resource == resource]
+        located = [each for each in allocated if each.nodes]
+        if not located:
+            hints[resource] = None
+            continue
+        smallest, reaching = len(nodes), []
+        for size in range(1, len(nodes) + 1):
+            for chosen in combinations(nodes, size):
+                mask = Mask.from_ids(chosen)
+                if sum(bool(each.nodes & mask) for each in located) < len(located):
+                    continue
+                smallest = min(smallest, size)
+                reaching.append(mask)
+        hints[resource] = [Hint(each.bits, len(each) == smallest) for each in reaching]
+    return hints
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[EffectivePolicy, Pod]:
+    """Return a host beside a kubelet, and a pod with devices."""
+    machine = MACHINES[draw(st.sampled_from([2, 3]))]
+    rules = beside_kubelet(
+        draw(st.sampled_from([BEST_EFFORT, RESTRICTED, SINGLE])),
+        draw(st.sampled_from([CONTAINER, POD])),
+        machine,
+        memory=draw(st.booleans()),
+    )
+    gate = draw(st.booleans())
+    gates = FeatureGates(pod_level_resource_managers=gate)
+    rules = replace(rules, policy=replace(rules.policy, gates=gates))
+    places = st.sets(st.sampled_from(list(machine.node_mask)), max_size=2).map(Mask.from_ids)
+    containers: list[Container] = []
+    given: dict[str, list[GivenDevice]] = {}
+    for number in range(draw(st.integers(1, 2))):
+        make = draw(st.sampled_from([app, app, init])) if number else app
+        cpus = draw(st.sampled_from(["1", "2", "5", "500m"]))
+        containers.append(make(f"c{number}", guaranteed(f"cpu={cpus} memory=1Gi")))
+        given[f"c{number}"] = [
+            GivenDevice(draw(st.sampled_from([NIC, GPU])), f"d{number}.{index}", draw(places))
+            for index in range(draw(st.integers(0, 3)))
+        ]
+    of_pod = draw(st.sampled_from([None, guaranteed("cpu=10 memory=4Gi")]))
+    return rules, with_devices(pod(*containers, of_pod=of_pod), **given)
+
+
+@tried(scenes())
+def test_the_alignment_is_that_of_the_kubelet_with_hints_of_the_allocated_devices(
+    scene: tuple[EffectivePolicy, Pod],
+) -> None:
+    rules, asked = scene
+    decision: Decision = admit(rules, rules.empty_ledger(), asked)
+    nodes = rules.machine.node_mask
+    distances: Mapping[int, Mapping[int, int]] = {
+        node.id: node.distances for node in rules.machine.nodes
+    }
+    assert decision.hints
+    for trace in decision.hints:
+        names = asked.given_devices if trace.container is None else [trace.container]
+        devices = [each for name in names for each in asked.given_devices[name]]
+        offered = dict(trace.providers)
+        own = kubelets_hints(nodes, devices)
+        shown = {name: hints and list(hints) for name, hints in offered[KUBELET_DEVICES].items()}
+        assert shown == own
+        merged, is_admitted = naive_merge(
+            nodes.bits, distances, rules.policy.topology, [own, *list(offered.values())[1:]]
+        )
+        assert (trace.merged, trace.admitted) == (merged, is_admitted)
+
+
+def test_on_a_machine_of_many_nodes_the_device_decides_as_well() -> None:
+    rules = beside_kubelet(RESTRICTED, machine=MACHINES[9], memory=False)
+    allocation = admitted(rules, one(nic(0, 7), cpus=1))
+    assert allocation.containers[0].hint == Hint(1 << 7, preferred=True)
+    both = admitted(rules, one(nic(0, 7), nic(1, 2), cpus=4))
+    assert both.containers[0].hint == Hint(1 << 7 | 1 << 2, preferred=True)
