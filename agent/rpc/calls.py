@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 if TYPE_CHECKING:
@@ -57,27 +58,24 @@ class Client:
     ) -> Message:
         """Return the response of a method; raises `CallError`, also after `seconds`."""
         call = self._channel.unary_unary(
-            f"/{self._service}/{method}",
-            request_serializer=_serialized,
-            response_deserializer=response.FromString,
+            f"/{self._service}/{method}", request_serializer=_serialized
         )
         try:
-            return await call(request, timeout=seconds)
+            raw = await call(request, timeout=seconds)
         except aio.AioRpcError as error:
             raise CallError(error.code().name, error.details() or "") from error
+        return _decoded(response, raw)
 
     async def stream(
         self, method: str, request: Message, response: MessageClass
     ) -> AsyncGenerator[Message, None]:
         """Yield the responses of a method until the server ends; raises `CallError`."""
         call = self._channel.unary_stream(
-            f"/{self._service}/{method}",
-            request_serializer=_serialized,
-            response_deserializer=response.FromString,
+            f"/{self._service}/{method}", request_serializer=_serialized
         )(request)
         try:
-            async for message in call:
-                yield message
+            async for raw in call:
+                yield _decoded(response, raw)
         except aio.AioRpcError as error:
             raise CallError(error.code().name, error.details() or "") from error
         finally:
@@ -168,6 +166,14 @@ def _streaming(
             await context.abort(grpc.StatusCode[error.code], error.message)
 
     return answer
+
+
+def _decoded(response: MessageClass, raw: bytes) -> Message:
+    """Return a response; gRPC itself would pass on None for bytes that are no message."""
+    try:
+        return response.FromString(raw)
+    except DecodeError as error:
+        raise CallError("INTERNAL", f"the response cannot be read: {error}") from error
 
 
 def _serialized(message: Message | bytes) -> bytes:

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.api.pod_resources import Listing, allocatable_message
+from agent.api.pod_resources import NOT_LISTED, KubeletListing, Listing, allocatable_message
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.origin import Origin
+from agent.managers.device.given import GivenDeviceManager
 from agent.managers.policy import PluginDevice
-from agent.pods.model import CPU, MEMORY, ContainerKind
+from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
 from agent.rpc.pod_resources import V1
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, GIB, make_rules
@@ -49,9 +50,14 @@ def admitted(rules: EffectivePolicy, *asked: Pod) -> Ledger:
     return ledger
 
 
-def listed(rules: EffectivePolicy, ledger: Ledger, listing: Listing | None = None) -> list[Message]:
+def listed(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    listing: Listing | None = None,
+    kubelet: KubeletListing = NOT_LISTED,
+) -> list[Message]:
     """Return the listed pods as JSON has them."""
-    data = (listing or Listing()).all(rules, ledger)
+    data = (listing or Listing()).all(rules, ledger, kubelet)
     response = V1["ListPodResourcesResponse"].FromString(data)
     return [shown(each) for each in response.pod_resources]
 
@@ -268,3 +274,82 @@ def found_memory(blocks: Message) -> Message:
     return [
         (each.memory_type, each.size, [node.ID for node in each.topology.nodes]) for each in blocks
     ]
+
+
+# --- beside a kubelet ---------------------------------------------------------------------------
+
+BESIDE = make_rules(topology=BEST_EFFORT, memory=False)
+BESIDE_KUBELET = replace(BESIDE, managers=(GivenDeviceManager(), *BESIDE.managers))
+GIVEN = GivenDevice(NIC, "given", Mask.of(1))
+ELSEWHERE = ("shop", "web")
+
+
+def of_kubelet(**given: GivenDevice) -> Pod:
+    devices = {name: (device,) for name, device in given.items()}
+    small = guaranteed("cpu=500m memory=1Gi")
+    asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b", small))
+    return replace(asked, given_devices=devices)
+
+
+def devices_of(pods: list[Message]) -> dict[str, list[Message]]:
+    return {c["name"]: c.get("devices", []) for each in pods for c in each["containers"]}
+
+
+def test_devices_of_the_kubelet_stand_with_the_cpus_of_the_agent() -> None:
+    """Those that were recorded count; of a container without such those listed now."""
+    ledger = admitted(BESIDE_KUBELET, of_kubelet(a=GIVEN))
+    later = GivenDevice(NIC, "later", Mask.of(0))
+    kubelet = KubeletListing({("default", "p"): {"a": (later,), "b": (later,)}})
+    for beside, b in ((NOT_LISTED, []), (kubelet, [["later"]])):
+        (found,) = listed(BESIDE_KUBELET, ledger, kubelet=beside)
+        assert found["containers"][0] == {
+            "name": "a",
+            "cpu_ids": ["8", "9"],
+            "devices": [{"resource_name": NIC, "device_ids": ["given"], "topology": nodes(1)}],
+        }
+        assert [each["device_ids"] for each in devices_of([found])["b"]] == b
+
+
+def test_pods_that_only_the_kubelet_has_are_listed_and_found() -> None:
+    listing, ledger = Listing(), admitted(BESIDE_KUBELET, of_kubelet())
+    kubelet = KubeletListing({ELSEWHERE: {"main": (GIVEN, GivenDevice(GPU, "any"))}})
+    own, other = listed(BESIDE_KUBELET, ledger, listing, kubelet)
+    assert own["name"] == "p"
+    assert other == {
+        "namespace": "shop",
+        "name": "web",
+        "containers": [
+            {
+                "name": "main",
+                "devices": [
+                    {"resource_name": GPU, "device_ids": ["any"]},
+                    {"resource_name": NIC, "device_ids": ["given"], "topology": nodes(1)},
+                ],
+            }
+        ],
+    }
+    found = listing.one(BESIDE_KUBELET, ledger, *ELSEWHERE, kubelet)
+    assert found is not None
+    response = V1["GetPodResourcesResponse"].FromString(found)
+    assert shown(response.pod_resources) == other
+    assert listing.one(BESIDE_KUBELET, ledger, "shop", "nosuch", kubelet) is None
+
+
+def test_what_the_kubelet_lists_anew_is_listed_and_the_same_answer_is_not_made_again() -> None:
+    listing, ledger = Listing(), admitted(BESIDE_KUBELET, of_kubelet())
+    kubelet = KubeletListing({("default", "p"): {"b": (GIVEN,)}})
+    first = listing.all(BESIDE_KUBELET, ledger, kubelet)
+    assert listing.all(BESIDE_KUBELET, ledger, kubelet) is first
+    assert devices_of(listed(BESIDE_KUBELET, ledger, listing))["b"] == []
+    assert listing.all(BESIDE_KUBELET, ledger, kubelet) == first
+
+
+def test_allocatable_devices_are_those_of_both() -> None:
+    kubelet = KubeletListing(allocatable=(GivenDevice("example.com/given", "x", Mask.of(0, 1)),))
+    own, both = allocatable_message(RULES), allocatable_message(RULES, kubelet)
+    assert list(both.devices)[: len(own.devices)] == list(own.devices)
+    assert [shown(each) for each in list(both.devices)[len(own.devices) :]] == [
+        {"resource_name": "example.com/given", "device_ids": ["x"], "topology": nodes(node)}
+        for node in (0, 1)
+    ]
+    assert list(both.cpu_ids) == list(own.cpu_ids)

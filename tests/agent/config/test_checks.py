@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,3 +119,28 @@ def test_what_the_kubelet_does_is_not_done_beside_one(text: str, key: str) -> No
         load_config(text, "x")
     assert [problem.path for problem in caught.value.problems] == [key]
     load_config(text.replace("kubelet: {enabled: true}", "kubelet: {enabled: false}"), "x")
+
+
+@pytest.mark.parametrize(
+    ("directory", "socket", "rejected"),
+    [
+        ("/var/lib/kubelet", "/var/lib/kubelet/pod-resources/kubelet.sock", True),
+        ("/srv/kubelet", "/srv/kubelet/pod-resources/kubelet.sock", True),
+        ("/srv/kubelet", "/var/lib/kubelet/pod-resources/kubelet.sock", False),
+        ("/var/lib/kubelet", "/run/numawarden/pod-resources/kubelet.sock", False),
+    ],
+)
+def test_podresources_are_not_served_in_the_place_of_the_kubelet_beside_the_agent(
+    directory: str, socket: str, *, rejected: bool
+) -> None:
+    def text(*, enabled: bool) -> str:
+        kubelet = f"{{enabled: {str(enabled).lower()}, directory: {directory}}}"
+        return f"agent: {{kubelet: {kubelet}, podResources: {{socket: {socket}}}}}"
+
+    assert load_config(text(enabled=False), "x").agent.pod_resources.socket == Path(socket)
+    if not rejected:
+        assert load_config(text(enabled=True), "x").agent.kubelet.enabled
+        return
+    with pytest.raises(ConfigError, match="socket of the kubelet beside") as caught:
+        load_config(text(enabled=True), "x")
+    assert [each.path for each in caught.value.problems] == ["agent.podResources.socket"]

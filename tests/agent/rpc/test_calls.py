@@ -87,6 +87,40 @@ def test_without_a_server_a_call_is_an_error(tmp_path: Path) -> None:
     assert caught.value.code == "UNAVAILABLE"
 
 
+def test_bytes_that_are_no_message_are_an_error_of_a_call_and_of_a_stream(tmp_path: Path) -> None:
+    async def garbage(_request: Message) -> bytes:
+        return b"\xff\xff\xff"
+
+    async def garbage_stream(_request: bytes, _context: object) -> AsyncIterator[bytes]:
+        yield b"\xff\xff\xff"
+
+    async def errors() -> list[str]:
+        service = server(tmp_path / "s.sock", SERVICE, {"Answer": (REQUEST, garbage)}, concurrent=1)
+        streams = {"Watch": grpc.unary_stream_rpc_method_handler(garbage_stream)}
+        handlers = grpc.method_handlers_generic_handler(f"{SERVICE}s", streams)
+        service.add_generic_rpc_handlers((handlers,))
+        await service.start()
+        one, many = (Client(tmp_path / "s.sock", name) for name in (SERVICE, f"{SERVICE}s"))
+        found = []
+        try:
+            await one.call("Answer", REQUEST(), RESPONSE, 10.0)
+        except CallError as error:
+            found.append(str(error))
+        try:
+            async for _ in many.stream("Watch", REQUEST(), RESPONSE):
+                pass
+        except CallError as error:
+            found.append(str(error))
+        finally:
+            await asyncio.gather(one.close(), many.close())
+            await service.stop(None)
+        return found
+
+    found = asyncio.run(errors())
+    assert len(found) == 2
+    assert all("INTERNAL: the response cannot be read" in each for each in found)
+
+
 def test_more_calls_at_a_time_than_allowed_are_rejected(tmp_path: Path) -> None:
     async def code() -> str:
         async with served(tmp_path, concurrent=1) as client:

@@ -1,0 +1,193 @@
+"""The kubelet's file of devices, as it is, changes, and as anybody else may have left it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given as tried
+from hypothesis import strategies as st
+
+from agent.kubelet import device_checkpoint as module
+from agent.kubelet.device_checkpoint import FILE, DeviceCheckpoint, DeviceCheckpointError
+from agent.pods.model import GivenDevice
+from agent.tools.kubelet_state.device_file import DeviceEntry, DeviceState, write_device_state
+from sysfs.mask import EMPTY, Mask
+from tests.fakes.kubelet_devices import write_device_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NIC, GPU = "example.com/nic", "example.com/gpu"
+
+
+def written(directory: Path, content: bytes) -> DeviceCheckpoint:
+    path = directory / FILE
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return DeviceCheckpoint(directory)
+
+
+def test_the_devices_of_a_pod_are_known_with_their_nodes(tmp_path: Path) -> None:
+    """Read is what a kubelet writes, byte for byte (`agent.tools.kubelet_state`)."""
+    entries = (
+        DeviceEntry("u-1", "a", NIC, {0: ("nic0", "nic1")}, b"\x0a\x00"),
+        DeviceEntry("u-1", "a", GPU, {0: ("gpu0",), 1: ("gpu0",)}),
+        DeviceEntry("u-1", "b", GPU, {-1: ("gpu1",)}),
+        DeviceEntry("u-2", "a", NIC, {1: ("nic2",)}),
+    )
+    content = write_device_state(DeviceState(entries, {NIC: ("nic0",), GPU: ()}))
+    found = written(tmp_path, content).read()
+    assert found.of("u-1") == {
+        "a": (
+            GivenDevice(NIC, "nic0", Mask.of(0)),
+            GivenDevice(NIC, "nic1", Mask.of(0)),
+            GivenDevice(GPU, "gpu0", Mask.of(0, 1)),
+        ),
+        "b": (GivenDevice(GPU, "gpu1", EMPTY),),
+    }
+    assert found.of("u-2") == {"a": (GivenDevice(NIC, "nic2", Mask.of(1)),)}
+    assert found.of("u-3") == {}
+    assert found.registered == {NIC, GPU}
+
+
+def test_a_kubelet_that_gave_no_device_yet_has_no_file(tmp_path: Path) -> None:
+    (tmp_path / "device-plugins").mkdir()
+    found = DeviceCheckpoint(tmp_path).read()
+    assert (found.of("u-1"), found.registered) == ({}, frozenset())
+
+
+def test_fields_and_checksums_of_later_kubelets_are_passed_over(tmp_path: Path) -> None:
+    entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": NIC, "DeviceIDs": {"1": ["n"]}}
+    document = {"Data": {"PodDeviceEntries": [{**entry, "Share": 1}], "More": []}, "Version": 2}
+    found = written(tmp_path, json.dumps(document).encode()).read()
+    assert found.of("u") == {"c": (GivenDevice(NIC, "n", Mask.of(1)),)}
+
+
+def test_what_changes_is_read_and_what_did_not_is_not_parsed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_device_checkpoint(tmp_path, {"u": {"c": {NIC: {0: ["nic0"]}}}}, NIC)
+    checkpoint = DeviceCheckpoint(tmp_path)
+    first = checkpoint.read()
+    with monkeypatch.context() as unread:
+        unread.setattr(module, "read_trusted", pytest.fail)
+        assert checkpoint.read() is first
+    # The same size, and the same time: the kubelet's rename makes another inode.
+    before = checkpoint.path.stat()
+    write_device_checkpoint(tmp_path, {"u": {"c": {NIC: {1: ["nic1"]}}}}, NIC)
+    os.utime(checkpoint.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert checkpoint.read().of("u") == {"c": (GivenDevice(NIC, "nic1", Mask.of(1)),)}
+
+
+ENTRY = {"PodUID": "u", "ContainerName": "c", "ResourceName": NIC}
+
+
+def with_ids(ids: object) -> bytes:
+    return json.dumps({"Data": {"PodDeviceEntries": [{**ENTRY, "DeviceIDs": ids}]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "the file is empty"),
+        (b'{"Data": {', "truncated"),
+        (b"\xff\xfe", "malformed"),
+        (b"[]", "Expected `object`"),
+        (b"{}", "missing required field `Data`"),
+        (with_ids(["nic0"]), r"Expected `object \| null`, got `array`"),  # before kubelet 1.20
+        (with_ids({"-2": ["nic0"]}), ">= -1"),
+        (with_ids({"99999999": ["nic0"]}), "<="),
+        (with_ids({"zero": ["nic0"]}), "Expected `int`"),
+        (with_ids({"0": "nic0"}), r"Expected `array \| null`, got `str`"),
+        (b'{"Data": ' + b"[" * 100_000, "recursion|depth|Expected"),
+    ],
+)
+def test_an_unknown_format_is_an_error_with_a_remedy(
+    tmp_path: Path, content: bytes, found: str
+) -> None:
+    checkpoint = written(tmp_path, content)
+    with pytest.raises(DeviceCheckpointError, match=found) as caught:
+        checkpoint.read()
+    assert caught.value.path == checkpoint.path
+    assert "podresources" in caught.value.remedy
+    # It is an error as long as the file is there, and none after it was replaced.
+    with pytest.raises(DeviceCheckpointError):
+        checkpoint.read()
+    write_device_checkpoint(tmp_path, {})
+    assert checkpoint.read().of("u") == {}
+
+
+def test_a_kubelet_elsewhere_is_named_with_the_key_to_set(tmp_path: Path) -> None:
+    with pytest.raises(DeviceCheckpointError, match=r"device-plugins: there is no .*agent.kubelet"):
+        DeviceCheckpoint(tmp_path).read()
+
+
+def test_a_file_that_another_user_can_change_is_not_believed(tmp_path: Path) -> None:
+    path = write_device_checkpoint(tmp_path, {})
+    path.chmod(0o666)
+    with pytest.raises(DeviceCheckpointError, match=f"chmod go-w {path}"):
+        DeviceCheckpoint(tmp_path).read()
+
+
+def test_a_file_larger_than_any_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = write_device_checkpoint(tmp_path, {})
+    with path.open("r+b") as file:
+        file.truncate(module.LONGEST + 1)
+    with pytest.raises(DeviceCheckpointError, match="larger than"):
+        DeviceCheckpoint(tmp_path).read()
+
+
+@pytest.mark.parametrize("make", ["mkdir", "mkfifo"])
+def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path, make: str) -> None:
+    path = tmp_path / FILE
+    path.parent.mkdir()
+    getattr(os, make)(path)
+    with pytest.raises(DeviceCheckpointError, match=r"directory|regular file"):
+        DeviceCheckpoint(tmp_path).read()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda some: (
+        st.lists(some, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "Data",
+                    "PodDeviceEntries",
+                    "RegisteredDevices",
+                    *ENTRY,
+                    "DeviceIDs",
+                    "0",
+                    "-1",
+                    "x",
+                ]
+            ),
+            some,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@tried(st.dictionaries(st.sampled_from(["Data", "Checksum"]), VALUES) | st.binary(max_size=50))
+def test_no_content_ends_in_another_error(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any] | bytes
+) -> None:
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    checkpoint = written(tmp_path_factory.mktemp("kubelet"), raw)
+    with suppress(DeviceCheckpointError):
+        checkpoint.read().of("u")
+
+
+def test_the_plugins_response_is_not_read(tmp_path: Path) -> None:
+    entry = {**ENTRY, "DeviceIDs": {"0": ["n"]}, "AllocResp": base64.b64encode(b"x").decode()}
+    content = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
+    odd = content.replace(base64.b64encode(b"x").decode(), "not base64")
+    assert written(tmp_path, odd.encode()).read().of("u")["c"][0].id == "n"

@@ -1,0 +1,229 @@
+"""Pods of the kubelet whose devices its plugins gave: from the file to podresources and back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api.views import pod_document
+from agent.cli.text.pods import admission_lines
+from agent.config.config import BesideKubeletConfig, PodResourcesConfig
+from agent.kubelet.devices import REFRESH_SECONDS
+from agent.managers.allocations.origin import API, KUBELET, Source
+from agent.managers.device.given import KUBELET_DEVICES
+from agent.managers.policy import TopologyManagerPolicy
+from agent.pods.manifest import load_pod
+from agent.rpc.calls import CallError, Client
+from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.server.conditions import ConditionType
+from agent.state.store import peek
+from sysfs.mask import Mask
+from tests.agent.server.support import OTHER_UID, PATIENCE, UID, in_loop, manifest, running, until
+from tests.fakes.device_plugin import never
+from tests.fakes.kubelet_devices import (
+    FakePodResources,
+    container_devices,
+    write_device_checkpoint,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.api.documents import AdmissionDocument
+    from agent.rpc.messages import Message
+    from tests.agent.server.support import Running, World
+
+NIC = "example.com/nic"
+
+
+@pytest.fixture
+def world(world: World) -> World:
+    """Return the world with a kubelet beside the agent, which has given no device yet."""
+    agent = replace(
+        world.config.agent,
+        kubelet=BesideKubeletConfig(enabled=True, directory=world.directory / "kubelet"),
+        pod_resources=PodResourcesConfig(world.directory / "own" / "kubelet.sock"),
+        ignored_resources=(NIC,),
+    )
+    world.config = replace(
+        world.config, topology_manager_policy=TopologyManagerPolicy.SINGLE_NUMA_NODE, agent=agent
+    )
+    world.sources = ()
+    write_device_checkpoint(kubelet_of(world), {}, NIC)
+    return world
+
+
+def kubelet_of(world: World) -> Path:
+    return world.config.agent.kubelet.directory
+
+
+def give(world: World, node: int, uid: str = UID) -> None:
+    write_device_checkpoint(kubelet_of(world), {uid: {"c0": {NIC: {node: ["nic0"]}}}}, NIC)
+
+
+def with_nic(uid: str = UID, cpu: str = "2") -> bytes:
+    text = manifest(uid=uid, cpu=cpu).decode()
+    return text.replace("memory: 1Gi", f"memory: 1Gi, {NIC}: 1").encode()
+
+
+async def admit(agent: Running, raw: bytes) -> AdmissionDocument:
+    """Admit a pod as the source of the kubelet's pods does."""
+    pod = load_pod(raw, "x")
+    return await agent.controller.admit(pod, Source(KUBELET, f"pods/{pod.uid}"))
+
+
+def cpus_of(agent: Running, uid: str = UID) -> Mask:
+    return agent.controller.state.ledger.allocations[uid].exclusive_cpus
+
+
+async def listed(world: World) -> list[Message]:
+    path = world.config.agent.pod_resources.socket
+    assert path is not None
+    client = Client(path, POD_RESOURCES_LISTER)
+    try:
+        request, response = V1["ListPodResourcesRequest"](), V1["ListPodResourcesResponse"]
+        found = await client.call("List", request, response, PATIENCE)
+    finally:
+        await client.close()
+    return list(found.pod_resources)
+
+
+@pytest.mark.parametrize(("node", "cpus"), [(0, "1,9"), (1, "4,12")])
+@in_loop
+async def test_a_pod_is_on_the_node_of_its_device_over_a_restart(
+    world: World, node: int, cpus: str
+) -> None:
+    give(world, node)
+    async with running(world) as agent:
+        answer = await admit(agent, with_nic())
+        assert str(cpus_of(agent)) == cpus
+        assert f'      kubeletDevices: {{"{NIC}":{{"nic0":"{node}"}}}}' in list(
+            admission_lines(answer)
+        )
+        ledger = agent.controller.state.ledger
+        saved = peek(world.config.agent.state_directory)
+        assert saved is not None
+        assert saved.ledger.allocations == ledger.allocations
+    async with running(world) as agent:
+        assert agent.controller.state.ledger == ledger
+        assert (await admit(agent, with_nic())).already_admitted
+        (pod,) = await listed(world)
+        (devices,) = pod.containers[0].devices
+        assert (devices.resource_name, list(devices.device_ids)) == (NIC, ["nic0"])
+        assert [each.ID for each in devices.topology.nodes] == [node]
+        assert str(Mask.from_ids(pod.containers[0].cpu_ids)) == cpus
+
+
+@in_loop
+async def test_without_the_kubelet_later_the_allocation_keeps_what_it_recorded(
+    world: World,
+) -> None:
+    give(world, 1)
+    async with running(world) as agent:
+        await admit(agent, with_nic())
+        before = agent.controller.state.ledger.allocations
+    off = replace(world.config.agent, kubelet=BesideKubeletConfig(directory=kubelet_of(world)))
+    world.config = replace(world.config, agent=off)
+    async with running(world) as agent:
+        assert agent.controller.state.ledger.allocations == before
+        (container,) = pod_document(before[UID], Mask.of(0)).containers
+        assert container.others == {KUBELET_DEVICES: {NIC: {"nic0": "1"}}}
+
+
+@in_loop
+async def test_a_rejection_names_the_device_and_its_advice_keeps_to_it(world: World) -> None:
+    give(world, 1)
+    async with running(world) as agent:
+        await agent.controller.admit(load_pod(manifest(uid=OTHER_UID, cpu="8"), "x"))
+        answer = await admit(agent, with_nic())
+        assert answer.rejection is not None
+        assert f"1 of {NIC}, which the kubelet gave on node 1, fits best on {{1}}" in (
+            answer.rejection.message
+        )
+        advised = await agent.controller.pod(UID)
+        assert advised.explanation is not None
+        offered = {each.provider: each.hints for each in advised.explanation.hints[0].providers}
+        hints = offered[KUBELET_DEVICES][NIC]
+        assert hints is not None
+        assert [hint.nodes for hint in hints] == ["1", "0-1"]
+
+
+@in_loop
+async def test_only_pods_of_the_kubelet_that_ask_for_devices_are_asked_about(
+    world: World,
+) -> None:
+    give(world, 1)
+    async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
+        await until(lambda: len(kubelet.calls) == 2)
+        await agent.controller.admit(load_pod(with_nic(), "x"), API)
+        await admit(agent, manifest(uid=OTHER_UID))
+        assert kubelet.calls == ["List", "GetAllocatableResources"]
+        assert str(cpus_of(agent)) == "1,9"
+
+
+@in_loop
+async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.kubelet.pod_resources_client.LIST_SECONDS", 0.05)
+    give(world, 1)
+    kubelet = FakePodResources(kubelet_of(world))
+    kubelet.answers = dict.fromkeys(("List", "Get", "GetAllocatableResources"), never)
+    async with kubelet, running(world) as agent:
+        await admit(agent, with_nic())
+        (pod,) = await listed(world)
+        assert list(pod.containers[0].cpu_ids) == [4, 12]
+        state = agent.controller.state
+        await until(lambda: bool(state.kubelet_devices and state.kubelet_devices.conditions))
+        (condition,) = (
+            each
+            for each in state.present_conditions()
+            if each.type == ConditionType.DEVICES_OFFERED
+        )
+        assert condition.reason == "Kubelet"
+        assert "DEADLINE_EXCEEDED" in condition.message
+
+
+@in_loop
+async def test_what_only_the_kubelet_lists_is_listed_once_it_answers(world: World) -> None:
+    async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
+        devices = agent.controller.state.kubelet_devices
+        assert devices is not None
+        await until(lambda: len(kubelet.calls) == 2)
+        kubelet.pods["shop", "shared"] = {"main": [container_devices(NIC, "nic7", node=1)]}
+        kubelet.allocatable = [container_devices(NIC, "nic7", node=1)]
+        await until(lambda: bool(world.clock._sleepers))
+        world.clock.advance(REFRESH_SECONDS)
+        await until(lambda: bool(devices.listed.pods))
+        (pod,) = await listed(world)
+        assert (pod.name, list(pod.containers[0].devices[0].device_ids)) == ("shared", ["nic7"])
+        path = world.config.agent.pod_resources.socket
+        assert path is not None
+        client = Client(path, POD_RESOURCES_LISTER)
+        try:
+            request = V1["AllocatableResourcesRequest"]()
+            response = V1["AllocatableResourcesResponse"]
+            every = await client.call("GetAllocatableResources", request, response, PATIENCE)
+            assert [list(each.device_ids) for each in every.devices] == [["nic7"]]
+            get, got = V1["GetPodResourcesRequest"], V1["GetPodResourcesResponse"]
+            asked = get(pod_namespace="shop", pod_name="shared")
+            found = await client.call("Get", asked, got, PATIENCE)
+            assert found.pod_resources.name == "shared"
+            with pytest.raises(CallError, match="not found"):
+                await client.call("Get", get(pod_name="nosuch"), got, PATIENCE)
+        finally:
+            await client.close()
+
+
+@in_loop
+async def test_devices_that_cannot_be_found_out_keep_no_pod_from_its_cpus(world: World) -> None:
+    (kubelet_of(world) / "device-plugins" / "kubelet_internal_checkpoint").write_text("{}")
+    async with running(world) as agent:
+        answer = await admit(agent, with_nic())
+        assert answer.admitted
+        status = await asyncio.to_thread(agent.client.status)
+        messages = [each.message for each in status.conditions]
+        assert any("the kubelet's plugins are not known" in message for message in messages)
