@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         ManifestDocument,
         ReconcileDocument,
     )
-    from agent.kubelet.devices import KubeletDevices
+    from agent.kubelet.devices.kubelet_devices import KubeletDevices
     from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced

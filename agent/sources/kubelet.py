@@ -20,6 +20,7 @@ from agent.kubelet.allocated_pods import FILE_NAME, AllocatedPods, read_allocate
 from agent.kubelet.errors import PodsUnavailableError, UnreadablePodError
 from agent.kubelet.pods_api import EventType
 from agent.kubelet.tracked_pods import TrackedPods
+from agent.managers.allocations.origin import KUBELET
 from agent.pods.identity import full_name
 from agent.sources.source import SourceEntry, SourceReading
 
@@ -80,7 +81,7 @@ class KubeletPods:
     `runs_shared`, from any thread.
     """
 
-    name: Final = "kubelet"
+    name: Final = KUBELET
     removal: Final = "delete that pod from the cluster (kubectl delete pod)"
 
     def __init__(

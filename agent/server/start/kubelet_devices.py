@@ -9,7 +9,7 @@ from agent.server.errors import missing_extra
 
 if TYPE_CHECKING:
     from agent.config.config import Config
-    from agent.kubelet.devices import KubeletDevices
+    from agent.kubelet.devices.kubelet_devices import KubeletDevices
     from agent.managers.effective_policy import ResourceManager
     from agent.server.control.queue import Worker
 
@@ -27,7 +27,7 @@ def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
     if not config.agent.kubelet.enabled:
         return None
     try:
-        from agent.kubelet.devices import KubeletDevices  # noqa: PLC0415  # needs the extra
+        from agent.kubelet.devices.kubelet_devices import KubeletDevices  # noqa: PLC0415  # needs the extra
     except ImportError as error:
         raise missing_extra("agent.kubelet.enabled", error) from error
     return KubeletDevices(config.agent.kubelet.directory, worker.run)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.api.views import pod_document
 from agent.cli.text.pods import admission_lines
 from agent.config.config import BesideKubeletConfig, PodResourcesConfig
-from agent.kubelet.devices import REFRESH_SECONDS
+from agent.kubelet.devices.kubelet_devices import REFRESH_SECONDS
 from agent.managers.allocations.origin import API, KUBELET, Source
 from agent.managers.device.given import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy
@@ -168,7 +168,7 @@ async def test_only_pods_of_the_kubelet_that_ask_for_devices_are_asked_about(
 async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.kubelet.pod_resources_client.LIST_SECONDS", 0.05)
+    monkeypatch.setattr("agent.kubelet.devices.pod_resources_client.LIST_SECONDS", 0.05)
     give(world, 1)
     kubelet = FakePodResources(kubelet_of(world))
     kubelet.answers = dict.fromkeys(("List", "Get", "GetAllocatableResources"), never)

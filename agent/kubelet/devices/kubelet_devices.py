@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import structlog
 
 from agent.api.pod_resources import NOT_LISTED
-from agent.kubelet.device_checkpoint import DeviceCheckpoint, DeviceCheckpointError
-from agent.kubelet.pod_resources_client import SOCKET, PodResourcesClient
+from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint, DeviceCheckpointError
+from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.rpc.calls import CallError
 

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.pod_resources import NOT_LISTED
-from agent.kubelet import pod_resources_client
-from agent.kubelet.devices import REFRESH_SECONDS, KubeletDevices
-from agent.kubelet.pod_resources_client import SOCKET, PodResourcesClient
+from agent.kubelet.devices import pod_resources_client
+from agent.kubelet.devices.kubelet_devices import REFRESH_SECONDS, KubeletDevices
+from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
 from agent.pods.model import GivenDevice
 from agent.rpc.calls import CallError
 from agent.rpc.pod_resources import V1

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given as tried
 from hypothesis import strategies as st
 
-from agent.kubelet import device_checkpoint as module
-from agent.kubelet.device_checkpoint import FILE, DeviceCheckpoint, DeviceCheckpointError
+from agent.kubelet.devices import device_checkpoint as module
+from agent.kubelet.devices.device_checkpoint import FILE, DeviceCheckpoint, DeviceCheckpointError
 from agent.pods.model import GivenDevice
 from agent.tools.kubelet_state.device_file import DeviceEntry, DeviceState, write_device_state
 from sysfs.mask import EMPTY, Mask
