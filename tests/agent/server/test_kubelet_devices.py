@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from agent.api.views import pod_document
 from agent.cli.text.pods import admission_lines
 from agent.config.config import BesideKubeletConfig, PodResourcesConfig
-from agent.kubelet.devices.kubelet_devices import REFRESH_SECONDS
 from agent.managers.allocations.origin import API, KUBELET, Source
 from agent.managers.device.given import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy
@@ -192,12 +191,9 @@ async def test_what_only_the_kubelet_lists_is_listed_once_it_answers(world: Worl
     async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
         devices = agent.controller.state.kubelet_devices
         assert devices is not None
-        await until(lambda: len(kubelet.calls) == 2)
         kubelet.pods["shop", "shared"] = {"main": [container_devices(NIC, "nic7", node=1)]}
         kubelet.allocatable = [container_devices(NIC, "nic7", node=1)]
-        await until(lambda: bool(world.clock._sleepers))
-        world.clock.advance(REFRESH_SECONDS)
-        await until(lambda: bool(devices.listed.pods))
+        await devices.refresh()
         (pod,) = await listed(world)
         assert (pod.name, list(pod.containers[0].devices[0].device_ids)) == ("shared", ["nic7"])
         path = world.config.agent.pod_resources.socket
