@@ -335,7 +335,7 @@ def test_pods_that_only_the_kubelet_has_are_listed_and_found() -> None:
     assert listing.one(BESIDE_KUBELET, ledger, "shop", "nosuch", kubelet) is None
 
 
-def test_what_the_kubelet_lists_anew_is_listed_and_the_same_answer_is_not_made_again() -> None:
+def test_what_the_kubelet_lists_later_is_listed_and_the_same_answer_is_not_made_again() -> None:
     listing, ledger = Listing(), admitted(BESIDE_KUBELET, of_kubelet())
     kubelet = KubeletListing({("default", "p"): {"b": (GIVEN,)}})
     first = listing.all(BESIDE_KUBELET, ledger, kubelet)

@@ -1,4 +1,4 @@
-"""The kubelet's file of devices, as it is, changes, and as anybody else may have left it."""
+"""The kubelet's file of devices, as it is, changes, and as another program may have left it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_file_larger_than_any_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["mkdir", "mkfifo"])
-def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path, make: str) -> None:
+def test_a_directory_or_a_pipe_is_an_error_without_waiting(tmp_path: Path, make: str) -> None:
     path = tmp_path / FILE
     path.parent.mkdir()
     getattr(os, make)(path)

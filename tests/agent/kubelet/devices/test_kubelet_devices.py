@@ -189,7 +189,7 @@ async def test_an_answer_with_more_devices_than_any_host_has_is_not_taken_over(
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x05ab"], ids=["noise", "cut off"])
 @in_loop
-async def test_an_answer_that_is_no_message_is_an_error(tmp_path: Path, raw: bytes) -> None:
+async def test_an_answer_that_cannot_be_decoded_is_an_error(tmp_path: Path, raw: bytes) -> None:
     async def garbage(_request: object) -> bytes:
         return raw
 

@@ -238,7 +238,7 @@ def kubelets_hints(nodes: Mask, devices: Sequence[GivenDevice]) -> dict[str, lis
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[EffectivePolicy, Pod]:
+def pods_beside_a_kubelet(draw: st.DrawFn) -> tuple[EffectivePolicy, Pod]:
     """Return a host beside a kubelet, and a pod with devices."""
     machine = MACHINES[draw(st.sampled_from([2, 3]))]
     rules = beside_kubelet(
@@ -265,11 +265,11 @@ def scenes(draw: st.DrawFn) -> tuple[EffectivePolicy, Pod]:
     return rules, with_devices(pod(*containers, of_pod=of_pod), **given)
 
 
-@tried(scenes())
+@tried(pods_beside_a_kubelet())
 def test_the_alignment_is_that_of_the_kubelet_with_hints_of_the_allocated_devices(
-    scene: tuple[EffectivePolicy, Pod],
+    asked_of: tuple[EffectivePolicy, Pod],
 ) -> None:
-    rules, asked = scene
+    rules, asked = asked_of
     decision: Decision = admit(rules, rules.empty_ledger(), asked)
     nodes = rules.machine.node_mask
     distances: Mapping[int, Mapping[int, int]] = {
