@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.runtimes.nri.handler import ContainerRejectedError, EventCount
 from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
 from agent.runtimes.nri.mux import LONGEST_SENT, NriProtocolError
-from agent.runtimes.nri.ttrpc import TtrpcError, within
+from agent.runtimes.nri.ttrpc import TtrpcError, within, words
 from agent.runtimes.nri.values import (
     ContainerResources,
     PodSandbox,
@@ -40,8 +40,8 @@ log = structlog.get_logger(__name__)
 _SHARE_OF_TIMEOUT: Final = 0.75
 #: So many bytes of a SynchronizeResponse are updates at most.
 _MOST_UPDATES: Final = LONGEST_SENT - (64 << 10)
-#: The most pods and containers that are taken from the parts of one Synchronize.
-MOST_OBJECTS: Final = 100_000
+#: The most bytes of all parts of one Synchronize: 20,000 pods of a few containers.
+LONGEST_SYNCHRONIZE: Final = 256 << 20
 
 ResultT = TypeVar("ResultT")
 _Subject: TypeAlias = "Mapping[str, str]"
@@ -74,6 +74,8 @@ class PluginService:
         self._counts = counts
         self._observe = observe
         self._events = events
+        #: The parts of Synchronize until its last, and their bytes.
+        self._received = 0
         self._sandboxes: list[PodSandbox] = []
         self._containers: list[RuntimeContainer] = []
         self._of_sandboxes: dict[int, Callable[[PodSandbox], Coroutine[None, None, None]]] = {
@@ -126,7 +128,7 @@ class PluginService:
             case method:
                 event = EVENTS.get(method)
                 if event is None:
-                    raise TtrpcError("UNIMPLEMENTED", f"method {method}")
+                    raise TtrpcError("UNIMPLEMENTED", f"method {words(method)}")
                 kind = "PodEvent" if method.endswith("Sandbox") else "ContainerEvent"
                 await self._event(event, _read(kind, call), call)
 
@@ -140,12 +142,14 @@ class PluginService:
         return V1ALPHA1["ConfigureResponse"](events=event_mask(self._events(runtime)))
 
     async def _synchronize(self, request: Message, call: RuntimeCall) -> Message:
+        self._received += len(call.payload)
+        if self._received > LONGEST_SYNCHRONIZE:
+            raise NriProtocolError(f"more than {LONGEST_SYNCHRONIZE} bytes to synchronize")
         self._sandboxes += map(PodSandbox.of, request.pods)
         self._containers += map(RuntimeContainer.of, request.containers)
-        if len(self._sandboxes) + len(self._containers) > MOST_OBJECTS:
-            raise NriProtocolError(f"more than {MOST_OBJECTS} pods and containers to synchronize")
         if request.more:
             return V1ALPHA1["SynchronizeResponse"](more=True)
+        self._received = 0
         sandboxes, self._sandboxes = self._sandboxes, []
         containers, self._containers = self._containers, []
         found = {"pods": str(len(sandboxes)), "containers": str(len(containers))}
@@ -263,12 +267,15 @@ class PluginService:
 
 
 def split_updates(updates: list[Message]) -> tuple[list[Message], list[Message]]:
-    """Return as many updates as fit in one message, in their order, and the others."""
+    """Return as many updates as fit in one message, in their order, and the others.
+
+    The first is in the message in any case.
+    """
     size = 0
     for at, update in enumerate(updates):
         # The tag and the length of the update in its list have at most 6 bytes.
         size += update.ByteSize() + 6
-        if size > _MOST_UPDATES:
+        if at and size > _MOST_UPDATES:
             return updates[:at], updates[at:]
     return updates, []
 

@@ -137,7 +137,8 @@ class NriSession:
     ) -> frozenset[str]:
         """Let the runtime update containers, by id; return those that it could not update.
 
-        Raises `TtrpcError`: UNAVAILABLE without a connection, DEADLINE_EXCEEDED after `seconds`.
+        Raises `TtrpcError`: UNAVAILABLE without a connection, DEADLINE_EXCEEDED after `seconds`
+        without an answer; what does not fit in one message takes several calls.
         Never to be awaited by a handler: the runtime answers after the handler.
         """
         if self._link is None:
@@ -281,23 +282,26 @@ class _Connection:
 
 async def _repair(link: TtrpcLink, remaining: list[Message]) -> None:
     """Update the containers of Synchronize that did not fit in its answer."""
-    while remaining:
-        part, remaining = split_updates(remaining)
-        try:
-            failed = await _updated(link, part, UPDATE_SECONDS)
-        except TtrpcError as error:
-            log.warning("NRI containers not repaired", containers=len(part), error=str(error))
-        else:
-            if failed:
-                log.warning("NRI containers not repaired", containers=len(failed), error="")
+    try:
+        failed = await _updated(link, remaining, UPDATE_SECONDS)
+    except TtrpcError as error:
+        log.warning("NRI containers not repaired", containers=len(remaining), error=str(error))
+    else:
+        if failed:
+            log.warning("NRI containers not repaired", containers=len(failed), error="")
 
 
 async def _updated(link: TtrpcLink, updates: list[Message], seconds: float) -> frozenset[str]:
-    request = V1ALPHA1["UpdateContainersRequest"]()
-    request.update.extend(updates)
-    data = await link.call(RUNTIME, "UpdateContainers", request.SerializeToString(), seconds)
-    try:
-        response = V1ALPHA1["UpdateContainersResponse"].FromString(data)
-    except DecodeError as error:
-        raise TtrpcError("INTERNAL", "the response is not protobuf") from error
-    return frozenset(update.container_id for update in response.failed)
+    """Let the runtime update containers in as few calls as can be; return those that failed."""
+    failed: set[str] = set()
+    while updates:
+        part, updates = split_updates(updates)
+        request = V1ALPHA1["UpdateContainersRequest"]()
+        request.update.extend(part)
+        data = await link.call(RUNTIME, "UpdateContainers", request.SerializeToString(), seconds)
+        try:
+            response = V1ALPHA1["UpdateContainersResponse"].FromString(data)
+        except DecodeError as error:
+            raise TtrpcError("INTERNAL", "the response is not protobuf") from error
+        failed.update(update.container_id for update in response.failed)
+    return frozenset(failed)

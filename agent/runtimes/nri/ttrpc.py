@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 MOST_REQUESTS: Final = 16
 #: How long the runtime may leave what it was sent unread, in seconds.
 WRITE_SECONDS: Final = 5.0
+#: So many characters of what a runtime says are repeated.
+LONGEST_WORDS: Final = 300
 
 _REQUEST: Final = 1
 _RESPONSE: Final = 2
@@ -235,7 +237,7 @@ class TtrpcLink:
             del self._calls[stream]
         if response.status.code:
             code: int = response.status.code
-            raise TtrpcError(_NAMES.get(code, f"status {code}"), response.status.message)
+            raise TtrpcError(_NAMES.get(code, f"status {code}"), words(response.status.message))
         result: bytes = response.payload
         return result
 
@@ -274,7 +276,7 @@ class TtrpcLink:
 
     async def _answered_by(self, request: Message) -> Message:
         if request.service != self._service:
-            return _status(TtrpcError("UNIMPLEMENTED", f"service {request.service}"))
+            return _status(TtrpcError("UNIMPLEMENTED", f"service {words(request.service)}"))
         seconds = max(0.0, request.timeout_nano / 1e9)
         try:
             payload = await self._answer(RuntimeCall(request.method, request.payload, seconds))
@@ -307,6 +309,12 @@ class TtrpcLink:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def words(text: str) -> str:
+    """Return a runtime's words so that they fit in a line of a log and of a terminal."""
+    cut = text[:LONGEST_WORDS]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 def _status(error: TtrpcError) -> Message:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.runtimes.nri.messages import V1ALPHA1
+from agent.runtimes.nri.ttrpc import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,9 +38,9 @@ class RuntimeInfo(Struct, frozen=True):
     def of(cls, request: Message) -> Self:
         """Return what a ConfigureRequest says."""
         return cls(
-            request.runtime_name,
-            request.runtime_version,
-            request.NRI_version,
+            words(request.runtime_name),
+            words(request.runtime_version),
+            words(request.NRI_version),
             max(0, request.request_timeout),
         )
 

@@ -55,7 +55,7 @@ def in_loop(test: Callable[_Params, Coroutine[None, None, None]]) -> Callable[_P
     return run
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Return once something holds that other tasks of the loop bring about."""
     while not condition():  # noqa: ASYNC110  # the code under test has no event for it
         await asyncio.sleep(0)

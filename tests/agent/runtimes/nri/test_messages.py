@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
+from agent.runtimes.nri.ttrpc import LONGEST_WORDS
 from agent.runtimes.nri.values import (
     Adjustment,
     ContainerResources,
@@ -113,3 +114,8 @@ def test_the_values_cannot_be_changed() -> None:
         sandbox.annotations["x"] = "y"  # type: ignore[index]
     with pytest.raises(AttributeError):
         sandbox.uid = "other"  # type: ignore[misc]
+
+
+def test_a_runtime_that_says_too_much_is_cut() -> None:
+    request = V1ALPHA1["ConfigureRequest"](runtime_name="a\n" + "b" * 1000)
+    assert RuntimeInfo.of(request).name == "a\\n" + "b" * (LONGEST_WORDS - 2)

@@ -283,19 +283,19 @@ async def test_a_runtime_that_rejects_the_registration_is_asked_again_later(
 
 @in_loop
 async def test_repairs_are_in_the_answer_to_the_last_part_of_synchronize(tmp_path: Path) -> None:
-    pods = [POD | {"id": f"s{number}"} for number in range(25)]
-    containers = [CONTAINER | {"id": f"c{number}"} for number in range(40)]
-    runtime = FakeRuntime(tmp_path / "nri.sock", pods=pods, containers=containers, part=10)
+    pods = [POD | {"id": f"s{number}"} for number in range(2500)]
+    containers = [CONTAINER | {"id": f"c{number}"} for number in range(5000)]
+    runtime = FakeRuntime(tmp_path / "nri.sock", pods=pods, containers=containers, part=1000)
     handler = RecordingHandler()
-    handler.repairs = {"c7": Adjustment(cpus=Mask.of(1)), "c39": Adjustment(quota_us=-1)}
-    async with running(runtime), serving(runtime.socket, handler):
+    handler.repairs = {each["id"]: Adjustment(cpus=Mask.of(1)) for each in reversed(containers)}
+    async with running(runtime), serving(runtime.socket, handler, synchronizing=60):
         plugin = await runtime.plugin()
     sandboxes, found = handler.synchronized
     assert [each.id for each in sandboxes] == [each["id"] for each in pods]
     assert [each.id for each in found] == [each["id"] for each in containers]
-    assert [each.container_id for each in plugin.repairs] == ["c7", "c39"]
-    assert plugin.repairs[0].linux.resources.cpu.cpus == "1"
-    assert handler.events[1] == "synchronize 25 40"
+    assert [each.container_id for each in plugin.repairs] == list(handler.repairs)
+    assert {each.linux.resources.cpu.cpus for each in plugin.repairs} == {"1"}
+    assert handler.events[1] == "synchronize 2500 5000"
 
 
 @in_loop
@@ -557,6 +557,53 @@ async def test_updates_of_containers_report_which_failed(tmp_path: Path) -> None
     assert failed == {"c2"}
     cpu = runtime.updates[0].update[0].linux.resources.cpu
     assert (cpu.cpus, cpu.mems) == ("0-1", "1")
+
+
+@in_loop
+async def test_updates_of_more_containers_than_fit_in_a_message_take_several(
+    tmp_path: Path,
+) -> None:
+    ids = [f"c{number}" for number in range(1000)]
+    runtime = FakeRuntime(tmp_path / "nri.sock", broken=frozenset({ids[0], ids[-1]}))
+    change = Adjustment(cpus=Mask.from_ids(range(0, 4000, 2)))
+    async with running(runtime), serving(runtime.socket, RecordingHandler()) as session:
+        await runtime.plugin()
+        await until(lambda: session.state.connected)
+        failed = await session.update_containers(dict.fromkeys(ids, change))
+    assert failed == runtime.broken
+    assert [each.container_id for asked in runtime.updates for each in asked.update] == ids
+    assert len(runtime.updates) > 1
+
+
+@in_loop
+async def test_parts_of_synchronize_without_an_end_end_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.runtimes.nri.service.LONGEST_SYNCHRONIZE", 100_000)
+    runtime = FakeRuntime(tmp_path / "nri.sock", synchronizes=False)
+    clock = ManualClock()
+    part = V1ALPHA1["SynchronizeRequest"](pods=[POD] * 100, more=True)
+    async with running(runtime), serving(runtime.socket, RecordingHandler(), clock) as session:
+        plugin = await runtime.connection()
+        await until(lambda: plugin.events)
+        calls = (plugin.call("Synchronize", part) for _ in range(50))
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(replies[-1], ConnectionError)
+        await until(lambda: session.state.last_error)
+        assert session.state.last_error == "more than 100000 bytes to synchronize"
+
+
+@in_loop
+async def test_what_a_runtime_says_fits_in_a_line(tmp_path: Path) -> None:
+    runtime = FakeRuntime(tmp_path / "nri.sock", registration_error="a\x1b[2J\n" * 1000)
+    handler = RecordingHandler()
+    async with running(runtime), serving(runtime.socket, handler, ManualClock()) as session:
+        await until(lambda: session.state.last_error)
+        error = session.state.last_error
+        runtime.registration_error = ""
+    assert error.isprintable()
+    assert error.startswith("UNKNOWN: a\\x1b[2J\\na")
+    assert len(error) < 1500
 
 
 @in_loop
