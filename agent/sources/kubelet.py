@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 from msgspec import Struct
@@ -25,7 +26,7 @@ from agent.pods.identity import full_name
 from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
     from pathlib import Path
 
     from agent.devices.plugins.limits import Timer
@@ -50,6 +51,9 @@ _REMEDY: Final = (
     "enable the kubelet's feature gate PodsAPI, or set agent.kubelet.podsEndpoint and "
     "agent.kubelet.tokenFile"
 )
+
+
+AnswerT = TypeVar("AnswerT")
 
 
 class KubeletDeadlines(Struct, frozen=True):
@@ -172,6 +176,27 @@ class KubeletPods:
             log.debug("kubelet not asked in time", uid=uid, seconds=seconds)
         return self._tracked.pod(uid)
 
+    async def list_now(self, seconds: float) -> Collection[Pod] | None:
+        """Return the pods that the kubelet has now and that are to run, those before admission too.
+
+        They are entries of the next reading. A pod that cannot be read is left out. None if the
+        kubelet does not list its pods within `seconds`.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                listing = await self._listed(seconds)
+        except (TimeoutError, PodsUnavailableError) as error:
+            log.debug("kubelet pods not listed", why=str(error), seconds=seconds)
+            return None
+        self._take(listing)
+        known = (self._tracked.pod(each.uid) for each in listing.pods if not each.over)
+        return [pod for pod in known if pod is not None]
+
+    @property
+    def ending(self) -> bool:
+        """Whether anything says of a pod that it has ended which has an allocation still."""
+        return self._tracked.ending
+
     def sandbox_started(self, uid: str, sandbox: str = "", name: str = "") -> None:
         """Take over that a pod has a sandbox; `name` is `namespace/name`, for messages."""
         self._tracked.sandbox_started(uid, sandbox, name)
@@ -183,42 +208,6 @@ class KubeletPods:
     def runs_shared(self, uid: str, why: str) -> None:
         """Take over that a rejected pod runs in the shared pool: it is not admitted from now on."""
         self._tracked.runs_shared(uid, why)
-
-    # --- what a device plugin asks ----------------------------------------------------------------
-
-    @property
-    def ending(self) -> bool:
-        """Whether something says of a pod that it has ended, and its allocation is not free yet."""
-        return self._tracked.ending
-
-    async def list_now(self, seconds: float) -> tuple[Pod, ...] | None:
-        """Return the pods that the kubelet has now, without those that are over.
-
-        They are entries of the next reading. None if no way lists them within `seconds`.
-        """
-        try:
-            async with asyncio.timeout(seconds):
-                listed = await self._list(seconds)
-        except TimeoutError:
-            log.debug("kubelet pods not listed", why=f"no answer within {seconds:g} s")
-            return None
-        if listed is None:
-            return None
-        self._take(listed)
-        pods = (self._tracked.pod(each.uid) for each in listed.pods if not each.over)
-        return tuple(pod for pod in pods if pod is not None)
-
-    async def _list(self, seconds: float) -> ReportedPods | None:
-        for way in (self._ways.api, self._ways.endpoint):
-            while way is not None:
-                try:
-                    return await way.pods(seconds)
-                except PodsUnavailableError as error:
-                    log.debug("kubelet pods not listed", why=str(error))
-                    if error.code != _TOO_MANY:
-                        break
-                await asyncio.sleep(_RATE_PAUSE)
-        return None
 
     # --- following the kubelet ------------------------------------------------------------------
 
@@ -325,20 +314,23 @@ class KubeletPods:
 
     async def _asked_api(self, uid: str, seconds: float) -> bool:
         """Ask the Pods API for a pod; return whether it knows the pod."""
-        while True:
-            try:
-                pod = await self._ways.api.pod(uid, seconds)
-            except UnreadablePodError as error:
-                self._tracked.unreadable(UnreadablePodError(error.found, uid))
-                return True
-            except PodsUnavailableError as error:
-                if error.code != _TOO_MANY:
-                    raise
-                await asyncio.sleep(_RATE_PAUSE)
-                continue
-            if pod is not None:
-                self._tracked.report(pod, self._timer.monotonic())
-            return pod is not None
+        try:
+            pod = await _patiently(partial(self._ways.api.pod, uid, seconds))
+        except UnreadablePodError as error:
+            self._tracked.unreadable(UnreadablePodError(error.found, uid))
+            return True
+        if pod is not None:
+            self._tracked.report(pod, self._timer.monotonic())
+        return pod is not None
+
+    async def _listed(self, seconds: float) -> ReportedPods:
+        endpoint = self._ways.endpoint
+        try:
+            return await _patiently(partial(self._ways.api.pods, seconds))
+        except PodsUnavailableError:
+            if endpoint is None:
+                raise
+            return await endpoint.pods(seconds)
 
     # --- taking over ----------------------------------------------------------------------------
 
@@ -369,7 +361,7 @@ class KubeletPods:
         if not error.expected and str(known) != str(error):
             log.warning("kubelet pods unavailable", way=error.way, why=error.found)
         self._faults[error.way] = error
-        if self._in_use == error.way:
+        if self._in_use in ("", error.way):
             self._in_use = ""
             self._tracked.disconnected()
 
@@ -395,6 +387,17 @@ class KubeletPods:
                     f"pod {full_name(each.pod)}: its specification changed ({each.changed}) and "
                     "its allocation did not; delete and create the pod to have it decided again"
                 )
+
+
+async def _patiently(call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    """Return the answer to a call, which is repeated while the kubelet rejects it for its rate."""
+    while True:
+        try:
+            return await call()
+        except PodsUnavailableError as error:
+            if error.code != _TOO_MANY:
+                raise
+        await asyncio.sleep(_RATE_PAUSE)
 
 
 def _entry(facts: PodFacts) -> SourceEntry:

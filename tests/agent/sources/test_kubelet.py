@@ -604,3 +604,92 @@ async def test_a_pod_that_runs_shared_is_an_entry_that_says_why(tmp_path: Path) 
         (entry,) = host.read().entries
         assert entry.pod is not None
         assert entry.shared == "TopologyAffinityError: no node has 2 CPUs"
+
+
+# --- listing all pods now ------------------------------------------------------------------------
+
+
+@in_loop
+async def test_all_pods_that_are_to_run_are_listed_now_and_are_entries(tmp_path: Path) -> None:
+    pods = {
+        UID: pod_message(UID, phase="Pending", running=False),
+        OTHER_UID: pod_message(OTHER_UID, phase="Failed", running=False),
+        "bad": pod_message("bad", containers=(container("app", "cpu=two"),)),
+    }
+    async with followed(tmp_path) as host:
+        await host.synced()
+        host.kubelet.pods.update(pods)
+        listed = await host.source.list_now(LONG)
+        assert listed is not None
+        assert [pod.uid for pod in listed] == [UID]
+        assert host.knows(UID, "bad")
+
+
+@in_loop
+async def test_pods_are_listed_over_the_endpoint_where_there_is_no_pods_api(tmp_path: Path) -> None:
+    endpoint = Endpoint(answer={UID: pod_message(UID)})
+    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        listed = await host.source.list_now(LONG)
+        assert listed is not None
+        assert [pod.uid for pod in listed] == [UID]
+
+
+@in_loop
+async def test_a_list_is_asked_for_again_when_there_are_too_many_calls(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        host.kubelet.failing = CallError("RESOURCE_EXHAUSTED", "rate limit")
+        before = host.kubelet.calls.count("ListPods")
+        listing = asyncio.create_task(host.source.list_now(LONG))
+        await until(lambda: host.kubelet.calls.count("ListPods") > before + 1)
+        host.kubelet.failing = None
+        assert await listing
+
+
+@in_loop
+async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Path) -> None:
+    async with followed(tmp_path, started=False) as host:
+        assert await host.source.list_now(LONG) is None
+        await host.kubelet.start()
+        await host.connect()
+        host.kubelet.hanging = True
+        assert await host.source.list_now(0.05) is None
+
+
+@in_loop
+async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        host.runs(UID)
+        host.read()
+        ending = [host.source.ending]
+        host.source.sandbox_removed(UID, f"{UID}-1")
+        ending.append(host.source.ending)
+        host.cgroups.clear()
+        assert host.removed() == {UID}
+        ending.append(host.source.ending)
+        assert ending == [False, True, False]
+
+
+@in_loop
+async def test_a_report_between_two_connections_is_no_sign_of_life_for_ever(tmp_path: Path) -> None:
+    """A single answer of a kubelet that is away again does not keep a pod whose cgroup is gone."""
+    endpoint = Endpoint(answer={UID: pod_message(UID)})
+    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        await until(lambda: host.knows(UID))
+        endpoint.answer = None
+        host.runs(UID)
+        host.read()
+        await until(lambda: host._waiting(2))
+        host.clock.advance(LONGEST_PAUSE)
+        await until(lambda: "HTTP status 403" in host.said())
+        endpoint.answer = {UID: pod_message(UID)}
+        assert await host.source.list_now(LONG)
+        endpoint.answer = None
+        host.cgroups.clear()
+        host.read()
+        await until(lambda: host._waiting(2))
+        host.clock.advance(ALONE_SECONDS)
+        await until(lambda: host.removed() == {UID})
