@@ -144,7 +144,7 @@ async def node(world: World, pods: Mapping[str, bytes] = NO_PODS) -> AsyncIterat
         )
         serving = asyncio.create_task(plugin.serve())
         await manager.until_listed(RESOURCE)
-        await until(lambda: kubelet.watched > 0)
+        await until(lambda: bool(made.source._in_use))
         try:
             yield made
         finally:
