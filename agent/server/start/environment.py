@@ -171,9 +171,9 @@ def _check_metrics(config: Config) -> None:
 
 def _check_kubelet(config: Config) -> None:
     """Raise `StartError` where the agent must not work beside this host's kubelet."""
-    from agent.server.start.kubelet_checks import kubelet_conditions  # noqa: PLC0415  # only beside one
+    from agent.server.start.kubelet_checks import check_kubelet  # noqa: PLC0415  # only beside one
 
-    kubelet_conditions(config)
+    check_kubelet(config)
 
 
 def _check_driver(config: Config) -> None:

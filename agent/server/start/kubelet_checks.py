@@ -13,13 +13,12 @@ from agent.tools.doctor.gathering import gather
 from agent.tools.doctor.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agent.config.config import Config
     from agent.tools.doctor.verdicts import HostCheck
 
 log = structlog.get_logger(__name__)
 
+_ROOT: Final = Path("/")
 _REMEDY: Final = "see 'numawarden doctor'"
 
 
@@ -32,27 +31,29 @@ class KubeletNotReadyError(StartError):
         self.checks = checks
 
 
-def kubelet_conditions(config: Config, root: Path = Path("/")) -> dict[str, str]:
+def check_kubelet(config: Config, root: Path = _ROOT) -> tuple[HostCheck, ...]:
+    """Return what the checks say, none of them an error.
+
+    Raises `KubeletNotReadyError` on errors, such as two managers of cpusets on one host.
+    """
+    checks = tuple(examine_for_start(config, gather(config, root, with_runtime=False)))
+    errors = tuple(one for one in checks if one.verdict is Verdict.ERROR)
+    if errors:
+        raise KubeletNotReadyError(config.agent.kubelet.directory, errors)
+    return checks
+
+
+def kubelet_conditions(config: Config, root: Path = _ROOT) -> dict[str, str]:
     """Return what is not as it should be beside the kubelet, by check, and log each of them.
 
     A check whose facts cannot be read is logged and no condition: before the kubelet's first start
-    there are no facts. Raises `KubeletNotReadyError` on errors, such as two managers of cpusets on
-    one host.
+    there are no facts. Raises `KubeletNotReadyError`.
     """
     conditions: dict[str, str] = {}
-    errors: list[HostCheck] = []
-    for one in _checks(config, root):
-        if one.verdict is Verdict.ERROR:
-            errors.append(one)
-        elif one.verdict is Verdict.WARNING:
+    for one in check_kubelet(config, root):
+        if one.verdict is Verdict.WARNING:
             log.warning("kubelet check", check=one.check, found=one.found, change=one.change)
             conditions[one.check] = one.line
         elif one.verdict is Verdict.UNKNOWN:
             log.info("kubelet check not possible", check=one.check, found=one.found)
-    if errors:
-        raise KubeletNotReadyError(config.agent.kubelet.directory, tuple(errors))
     return conditions
-
-
-def _checks(config: Config, root: Path) -> Iterator[HostCheck]:
-    return examine_for_start(config, gather(config, root, with_runtime=False))

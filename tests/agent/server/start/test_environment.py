@@ -283,3 +283,15 @@ def test_what_is_there_for_the_api_server_is_no_obstacle(place: Place) -> None:
     keys = {"server": "https://10.0.0.1", "tokenFile": str(there), "caFile": str(there)}
     file = publishing(place, **keys)
     assert list(obstacles(load_config_file(file), file, kernel=False)) == []
+
+
+def test_what_is_a_warning_beside_a_kubelet_is_not_printed_by_the_check(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log is the agent's: a command that makes the same checks writes none."""
+    directory = place.directory / "kubelet"
+    directory.mkdir()
+    (directory / "config.yaml").write_text("topologyManagerPolicy: restricted\n")
+    place.agent = f"kubelet: {{enabled: true, directory: {directory}}}"
+    assert list(obstacles(load_config_file(place.file()), place.file(), kernel=False)) == []
+    assert capsys.readouterr() == ("", "")
