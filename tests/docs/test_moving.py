@@ -105,9 +105,8 @@ class Node:
         )
 
     def configure(self) -> None:
-        """Edit the agent's configuration as the page says, and name this node's places."""
+        """Name this node's places in the agent's configuration."""
         config = yaml.safe_load(self.config.read_text())
-        config["agent"]["ignoredResources"] = ["x.org/gpu"]
         config["agent"]["stateDirectory"] = str(self.state)
         config["agent"]["sysfsRoot"] = str(self.root)
         self.config.write_text(yaml.safe_dump(config))

@@ -110,8 +110,6 @@ def import_(
     with _opened(place.config) as store:
         ids = None if containers_path is None else read_container_ids(containers_path)
         found = read_directory(directory, ids)
-        if place.config.agent.kubelet.enabled:
-            found = _without_devices(found)
         taken = take_over(place.rules, found, _pods(pods_path, found, place.rules))
         _reject_replacing(store, force=force)
         store.save(_state_of(place, taken.ledger))
@@ -130,6 +128,8 @@ def export(
     the file of the device manager is left as it is: the kubelet allocated its devices all the time.
     """
     # Imported here: as above.
+    from msgspec.structs import replace  # noqa: PLC0415
+
     from agent.tools.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
     from agent.tools.kubelet_state.files import encode_files, write_directory  # noqa: PLC0415
 
@@ -138,17 +138,10 @@ def export(
         ledger = _saved_ledger(store, place.rules)
         found = kubelet_state(place.rules, ledger)
         if place.config.agent.kubelet.enabled:
-            found = _without_devices(found)
+            found = replace(found, devices=None)
         contents = encode_files(found, pod_level=place.rules.policy.pod_level_managers)
         write_directory(directory, contents, force=force)
     _print_lines((f"{directory / name}: written" for name in contents), export_notes(found))
-
-
-def _without_devices(found: KubeletState) -> KubeletState:
-    """Return a state without the device manager's, which stays the kubelet's beside an agent."""
-    from msgspec.structs import replace  # noqa: PLC0415  # as above
-
-    return replace(found, devices=None)
 
 
 class _Place(Struct, frozen=True):

@@ -8,7 +8,6 @@ from agent.tools.doctor.checks.cgroups import cgroup_checks, driver_check
 from agent.tools.doctor.checks.exclusive_resource import exclusive_checks
 from agent.tools.doctor.checks.kubelet_managers import manager_checks, reservation_check
 from agent.tools.doctor.checks.other_managers import (
-    manifest_check,
     other_manager_checks,
     process_check,
 )
@@ -35,8 +34,8 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     if facts.runtime is not None:
         yield from runtime_checks(facts.runtime)
     yield from source_checks(facts, settings)
-    yield from exclusive_checks(facts)
-    yield from other_manager_checks(config, facts, settings)
+    yield from exclusive_checks(config, facts)
+    yield from other_manager_checks(config, facts)
 
 
 def examine_for_start(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
@@ -49,7 +48,6 @@ def examine_for_start(config: Config, facts: GatheredFacts) -> Iterator[HostChec
     yield from manager_checks(facts.kubelet, settings)
     yield reservation_check(config, facts.kubelet, settings)
     yield driver_check(config, facts.cgroups, settings)
-    yield manifest_check(config, facts, settings)
     yield process_check(facts)
 
 

@@ -26,8 +26,6 @@ _FLAGS: Final[Mapping[str, str]] = {
     "topology-manager-policy": "topologyManagerPolicy",
     "cgroup-driver": "cgroupDriver",
     "reserved-cpus": "reservedSystemCPUs",
-    "pod-manifest-path": "staticPodPath",
-    "container-runtime-endpoint": "containerRuntimeEndpoint",
 }
 _MAPPINGS: Final[Mapping[str, str]] = {
     "cpu-manager-policy-options": "cpuManagerPolicyOptions",

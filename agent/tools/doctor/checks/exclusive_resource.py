@@ -15,9 +15,9 @@ from agent.tools.doctor.verdicts import HostCheck, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from agent.config.config import Config
     from agent.tools.doctor.facts import GatheredFacts, HostFile, KubeletFiles
 
-RESOURCE: Final = "numawarden.dev/exclusive"
 AGENT_UNIT: Final = "numawarden.service"
 KUBELET_UNIT: Final = "kubelet.service"
 _DROP_IN: Final = f"/etc/systemd/system/{AGENT_UNIT}.d/kubelet.conf"
@@ -31,13 +31,18 @@ class _DeviceCheckpoint(Struct):
     Data: _Registered = msgspec.field(default_factory=_Registered)
 
 
-def exclusive_checks(facts: GatheredFacts) -> Iterator[HostCheck]:
+def exclusive_checks(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     """Yield whether the kubelet knows the opt-in resource, and whether units start in order."""
-    yield _registration_check(facts.kubelet)
-    yield _order_check(facts)
+    resource = config.agent.kubelet.exclusive_resource
+    if not resource:
+        found = "none is offered: agent.kubelet.exclusiveResource is empty"
+        yield HostCheck("opt-in resource", Verdict.OK, found)
+        return
+    yield _registration_check(resource, facts.kubelet)
+    yield _order_check(resource, facts)
 
 
-def _registration_check(kubelet: KubeletFiles) -> HostCheck:
+def _registration_check(resource: str, kubelet: KubeletFiles) -> HostCheck:
     check, directory = "opt-in resource", kubelet.plugin_directory
     if directory.problem:
         return HostCheck(check, Verdict.UNKNOWN, f"{directory.path}: {directory.problem}")
@@ -51,15 +56,15 @@ def _registration_check(kubelet: KubeletFiles) -> HostCheck:
         known = msgspec.json.decode(file.text or "{}", type=_DeviceCheckpoint)
     except (msgspec.DecodeError, RecursionError) as error:
         return HostCheck(check, Verdict.UNKNOWN, f"{file.path}: not the kubelet's ({error})")
-    devices = (known.Data.RegisteredDevices or {}).get(RESOURCE)
+    devices = (known.Data.RegisteredDevices or {}).get(resource)
     if devices:
-        found = f"{RESOURCE} is registered with {len(devices)} devices ({file.path})"
+        found = f"{resource} is registered with {len(devices)} devices ({file.path})"
         return HostCheck(check, Verdict.OK, found)
-    found = f"{RESOURCE} is not registered ({file.path}): pods that ask for it are not scheduled"
+    found = f"{resource} is not registered ({file.path}): pods that ask for it are not scheduled"
     return HostCheck(check, Verdict.WARNING, found, "start the agent while the kubelet runs")
 
 
-def _order_check(facts: GatheredFacts) -> HostCheck:
+def _order_check(resource: str, facts: GatheredFacts) -> HostCheck:
     check = "start order"
     units = (*facts.agent_unit, *facts.kubelet_unit)
     problem = next((f"{one.path}: {one.problem}" for one in units if one.problem), "")
@@ -77,7 +82,7 @@ def _order_check(facts: GatheredFacts) -> HostCheck:
                 return HostCheck(check, Verdict.OK, f"{key}={other} in {file.path}")
     found = (
         f"{facts.agent_unit[0].path} has no Before={KUBELET_UNIT}: after a boot pods that ask for "
-        f"{RESOURCE} can come before the agent, and fail for good"
+        f"{resource} can come before the agent, and fail for good"
     )
     change = f"write `[Unit]` and `Before={KUBELET_UNIT}` in {_DROP_IN}, systemctl daemon-reload"
     return HostCheck(check, Verdict.WARNING, found, change)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.tools.doctor.facts import GatheredFacts, HostFile
-    from agent.tools.doctor.kubelet_settings import KubeletSettings
 
 #: Programs that set cpusets of containers, by how their names begin.
 CPU_MANAGERS: Final = (
@@ -30,32 +29,28 @@ _TUNED: Final = ("cpu-partitioning", "realtime")
 _STRICT: Final = "strict-cpu-reservation"
 
 
-def other_manager_checks(
-    config: Config, facts: GatheredFacts, settings: KubeletSettings
-) -> Iterator[HostCheck]:
+def other_manager_checks(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     """Yield the checks of the agent's own manifests, of other managers, and of isolated CPUs."""
-    yield manifest_check(config, facts, settings)
+    yield _manifest_check(config, facts)
     yield process_check(facts)
     yield _tuned_check(facts.tuned)
     yield _isolated_check(config, facts)
 
 
-def manifest_check(config: Config, facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
-    """Return whether the agent reads manifests of pods whose cgroups a kubelet would remove."""
-    check = "manifest directory"
-    own, theirs = config.static_pod_path, settings.effective("staticPodPath")
+def _manifest_check(config: Config, facts: GatheredFacts) -> HostCheck:
+    """Return whether the agent reads manifests of pods whose cgroups a kubelet would remove.
+
+    With `agent.kubelet.enabled` it reads none: a configuration with both is rejected.
+    """
+    check, own = "manifest directory", config.static_pod_path
     if own is None:
         return HostCheck(check, Verdict.OK, "the agent reads none: staticPodPath is not set")
-    remove = "remove staticPodPath from the agent's configuration"
-    if theirs is not None and str(own) == theirs.value.rstrip("/"):
-        found = f"staticPodPath is {own} for the agent and, in {theirs.source}, for the kubelet: "
-        found += "its pods would be admitted twice"
-        return HostCheck(check, Verdict.ERROR, found, remove)
+    if facts.kubelet.process is None:
+        return HostCheck(check, Verdict.OK, f"staticPodPath is {own}, and no kubelet runs")
     found = f"staticPodPath is {own}: cgroups of its pods stand among the kubelet's, "
     found += "which removes cgroups of pods that it does not know"
-    if not config.agent.kubelet.enabled and facts.kubelet.process is None:
-        return HostCheck(check, Verdict.OK, f"staticPodPath is {own}, and no kubelet runs")
-    return HostCheck(check, Verdict.ERROR, found, remove)
+    change = 'write `staticPodPath: ""` in the agent\'s configuration'
+    return HostCheck(check, Verdict.ERROR, found, change)
 
 
 def process_check(facts: GatheredFacts) -> HostCheck:

@@ -499,23 +499,34 @@ TOPOLOGY = "kubelet topology manager"
             "After=numawarden.service in /usr/lib/systemd/system/kubelet.service",
             "",
         ),
-        # Others.
         (
-            agent("staticPodPath: /etc/kubernetes/manifests"),
-            "manifest directory",
-            ERROR,
-            "which removes cgroups of pods that it does not know",
-            "remove staticPodPath from the agent's configuration",
+            lambda host: setattr(
+                host, "agent", host.agent.replace("true}", "true, exclusiveResource: x.org/one}")
+            ),
+            "opt-in resource",
+            WARNING,
+            "x.org/one is not registered",
+            "start the agent",
         ),
+        (
+            lambda host: setattr(
+                host, "agent", host.agent.replace("true}", 'true, exclusiveResource: ""}')
+            ),
+            "opt-in resource",
+            OK,
+            "none is offered",
+            "",
+        ),
+        # Others.
         (
             both(
                 agent("staticPodPath: /etc/kubernetes/manifests"),
-                config("staticPodPath: /etc/kubernetes/manifests/"),
+                lambda host: setattr(host, "agent", host.agent.replace("enabled: true", "")),
             ),
             "manifest directory",
             ERROR,
-            "its pods would be admitted twice",
-            "remove staticPodPath from the agent's configuration",
+            "which removes cgroups of pods that it does not know",
+            'write `staticPodPath: ""` in the agent\'s configuration',
         ),
         (
             lambda host: host.process(900, "nri-resource-policy-balloons"),
