@@ -31,11 +31,17 @@ _CONCURRENT: Final = 16
 
 
 class Endpoint:
-    """A registered plugin: its client, and the ids of its last list (None before the first)."""
+    """A registered plugin: its client, and the ids of its last list (None before the first).
 
-    def __init__(self, resource: str, client: Client) -> None:
+    `nodes` are the NUMA nodes of each device of that list, `preferring` says whether the plugin has
+    preferences among devices.
+    """
+
+    def __init__(self, resource: str, client: Client, *, preferring: bool = False) -> None:
         self.resource = resource
         self.client = client
+        self.preferring = preferring
+        self.nodes: dict[str, tuple[int, ...]] = {}
         self.ids: tuple[str, ...] | None = None
         self.healthy: frozenset[str] = frozenset()
         self.watching: asyncio.Task[None] | None = None
@@ -116,7 +122,8 @@ class FakeDeviceManager:
             await client.close()
             raise CallError("UNKNOWN", f"failed to dial device plugin: {error}") from error
         self.options.append(answer)
-        endpoint = Endpoint(request.resource_name, client)
+        preferring = answer.get_preferred_allocation_available
+        endpoint = Endpoint(request.resource_name, client, preferring=preferring)
         former = self.endpoints.get(endpoint.resource)
         self.endpoints[endpoint.resource] = endpoint
         if former is not None:
@@ -129,7 +136,11 @@ class FakeDeviceManager:
         request, listed = V1BETA1["Empty"](), V1BETA1["ListAndWatchResponse"]
         try:
             async for answer in endpoint.client.stream("ListAndWatch", request, listed):
-                endpoint.ids = tuple(each.ID for each in answer.devices)
+                endpoint.nodes = {
+                    each.ID: tuple(node.ID for node in each.topology.nodes)
+                    for each in answer.devices
+                }
+                endpoint.ids = tuple(endpoint.nodes)
                 endpoint.healthy = frozenset(
                     each.ID for each in answer.devices if each.health == "Healthy"
                 )

@@ -1,0 +1,218 @@
+"""A kubelet in a process: all that an agent beside the real one meets, without an API server.
+
+Its pods are files of a directory, one JSON manifest (with a uid) each: a new file is a new pod, a
+removed one a deleted pod, a changed one a resize in place. Admissions are serial: a pod is listed,
+its devices are allocated, `allocated_pods_state` is written, then watchers hear of it and its
+worker starts. What it does goes to `timeline.jsonl`, what it knows to `state.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from agent.rpc.calls import CallError
+from tests.fakes.device_manager import FakeDeviceManager
+from tests.fakes.kubelet import allocated_pods, device_shares
+from tests.fakes.kubelet.device_shares import DeviceShares
+from tests.fakes.kubelet.pod_resources import PodResources
+from tests.fakes.kubelet.pods import ENDED, KubeletPod, Pods
+from tests.fakes.kubelet.pods_api import PodsApi
+from tests.fakes.kubelet.timeline import Timeline
+from tests.fakes.kubelet.worker import Habits, Node, PodWorker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kubelet.cgroups import PodCgroups
+    from tests.fakes.kubelet.cri import Runtime
+    from tests.fakes.kubelet.endpoint import PodsEndpoint
+
+#: Below the directory of the test, beside the kubelet's own.
+MANIFESTS: Final = "pods"
+STATE: Final = "state.json"
+TIMELINE: Final = "timeline.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How this kubelet behaves.
+
+    `blind` are the seconds after a start in which it has no pods yet, although the Pods API says
+    that its list is complete. `poll` is the period of reading the manifests.
+    """
+
+    blind: float = 0.0
+    poll: float = 0.2
+    pods_api: bool = True
+    habits: Habits = field(default_factory=Habits)
+
+
+class FakeKubelet:
+    """A kubelet; `run` serves until it is cancelled.
+
+    `directory` is the kubelet's (`/var/lib/kubelet`), `control` has the manifests and what it
+    writes for observers. `runtime` and `cgroups` are real ones in a guest and fakes in tests.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        control: Path,
+        runtime: Runtime,
+        cgroups: PodCgroups,
+        options: Options | None = None,
+    ) -> None:
+        self._directory = directory
+        self._control = control
+        self._options = options or Options()
+        self.manager = FakeDeviceManager(directory / device_shares.DIRECTORY)
+        self.devices = DeviceShares(self.manager)
+        self.pods = Pods()
+        self.timeline = Timeline(control / TIMELINE)
+        self._api = PodsApi(directory, self.pods)
+        self._pod_resources = PodResources(directory, self.pods, self.devices.given)
+        self.endpoint: PodsEndpoint | None = None
+        self._cgroups = cgroups
+        self._node = Node(
+            pods=self.pods,
+            runtime=runtime,
+            cgroups=cgroups,
+            devices=self.devices,
+            timeline=self.timeline,
+            habits=self._options.habits,
+            bus=asyncio.Lock(),
+        )
+        #: Set by a test, the seconds without pods are over.
+        self.sources_ready = asyncio.Event()
+        self._workers: dict[str, PodWorker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until this is cancelled; pods go on running."""
+        (self._control / MANIFESTS).mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        await asyncio.to_thread(self._cgroups.start)
+        await self.manager.start()
+        self.devices.start()
+        if self._options.pods_api:
+            await self._api.start()
+        await self._pod_resources.start()
+        if self.endpoint is not None:
+            await self.endpoint.start()
+        self._write_state()
+        self.timeline.add("started")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_manifests())
+                group.create_task(self._follow_changes())
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._api.stop()
+        await self._pod_resources.stop()
+        await self.manager.stop()
+        if self.endpoint is not None:
+            await self.endpoint.stop()
+
+    async def _follow_manifests(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.sources_ready.wait(), self._options.blind)
+        while True:
+            for pod in self._read():
+                await self._add(pod)
+            await asyncio.sleep(self._options.poll)
+
+    def _read(self) -> list[KubeletPod]:
+        """Return the pods that are new; wake the workers of those that changed or are gone."""
+        found = {}
+        for file in sorted((self._control / MANIFESTS).glob("*.json")):
+            manifest = json.loads(file.read_text())
+            found[manifest["metadata"]["uid"]] = manifest
+        for pod in self.pods:
+            manifest = found.pop(pod.uid, None)
+            if manifest is None and not pod.ending:
+                self._end(pod)
+            elif manifest is not None and manifest != pod.manifest and not pod.ending:
+                self._resize(pod, manifest)
+        return [KubeletPod(manifest) for manifest in found.values()]
+
+    async def _add(self, pod: KubeletPod) -> None:
+        """Admit one pod; the next one waits as long as a plugin takes."""
+        self.pods.add(pod)
+        self.timeline.add("listed", pod.name)
+        try:
+            await self.devices.admit(pod)
+        except CallError as error:
+            self._reject(pod, error)
+            return
+        pod.admitted = True
+        self._write_allocated()
+        self.timeline.add("admitted", pod.name)
+        self.pods.announce(pod)
+        self._start_worker(pod)
+
+    def _reject(self, pod: KubeletPod, error: CallError) -> None:
+        said = error.message
+        if error.code != "UNKNOWN":  # not the kubelet's own words
+            said = f"rpc error: code = {_go_name(error.code)} desc = {said}"
+        pod.phase, pod.reason = "Failed", "UnexpectedAdmissionError"
+        rejected = "Pod was rejected: Allocate failed due to"
+        pod.message = f"{rejected} {said}, which is unexpected"
+        self.devices.release(pod.uid)
+        self.timeline.add("rejected", pod.name, message=pod.message)
+        self.pods.announce(pod)
+
+    def _start_worker(self, pod: KubeletPod) -> None:
+        worker = self._workers[pod.uid] = PodWorker(self._node, pod)
+        task = asyncio.create_task(worker.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self, pod: KubeletPod) -> None:
+        pod.ending = True
+        self.timeline.add("deleting", pod.name)
+        if pod.phase in ENDED and pod.uid not in self._workers:
+            self.pods.remove(pod)
+            return
+        self.pods.announce(pod)
+        self._workers.pop(pod.uid).wake()
+        self._write_allocated()
+
+    def _resize(self, pod: KubeletPod, manifest: dict[str, object]) -> None:
+        pod.manifest = manifest
+        self._write_allocated()
+        self.pods.announce(pod)
+        if worker := self._workers.get(pod.uid):
+            worker.wake()
+
+    def _write_allocated(self) -> None:
+        held = [pod for pod in self.pods if pod.admitted and not pod.ending]
+        allocated_pods.write(self._directory, held)
+
+    async def _follow_changes(self) -> None:
+        while True:
+            await self.pods.changed.wait()
+            self.pods.changed.clear()
+            self._write_state()
+            async with self._node.bus:
+                specs = [pod.spec for pod in self.pods if pod.admitted]
+                await asyncio.to_thread(self._cgroups.weigh, specs)
+
+    def _write_state(self) -> None:
+        state = {pod.uid: pod.document()["status"] for pod in self.pods}
+        new = self._control / f".{STATE}"
+        new.write_text(json.dumps(state, indent=1))
+        new.replace(self._control / STATE)
+
+
+def _go_name(code: str) -> str:
+    """Return the name of a status as Go prints it: FAILED_PRECONDITION is FailedPrecondition."""
+    return "".join(word.capitalize() for word in code.split("_"))

@@ -1,0 +1,200 @@
+"""The pods that the kubelet knows, and who watches them.
+
+As in the real kubelet's pod manager a pod is known, and so listed, before its admission; watchers
+hear of it with its first status. What the kubelet knew is lost when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: Events that a watcher may leave unread; the kubelet ends the watch of one with more.
+LONGEST_QUEUE: Final = 100
+#: Phases of pods that end by themselves or were rejected.
+ENDED: Final = ("Failed", "Succeeded")
+
+
+class Change(IntEnum):
+    """What a watcher of pods is sent (`v1alpha1.EventType`)."""
+
+    ADDED = 1
+    MODIFIED = 2
+    DELETED = 3
+    INITIAL_SYNC_COMPLETE = 4
+
+
+@dataclass(slots=True)
+class ContainerStatus:
+    """One container as the kubelet reports it; `state` is waiting, running or terminated."""
+
+    id: str = ""
+    state: str = "waiting"
+    reason: str = "PodInitializing"
+    message: str = ""
+    exit_code: int = 0
+    restarts: int = 0
+
+    def document(self, name: str) -> dict[str, object]:
+        """Return the container's status as in a Pod."""
+        states: Mapping[str, dict[str, object]] = {
+            "waiting": {"reason": self.reason, "message": self.message},
+            "running": {},
+            "terminated": {"exitCode": self.exit_code, "reason": self.reason},
+        }
+        return {
+            "name": name,
+            "containerID": f"containerd://{self.id}" if self.id else "",
+            "restartCount": self.restarts,
+            "ready": self.state == "running",
+            "state": {self.state: states[self.state]},
+        }
+
+
+@dataclass(slots=True)
+class KubeletPod:
+    """One pod: its manifest as the API server has it (with a uid), and its status."""
+
+    manifest: dict[str, Any]
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    statuses: dict[str, ContainerStatus] = field(default_factory=dict)
+    #: Whether it is being deleted.
+    ending: bool = False
+    #: Whether its admission is over, and with success.
+    admitted: bool = False
+    #: Whether watchers have heard of it.
+    announced: bool = False
+
+    def __post_init__(self) -> None:
+        for container in self.containers():
+            self.statuses.setdefault(container["name"], ContainerStatus())
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        uid: str = self.manifest["metadata"]["uid"]
+        return uid
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+        name: str = self.manifest["metadata"]["name"]
+        return name
+
+    @property
+    def namespace(self) -> str:
+        """The pod's namespace."""
+        namespace: str = self.manifest["metadata"].get("namespace", "default")
+        return namespace
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The pod's specification."""
+        spec: dict[str, Any] = self.manifest["spec"]
+        return spec
+
+    def containers(self) -> Iterator[dict[str, Any]]:
+        """Yield all containers, the init containers and sidecars first."""
+        yield from self.spec.get("initContainers", ())
+        yield from self.spec["containers"]
+
+    def document(self) -> dict[str, Any]:
+        """Return the Pod with its status."""
+        first = {container["name"] for container in self.spec.get("initContainers", ())}
+        shown = {name: status.document(name) for name, status in self.statuses.items()}
+        status: dict[str, object] = {
+            "phase": self.phase,
+            "reason": self.reason,
+            "message": self.message,
+            "initContainerStatuses": [shown[name] for name in shown if name in first],
+            "containerStatuses": [shown[name] for name in shown if name not in first],
+        }
+        metadata = dict(self.manifest["metadata"])
+        metadata.setdefault("namespace", "default")
+        if self.ending:
+            metadata["deletionTimestamp"] = "2026-11-22T12:00:00Z"
+        return {**self.manifest, "metadata": metadata, "status": status}
+
+
+#: What a watcher is sent: the pod is None where the change is about none.
+Event = tuple[Change, KubeletPod | None]
+
+
+class Watcher:
+    """One watch: a bounded queue of events."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue(LONGEST_QUEUE + 1)
+        self._full = False
+
+    def send(self, event: Event) -> None:
+        """Queue an event; the watch ends with the first that has no place."""
+        if not self._full:
+            self._full = self._queue.qsize() >= LONGEST_QUEUE
+            self._queue.put_nowait(None if self._full else event)
+
+    async def next(self) -> Event | None:
+        """Return the next event; None once too many waited."""
+        return await self._queue.get()
+
+
+class Pods:
+    """The kubelet's pod manager with the statuses of its pods."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, KubeletPod] = {}
+        self._watchers: list[Watcher] = []
+        #: Set at each change, for those who write it down.
+        self.changed = asyncio.Event()
+
+    def __iter__(self) -> Iterator[KubeletPod]:
+        return iter(tuple(self._pods.values()))
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def get(self, uid: str) -> KubeletPod | None:
+        """Return a pod, or None."""
+        return self._pods.get(uid)
+
+    def add(self, pod: KubeletPod) -> None:
+        """Know a pod from now on: it is listed, watchers hear nothing yet."""
+        self._pods[pod.uid] = pod
+        self.changed.set()
+
+    def announce(self, pod: KubeletPod) -> None:
+        """Send watchers the pod's present status."""
+        change = Change.MODIFIED if pod.announced else Change.ADDED
+        pod.announced = True
+        self._send((change, pod))
+
+    def remove(self, pod: KubeletPod) -> None:
+        """Forget a pod and say so."""
+        if self._pods.pop(pod.uid, None) is not None:
+            self._send((Change.DELETED, pod))
+
+    def watch(self) -> Watcher:
+        """Begin a watch: all pods that watchers heard of, then that these are all."""
+        watcher = Watcher()
+        for pod in self:
+            if pod.announced:
+                watcher.send((Change.ADDED, pod))
+        watcher.send((Change.INITIAL_SYNC_COMPLETE, None))
+        self._watchers.append(watcher)
+        return watcher
+
+    def end_watch(self, watcher: Watcher) -> None:
+        """Forget a watcher."""
+        self._watchers.remove(watcher)
+
+    def _send(self, event: Event) -> None:
+        for watcher in self._watchers:
+            watcher.send(event)
+        self.changed.set()
