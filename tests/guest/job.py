@@ -26,7 +26,10 @@ OUT_SIZE: Final = 256 << 20
 SOURCES: Final = (
     "tests/__init__.py",
     "tests/fakes/__init__.py",
+    "tests/fakes/certificate.py",
+    "tests/fakes/device_manager.py",
     "tests/fakes/device_plugin.py",
+    "tests/fakes/kubelet",
     "tests/guest",
     "tests/cgroupfs",
     "deploy",

@@ -32,16 +32,23 @@ version = 2
   BinaryName = "crun"
   SystemdCgroup = {systemd}
 """
+#: Off by default in the 1.7 of Debian 13. The time that a plugin has for an answer is the default.
+NRI: Final = """\
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+"""
 
 
-def start(guest: Guest, driver: str, runtime: str = "runc") -> None:
+def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False) -> None:
     """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image.
 
-    It has the handlers `runc` and `crun`; `runtime` is the default one.
+    It has the handlers `runc` and `crun`; `runtime` is the default one. With `nri` plugins may
+    register at its socket.
     """
     systemd = str(driver == "systemd").lower()
     CONFIG.parent.mkdir(exist_ok=True)
-    CONFIG.write_text(TEMPLATE.format(image=IMAGE, runtime=runtime, systemd=systemd))
+    text = TEMPLATE.format(image=IMAGE, runtime=runtime, systemd=systemd)
+    CONFIG.write_text(text + (NRI if nri else ""))
     run("systemctl", "start", "containerd.service")
     root = oci.write_root(guest.work / "image-root")
     archive = oci.write_image(guest.work / "image.tar", IMAGE, root)

@@ -111,6 +111,11 @@ SCENARIOS: Final = {
             "a device plugin and podresources beside the unit: registered, delivered, restarted",
         ),
         Scenario(
+            "cluster",
+            "two-sockets",
+            "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",
