@@ -6,6 +6,7 @@ Pods are the bytes of messages, so that a test can have the server send any.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -78,6 +79,8 @@ def pod_message(  # noqa: PLR0913  # the fields of a pod
 class FakePodsApi:
     """A server below a kubelet's directory; `pods` by uid are listed, and sent to each new watch.
 
+    Those in `unannounced` are listed alone: a kubelet sends a pod once that has a status. A watch
+    ends as soon as it has `longest_queue` events that were not read.
     `failing` is an error that all calls are answered with, `hanging`: none is answered. `synced`
     False: no INITIAL_SYNC_COMPLETE is sent. `raw_list` replaces the answer of ListPods. `calls` are
     the names of the methods in their order.
@@ -86,6 +89,8 @@ class FakePodsApi:
     def __init__(self, directory: Path) -> None:
         self.socket = directory / SOCKET
         self.pods: dict[str, bytes] = {}
+        self.unannounced: set[str] = set()
+        self.longest_queue: float = math.inf
         self.failing: CallError | None = None
         self.hanging = False
         self.synced = True
@@ -128,8 +133,8 @@ class FakePodsApi:
 
     def delete(self, uid: str) -> None:
         """List a pod no longer, and send that it was deleted, with nothing but its identity."""
-        del self.pods[uid]
-        metadata = {"uid": uid, "name": "web", "namespace": "shop"}
+        whole = CORE_V1["Pod"].FromString(self.pods.pop(uid)).metadata
+        metadata = {"uid": uid, "name": whole.name, "namespace": whole.namespace}
         self.send(EventType.DELETED, CORE_V1["Pod"](metadata=metadata).SerializeToString())
 
     def send(self, kind: EventType, data: bytes = b"") -> None:
@@ -139,7 +144,8 @@ class FakePodsApi:
     def send_raw(self, raw: bytes) -> None:
         """Send bytes as an event to all watches."""
         for stream in self._streams:
-            stream.put_nowait(raw)
+            full = stream.qsize() >= self.longest_queue
+            stream.put_nowait(_BROKEN if full else raw)
 
     def break_watches(self) -> None:
         """End all watches as the server does with one that is too slow."""
@@ -172,7 +178,7 @@ class FakePodsApi:
     async def _watch(self, _request: bytes, context: aio.ServicerContext) -> AsyncIterator[bytes]:
         await self._answered("WatchPods", context)
         stream: asyncio.Queue[object] = asyncio.Queue()
-        for data in self.pods.values():
+        for data in (self.pods[uid] for uid in self.pods.keys() - self.unannounced):
             event = V1ALPHA1["WatchPodsEvent"](type=int(EventType.ADDED), pod=data)
             stream.put_nowait(event.SerializeToString())
         if self.synced:

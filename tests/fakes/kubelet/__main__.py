@@ -19,6 +19,8 @@ from tests.fakes.kubelet.endpoint import PodsEndpoint
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
 from tests.fakes.kubelet.worker import Habits
 
+#: Seconds that systemd has for an answer; a kubelet waits as long.
+PATIENCE: Final = 120.0
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
@@ -39,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 async def serve(options: argparse.Namespace, cpus: Mask) -> None:
     """Serve until SIGTERM, on a host with these CPUs."""
-    cgroups = PodCgroups(SystemBus(), KernelTree(CGROUPS), cpus)
+    cgroups = PodCgroups(SystemBus(timeout=PATIENCE), KernelTree(CGROUPS), cpus)
     runtime = CriClient(options.runtime)
     habits = Habits(retry=options.retry, linger=options.linger)
     behaviour = Options(blind=options.blind, pods_api=not options.no_pods_api, habits=habits)

@@ -208,3 +208,14 @@ async def observe(runtime: Runtime, uid: str) -> Observed:
         old=tuple(old),
         sandboxes=tuple(each.id for each in sandboxes),
     )
+
+
+async def states(runtime: Runtime) -> dict[str, frozenset[tuple[str, int]]]:
+    """Return id and state of all sandboxes and containers by the uid of their pod."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    sandboxes = (await runtime.call("ListPodSandbox", filter={})).items
+    containers = (await runtime.call("ListContainers", filter={})).containers
+    for each in (*sandboxes, *containers):
+        uid = each.labels.get("io.kubernetes.pod.uid", "")
+        found.setdefault(uid, set()).add((each.id, each.state))
+    return {uid: frozenset(pairs) for uid, pairs in found.items()}

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from agent.rpc.calls import CallError
+from systemd.errors import SystemdError
 from tests.fakes.device_manager import FakeDeviceManager
-from tests.fakes.kubelet import allocated_pods, device_shares
+from tests.fakes.kubelet import allocated_pods, cri, device_shares
 from tests.fakes.kubelet.device_shares import DeviceShares
 from tests.fakes.kubelet.pod_resources import PodResources
 from tests.fakes.kubelet.pods import ENDED, KubeletPod, Pods
-from tests.fakes.kubelet.pods_api import PodsApi
 from tests.fakes.kubelet.timeline import Timeline
 from tests.fakes.kubelet.worker import Habits, Node, PodWorker
+from tests.fakes.pods_api import FakePodsApi
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,9 +72,9 @@ class FakeKubelet:
         self._options = options or Options()
         self.manager = FakeDeviceManager(directory / device_shares.DIRECTORY)
         self.devices = DeviceShares(self.manager)
-        self.pods = Pods()
+        self.api = FakePodsApi(directory)
+        self.pods = Pods(self.api)
         self.timeline = Timeline(control / TIMELINE)
-        self._api = PodsApi(directory, self.pods)
         self._pod_resources = PodResources(directory, self.pods, self.devices.given)
         self.endpoint: PodsEndpoint | None = None
         self._cgroups = cgroups
@@ -99,7 +100,7 @@ class FakeKubelet:
         await self.manager.start()
         self.devices.start()
         if self._options.pods_api:
-            await self._api.start()
+            await self.api.start()
         await self._pod_resources.start()
         if self.endpoint is not None:
             await self.endpoint.start()
@@ -109,6 +110,7 @@ class FakeKubelet:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_manifests())
                 group.create_task(self._follow_changes())
+                group.create_task(self._follow_runtime())
         finally:
             await self._stop()
 
@@ -116,7 +118,7 @@ class FakeKubelet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._api.stop()
+        await self.api.stop()
         await self._pod_resources.stop()
         await self.manager.stop()
         if self.endpoint is not None:
@@ -126,8 +128,11 @@ class FakeKubelet:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.sources_ready.wait(), self._options.blind)
         while True:
-            for pod in self._read():
+            new = self._read()
+            for pod in new:
                 await self._add(pod)
+            if new:
+                await self._weigh()
             await asyncio.sleep(self._options.poll)
 
     def _read(self) -> list[KubeletPod]:
@@ -183,7 +188,7 @@ class FakeKubelet:
             self.pods.remove(pod)
             return
         self.pods.announce(pod)
-        self._workers.pop(pod.uid).wake()
+        self._workers.pop(pod.uid).change()
         self._write_allocated()
 
     def _resize(self, pod: KubeletPod, manifest: dict[str, object]) -> None:
@@ -191,19 +196,35 @@ class FakeKubelet:
         self._write_allocated()
         self.pods.announce(pod)
         if worker := self._workers.get(pod.uid):
-            worker.wake()
+            worker.change()
 
     def _write_allocated(self) -> None:
         held = [pod for pod in self.pods if pod.admitted and not pod.ending]
         allocated_pods.write(self._directory, held)
 
+    async def _follow_runtime(self) -> None:
+        """Wake the workers of pods whose sandboxes or containers changed, as PLEG does."""
+        before: dict[str, frozenset[tuple[str, int]]] = {}
+        while True:
+            with contextlib.suppress(CallError):  # the runtime is away
+                now = await cri.states(self._node.runtime)
+                for uid in before.keys() | now.keys():
+                    if before.get(uid) != now.get(uid) and uid in self._workers:
+                        self._workers[uid].wake()
+                before = now
+            await asyncio.sleep(self._options.habits.look)
+
     async def _follow_changes(self) -> None:
         while True:
             await self.pods.changed.wait()
+            await asyncio.sleep(self._options.poll)  # what comes together is written together
             self.pods.changed.clear()
             self._write_state()
-            async with self._node.bus:
-                specs = [pod.spec for pod in self.pods if pod.admitted]
+
+    async def _weigh(self) -> None:
+        async with self._node.bus:
+            specs = [pod.spec for pod in self.pods if pod.admitted]
+            with contextlib.suppress(SystemdError):  # the next change weighs again
                 await asyncio.to_thread(self._cgroups.weigh, specs)
 
     def _write_state(self) -> None:

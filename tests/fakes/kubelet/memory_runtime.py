@@ -148,7 +148,12 @@ class MemoryRuntime:
 
     def _ListPodSandbox(self, filter: Mapping[str, Any]) -> dict[str, object]:  # noqa: N802, A002  # CRI's
         items = [
-            {"id": each.id, "state": int(not each.ready), "created_at": each.number}
+            {
+                "id": each.id,
+                "state": int(not each.ready),
+                "created_at": each.number,
+                "labels": each.config["labels"],
+            }
             for each in self.sandboxes.values()
             if _matches(each.config, filter)
         ]
@@ -176,4 +181,4 @@ def _scope(name: str) -> str:
 
 def _matches(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
     labels = config["labels"].items()
-    return all(pair in labels for pair in asked["label_selector"].items())
+    return all(pair in labels for pair in asked.get("label_selector", {}).items())

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
+
+from agent.kubelet.pods_api import EventType
+from tests.fakes.kubelet.core_v1 import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from tests.fakes.pods_api import FakePodsApi
 
 #: Events that a watcher may leave unread; the kubelet ends the watch of one with more.
 LONGEST_QUEUE: Final = 100
 #: Phases of pods that end by themselves or were rejected.
 ENDED: Final = ("Failed", "Succeeded")
-
-
-class Change(IntEnum):
-    """What a watcher of pods is sent (`v1alpha1.EventType`)."""
-
-    ADDED = 1
-    MODIFIED = 2
-    DELETED = 3
-    INITIAL_SYNC_COMPLETE = 4
 
 
 @dataclass(slots=True)
@@ -69,8 +64,6 @@ class KubeletPod:
     ending: bool = False
     #: Whether its admission is over, and with success.
     admitted: bool = False
-    #: Whether watchers have heard of it.
-    announced: bool = False
 
     def __post_init__(self) -> None:
         for container in self.containers():
@@ -123,34 +116,13 @@ class KubeletPod:
         return {**self.manifest, "metadata": metadata, "status": status}
 
 
-#: What a watcher is sent: the pod is None where the change is about none.
-Event = tuple[Change, KubeletPod | None]
-
-
-class Watcher:
-    """One watch: a bounded queue of events."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Event | None] = asyncio.Queue(LONGEST_QUEUE + 1)
-        self._full = False
-
-    def send(self, event: Event) -> None:
-        """Queue an event; the watch ends with the first that has no place."""
-        if not self._full:
-            self._full = self._queue.qsize() >= LONGEST_QUEUE
-            self._queue.put_nowait(None if self._full else event)
-
-    async def next(self) -> Event | None:
-        """Return the next event; None once too many waited."""
-        return await self._queue.get()
-
-
 class Pods:
-    """The kubelet's pod manager with the statuses of its pods."""
+    """The kubelet's pod manager with the statuses of its pods, shown by the Pods API."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: FakePodsApi) -> None:
         self._pods: dict[str, KubeletPod] = {}
-        self._watchers: list[Watcher] = []
+        self._api = api
+        api.longest_queue = LONGEST_QUEUE
         #: Set at each change, for those who write it down.
         self.changed = asyncio.Event()
 
@@ -167,34 +139,20 @@ class Pods:
     def add(self, pod: KubeletPod) -> None:
         """Know a pod from now on: it is listed, watchers hear nothing yet."""
         self._pods[pod.uid] = pod
+        self._api.unannounced.add(pod.uid)
+        self._api.pods[pod.uid] = encoded(pod.document())
         self.changed.set()
 
     def announce(self, pod: KubeletPod) -> None:
         """Send watchers the pod's present status."""
-        change = Change.MODIFIED if pod.announced else Change.ADDED
-        pod.announced = True
-        self._send((change, pod))
+        known = pod.uid not in self._api.unannounced
+        self._api.unannounced.discard(pod.uid)
+        data = self._api.pods[pod.uid] = encoded(pod.document())
+        self._api.send(EventType.MODIFIED if known else EventType.ADDED, data)
+        self.changed.set()
 
     def remove(self, pod: KubeletPod) -> None:
         """Forget a pod and say so."""
         if self._pods.pop(pod.uid, None) is not None:
-            self._send((Change.DELETED, pod))
-
-    def watch(self) -> Watcher:
-        """Begin a watch: all pods that watchers heard of, then that these are all."""
-        watcher = Watcher()
-        for pod in self:
-            if pod.announced:
-                watcher.send((Change.ADDED, pod))
-        watcher.send((Change.INITIAL_SYNC_COMPLETE, None))
-        self._watchers.append(watcher)
-        return watcher
-
-    def end_watch(self, watcher: Watcher) -> None:
-        """Forget a watcher."""
-        self._watchers.remove(watcher)
-
-    def _send(self, event: Event) -> None:
-        for watcher in self._watchers:
-            watcher.send(event)
-        self.changed.set()
+            self._api.delete(pod.uid)
+            self.changed.set()

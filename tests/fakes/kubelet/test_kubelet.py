@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from agent.kubelet.pods_api import SERVICE, SOCKET, V1ALPHA1, EventType
 from agent.rpc.calls import CallError, Client
 from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from cgroupfs.emulated.kernel import EmulatedKernel
@@ -17,13 +18,11 @@ from sysfs.mask import Mask
 from tests.agent.server.support import in_loop
 from tests.fakes.certificate import write_certificate
 from tests.fakes.device_plugin import FakePlugin, device, encoded, failing
-from tests.fakes.kubelet import pods_api
 from tests.fakes.kubelet.cgroups import PodCgroups
 from tests.fakes.kubelet.core_v1 import MESSAGES as CORE_V1
 from tests.fakes.kubelet.endpoint import PodsEndpoint
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
 from tests.fakes.kubelet.memory_runtime import MemoryRuntime
-from tests.fakes.kubelet.pods import Change
 from tests.fakes.kubelet.worker import Habits
 from tests.fakes.systemd import FakeSystemd
 
@@ -106,26 +105,26 @@ class Api:
     """A client of the Pods API, which is not the agent's."""
 
     def __init__(self, directory: Path) -> None:
-        self._client = Client(directory / pods_api.SOCKET, pods_api.SERVICE)
+        self._client = Client(directory / SOCKET, SERVICE)
 
     async def list(self) -> list[Any]:
-        messages = pods_api.MESSAGES
-        empty, listed = messages["Empty"](), messages["ListPodsResponse"]
+        messages = V1ALPHA1
+        empty, listed = messages["ListPodsRequest"](), messages["ListPodsResponse"]
         answer = await self._client.call("ListPods", empty, listed, 10)
         return [CORE_V1["Pod"].FromString(raw) for raw in answer.pods]
 
     async def get(self, uid: str) -> Any:  # noqa: ANN401  # a message
-        messages = pods_api.MESSAGES
+        messages = V1ALPHA1
         asked, found = messages["GetPodRequest"](podUID=uid), messages["GetPodResponse"]
         answer = await self._client.call("GetPod", asked, found, 10)
         return CORE_V1["Pod"].FromString(answer.pod)
 
-    async def watch(self) -> AsyncIterator[tuple[Change, Any]]:
-        messages = pods_api.MESSAGES
+    async def watch(self) -> AsyncIterator[tuple[EventType, Any]]:
+        messages = V1ALPHA1
         async for event in self._client.stream(
-            "WatchPods", messages["Empty"](), messages["WatchPodsEvent"]
+            "WatchPods", messages["WatchPodsRequest"](), messages["WatchPodsEvent"]
         ):
-            yield Change(event.type), CORE_V1["Pod"].FromString(event.pod)
+            yield EventType(event.type), CORE_V1["Pod"].FromString(event.pod)
 
     async def close(self) -> None:
         await self._client.close()
@@ -272,15 +271,15 @@ async def test_the_first_list_after_a_restart_is_complete_without_pods(node: Nod
     node.make(Options(blind=3600, poll=0.01, habits=QUICK.habits))
     async with node.running() as kubelet, api_of(node) as api:
         events = api.watch()
-        assert (await anext(events))[0] is Change.INITIAL_SYNC_COMPLETE
+        assert (await anext(events))[0] is EventType.INITIAL_SYNC_COMPLETE
         assert await api.list() == []
         kubelet.sources_ready.set()
-        assert (await anext(events))[0] is Change.ADDED
+        assert (await anext(events))[0] is EventType.ADDED
 
 
 @in_loop
 async def test_a_watch_sends_a_pods_life(node: Node) -> None:
-    seen: list[tuple[Change, str]] = []
+    seen: list[tuple[EventType, str]] = []
 
     async def follow(api: Api) -> None:
         async for change, pod in api.watch():
@@ -290,12 +289,12 @@ async def test_a_watch_sends_a_pods_life(node: Node) -> None:
         following = asyncio.create_task(follow(api))
         await until(lambda: seen)
         node.put(manifest())
-        await until(lambda: (Change.MODIFIED, "Running") in seen)
+        await until(lambda: (EventType.MODIFIED, "Running") in seen)
         node.remove("mixed")
-        await until(lambda: seen[-1][0] is Change.DELETED)
+        await until(lambda: seen[-1][0] is EventType.DELETED)
         following.cancel()
-    assert seen[:2] == [(Change.INITIAL_SYNC_COMPLETE, ""), (Change.ADDED, "Pending")]
-    assert seen[-1] == (Change.DELETED, "")
+    assert seen[:2] == [(EventType.INITIAL_SYNC_COMPLETE, ""), (EventType.ADDED, "Pending")]
+    assert seen[-1] == (EventType.DELETED, "")
 
 
 @in_loop
@@ -469,7 +468,7 @@ async def test_an_unregistered_resource_is_not_the_device_managers(node: Node) -
 async def test_a_list_after_many_unread_events_ends_the_watch(node: Node) -> None:
     async with node.running() as kubelet, api_of(node) as api:
         events = api.watch()
-        assert (await anext(events))[0] is Change.INITIAL_SYNC_COMPLETE
+        assert (await anext(events))[0] is EventType.INITIAL_SYNC_COMPLETE
         node.put(manifest())
         await until(lambda: node.phase() == "Running")
         pod = kubelet.pods.get(UID)

@@ -8,11 +8,13 @@ beginning: nothing is remembered between two syncs but the runtime's own list.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.rpc.calls import CallError
+from systemd.errors import SystemdError
 from tests.fakes.kubelet import cri
 from tests.fakes.kubelet.cgroups import parent_of
 from tests.fakes.kubelet.resources import (
@@ -72,31 +74,35 @@ class PodWorker:
         self._node = node
         self._pod = pod
         self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._shapes: dict[str, Shape] = {}
         self._size = shape_of_pod(pod.spec)
 
     def wake(self) -> None:
-        """Sync now: the pod has changed."""
+        """Sync soon: what the runtime has of the pod has changed."""
+        self._wake.set()
+
+    def change(self) -> None:
+        """Sync now, even after an error: the pod itself has changed."""
+        self._changed.set()
         self._wake.set()
 
     async def run(self) -> None:
         """Sync until the pod is gone."""
         while not self._pod.ending:
-            pause = self._node.habits.look
+            self._wake.clear()
+            self._changed.clear()
             try:
                 await self._sync()
-            except CallError as error:
-                self._node.timeline.add("error", self._pod.name, message=error.message)
-                pause = self._node.habits.retry
-            await self._pause(pause)
+                await self._wake.wait()
+            except (CallError, SystemdError) as error:
+                self._node.timeline.add("error", self._pod.name, message=str(error))
+                await self._until_retry()
         await self._end()
 
-    async def _pause(self, seconds: float) -> None:
-        self._wake.clear()
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            return
+    async def _until_retry(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), self._node.habits.retry)
 
     async def _sync(self) -> None:
         await self._in_bus("cgroup", self._node.cgroups.ensure)
@@ -273,7 +279,8 @@ class PodWorker:
         """Stop all, remove the cgroup, report the pod as deleted; the runtime's rest goes later."""
         node, pod = self._node, self._pod
         while (observed := await self._stopped()) is None:
-            await self._pause(node.habits.retry)
+            self._changed.clear()
+            await self._until_retry()
         await self._in_bus("remove cgroup", node.cgroups.remove)
         node.devices.release(pod.uid)
         node.pods.remove(pod)
@@ -293,7 +300,7 @@ class PodWorker:
             for sandbox in observed.sandboxes:
                 await self._timed("StopPodSandbox", "", pod_sandbox_id=sandbox)
         except CallError as error:
-            node.timeline.add("error", self._pod.name, message=error.message)
+            node.timeline.add("error", self._pod.name, message=str(error))
             return None
         return observed
 
@@ -304,7 +311,7 @@ class PodWorker:
             for sandbox in observed.sandboxes:
                 await self._timed("RemovePodSandbox", "", pod_sandbox_id=sandbox)
         except CallError as error:
-            self._node.timeline.add("error", self._pod.name, message=error.message)
+            self._node.timeline.add("error", self._pod.name, message=str(error))
 
     async def _in_bus(self, step: str, change: Any) -> None:  # noqa: ANN401  # of the pod's cgroup
         pod = self._pod

@@ -1,4 +1,4 @@
-"""The fake kubelet (`tests/fakes/kubelet`) in the guest: a unit that runs pods through containerd."""
+"""The fake kubelet (`tests/fakes/kubelet`) in the guest: a unit whose pods containerd runs."""
 
 from __future__ import annotations
 

@@ -29,13 +29,27 @@ def run(guest: Guest) -> None:
     init = container("init", command=["/bin/true"])
     side = container("side", restartPolicy="Always")
     apps = [container("app", amounts(2)), container("aux")]
-    uid = kubelet.put(pod("mixed", 1, initContainers=[init, side], containers=apps, resources={"limits": amounts(4, 512)}))
+    uid = kubelet.put(
+        pod(
+            "mixed",
+            1,
+            initContainers=[init, side],
+            containers=apps,
+            resources={"limits": amounts(4, 512)},
+        )
+    )
     checks.eventually("runs", lambda: kubelet.phase(uid), "Running")
     print(kubelet.pod_cgroup(uid), kubelet.cgroup(uid, "app").cpus)
     for number in range(20):
         kubelet.put(pod(f"many-{number}", 100 + number, containers=[container("app")]))
-    checks.eventually("twenty run", lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()), 21)
+    checks.eventually(
+        "twenty run",
+        lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()),
+        21,
+    )
     kubelet.remove("mixed")
     checks.eventually("gone", lambda: kubelet.phase(uid), "")
     kubelet.restart("--blind=5")
-    checks.eventually("back", lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()), 20)
+    checks.eventually(
+        "back", lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()), 20
+    )
