@@ -27,6 +27,8 @@ class MemoryContainer:
     state: int = cri.CREATED
     exit_code: int = 0
     updates: list[Mapping[str, Any]] = field(default_factory=list)
+    #: What plugins added.
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -90,12 +92,12 @@ class MemoryRuntime:
         if self._systemd is not None:
             parent: str = self.sandboxes[sandbox].config["linux"]["cgroup_parent"]
             above = parent.rpartition("/")[2]
-            self._systemd.start_scope(_scope(name), above, number, delegate=True)
+            self._systemd.startscope_of(scope_of(name), above, number, delegate=True)
 
     def _kill(self, name: str, number: int) -> None:
-        if self._systemd is not None and _scope(name) in self._systemd.units:
+        if self._systemd is not None and scope_of(name) in self._systemd.units:
             self._systemd.kernel.exit(number)
-            self._systemd.stop(_scope(name))
+            self._systemd.stop(scope_of(name))
 
     def _RunPodSandbox(self, config: Mapping[str, Any]) -> dict[str, object]:  # noqa: N802  # CRI's
         number = next(self._numbers)
@@ -175,7 +177,8 @@ class MemoryRuntime:
         return {"containers": listed}
 
 
-def _scope(name: str) -> str:
+def scope_of(name: str) -> str:
+    """Return the unit of a sandbox or container by its id."""
     return f"cri-containerd-{name}.scope"
 
 

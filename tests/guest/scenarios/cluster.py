@@ -40,10 +40,10 @@ def run(guest: Guest) -> None:
     )
     checks.eventually("runs", lambda: kubelet.phase(uid), "Running")
     print(kubelet.pod_cgroup(uid), kubelet.cgroup(uid, "app").cpus)
-    for number in range(20):
+    for number in range(6):
         kubelet.put(pod(f"many-{number}", 100 + number, containers=[container("app")]))
     checks.eventually(
-        "twenty run",
+        "six run",
         lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()),
         21,
     )

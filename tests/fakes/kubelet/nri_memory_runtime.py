@@ -1,0 +1,218 @@
+"""A container runtime in memory that asks NRI plugins, as containerd does.
+
+Each sandbox and container has a process in a scope of the emulated systemd, with the sets and the
+quota that the kubelet and the plugins gave it. A plugin that does not answer in time is
+disconnected, and the container starts as the kubelet asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.rpc.calls import CallError
+from agent.runtimes.nri.messages import NriEvent
+from cgroupfs.tree import join
+from tests.fakes.kubelet import cri
+from tests.fakes.kubelet.memory_runtime import MemoryRuntime, scope_of
+from tests.fakes.nri_runtime import FakeRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.rpc.messages import Message
+    from tests.fakes.kubelet.memory_runtime import MemoryContainer, MemorySandbox
+    from tests.fakes.nri_runtime import PluginConnection
+    from tests.fakes.systemd import FakeSystemd
+
+#: How long a plugin may take, in seconds (containerd's default).
+REQUEST_SECONDS: Final = 2.0
+#: Numbers of NRI's ContainerState by those of CRI's.
+_STATES: Final = {cri.CREATED: 1, cri.RUNNING: 3, cri.EXITED: 4}
+_OPTIONAL: Final = {"cpu_quota": "quota", "cpu_period": "period", "cpu_shares": "shares"}
+_SETS: Final = {"cpus": "cpuset.cpus", "mems": "cpuset.mems"}
+
+
+class NriMemoryRuntime(MemoryRuntime):
+    """A runtime in memory with an NRI socket; `start` before plugins connect.
+
+    `restart` is what a restart of containerd is to a plugin. `seconds` is how long plugins may
+    take. `events` are those sent, each with the pod and the container.
+    """
+
+    def __init__(
+        self, socket: Path, systemd: FakeSystemd, ends: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__(ends, systemd)
+        self._units = systemd
+        self.nri = FakeRuntime(socket)
+        self.seconds = REQUEST_SECONDS
+        self.events: list[tuple[str, str, str]] = []
+        #: Resources of each running container as NRI shows them, adjusted.
+        self._adjusted: dict[str, dict[str, Any]] = {}
+
+    async def start(self) -> None:
+        """Serve NRI; a plugin that connects is sent all pods and containers."""
+        self.nri.pods = [self._pod(each) for each in self.sandboxes.values()]
+        self.nri.containers = [self._container(each) for each in self.containers.values()]
+        await self.nri.start()
+
+    async def stop(self) -> None:
+        """Close NRI; containers go on running."""
+        await self.nri.stop()
+
+    async def repair(self) -> PluginConnection:
+        """Apply what the last plugin asked for in its answer to Synchronize."""
+        plugin = await self.nri.plugin(len(self.nri.plugins) - 1)
+        for update in plugin.repairs:
+            self._update(update.container_id, update.linux.resources)
+        return plugin
+
+    async def call(self, name: str, /, **fields: Any) -> Message:  # noqa: ANN401  # of any message
+        """Return the response of a call, after the plugins were asked; raises `CallError`."""
+        answer = await super().call(name, **fields)
+        if name == "RunPodSandbox":
+            sandbox = self.sandboxes[answer.pod_sandbox_id]
+            await self._ask(NriEvent.RUN_POD_SANDBOX, sandbox)
+        elif name == "CreateContainer":
+            await self._create(self.containers[answer.container_id])
+        elif name == "StartContainer":
+            await self._started(self.containers[fields["container_id"]])
+        elif name == "UpdateContainerResources":
+            await self._resize(self.containers[fields["container_id"]], fields["linux"])
+        elif name == "StopContainer":
+            await self._ended(self.containers[fields["container_id"]])
+        elif name == "StopPodSandbox":
+            sandbox = self.sandboxes[fields["pod_sandbox_id"]]
+            await self._ask(NriEvent.STOP_POD_SANDBOX, sandbox)
+        return answer
+
+    async def _create(self, container: MemoryContainer) -> None:
+        resources = dict(container.config["linux"]["resources"])
+        try:
+            reply = await self._ask(
+                NriEvent.CREATE_CONTAINER, self.sandboxes[container.sandbox], container
+            )
+        except CallError:
+            del self.containers[container.id]
+            raise
+        self._adjusted[container.id] = _cpu(resources)
+        if reply is not None:
+            adjusted = reply.as_message("CreateContainerResponse").adjust
+            _apply(self._adjusted[container.id], adjusted.linux.resources)
+            container.environment.update({each.key: each.value for each in adjusted.env})
+
+    async def _started(self, container: MemoryContainer) -> None:
+        self._write(container)
+        sandbox = self.sandboxes[container.sandbox]
+        await self._ask(NriEvent.POST_START_CONTAINER, sandbox, container)
+        if container.state == cri.EXITED:
+            await self._ask(NriEvent.STOP_CONTAINER, sandbox, container)
+
+    async def _ended(self, container: MemoryContainer) -> None:
+        await self._ask(NriEvent.STOP_CONTAINER, self.sandboxes[container.sandbox], container)
+
+    async def _resize(self, container: MemoryContainer, linux: Mapping[str, Any]) -> None:
+        self._adjusted[container.id] |= _cpu(linux)
+        sandbox = self.sandboxes[container.sandbox]
+        reply = await self._ask(NriEvent.UPDATE_CONTAINER, sandbox, container)
+        if reply is not None:
+            for update in reply.as_message("UpdateContainerResponse").update:
+                _apply(self._adjusted[update.container_id], update.linux.resources)
+        self._write(container)
+
+    def _update(self, container_id: str, resources: Message) -> None:
+        container = self.containers[container_id]
+        _apply(self._adjusted[container_id], resources)
+        self._write(container)
+
+    def _write(self, container: MemoryContainer) -> None:
+        """Write sets and quota into the cgroup of a running container, as runc does."""
+        unit = self._units.units.get(scope_of(container.id))
+        if unit is None:
+            return
+        cpu = self._adjusted[container.id]
+        for name, file in _SETS.items():
+            if cpu.get(name):
+                self._units.kernel.write(unit.path, file, cpu[name])
+        quota = cpu.get("quota", {}).get("value", -1)
+        text = f"{quota if quota > 0 else 'max'} {cpu.get('period', {}).get('value', 100_000)}"
+        self._units.kernel.write(unit.path, "cpu.max", text)
+
+    async def _ask(
+        self, event: NriEvent, sandbox: MemorySandbox, container: MemoryContainer | None = None
+    ) -> Any:  # noqa: ANN401  # a reply, or None without a plugin
+        named = container.name if container else ""
+        self.events.append((event.method, sandbox.config["metadata"]["name"], named))
+        shown = None if container is None else self._container(container)
+        for plugin in self.nri.plugins:
+            if plugin.closed.is_set() or not plugin.synchronized.is_set():
+                continue
+            try:
+                asked = plugin.event(event, self._pod(sandbox), shown)
+                reply = await asyncio.wait_for(asked, self.seconds)
+            except TimeoutError:
+                plugin.writer.transport.abort()
+                continue
+            except ConnectionError:
+                continue
+            if reply.code:
+                words = "failed to get NRI adjustment for container: rpc error"
+                raise CallError("UNKNOWN", f"{words}: {reply.message}")
+            return reply
+        return None
+
+    def _pod(self, sandbox: MemorySandbox) -> dict[str, Any]:
+        metadata, linux = sandbox.config["metadata"], sandbox.config["linux"]
+        return {
+            "id": sandbox.id,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "namespace": metadata["namespace"],
+            "annotations": sandbox.config["annotations"],
+            "linux": {
+                "cgroup_parent": linux["cgroup_parent"],
+                "pod_resources": {"cpu": _cpu(linux["resources"])},
+            },
+        }
+
+    def _container(self, container: MemoryContainer) -> dict[str, Any]:
+        config = container.config
+        parent = self.sandboxes[container.sandbox].config["linux"]["cgroup_parent"]
+        cpu = self._adjusted.get(container.id) or _cpu(config["linux"]["resources"])
+        path = f"{parent.rpartition('/')[2]}:cri-containerd:{container.id}"
+        return {
+            "id": container.id,
+            "pod_sandbox_id": container.sandbox,
+            "name": container.name,
+            "state": _STATES[container.state],
+            "annotations": config["annotations"],
+            "env": [f"{each['key']}={each['value']}" for each in config["envs"]],
+            "linux": {"resources": {"cpu": cpu}, "cgroups_path": path},
+            "pid": container.number if container.state == cri.RUNNING else 0,
+        }
+
+    def cgroup_of(self, name: str) -> str:
+        """Return the cgroup of the newest container of a name."""
+        container = self.of(name)
+        parent: str = self.sandboxes[container.sandbox].config["linux"]["cgroup_parent"]
+        return join(parent.lstrip("/"), scope_of(container.id))
+
+
+def _cpu(linux: Mapping[str, Any]) -> dict[str, Any]:
+    """Return NRI's LinuxCPU of CRI's resources."""
+    return {
+        name: {"value": linux[given]} for given, name in _OPTIONAL.items() if linux.get(given)
+    }
+
+
+def _apply(cpu: dict[str, Any], resources: Message) -> None:
+    """Change a LinuxCPU as a plugin asked."""
+    asked = resources.cpu
+    for name in _SETS:
+        if getattr(asked, name):
+            cpu[name] = getattr(asked, name)
+    for name in _OPTIONAL.values():
+        if asked.HasField(name):
+            cpu[name] = {"value": getattr(asked, name).value}
