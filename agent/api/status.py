@@ -177,8 +177,8 @@ class ManifestDocument(Document, frozen=True):
     """What a source asks for, such as a file of the manifest directory, and what has become of it.
 
     `source` is the name of the source, `file` the path or whatever else the pod belongs to there.
-    `state` is admitted, rejected, conflict, invalid or shared. `uid`, `name` and `namespace` are those of
-    the pod as far as they can be read.
+    `state` is admitted, rejected, conflict, invalid or shared. `uid`, `name` and `namespace` are
+    those of the pod as far as they can be read.
     """
 
     file: str

@@ -92,7 +92,7 @@ class MemoryRuntime:
         if self._systemd is not None:
             parent: str = self.sandboxes[sandbox].config["linux"]["cgroup_parent"]
             above = parent.rpartition("/")[2]
-            self._systemd.startscope_of(scope_of(name), above, number, delegate=True)
+            self._systemd.start_scope(scope_of(name), above, number, delegate=True)
 
     def _kill(self, name: str, number: int) -> None:
         if self._systemd is not None and scope_of(name) in self._systemd.units:

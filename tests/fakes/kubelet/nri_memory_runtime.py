@@ -202,9 +202,7 @@ class NriMemoryRuntime(MemoryRuntime):
 
 def _cpu(linux: Mapping[str, Any]) -> dict[str, Any]:
     """Return NRI's LinuxCPU of CRI's resources."""
-    return {
-        name: {"value": linux[given]} for given, name in _OPTIONAL.items() if linux.get(given)
-    }
+    return {name: {"value": linux[given]} for given, name in _OPTIONAL.items() if linux.get(given)}
 
 
 def _apply(cpu: dict[str, Any], resources: Message) -> None:

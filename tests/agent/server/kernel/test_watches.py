@@ -10,7 +10,7 @@ from agent.server.kernel.watches import CgroupChanges, directory_changes, direct
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 
@@ -52,11 +52,12 @@ async def test_a_name_that_appears_or_disappears_is_noticed(tmp_path: Path) -> N
     path = tmp_path / "a.sock"
     await anext(stream)  # it is watched
     with socket.socket(socket.AF_UNIX) as bound:
-        for change in (
+        changes: tuple[Callable[[], None], ...] = (
             lambda: bound.bind(str(path)),
             lambda: (tmp_path / "b.sock").hardlink_to(path),
             path.unlink,
-        ):
+        )
+        for change in changes:
             waiting = await begun(stream)
             assert not waiting.done()
             change()
