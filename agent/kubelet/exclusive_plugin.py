@@ -93,8 +93,6 @@ class ExclusivePlugin:
     line that says what keeps pods that opted in from being admitted, and with "" when nothing does.
     """
 
-    name: Final = "device plugin of the kubelet"
-
     def __init__(
         self,
         directory: Path,

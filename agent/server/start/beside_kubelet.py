@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.server.cluster.runtime_events import SUBJECT, RuntimeEvents
+from agent.server.kernel.watches import directory_names
 from agent.server.lifecycle import Companion
 from agent.sources.kubelet import KubeletPods
 
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.config.config import BesideKubeletConfig
+    from agent.kubelet.exclusive_plugin import ExclusivePlugin
     from agent.server.control.controller import Controller
     from agent.server.intake import PodIntake
+
+_PLUGIN: Final = "device plugin of the kubelet"
 
 
 def companions(
@@ -29,3 +33,31 @@ def companions(
             events = RuntimeEvents(controller, intake.source, intake.sync, config.on_reject)
             session = NriSession(config.nri_socket, events, controller.clock)
             yield Companion(SUBJECT, session.serve)
+        if config.exclusive_resource:
+            plugin = _exclusive_plugin(config, controller, intake, intake.source)
+            yield Companion(_PLUGIN, plugin.serve)
+
+
+def _exclusive_plugin(
+    config: BesideKubeletConfig, controller: Controller, intake: PodIntake, pods: KubeletPods
+) -> ExclusivePlugin:
+    from agent.kubelet.exclusive_plugin import ExclusivePlugin  # noqa: PLC0415  # if it is on
+    from agent.server.cluster.opt_in import OptInAdmissions  # noqa: PLC0415
+
+    conditions = controller.state.conditions
+
+    def report(line: str) -> None:
+        if line:
+            conditions[config.exclusive_resource] = line
+        else:
+            conditions.pop(config.exclusive_resource, None)
+
+    decisions = OptInAdmissions(config.exclusive_resource, controller, pods, intake.sync)
+    return ExclusivePlugin(
+        config.directory,
+        config.exclusive_resource,
+        decisions.decide,
+        directory_names,
+        controller.clock,
+        report,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tempfile
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -16,11 +16,9 @@ from structlog.testing import capture_logs
 
 from agent.config.config import BesideKubeletConfig
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
-from agent.kubelet.exclusive_plugin import ExclusivePlugin
 from agent.managers.policy import TopologyManagerPolicy
 from agent.rpc.calls import CallError
 from agent.server.cluster.opt_in import OptInAdmissions
-from agent.server.kernel.watches import directory_names
 from agent.sources.kubelet import KubeletPods
 from tests.agent.server.support import in_loop, running, until
 from tests.fakes.device_manager import FakeDeviceManager
@@ -115,7 +113,9 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def beside(world: World, directory: Path) -> World:
+def beside(world: World, directory: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Configure an agent beside a kubelet, whose decisions are not late on a slow machine."""
+    monkeypatch.setattr("agent.kubelet.exclusive_plugin.DECIDING_SECONDS", 60.0)
     world.kernel.mkdir("kubepods")
     kubelet = BesideKubeletConfig(enabled=True, directory=directory, nri_socket=None)
     world.config = replace(
@@ -136,33 +136,33 @@ async def node(world: World, pods: Mapping[str, bytes] = NO_PODS) -> AsyncIterat
     await manager.start()
     async with running(world) as agent:
         made = Node(agent, kubelet, manager)
-        [intake] = agent.service._around.intakes
-        decisions = OptInAdmissions(RESOURCE, agent.controller, made.source, intake.sync)
-        conditions: list[str] = []
-        plugin = ExclusivePlugin(
-            directory, RESOURCE, decisions.decide, directory_names, Patience(), conditions.append
-        )
-        serving = asyncio.create_task(plugin.serve())
         await manager.until_listed(RESOURCE)
         await until(lambda: bool(made.source._in_use))
         try:
             yield made
         finally:
             await manager.stop()
-            serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await serving
             await kubelet.stop()
 
 
-class Patience:
-    """A clock for the plugin, on which no decision of a slow machine is too late."""
-
-    def monotonic(self) -> float:
-        return 1000.0
-
-    async def sleep(self, _seconds: float) -> None:
-        await asyncio.Event().wait()
+@in_loop
+async def test_what_keeps_the_kubelet_from_asking_is_a_condition_until_it_is_gone(
+    beside: World,
+) -> None:
+    plugins = beside.config.agent.kubelet.directory / "device-plugins"
+    async with node(beside) as kubelet:
+        state, before = kubelet.agent.controller.state, set(plugins.iterdir())
+        assert RESOURCE not in state.conditions
+        await kubelet.manager.stop()
+        (plugins / "numawarden.sock").unlink()
+        (plugins / "numawarden.sock").write_text("")
+        await until(lambda: RESOURCE in state.conditions)
+        assert "numawarden.sock is not a socket" in state.conditions[RESOURCE]
+        (plugins / "numawarden.sock").unlink()
+        await kubelet.manager.start()
+        await kubelet.manager.until_listed(RESOURCE)
+        await until(lambda: RESOURCE not in state.conditions)
+        assert set(plugins.iterdir()) == before
 
 
 @in_loop
