@@ -103,7 +103,7 @@ class OptInAdmissions:
         if not new and self._last in asking:
             if not self._is_open():
                 return  # it is asked for a further container of the pod
-            new = frozenset((self._last,))
+            new = frozenset((self._last,))  # a static pod that was made again keeps its uid
         if len(new) > 1:
             new = frozenset(uid for uid in new if not self._is_decided(uid))
         if len(new) != 1:
@@ -137,12 +137,13 @@ class OptInAdmissions:
         return entry.message
 
     def _is_open(self) -> bool:
-        """Whether the last pod is to be decided again, since it was not admitted.
-
-        A static pod that was removed and made again has the uid of the former.
-        """
-        decided = self._decision is None or self._decision.done()
-        return decided and not self._has_allocation(self._last)
+        """Whether the last pod is to be decided again: its decision was not to admit the pod."""
+        decision = self._decision
+        if decision is None or not decision.done():
+            return decision is None
+        if decision.cancelled() or decision.exception() is not None:
+            return True
+        return decision.result() is not None or not self._has_allocation(self._last)
 
     def _has_allocation(self, uid: str) -> bool:
         return uid in self._controller.state.ledger.allocations

@@ -19,6 +19,7 @@ from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
 from agent.managers.policy import TopologyManagerPolicy
 from agent.rpc.calls import CallError
 from agent.server.cluster.opt_in import OptInAdmissions
+from agent.server.errors import CheckpointFailedError
 from agent.sources.kubelet import KubeletPods
 from tests.agent.server.support import in_loop, running, until
 from tests.fakes.device_manager import FakeDeviceManager
@@ -351,6 +352,28 @@ async def test_an_admission_goes_on_when_its_caller_no_longer_waits(beside: Worl
         decided.set()
         assert await decisions.decide(deadline) is None
         assert kubelet.admitted == {UIDS[0]}
+
+
+@in_loop
+async def test_a_decision_that_fails_unexpectedly_is_made_again(beside: World) -> None:
+    async with node(beside) as kubelet:
+        errors = [RuntimeError("broken"), CheckpointFailedError("disk full")]
+        [intake] = kubelet.agent.service._around.intakes
+
+        async def broken_sync() -> None:
+            if errors:
+                raise errors.pop()
+            await intake.sync()
+
+        decisions = OptInAdmissions(RESOURCE, kubelet.agent.controller, kubelet.source, broken_sync)
+        kubelet.list(UIDS[0], TOO_MANY)
+        deadline = kubelet.agent.world.clock.monotonic() + 60.0
+        with capture_logs() as logs:
+            assert await decisions.decide(deadline) is None
+        assert [each["why"] for each in logs if each["event"] == "opt-in pod not decided"]
+        with pytest.raises(RuntimeError):
+            await decisions.decide(deadline)
+        assert await decisions.decide(deadline) is not None
 
 
 @in_loop
