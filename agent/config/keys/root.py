@@ -305,9 +305,10 @@ _AGENT: Final = Section(
                     since="0.1.0",
                     help="The extended resources that something else provides, such as "
                     "example.com/licence: how much of them pods request is not looked at, and "
-                    "nothing of them is given. memory may be listed, too, where the host does not "
-                    "show how much memory a node has: then pods are admitted whatever they "
-                    "request.",
+                    "nothing of them is given. Beside a kubelet (agent.kubelet) all that the agent "
+                    "does not have are so, listed or not. memory may be listed, too, where the "
+                    "host does not show how much memory a node has: then pods are admitted "
+                    "whatever they request.",
                     example="- example.com/licence\n",
                 ),
                 Key(

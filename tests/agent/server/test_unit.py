@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.config import AgentConfig
+from agent.kubelet.exclusive_plugin import PLUGIN_DIRECTORY
 from agent.server.lifecycle import SHUTDOWN_SECONDS
 from systemd.bus import PATIENCE_SECONDS
 
@@ -38,6 +39,26 @@ def test_memory_is_taken_back_before_the_agent_is_ended(settings: dict[str, str]
 def test_there_are_descriptors_for_every_connection(settings: dict[str, str]) -> None:
     measured = 329
     assert int(settings["LimitNOFILE"]) > 2 * measured
+
+
+def test_the_agent_is_ready_before_a_kubelet_starts_which_it_does_not_need(
+    settings: dict[str, str],
+) -> None:
+    assert "kubelet.service" in settings["Before"].split()
+    assert settings["Type"] == "notify"
+    others = ("Requires", "Requisite", "Wants", "BindsTo", "PartOf", "After", "Conflicts")
+    assert not [key for key in others if "kubelet" in settings.get(key, "")]
+
+
+def test_the_socket_of_the_plugin_can_be_made_where_the_kubelet_looks_for_it() -> None:
+    directory = AgentConfig().kubelet.directory / PLUGIN_DIRECTORY
+    writable = [
+        path.removeprefix("-")
+        for line in UNIT.read_text().splitlines()
+        if line.startswith("ReadWritePaths=")
+        for path in line.partition("=")[2].split()
+    ]
+    assert str(directory) in writable
 
 
 def test_threads_are_bounded(settings: dict[str, str]) -> None:

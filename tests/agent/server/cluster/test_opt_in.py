@@ -167,6 +167,16 @@ async def test_what_keeps_the_kubelet_from_asking_is_a_condition_until_it_is_gon
 
 
 @in_loop
+async def test_without_a_resource_the_agent_is_not_a_plugin(beside: World) -> None:
+    kubelet = replace(beside.config.agent.kubelet, exclusive_resource="")
+    beside.config = replace(beside.config, agent=replace(beside.config.agent, kubelet=kubelet))
+    async with running(beside) as agent:
+        names = [each.name for each in agent.service._around.companions]
+        assert "device plugin of the kubelet" not in names
+        assert not (kubelet.directory / "device-plugins").exists()
+
+
+@in_loop
 async def test_a_pod_with_room_is_admitted_within_its_admission_by_the_kubelet(
     beside: World,
 ) -> None:
