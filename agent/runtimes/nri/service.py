@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.runtimes.nri.handler import ContainerRejectedError, EventCount
 from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
 from agent.runtimes.nri.mux import LONGEST_SENT, NriProtocolError
-from agent.runtimes.nri.ttrpc import TtrpcError, within, words
+from agent.runtimes.nri.ttrpc import LateError, TtrpcError, within, words
 from agent.runtimes.nri.values import (
     ContainerResources,
     PodSandbox,
@@ -230,7 +230,7 @@ class PluginService:
         try:
             result = await within(self._deadline(method, call), work)
             outcome = "answered"
-        except TimeoutError:
+        except LateError:
             outcome = "late"
             log.warning("NRI handler late", method=method, **subject)
             return None

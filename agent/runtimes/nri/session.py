@@ -20,7 +20,7 @@ from agent.runtimes.nri.messages import (
 )
 from agent.runtimes.nri.mux import NriProtocolError
 from agent.runtimes.nri.service import PluginService, split_updates
-from agent.runtimes.nri.ttrpc import TtrpcError, TtrpcLink, within
+from agent.runtimes.nri.ttrpc import LateError, TtrpcError, TtrpcLink, within
 from agent.runtimes.nri.values import update_messages
 
 if TYPE_CHECKING:
@@ -151,14 +151,14 @@ class NriSession:
             reader, writer = await within(
                 CONNECT_SECONDS, asyncio.open_unix_connection(self._socket)
             )
-        except TimeoutError:
+        except LateError:
             return f"{self._socket}: not connected within {CONNECT_SECONDS:g} s"
         except OSError as error:
             return f"{self._socket}: {error.strerror or error}"
         connection = _Connection(self._clock)
         service = PluginService(
             self._handler,
-            connection.synchronized,
+            connection.synchronizations.put_nowait,
             seconds=self._seconds,
             synchronizing=self._synchronizing,
             counts=self._counts,
@@ -203,15 +203,17 @@ class NriSession:
             plugin_name=self._name, plugin_idx=self._index, NRI_version=NRI_VERSION
         )
         await link.call(RUNTIME, "RegisterPlugin", request.SerializeToString(), CONNECT_SECONDS)
-        if not await connection.is_synchronized():
+        remaining = await connection.next_remaining()
+        if remaining is None:
             self._silent = service.runtime
             raise NriProtocolError(
                 f"the runtime registered the plugin and did not synchronize it within "
                 f"{SYNCHRONIZE_SECONDS:g} s"
             )
         self._connected(link, service)
-        await _repair(link, connection.remaining)
-        await asyncio.Event().wait()
+        while True:
+            await _repair(link, remaining)
+            remaining = await connection.synchronizations.get()
 
     def _subscription(self, runtime: RuntimeInfo) -> Collection[NriEvent]:
         if runtime == self._silent:
@@ -259,25 +261,20 @@ class _Connection:
 
     def __init__(self, clock: SessionClock) -> None:
         self._clock = clock
-        self._synchronized = asyncio.Event()
-        self.remaining: list[Message] = []
+        #: For each time that the runtime synchronized the plugin the updates that did not fit.
+        self.synchronizations: asyncio.Queue[list[Message]] = asyncio.Queue()
         self.why = "the runtime closed the connection"
 
-    def synchronized(self, remaining: list[Message]) -> None:
-        """Note that the runtime synchronized the plugin, and which updates did not fit."""
-        self.remaining = remaining
-        self._synchronized.set()
-
-    async def is_synchronized(self) -> bool:
-        """Return whether the runtime synchronizes the plugin in time."""
-        waiting = asyncio.create_task(self._synchronized.wait())
+    async def next_remaining(self) -> list[Message] | None:
+        """Return the updates of a synchronization, None if the runtime is too late with it."""
+        waiting = asyncio.create_task(self.synchronizations.get())
         timer = asyncio.create_task(self._clock.sleep(SYNCHRONIZE_SECONDS))
         try:
             await asyncio.wait((waiting, timer), return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
         finally:
             waiting.cancel()
             timer.cancel()
-        return self._synchronized.is_set()
 
 
 async def _repair(link: TtrpcLink, remaining: list[Message]) -> None:

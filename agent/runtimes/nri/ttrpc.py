@@ -12,6 +12,7 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+import structlog
 from google.protobuf.message import DecodeError
 from msgspec import Struct
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from agent.rpc.messages import Message, MessageClass
+
+log = structlog.get_logger(__name__)
 
 #: The plugin answers so many requests at a time; the others wait in the socket. An error in their
 #: place would be the runtime's error of the pod.
@@ -94,6 +97,10 @@ class TtrpcError(Exception):
         super().__init__(f"{code}: {message}" if message else code)
         self.code = code
         self.message = message
+
+
+class LateError(Exception):
+    """Work did not end by its deadline (not a `TimeoutError`, which the work itself may raise)."""
 
 
 class TtrpcMessage(Struct, frozen=True):
@@ -228,7 +235,7 @@ class TtrpcLink:
         try:
             await self._send(RUNTIME_SERVICE, data)
             response = await within(seconds, _awaited(answer))
-        except TimeoutError as error:
+        except LateError as error:
             text = f"{method} was not answered within {seconds:g} s"
             raise TtrpcError("DEADLINE_EXCEEDED", text) from error
         except OSError as error:
@@ -288,7 +295,7 @@ class TtrpcLink:
         self._writer.write(framed(connection, message))
         try:
             await within(WRITE_SECONDS, self._writer.drain())
-        except TimeoutError as error:
+        except LateError as error:
             raise OSError(f"the runtime read nothing for {WRITE_SECONDS:g} s") from error
 
     def _break(self, error: NriProtocolError | OSError) -> None:
@@ -326,10 +333,11 @@ def _status(error: TtrpcError) -> Message:
 
 
 async def within(seconds: float, work: Coroutine[None, None, ResultT]) -> ResultT:
-    """Return what `work` returns; raises what it raises, or `TimeoutError` after `seconds`.
+    """Return what `work` returns; raises what it raises, or `LateError` after `seconds`.
 
     At the deadline the work is cancelled and left alone, so that work which ignores that does not
-    delay its caller. Raises `RuntimeError` if the work was cancelled from elsewhere.
+    delay its caller; what it raises then is logged. Raises `RuntimeError` if the work was cancelled
+    from elsewhere.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -339,15 +347,22 @@ async def within(seconds: float, work: Coroutine[None, None, ResultT]) -> Result
         if task.done():
             return task.result()
     finally:
+        # Also where the caller was cancelled while the work ended.
+        task.add_done_callback(_retrieve if task.done() else _report_late)
         task.cancel()
-        task.add_done_callback(_forget)
-    raise TimeoutError
+    raise LateError
 
 
-def _forget(task: asyncio.Task[ResultT]) -> None:
-    """Take note of what work raised that its caller did not wait for; asyncio would report it."""
+def _retrieve(task: asyncio.Task[ResultT]) -> None:
+    """Take note of what work raised; asyncio would report it if its caller was cancelled."""
     if not task.cancelled():
         task.exception()
+
+
+def _report_late(task: asyncio.Task[ResultT]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("NRI work failed after its deadline", exc_info=error)
 
 
 async def _awaited(future: asyncio.Future[ResultT]) -> ResultT:

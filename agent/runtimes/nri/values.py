@@ -153,7 +153,8 @@ class Adjustment(Struct, frozen=True):
     """What is changed of a container; None leaves as it is.
 
     Quota and period are in microseconds, a quota of -1 is none. The environment can be changed only
-    while a container is created; an update leaves it out.
+    while a container is created; an update leaves it out. Raises `ValueError` for an empty set,
+    which NRI could not distinguish from one that stays as it is.
     """
 
     cpus: Mask | None = None
@@ -161,6 +162,11 @@ class Adjustment(Struct, frozen=True):
     quota_us: int | None = None
     period_us: int | None = None
     environment: Mapping[str, str] = _NOTHING
+
+    def __post_init__(self) -> None:
+        for name, mask in (("CPUs", self.cpus), ("memory nodes", self.mems)):
+            if mask is not None and not mask.bits:
+                raise ValueError(f"an adjustment to no {name}; None leaves them as they are")
 
 
 def adjustment_message(adjustment: Adjustment) -> Message:

@@ -100,7 +100,7 @@ class ManualClock:
 class RecordingHandler:
     """Remembers the events, and answers as a test says.
 
-    `fails` raises in the named method, `hangs` never ends in it.
+    `fails` raises in the named method, `hangs` waits in it until it is cancelled.
     """
 
     def __init__(self) -> None:
@@ -115,6 +115,7 @@ class RecordingHandler:
         self.fails: Mapping[str, BaseException] = {}
         self.hangs: frozenset[str] = frozenset()
         self.cancelled: list[str] = []
+        self.fails_when_cancelled = False
         self.ended = asyncio.Event()
 
     def _note(self, method: str, text: str, value: object = None) -> None:
@@ -129,6 +130,8 @@ class RecordingHandler:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 self.cancelled.append(method)
+                if self.fails_when_cancelled:
+                    raise RuntimeError("broken in the end") from None
                 raise
 
     def configured(self, info: RuntimeInfo) -> None:

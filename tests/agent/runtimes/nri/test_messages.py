@@ -58,6 +58,14 @@ def test_only_what_is_adjusted_is_in_a_message(
     assert update == V1ALPHA1["ContainerUpdate"](container_id="c1", linux=expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "sets"), [("CPUs", {"cpus": Mask()}), ("memory nodes", {"mems": Mask()})]
+)
+def test_an_adjustment_to_an_empty_set_cannot_be_made(name: str, sets: dict[str, Mask]) -> None:
+    with pytest.raises(ValueError, match=f"an adjustment to no {name}"):
+        Adjustment(**sets)  # type: ignore[arg-type]
+
+
 def test_resources_that_are_given_as_zero_are_not_given() -> None:
     empty = V1ALPHA1["LinuxResources"](
         memory={"limit": {}}, cpu={"shares": {}, "quota": {}, "period": {}}

@@ -324,6 +324,24 @@ async def test_repairs_that_do_not_fit_in_one_answer_follow_as_updates(tmp_path:
 
 
 @in_loop
+async def test_a_runtime_may_synchronize_again(tmp_path: Path) -> None:
+    runtime = FakeRuntime(tmp_path / "nri.sock")
+    handler = RecordingHandler()
+    large = Adjustment(cpus=Mask.from_ids(range(0, 4000, 2)))
+    async with running(runtime), serving(runtime.socket, handler, synchronizing=60) as session:
+        plugin = await runtime.plugin()
+        await until(lambda: session.state.connected)
+        handler.repairs = {f"c{number}": large for number in range(600)}
+        request = V1ALPHA1["SynchronizeRequest"](pods=[POD])
+        reply = await plugin.call("Synchronize", request)
+        answered = reply.as_message("SynchronizeResponse").update
+        await until(lambda: runtime.updates)
+    repaired = [*answered, *runtime.updates[0].update]
+    assert [each.container_id for each in repaired] == list(handler.repairs)
+    assert session.state.connections == 1
+
+
+@in_loop
 async def test_a_missing_socket_and_one_that_nothing_serves_are_tried_again_with_pauses(
     tmp_path: Path,
 ) -> None:
@@ -410,8 +428,13 @@ async def test_after_a_long_connection_the_first_pause_is_short_again(tmp_path: 
 @pytest.mark.parametrize("event", [*NOTED, *ANSWERED, *IGNORED], ids=lambda event: event.name)
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("broken"), ContainerRejectedError("INTERNAL", "no"), asyncio.CancelledError()],
-    ids=["exception", "rejection", "cancelled"],
+    [
+        RuntimeError("broken"),
+        TimeoutError("broken"),
+        ContainerRejectedError("INTERNAL", "no"),
+        asyncio.CancelledError(),
+    ],
+    ids=["exception", "timeout", "rejection", "cancelled"],
 )
 @in_loop
 async def test_no_event_but_create_is_ever_answered_with_an_error(
@@ -465,6 +488,21 @@ async def test_a_handler_that_is_late_is_cancelled_and_the_runtime_goes_on(
     assert handler.cancelled == [(NOTED | ANSWERED)[event]]
     assert counts[event.method].late == 1
     assert [e["method"] for e in logged if e["event"] == "NRI handler late"] == [event.method]
+
+
+@in_loop
+async def test_a_late_handler_that_fails_is_logged(tmp_path: Path) -> None:
+    runtime = FakeRuntime(tmp_path / "nri.sock")
+    handler = RecordingHandler()
+    handler.hangs = frozenset({"container_created"})
+    handler.fails_when_cancelled = True
+    with capture_logs() as logged:
+        async with running(runtime), serving(runtime.socket, handler, seconds=0.01):
+            plugin = await runtime.plugin()
+            reply = await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)
+    assert (reply.code, reply.payload) == (0, b"")
+    late = [entry for entry in logged if entry["event"] == "NRI work failed after its deadline"]
+    assert [str(entry["exc_info"]) for entry in late] == ["broken in the end"]
 
 
 @in_loop
