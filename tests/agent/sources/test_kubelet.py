@@ -193,7 +193,7 @@ async def test_a_kubelet_that_lists_nothing_after_its_restart_ends_no_pod(tmp_pa
     """INITIAL_SYNC_COMPLETE with no pods; they are ADDED 9 s later, and not all at once."""
     pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
     async with followed(tmp_path, pods=pods) as host:
-        await until(lambda: host.knows(*pods))
+        await host.synced()
         for uid in pods:
             host.runs(uid)
         await host.kubelet.stop()
