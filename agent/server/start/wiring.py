@@ -127,12 +127,13 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
         return None
     try:
         from agent.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
-        from agent.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint  # noqa: PLC0415
         from agent.sources.kubelet import KubeletPods, KubeletWays  # noqa: PLC0415
     except ImportError as error:
         raise missing_extra("agent.kubelet.enabled", error) from error
     endpoint = None
     if kubelet.pods_endpoint:
+        from agent.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint  # noqa: PLC0415  # the whole of aiohttp
+
         trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
         endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
     ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
