@@ -40,7 +40,8 @@ class PodFacts(Struct, frozen=True):
 
     `pod` is its specification as first read, else `error` says why there is none. `changed` says
     what of the specification has changed since. `shared` says why the pod runs in the shared pool
-    and is not admitted. `identity` has the name as the runtime knows it.
+    and is not admitted. `identity` has the name as the runtime knows it. `begun`: the kubelet has
+    admitted the pod, since there is a cgroup, a sandbox or a former allocation.
     """
 
     identity: PodIdentity
@@ -48,6 +49,7 @@ class PodFacts(Struct, frozen=True):
     error: Exception | None
     changed: str
     shared: str
+    begun: bool = True
 
 
 class _Tracked(Struct):
@@ -297,8 +299,9 @@ class TrackedPods:
                 words = _IN_PART if in_part else _UNKNOWN
                 error = SpecificationUnknownError(words)
             namespace, _, name = pod.name.partition("/")
+            begun = pod.resumed or pod.with_cgroup or bool(pod.sandboxes)
             yield PodFacts(
-                PodIdentity(uid, name, namespace), pod.pod, error, pod.changed, pod.shared
+                PodIdentity(uid, name, namespace), pod.pod, error, pod.changed, pod.shared, begun
             )
 
 

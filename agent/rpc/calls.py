@@ -31,6 +31,8 @@ _CLIENT: Final = (
     ("grpc.enable_http_proxy", 0),
     # A plugin that registers again is dialled again; the channel itself need not wait for long.
     ("grpc.initial_reconnect_backoff_ms", 100),
+    # A new client dials at once, also after another one of this process has failed.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 

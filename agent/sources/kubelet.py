@@ -79,7 +79,8 @@ class KubeletPods:
     """The pods of the kubelet (`agent.sources.source.PodSource`).
 
     The key of a pod is `pods/<uid>`. `cgroups` returns the uids of the pods that have a cgroup and
-    raises `OSError`. `pod_level` is the gate PodLevelResources.
+    raises `OSError`. `pod_level` is the gate PodLevelResources. `awaits` says of a pod whether the
+    kubelet has yet to give it devices; it runs in the thread that reads.
 
     What the runtime reports is passed on with `sandbox_started`, `sandbox_removed` and
     `runs_shared`, from any thread.
@@ -95,8 +96,10 @@ class KubeletPods:
         cgroups: Callable[[], Collection[str]],
         *,
         pod_level: bool,
+        awaits: Callable[[Pod], bool],
     ) -> None:
         self._ways = ways
+        self._awaits = awaits
         self._timer = timer
         self._cgroups = cgroups
         self._tracked = TrackedPods(pod_level=pod_level)
@@ -136,11 +139,19 @@ class KubeletPods:
         ended = self._tracked.end(now)
         facts = self._tracked.facts()
         return SourceReading(
-            tuple(map(_entry, facts)),
+            tuple(_entry(each) for each in facts if not self._is_under_admission(each)),
             complete=False,
             removed=frozenset(map(_key, ended)),
             conditions=tuple(self._conditions(facts, blind)),
         )
+
+    def _is_under_admission(self, facts: PodFacts) -> bool:
+        """Return whether a pod waits for devices, near which it is to have CPUs and memory.
+
+        The kubelet lists a pod before it admits it, and gives it devices when it does. After that
+        the pod gets a cgroup, so that a pod which has one waits no longer, whatever is known.
+        """
+        return not facts.begun and facts.pod is not None and self._awaits(facts.pod)
 
     async def changes(self) -> AsyncIterator[None]:
         """Follow the kubelet, and yield whenever pods changed."""

@@ -20,7 +20,7 @@ from sysfs.mask import EMPTY, MAX_ID, Mask
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.pods.model import GivenDevices
+    from agent.pods.model import GivenDevices, Pod
 
 #: In the kubelet's directory.
 FILE: Final = "device-plugins/kubelet_internal_checkpoint"
@@ -90,12 +90,28 @@ class CheckpointContent:
             found[entry.ContainerName] = (*known, *entry.devices())
         return found or NO_GIVEN_DEVICES
 
+    def awaited(self, pod: Pod) -> frozenset[str]:
+        """Return the resources of plugins that a container asks for and does not have yet."""
+        given = self.of(pod.uid)
+        return frozenset(
+            resource
+            for container in pod.all_containers()
+            for resource, amount in container.resources.limits.items()
+            if resource in self.registered
+            and amount.value
+            and all(each.resource != resource for each in given.get(container.name, ()))
+        )
+
 
 class DeviceCheckpoint:
-    """The file of one kubelet, which is parsed only when it has changed."""
+    """The file of one kubelet, which is parsed only when it has changed.
 
-    def __init__(self, directory: Path) -> None:
+    `own` is the resource of which the agent itself is the plugin, "" without one.
+    """
+
+    def __init__(self, directory: Path, own: str = "") -> None:
         self.path = directory / FILE
+        self._own = own
         self._known: tuple[tuple[int, int, int], CheckpointContent] | None = None
 
     def read(self) -> CheckpointContent:
@@ -123,6 +139,17 @@ class DeviceCheckpoint:
             remedy = f"make it readable to the agent: ls -l {self.path}"
             raise DeviceCheckpointError(self.path, error.strerror or str(error), remedy) from error
         return self._known[1]
+
+    def awaits(self, pod: Pod) -> bool:
+        """Return whether the kubelet has yet to give a pod devices; it does so when it admits it.
+
+        The agent's own resource does not count: it is given while the agent decides. Of a file that
+        cannot be read nothing is awaited.
+        """
+        try:
+            return bool(self.read().awaited(pod) - {self._own})
+        except DeviceCheckpointError:
+            return False
 
     def _parsed(self, content: bytes) -> CheckpointContent:
         try:

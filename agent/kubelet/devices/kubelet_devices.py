@@ -50,11 +50,13 @@ class KubeletDevices:
     """The devices of one kubelet; `conditions` says what of them cannot be found out.
 
     `listed` is the last answer about all pods, which stays while the kubelet does not answer: its
-    pods keep their devices.
+    pods keep their devices. `own` is the resource of which the agent itself is the plugin, "" for
+    none: its devices are on no node, and are not the pod's.
     """
 
-    def __init__(self, directory: Path, in_thread: InThread) -> None:
-        self._checkpoint = DeviceCheckpoint(directory)
+    def __init__(self, directory: Path, in_thread: InThread, own: str = "") -> None:
+        self._checkpoint = DeviceCheckpoint(directory, own)
+        self._own = own
         self._client = PodResourcesClient(directory / SOCKET)
         self._in_thread = in_thread
         self.listed: KubeletListing = NOT_LISTED
@@ -72,29 +74,21 @@ class KubeletDevices:
         The file is behind while the kubelet admits a pod: a resource that a plugin provides and
         that the file lacks is asked for.
         """
+        return _without(self._own, await self._of(pod))
+
+    async def _of(self, pod: Pod) -> GivenDevices:
         try:
             content = await self._in_thread(self._checkpoint.read)
         except DeviceCheckpointError as error:
             return await self._asked(pod, str(error))
         self._note_read("")
         given = content.of(pod.uid)
-        if not awaited(pod, given, content.registered):
+        if not content.awaited(pod) - {self._own}:
             return given
         try:
             return await self._client.of(pod.namespace, pod.name) or given
         except CallError:  # what the file has is all that is known
             return given
-
-    async def awaited(self, pod: Pod) -> frozenset[str]:
-        """Return the resources of plugins that a pod asks for and has not been given yet.
-
-        None where the kubelet's file cannot be read.
-        """
-        try:
-            content = await self._in_thread(self._checkpoint.read)
-        except DeviceCheckpointError:
-            return frozenset()
-        return awaited(pod, await self.of(pod), content.registered)
 
     async def follow(self, clock: Sleeping) -> None:
         """Ask for the devices of all pods again and again, until cancelled."""
@@ -143,13 +137,12 @@ class KubeletDevices:
         )
 
 
-def awaited(pod: Pod, given: GivenDevices, registered: frozenset[str]) -> frozenset[str]:
-    """Return the resources among `registered` that a container asks for and lacks."""
-    return frozenset(
-        resource
-        for container in pod.all_containers()
-        for resource, amount in container.resources.limits.items()
-        if resource in registered
-        and amount.value
-        and all(each.resource != resource for each in given.get(container.name, ()))
-    )
+def _without(own: str, given: GivenDevices) -> GivenDevices:
+    """Return the devices without those of a resource, and without containers that have no other."""
+    if not own:
+        return given
+    rest = {
+        name: tuple(each for each in devices if each.resource != own)
+        for name, devices in given.items()
+    }
+    return {name: devices for name, devices in rest.items() if devices}

@@ -27,7 +27,10 @@ def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
     if not config.agent.kubelet.enabled:
         return None
     try:
-        from agent.kubelet.devices.kubelet_devices import KubeletDevices  # noqa: PLC0415  # needs the extra
+        from agent.kubelet.devices.kubelet_devices import (  # noqa: PLC0415  # needs the extra
+            KubeletDevices,
+        )
     except ImportError as error:
         raise missing_extra("agent.kubelet.enabled", error) from error
-    return KubeletDevices(config.agent.kubelet.directory, worker.run)
+    kubelet = config.agent.kubelet
+    return KubeletDevices(kubelet.directory, worker.run, kubelet.exclusive_resource)

@@ -126,6 +126,7 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
     if not kubelet.enabled:
         return None
     try:
+        from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint  # noqa: PLC0415
         from agent.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
         from agent.sources.kubelet import KubeletPods, KubeletWays  # noqa: PLC0415
     except ImportError as error:
@@ -138,7 +139,8 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
         endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
     ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
     gate = inputs.config.gates.pod_level_resources
-    return KubeletPods(ways, inputs.clock, inputs.cgroups, pod_level=gate)
+    awaits = DeviceCheckpoint(kubelet.directory, kubelet.exclusive_resource).awaits
+    return KubeletPods(ways, inputs.clock, inputs.cgroups, pod_level=gate, awaits=awaits)
 
 
 #: Makes a source of pods as configured, None if it is not configured; raises `StartError`.

@@ -121,6 +121,21 @@ def test_bytes_that_are_no_message_are_an_error_of_a_call_and_of_a_stream(tmp_pa
     assert all("INTERNAL: the response cannot be read" in each for each in found)
 
 
+def test_a_new_client_dials_at_once_after_another_failed(tmp_path: Path) -> None:
+    async def call() -> list[str]:
+        early = Client(tmp_path / "s.sock", SERVICE)
+        try:
+            with pytest.raises(CallError):
+                await early.call("Answer", REQUEST(), RESPONSE, 10.0)
+            async with served(tmp_path) as client:
+                found = await client.call("Answer", REQUEST(devices_ids=["a"]), RESPONSE, 10.0)
+                return [device.ID for device in found.devices]
+        finally:
+            await early.close()
+
+    assert asyncio.run(call()) == ["a"]
+
+
 def test_more_calls_at_a_time_than_allowed_are_rejected(tmp_path: Path) -> None:
     async def code() -> str:
         async with served(tmp_path, concurrent=1) as client:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.errors import PodsUnavailableError, SpecificationUnknownError
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
 from agent.kubelet.pod_messages import read_messages
@@ -23,6 +24,7 @@ from agent.sources.kubelet import (
 )
 from tests.agent.kubelet.test_allocated_pods import v1, v2, write
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
+from tests.fakes.kubelet_devices import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Endpoint:
 
     async def close(self) -> None:
         """Close nothing."""
+
+
+NIC, OPT_IN = "example.com/nic", "numawarden.dev/exclusive"
 
 
 @dataclass
@@ -138,7 +143,9 @@ async def followed(
     kubelet, clock, cgroups = FakePodsApi(directory), FakeClock(), set[str]()
     kubelet.pods.update(pods or {})
     ways = KubeletWays(PodsApi(directory), endpoint, directory, deadlines)  # type: ignore[arg-type]  # a fake
-    source = KubeletPods(ways, clock, lambda: cgroups, pod_level=True)
+    # What the kubelet's plugins gave is in its file, which is not there before the first device.
+    awaits = DeviceCheckpoint(directory, OPT_IN).awaits
+    source = KubeletPods(ways, clock, lambda: cgroups, pod_level=True, awaits=awaits)
     host = Host(directory, kubelet, endpoint or Endpoint(), clock, source, cgroups)
     if started:
         await kubelet.start()
@@ -185,6 +192,48 @@ async def test_a_pod_that_is_listed_before_its_admission_is_known_from_the_list(
         host.kubelet.pods[UID] = pod_message(UID, phase="Pending", running=False)
         pod = await host.source.ask_for(UID, LONG)
         assert pod is not None
+        assert host.knows(UID)
+
+
+def with_nic(uid: str) -> bytes:
+    asked = container(asked=f"cpu=2 memory=1Gi {NIC}=1 {OPT_IN}=1")
+    return pod_message(uid, phase="Pending", running=False, containers=(asked,))
+
+
+@in_loop
+async def test_a_pod_is_no_entry_until_it_has_the_devices_that_plugins_provide(
+    tmp_path: Path,
+) -> None:
+    """The kubelet lists a pod before it admits it, and it is the admission that gives devices."""
+    write_device_checkpoint(tmp_path, {}, NIC, OPT_IN)
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await until(lambda: host.knows(UID))
+        host.kubelet.pods[OTHER_UID] = with_nic(OTHER_UID)
+        assert await host.source.ask_for(OTHER_UID, LONG) is not None
+        assert host.knows(UID)
+        # The agent's own resource is given while the agent decides.
+        write_device_checkpoint(tmp_path, {OTHER_UID: {"main": {NIC: {1: ["n"]}}}}, NIC, OPT_IN)
+        assert host.knows(UID, OTHER_UID)
+
+
+@pytest.mark.parametrize("how", ["cgroup", "sandbox", "former allocation", "no such plugin"])
+@in_loop
+async def test_a_pod_that_the_kubelet_has_admitted_waits_for_no_device(
+    tmp_path: Path, how: str
+) -> None:
+    write_device_checkpoint(tmp_path, {}, NIC)
+    async with followed(tmp_path) as host:
+        host.kubelet.pods[UID] = with_nic(UID)
+        assert await host.source.ask_for(UID, LONG) is not None
+        assert host.knows()
+        if how == "cgroup":
+            host.cgroups.add(UID)
+        elif how == "sandbox":
+            host.source.sandbox_started(UID, f"{UID}-1")
+        elif how == "former allocation":
+            host.source.resume([f"pods/{UID}"])
+        else:
+            write_device_checkpoint(tmp_path, {})
         assert host.knows(UID)
 
 
@@ -497,7 +546,8 @@ async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_p
         raise OSError(5, "Input/output error")
 
     ways = KubeletWays(PodsApi(tmp_path), None, tmp_path)
-    source = KubeletPods(ways, FakeClock(), unreadable, pod_level=True)
+    awaits = DeviceCheckpoint(tmp_path).awaits
+    source = KubeletPods(ways, FakeClock(), unreadable, pod_level=True, awaits=awaits)
     source.resume([f"pods/{UID}"])
     reading = source.read()
     assert reading.removed == frozenset()

@@ -17,10 +17,13 @@ from agent.kubelet.devices.device_checkpoint import FILE, DeviceCheckpoint, Devi
 from agent.pods.model import GivenDevice
 from agent.tools.kubelet_state.device_file import DeviceEntry, DeviceState, write_device_state
 from sysfs.mask import EMPTY, Mask
+from tests.agent.pods.pods import app, init, pod, resources
 from tests.fakes.kubelet_devices import write_device_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.pods.model import Pod
 
 NIC, GPU = "example.com/nic", "example.com/gpu"
 
@@ -191,3 +194,30 @@ def test_the_plugins_response_is_not_read(tmp_path: Path) -> None:
     content = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
     odd = content.replace(base64.b64encode(b"x").decode(), "not base64")
     assert written(tmp_path, odd.encode()).read().of("u")["c"][0].id == "n"
+
+
+def asking(limits: str) -> Pod:
+    return pod(init("setup", resources(limits=limits)), app("main", resources(limits=limits)))
+
+
+def test_what_plugins_provide_and_a_container_lacks_is_awaited(tmp_path: Path) -> None:
+    write_device_checkpoint(tmp_path, {"u-1": {"setup": {NIC: {0: ["nic0"]}}}}, NIC, GPU)
+    checkpoint = DeviceCheckpoint(tmp_path)
+    assert checkpoint.read().awaited(asking(f"{NIC}=1")) == {NIC}
+    assert checkpoint.read().awaited(asking(f"{GPU}=1 {NIC}=1 cpu=1")) == {NIC, GPU}
+    assert checkpoint.read().awaited(asking(f"{GPU}=0 example.com/licence=3")) == frozenset()
+    assert checkpoint.awaits(asking(f"{NIC}=1"))
+    both = {name: {NIC: {0: ["nic0"]}} for name in ("setup", "main")}
+    write_device_checkpoint(tmp_path, {"u-1": both}, NIC, GPU)
+    assert not checkpoint.awaits(asking(f"{NIC}=1"))
+
+
+def test_the_agents_own_resource_and_a_file_that_cannot_be_read_hold_up_no_pod(
+    tmp_path: Path,
+) -> None:
+    path = write_device_checkpoint(tmp_path, {}, NIC, GPU)
+    own = DeviceCheckpoint(tmp_path, NIC)
+    assert not own.awaits(asking(f"{NIC}=1"))
+    assert own.awaits(asking(f"{NIC}=1 {GPU}=1"))
+    path.write_text("{}")
+    assert not own.awaits(asking(f"{GPU}=1"))

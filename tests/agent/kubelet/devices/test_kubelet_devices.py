@@ -84,15 +84,23 @@ async def test_without_a_readable_file_podresources_say_it(tmp_path: Path) -> No
 async def test_devices_that_the_file_does_not_have_yet_are_asked_for(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {}, NIC, GPU)
     async with kubelet(tmp_path) as asked:
-        devices = devices_in(tmp_path)
-        assert await devices.of(asking(NIC, GPU)) == {"main": (NIC0, GPU1)}
-        assert await devices.awaited(asking(NIC, GPU)) == frozenset()
-        asked.pods["shop", "web"]["main"].pop()
-        assert await devices.awaited(asking(NIC, GPU)) == {GPU}
-        # What no plugin provides will never be given, and nothing else is asked for.
+        assert await devices_in(tmp_path).of(asking(NIC, GPU)) == {"main": (NIC0, GPU1)}
+        # What no plugin provides will never be given.
         asked.calls.clear()
-        assert await devices.awaited(asking("example.com/licence")) == frozenset()
-        assert await devices.of(asking()) == {}
+        assert await devices_in(tmp_path).of(asking("example.com/licence")) == {}
+        assert asked.calls == []
+
+
+@in_loop
+async def test_the_agents_own_resource_is_neither_asked_for_nor_returned(tmp_path: Path) -> None:
+    own = "numawarden.dev/exclusive"
+    write_device_checkpoint(tmp_path, {}, own)
+    async with kubelet(tmp_path) as asked:
+        devices = KubeletDevices(tmp_path, in_thread, own)  # type: ignore[arg-type]  # any result
+        assert await devices.of(asking(own)) == {}
+        given = {"main": {own: {-1: ["slot"]}, NIC: {0: ["nic0"]}}, "other": {own: {-1: ["two"]}}}
+        write_device_checkpoint(tmp_path, {"u-1": given}, own)
+        assert await devices.of(asking(own, NIC)) == {"main": (NIC0,)}
         assert asked.calls == []
 
 
@@ -107,7 +115,6 @@ async def test_where_nothing_answers_the_condition_says_why_until_something_does
     assert "may be far from them" in condition
     assert "missing required field `Data`" in condition
     assert "UNAVAILABLE" in condition
-    assert await devices.awaited(asking(NIC)) == frozenset()
     write_device_checkpoint(tmp_path, {"u-1": {"main": {NIC: {0: ["nic0"]}}}}, NIC)
     assert await devices.of(asking(NIC)) == {"main": (NIC0,)}
     assert devices.conditions == ()
