@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
+from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Reason
 from agent.managers.device.given import KUBELET_DEVICES, GivenDeviceManager, given_devices
+from agent.managers.effective_policy import charged
 from agent.managers.machine import Machine
 from agent.managers.policy import FeatureGates
 from agent.managers.topology.hints import Hint
@@ -295,3 +297,19 @@ def test_on_a_machine_of_many_nodes_the_device_decides_as_well() -> None:
     assert allocation.containers[0].hint == Hint(1 << 7, preferred=True)
     both = admitted(rules, one(nic(0, 7), nic(1, 2), cpus=4))
     assert both.containers[0].hint == Hint(1 << 7 | 1 << 2, preferred=True)
+
+
+@pytest.mark.parametrize("origin", [Origin.IMPORTED, Origin.RECOVERED])
+def test_a_specification_that_completes_an_allocation_records_its_devices(origin: Origin) -> None:
+    """Its CPUs stay where they are: the devices are recorded, and judged."""
+    rules = beside_kubelet(SINGLE)
+    asked = pod(app("main", guaranteed("cpu=2 memory=1Gi")))
+    allocation = replace(admitted(rules, asked), spec_digest="", origin=origin)
+    ledger = charged(rules, rules.empty_ledger(), allocation)
+    decision = admit(rules, ledger, with_devices(asked, main=[nic(0, 1)]))
+    assert decision.already_admitted
+    assert decision.allocation is not None
+    (main,) = decision.allocation.containers
+    assert (main.cpus, list(given_devices(main))) == (allocation.containers[0].cpus, [nic(0, 1)])
+    (near,) = [e for e in verdict(rules, decision.allocation) if e.quality is Quality.NEAR_DEVICE]
+    assert near.why == f"{NIC} nic0 is on node 1, the container on node 0"
