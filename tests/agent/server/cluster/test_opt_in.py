@@ -16,13 +16,17 @@ from structlog.testing import capture_logs
 
 from agent.config.config import BesideKubeletConfig
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
+from agent.managers.device.given import given_devices
 from agent.managers.policy import TopologyManagerPolicy
+from agent.pods.model import GivenDevice
 from agent.rpc.calls import CallError
 from agent.server.cluster.opt_in import OptInAdmissions
 from agent.server.errors import CheckpointFailedError
 from agent.sources.kubelet import KubeletPods
+from sysfs.mask import Mask
 from tests.agent.server.support import in_loop, running, until
 from tests.fakes.device_manager import FakeDeviceManager
+from tests.fakes.kubelet_devices import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
 
 RESOURCE: Final = "numawarden.dev/exclusive"
+NIC: Final = "example.com/nic"
 #: More than the 14 CPUs that are free, on any node.
 TOO_MANY: Final = "cpu=100 memory=1Gi numawarden.dev/exclusive=1"
 ASKS: Final = "cpu=2 memory=1Gi numawarden.dev/exclusive=1"
@@ -224,6 +229,28 @@ async def test_pods_are_decided_one_after_the_other_until_the_node_is_full(besid
             kubelet.list(uid, ASKS, phase="Failed")
         assert await kubelet.admit(UIDS[20], ASKS.replace("cpu=2", "cpu=500m")) is None
         assert UIDS[20] in kubelet.admitted
+
+
+@in_loop
+async def test_a_pod_that_waits_for_other_devices_passes_and_is_decided_near_them(
+    beside: World,
+) -> None:
+    """The kubelet allocates the resources of a container in any order, and then notes them."""
+    uid, directory = UIDS[0], beside.config.agent.kubelet.directory
+    async with node(beside) as kubelet:
+        write_device_checkpoint(directory, {}, NIC, RESOURCE)
+        assert await kubelet.admit(uid, f"{ASKS} {NIC}=1") is None
+        assert kubelet.admitted == set()
+        given = {NIC: {1: ["nic0"]}, RESOURCE: {-1: ["slot-0"]}}
+        write_device_checkpoint(directory, {uid: {"c0": given}}, NIC, RESOURCE)
+        kubelet.run(uid)
+        [intake] = kubelet.agent.service._around.intakes
+        await intake.sync()
+        allocation = kubelet.agent.controller.state.ledger.allocations[uid]
+        assert str(allocation.exclusive_cpus) == "4,12"
+        assert list(given_devices(allocation.containers[0])) == [
+            GivenDevice(NIC, "nic0", Mask.of(1))
+        ]
 
 
 @in_loop
