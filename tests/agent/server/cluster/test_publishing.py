@@ -13,6 +13,7 @@ from agent.kubernetes.fingerprint import pod_fingerprint
 from agent.managers.policy import PluginDevice
 from agent.server.cluster.publishing import CLUSTER_SOURCE, SETTLE_SECONDS
 from agent.server.errors import StartError
+from agent.sources.kubelet import KubeletPods
 from sysfs.mask import Mask
 from tests.agent.server.start.test_lean import modules_after
 from tests.agent.server.support import (
@@ -210,6 +211,10 @@ async def test_what_cannot_be_shown_of_a_host_is_a_condition(
         await settled(agent)
         await until(lambda: bool(published(fake)))
         assert "1 of 2 devices of example.com/gpu are not published" in conditions(agent)
+
+
+def test_the_pods_of_the_cluster_are_those_of_the_kubelets_source() -> None:
+    assert KubeletPods.name == CLUSTER_SOURCE
 
 
 def test_without_a_server_the_agent_does_not_start(
