@@ -3,7 +3,7 @@
 Defined by the Go package github.com/k8stopologyawareschedwg/podfingerprint, version v001: the hash
 of each pod's name, seeded with the hash of its namespace; then one hash over all of these in
 ascending order, eight bytes each with the lowest first. The hash is XXH64 (the algorithm is in
-doc/xxhash_spec.md of xxHash); it is no protection against anyone.
+doc/xxhash_spec.md of xxHash); names that collide can be made on purpose.
 """
 
 from __future__ import annotations

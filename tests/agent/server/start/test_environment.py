@@ -277,7 +277,7 @@ def test_what_is_of_the_agents_unit_or_pod_may_be_missing_here(
     assert start(file) == f"agent.kubernetes.server: {server.found}"
 
 
-def test_what_is_there_for_the_api_server_is_no_obstacle(place: Place) -> None:
+def test_files_that_exist_for_the_api_server_are_no_obstacle(place: Place) -> None:
     there = place.directory / "there"
     there.touch()
     keys = {"server": "https://10.0.0.1", "tokenFile": str(there), "caFile": str(there)}
