@@ -80,7 +80,7 @@ class ApiResource(Struct, frozen=True):
     """A kind of object: its path below the server, and what to do where it cannot be used.
 
     `verbs` are those that a role has to allow on `rule`. `missing` is what to do where the server
-    does not know the kind.
+    does not know the kind, or another version of it.
     """
 
     path: str
@@ -197,7 +197,9 @@ class ApiServer:
         if status >= _SERVER_ERRORS or status == _TOO_MANY:
             remedy = "see the log of the API server; the agent tries again"
             return ApiServerError(Outcome.UNAVAILABLE, asked, found, remedy)
-        return ApiServerError(Outcome.REJECTED, asked, found, _OTHER_SERVER)
+        # A Status says what is wrong with the object: the server knows another version of its kind.
+        remedy = resource.missing if is_status else _OTHER_SERVER
+        return ApiServerError(Outcome.REJECTED, asked, found, remedy)
 
     def _trust(self) -> str:
         return (

@@ -59,7 +59,11 @@ async def test_an_answer_in_chunks_is_read_whole(fake: FakeApiServer, access: Ap
         ),
         (Failure(409, "conflict with x"), Outcome.CONFLICT, ("409 conflict with x", "stop the")),
         (Failure(401, "Unauthorized"), Outcome.CREDENTIALS, ("renew the token in",)),
-        (Failure(422, "zones: Required value"), Outcome.REJECTED, ("422 zones: Required value",)),
+        (
+            Failure(422, "zones: Required value"),
+            Outcome.REJECTED,
+            ("422 zones: Required value", "install the CustomResourceDefinition"),
+        ),
         (Failure(307, text="elsewhere"), Outcome.REJECTED, ("307 elsewhere",)),
         (Failure(429, "too many requests"), Outcome.UNAVAILABLE, ("429 too many requests",)),
         (Failure(500, "etcdserver: timed out"), Outcome.UNAVAILABLE, ("500 etcdserver",)),
