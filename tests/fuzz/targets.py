@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.fuzz.api_answers import API_ANSWERS
 from tests.fuzz.bindings import BINDINGS
 from tests.fuzz.buses import BUSES
 from tests.fuzz.checkpoints import CHECKPOINTS
@@ -38,5 +39,6 @@ TARGETS: Final = (
     DEVICE_LISTS,
     ALLOCATIONS,
     NRI_FRAMES,
+    API_ANSWERS,
     WRITES,
 )
