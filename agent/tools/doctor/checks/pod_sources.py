@@ -38,7 +38,7 @@ def _source_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
         failed.append(f"{kubelet.pods_api.path}: {kubelet.pods_api.problem}")
     elif not kubelet.pods_api.there:
         failed.append(f"there is no Pods API at {kubelet.pods_api.path}")
-    change = _set_gate(settings)
+    change = _ENDPOINT if kubelet.pods_api.there else _set_gate(settings)
     stored = _stored_pods(kubelet)
     if not stored:
         failed.append(f"what is left, {kubelet.allocated_pods.path}, says it in part")

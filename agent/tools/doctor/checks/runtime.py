@@ -86,11 +86,11 @@ def _version(name: str, facts: RuntimeFacts) -> tuple[str, str, str]:
     asked = facts.reported
     if asked is not None and asked.version:
         return asked.version, asked.source, ""
+    silent = f"; {asked.problem}" if asked is not None and asked.problem else ""
     for package in _PACKAGES[name]:
         if package in facts.packages:
-            return facts.packages[package], f"package {package}", ""
-    why = "of a version that no package of dpkg names"
-    return "", "", f"{why}; {asked.problem}" if asked is not None and asked.problem else why
+            return facts.packages[package], f"package {package}{silent}", ""
+    return "", "", f"of a version that no package of dpkg names{silent}"
 
 
 def _version_check(name: str, version: str, source: str, problem: str) -> HostCheck:

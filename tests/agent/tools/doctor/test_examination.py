@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
-from agent.tools.doctor.examination import examine_for_start
-from agent.tools.doctor.facts import AskedWay
+from agent.tools.doctor.examination import examine, examine_for_start
+from agent.tools.doctor.facts import AskedWay, ReportedVersion
 from agent.tools.doctor.gathering import gather
 from agent.tools.doctor.verdicts import Verdict
 from tests.agent.tools.doctor import hosts
@@ -16,6 +17,8 @@ from tests.agent.tools.doctor.hosts import FakeHost
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from agent.tools.doctor.verdicts import HostCheck
 
 OK, WARNING, ERROR, UNKNOWN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict.UNKNOWN
 
@@ -416,7 +419,7 @@ TOPOLOGY = "kubelet topology manager"
             "pod source",
             ERROR,
             "the Pods API: DEADLINE_EXCEEDED",
-            "PodsAPI",
+            "set agent.kubelet.podsEndpoint",
         ),
         (
             both(
@@ -606,6 +609,24 @@ def test_what_the_advice_says_makes_a_kubelet_that_manages_cpus_acceptable(host:
     host.remove(hosts.CPU_STATE)
     host.remove(hosts.MEMORY_STATE)
     assert {host.examine()[name].verdict for name in (CPU, MEMORY)} == {OK}
+
+
+def test_the_running_runtime_is_believed_before_its_package(host: FakeHost) -> None:
+    config, facts = host.config(), gather(host.config(), host.root, with_runtime=True)
+    assert facts.runtime is not None
+
+    def found(reported: ReportedVersion) -> HostCheck:
+        assert facts.runtime is not None
+        asked = replace(facts, runtime=replace(facts.runtime, reported=reported))
+        (one,) = (one for one in examine(config, asked) if one.check == "container runtime")
+        return one
+
+    running = found(ReportedVersion("containerd", "v2.1.9", "asked at /run/c.sock"))
+    assert running.verdict is WARNING
+    assert running.found.startswith("containerd v2.1.9 (asked at /run/c.sock): it leaks")
+    silent = found(ReportedVersion(problem="/run/c.sock does not answer"))
+    assert silent.verdict is OK
+    assert "(package containerd; /run/c.sock does not answer)" in silent.found
 
 
 def test_a_process_of_another_user_that_is_called_kubelet_changes_nothing(
