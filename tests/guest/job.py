@@ -30,6 +30,8 @@ SOURCES: Final = (
     "tests/fakes/device_manager.py",
     "tests/fakes/device_plugin.py",
     "tests/fakes/kubelet",
+    "tests/fakes/nri_runtime.py",
+    "tests/fakes/pods_api.py",
     "tests/guest",
     "tests/cgroupfs",
     "deploy",

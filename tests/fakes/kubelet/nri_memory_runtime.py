@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.rpc.calls import CallError
 from agent.runtimes.nri.messages import NriEvent
 from cgroupfs.tree import join
+from tests.agent.runtimes.bundles import bundle
+from tests.agent.runtimes.bundles import cri as cri_annotations
 from tests.fakes.kubelet import cri
 from tests.fakes.kubelet.memory_runtime import MemoryRuntime, scope_of
 from tests.fakes.nri_runtime import FakeRuntime
@@ -37,14 +39,15 @@ _SETS: Final = {"cpus": "cpuset.cpus", "mems": "cpuset.mems"}
 class NriMemoryRuntime(MemoryRuntime):
     """A runtime in memory with an NRI socket; `start` before plugins connect.
 
-    `restart` is what a restart of containerd is to a plugin. `seconds` is how long plugins may
-    take. `events` are those sent, each with the pod and the container.
+    `seconds` is how long plugins may take. `events` are those sent, each with the pod and the
+    container. Bundles are written below `root`, the host's file system.
     """
 
     def __init__(
-        self, socket: Path, systemd: FakeSystemd, ends: frozenset[str] = frozenset()
+        self, socket: Path, systemd: FakeSystemd, root: Path, ends: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(ends, systemd)
+        self._root = root
         self._units = systemd
         self.nri = FakeRuntime(socket)
         self.seconds = REQUEST_SECONDS
@@ -74,6 +77,7 @@ class NriMemoryRuntime(MemoryRuntime):
         answer = await super().call(name, **fields)
         if name == "RunPodSandbox":
             sandbox = self.sandboxes[answer.pod_sandbox_id]
+            self._write_bundle(sandbox, sandbox.id, None)
             await self._ask(NriEvent.RUN_POD_SANDBOX, sandbox)
         elif name == "CreateContainer":
             await self._create(self.containers[answer.container_id])
@@ -97,11 +101,17 @@ class NriMemoryRuntime(MemoryRuntime):
         except CallError:
             del self.containers[container.id]
             raise
+        self._write_bundle(self.sandboxes[container.sandbox], container.id, container.name)
         self._adjusted[container.id] = _cpu(resources)
         if reply is not None:
             adjusted = reply.as_message("CreateContainerResponse").adjust
             _apply(self._adjusted[container.id], adjusted.linux.resources)
             container.environment.update({each.key: each.value for each in adjusted.env})
+
+    def _write_bundle(self, sandbox: MemorySandbox, name: str, container: str | None) -> None:
+        metadata = sandbox.config["metadata"]
+        annotations = cri_annotations(container, metadata["uid"], metadata["name"])
+        bundle(self._root, annotations, id_=name)
 
     async def _started(self, container: MemoryContainer) -> None:
         self._write(container)

@@ -1,0 +1,339 @@
+"""A whole agent beside a kubelet and a container runtime: what each pod ends up with.
+
+The kubelet and the runtime are fakes that do as the real ones were seen to (`tests/fakes/kubelet`),
+the kernel is the emulated one, and all sockets are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pytest
+from msgspec.structs import replace
+
+from agent.config.config import CgroupDriver
+from agent.managers.policy import TopologyManagerScope
+from agent.server.clock import SystemClock
+from sysfs.mask import Mask
+from tests.agent.server.support import in_loop, make_world, running
+from tests.fakes.kubelet.cgroups import PodCgroups, parent_of
+from tests.fakes.kubelet.kubelet import FakeKubelet, Options
+from tests.fakes.kubelet.nri_memory_runtime import NriMemoryRuntime
+from tests.fakes.kubelet.worker import Habits
+from tests.fakes.locked import locked
+from tests.fakes.systemd import FakeSystemd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tests.agent.server.support import FakeClock, Running
+
+QUICK: Final = Options(poll=0.02, habits=Habits(retry=0.1, look=0.02, linger=0.02))
+ALL: Final = Mask.parse("0-15")
+SECONDS: Final = 40.0
+
+
+def amounts(cpus: int) -> dict[str, Any]:
+    limits = {"cpu": str(cpus), "memory": f"{64 * cpus}Mi"}
+    return {"limits": limits, "requests": limits}
+
+
+def container(name: str, cpus: int = 0, **fields: object) -> dict[str, Any]:
+    return {"name": name, "image": "i", **fields, **({"resources": amounts(cpus)} if cpus else {})}
+
+
+def pod(name: str, *containers: dict[str, Any], cpus: int = 0, **spec: object) -> dict[str, Any]:
+    """Return a pod, whose uid follows from its name; with `cpus` it has a budget."""
+    uid = f"00000000-0000-4000-8000-{name.encode().hex():0>12}"
+    parts = {"containers": list(containers), **spec}
+    budget = {"resources": amounts(cpus)} if cpus else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": uid},
+        "spec": {**parts, **budget},
+    }
+
+
+#: An init container, a sidecar and an app with CPUs of their own, and one that shares the rest.
+MIXED: Final = pod(
+    "mix",
+    container("app", 2),
+    container("aux"),
+    cpus=4,
+    initContainers=[container("init", 1), container("side", 1, restartPolicy="Always")],
+)
+
+
+class Cluster:
+    """A node: what runs on it can be started and stopped one by one."""
+
+    def __init__(self, where: Path) -> None:
+        self.world = make_world(where)
+        self.world.clock = cast("FakeClock", SystemClock())
+        lock = threading.RLock()
+        self.world.kernel = locked(self.world.kernel, lock)
+        self.systemd = self.world.systemd = locked(FakeSystemd(self.world.kernel), lock)
+        beside = replace(
+            self.world.config.agent.kubelet,
+            enabled=True,
+            directory=where / "kubelet",
+            nri_socket=where / "nri.sock",
+        )
+        settings = replace(self.world.config.agent, kubelet=beside)
+        self.world.config = replace(
+            self.world.config,
+            agent=settings,
+            topology_manager_scope=TopologyManagerScope.POD,
+            cgroup_driver=CgroupDriver.SYSTEMD,
+        )
+        self.runtime = NriMemoryRuntime(
+            where / "nri.sock", self.systemd, self.world.runtimes, frozenset({"init"})
+        )
+        self.control, self.directory = where / "control", where / "kubelet"
+        self.kubelet = self._made()
+        self.agent: Running
+
+    def _made(self, options: Options = QUICK) -> FakeKubelet:
+        cgroups = PodCgroups(self.systemd, self.world.kernel, ALL)
+        return FakeKubelet(self.directory, self.control, self.runtime, cgroups, options)
+
+    def put(self, manifest: dict[str, Any]) -> str:
+        pods = self.control / "pods"
+        pods.mkdir(parents=True, exist_ok=True)
+        metadata = manifest["metadata"]
+        new = pods / ".new"
+        new.write_text(json.dumps(manifest))
+        new.replace(pods / f"{metadata['name']}.json")
+        uid: str = metadata["uid"]
+        return uid
+
+    def remove(self, name: str) -> None:
+        (self.control / "pods" / f"{name}.json").unlink()
+
+    @asynccontextmanager
+    async def with_kubelet(self, options: Options = QUICK) -> AsyncIterator[None]:
+        self.kubelet = self._made(options)
+        task = asyncio.create_task(self.kubelet.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @asynccontextmanager
+    async def with_runtime(self) -> AsyncIterator[None]:
+        await self.runtime.start()
+        try:
+            yield
+        finally:
+            await self.runtime.stop()
+
+    @asynccontextmanager
+    async def with_agent(self) -> AsyncIterator[None]:
+        async with running(self.world) as self.agent:
+            await until(self.is_connected)
+            await self.runtime.repair()
+            yield
+
+    def is_connected(self) -> bool:
+        plugins = self.runtime.nri.plugins
+        return (
+            bool(plugins) and plugins[-1].synchronized.is_set() and not plugins[-1].closed.is_set()
+        )
+
+    def phase(self, uid: str) -> str:
+        found = self.kubelet.pods.get(uid)
+        return found.phase if found else "gone"
+
+    def cpus(self, name: str) -> Mask:
+        """Return the CPUs of a container's cgroup."""
+        return Mask.parse(self.world.cpus_of(self.runtime.cgroup_of(name)))
+
+    def pool(self) -> Mask:
+        return self.agent.controller.state.shared_cpus
+
+    def admitted(self) -> set[str]:
+        return set(self.agent.controller.state.ledger.allocations)
+
+    def quota(self, cgroup: str) -> str:
+        return self.world.kernel.read(cgroup, "cpu.max").split()[0]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110  # several processes' worth of sockets set no event
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@asynccontextmanager
+async def whole(cluster: Cluster) -> AsyncIterator[None]:
+    """Run all three."""
+    async with cluster.with_runtime(), cluster.with_agent(), cluster.with_kubelet():
+        yield
+
+
+def check_mixed(cluster: Cluster) -> None:
+    """Check that the mixed pod has what KEP-5526 says."""
+    app, side, aux = (cluster.cpus(name) for name in ("app", "side", "aux"))
+    assert (len(app), len(side), len(aux)) == (2, 1, 1)
+    assert not app & side
+    assert not (app | side) & aux
+    uid = MIXED["metadata"]["uid"]
+    cgroup = parent_of(uid, MIXED["spec"]).lstrip("/")
+    assert Mask.parse(cluster.world.cpus_of(cgroup)) == app | side | aux
+    assert cluster.quota(cgroup) == "max"
+    assert cluster.quota(cluster.runtime.cgroup_of("app")) == "max"
+    assert not cluster.pool() & (app | side | aux)
+
+
+@in_loop
+async def test_a_mixed_pod_gets_what_its_manifest_asks_for(cluster: Cluster) -> None:
+    async with whole(cluster):
+        uid = cluster.put(MIXED)
+        await until(lambda: cluster.phase(uid) == "Running")
+        check_mixed(cluster)
+        variables = cluster.runtime.of("app").environment
+        assert str(cluster.cpus("app")) in variables.values()
+
+
+@in_loop
+async def test_a_pod_that_asks_for_nothing_leaves_exclusive_cpus(cluster: Cluster) -> None:
+    async with whole(cluster):
+        plain = cluster.put(pod("plain", container("main")))
+        await until(lambda: cluster.phase(plain) == "Running")
+        uid = cluster.put(pod("own", container("app", 3)))
+        await until(lambda: cluster.phase(uid) == "Running")
+        assert len(cluster.cpus("app")) == 3
+        assert not cluster.cpus("main") & cluster.cpus("app")
+
+
+@in_loop
+async def test_a_hundred_and_ten_pods_at_once_all_run_on_the_right_cpus(cluster: Cluster) -> None:
+    async with whole(cluster):
+        own = [f"own{number}" for number in range(10)]
+        shared = [f"shared{number}" for number in range(100)]
+        for name in own:
+            cluster.put(pod(name, container(name, 1)))
+        for name in shared:
+            cluster.put(pod(name, container(name)))
+        await until(lambda: len(cluster.kubelet.pods) == 110)
+        await until(lambda: all(each.phase == "Running" for each in cluster.kubelet.pods))
+        # A creation that the agent had no time to answer is put right by the next comparison.
+        await until(lambda: {len(cluster.cpus(name)) for name in own} == {1})
+        sets = [cluster.cpus(name) for name in own]
+        assert all(not one & other for one, other in itertools.combinations(sets, 2))
+        assert [name for name in shared if cluster.cpus(name) - cluster.pool()] == []
+        assert [step for step in cluster.kubelet.timeline.steps if "error" in step] == []
+
+
+@in_loop
+async def test_an_agent_that_was_away_repairs_what_started_meanwhile(cluster: Cluster) -> None:
+    async with cluster.with_runtime(), cluster.with_kubelet():
+        uid = cluster.put(MIXED)
+        await until(lambda: cluster.phase(uid) == "Running")
+        assert cluster.cpus("app") == ALL
+        async with cluster.with_agent():
+            await until(lambda: uid in cluster.admitted())
+            await until(lambda: not cluster.pool() & cluster.cpus("app"))
+            check_mixed(cluster)
+
+
+@in_loop
+async def test_a_resize_in_place_takes_no_cpus_and_adds_no_quota(cluster: Cluster) -> None:
+    async with whole(cluster):
+        uid = cluster.put(pod("own", container("app", 2)))
+        await until(lambda: cluster.phase(uid) == "Running")
+        before = cluster.cpus("app")
+        larger = pod("own", container("app", 3))
+        cluster.put(larger)
+        await until(lambda: cluster.runtime.of("app").updates)
+        cgroup = parent_of(uid, larger["spec"]).lstrip("/")
+        await until(lambda: cluster.quota(cgroup) == "max")
+        assert cluster.cpus("app") == before
+        assert cluster.quota(cluster.runtime.cgroup_of("app")) == "max"
+
+
+@in_loop
+async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is(
+    cluster: Cluster,
+) -> None:
+    async with whole(cluster):
+        first = cluster.put(pod("first", container("one", 12)))
+        await until(lambda: cluster.phase(first) == "Running")
+        uid = cluster.put(pod("second", container("two", 8)))
+        await until(lambda: waiting(cluster, uid, "two").startswith("CreateContainerError"))
+        assert "cpu" in waiting(cluster, uid, "two")
+        sandboxes = cluster.runtime.sandboxes.values()
+        assert [sandbox.ready for sandbox in sandboxes] == [True, True]
+        cluster.remove("first")
+        await until(lambda: cluster.phase(uid) == "Running")
+        assert len(cluster.cpus("two")) == 8
+
+
+def waiting(cluster: Cluster, uid: str, name: str) -> str:
+    """Return what a container waits for."""
+    found = cluster.kubelet.pods.get(uid)
+    if found is None:
+        return ""
+    status = found.statuses[name]
+    return f"{status.reason}: {status.message}" if status.state == "waiting" else ""
+
+
+@in_loop
+async def test_a_deleted_pod_gives_its_cpus_back(cluster: Cluster) -> None:
+    async with whole(cluster):
+        before = cluster.pool()
+        uid = cluster.put(MIXED)
+        await until(lambda: cluster.phase(uid) == "Running")
+        assert cluster.pool() != before
+        cluster.remove("mix")
+        await until(lambda: uid not in cluster.admitted())
+        await until(lambda: cluster.pool() == before)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("agent", "kubelet", "runtime"))))
+def test_restarts_in_every_order_keep_a_pods_cpus(cluster: Cluster, order: tuple[str, ...]) -> None:
+    asyncio.run(_restarted(cluster, order))
+
+
+async def _restarted(cluster: Cluster, order: tuple[str, ...]) -> None:
+    makers: dict[str, Callable[[], Any]] = {
+        "runtime": cluster.with_runtime,
+        "agent": cluster.with_agent,
+        "kubelet": cluster.with_kubelet,
+    }
+    async with AsyncExitStack() as all_of_them:
+        running_now: dict[str, AsyncExitStack] = {}
+
+        async def start(name: str) -> None:
+            stack = running_now[name] = AsyncExitStack()
+            await stack.enter_async_context(makers[name]())
+            all_of_them.push_async_callback(stack.aclose)
+
+        for name in makers:
+            await start(name)
+        uid = cluster.put(MIXED)
+        await until(lambda: cluster.phase(uid) == "Running")
+        before = {name: cluster.cpus(name) for name in ("app", "side", "aux")}
+        created = len(cluster.runtime.containers)
+        for name in order:
+            await running_now[name].aclose()
+            await start(name)
+            await until(cluster.is_connected)
+            await until(lambda: cluster.phase(uid) == "Running")
+            assert {name: cluster.cpus(name) for name in before} == before
+            check_mixed(cluster)
+        assert uid in cluster.admitted()
+        assert len(cluster.runtime.containers) == created
