@@ -120,9 +120,17 @@ class Kubelet:
 
     def steps(self, name: str) -> list[dict[str, Any]]:
         """Return what the kubelet did about a pod, in order."""
+        return [step for step in self._timeline() if step.get("pod") == name]
+
+    def errors(self, call: str) -> list[str]:
+        """Return the errors of a call to the runtime, of all pods."""
+        return [
+            step["error"] for step in self._timeline() if step["step"] == call and "error" in step
+        ]
+
+    def _timeline(self) -> list[dict[str, Any]]:
         file = self.control / "timeline.jsonl"
-        steps = [json.loads(line) for line in file.read_text().splitlines()]
-        return [step for step in steps if step.get("pod") == name]
+        return [json.loads(line) for line in file.read_text().splitlines()]
 
     def _collect(self) -> None:
         unit = attempt("journalctl", "--no-pager", "--boot", f"--unit={SERVICE}", "-o", "cat")

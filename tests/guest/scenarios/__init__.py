@@ -116,6 +116,11 @@ SCENARIOS: Final = {
             "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
         ),
         Scenario(
+            "cluster-restarts",
+            "two-sockets",
+            "kubelet, containerd and agent restart in every order beside the kubelet's pods",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",

@@ -1,55 +1,141 @@
-"""A stock kubelet's pods, run by containerd, with the agent beside: what they ask for they get."""
+"""The pods of a kubelet, run by containerd, with the agent beside: they get what they ask for.
+
+The kubelet is a fake that does as the real one was seen to; containerd, systemd and the kernel are
+real. What is checked is read from the kernel.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from tests.guest.inside import containerd
-from tests.guest.inside.kubelet import Kubelet, amounts, container
+from tests.guest.inside import kernel
+from tests.guest.inside.beside import MIXED, RUNNING, Node, environment_of, own, pod
+from tests.guest.inside.commands import run as command
+from tests.guest.inside.kubelet import amounts, container
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from tests.guest.inside.guest import Guest
 
-
-def pod(name: str, number: int, **spec: object) -> dict[str, Any]:
-    """Return a manifest."""
-    uid = f"5526cafe-0000-4000-8000-{number:012x}"
-    metadata = {"name": name, "namespace": "default", "uid": uid}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+#: Pods at once, beside the others; more take an emulated machine many minutes.
+CROWD: Final = 8
+LARGE: Final = pod("large", 2, own("app", 6))
+SECOND: Final = pod("second", 3, own("app", 6))
+WAITING: Final = pod("waiting", 4, own("app", 5))
 
 
 def run(guest: Guest) -> None:
     """Run pods of every shape."""
-    checks = guest.checks
-    containerd.start(guest, "systemd", nri=True)
-    kubelet = Kubelet(guest)
-    kubelet.start("--retry=2", "--linger=2")
-    init = container("init", command=["/bin/true"])
-    side = container("side", restartPolicy="Always")
-    apps = [container("app", amounts(2)), container("aux")]
-    uid = kubelet.put(
-        pod(
-            "mixed",
-            1,
-            initContainers=[init, side],
-            containers=apps,
-            resources={"limits": amounts(4, 512)},
-        )
+    node = Node.started(guest)
+    _shapes(node)
+    _resize(node)
+    _rejected(node)
+    _away(node)
+    _crowd(node)
+    _end(node)
+
+
+def _shapes(node: Node) -> None:
+    """A mixed pod, a plain one, and what systemd does at a reload."""
+    checks, kubelet = node.checks, node.kubelet
+    plain = node.runs(pod("plain", 9, container("app")))
+    uid = node.runs(MIXED)
+    node.check_mixed("started")
+    log = Path(f"/var/log/pods/default_mixed_{uid}/init/0.log").read_text()
+    said = kernel.ids(log.split()[-1])
+    within = kubelet.pod_cgroup(uid).cpus
+    checks.check(
+        "the init container ran on CPUs of its own", len(said) == 2 and said <= within, log
     )
-    checks.eventually("runs", lambda: kubelet.phase(uid), "Running")
-    print(kubelet.pod_cgroup(uid), kubelet.cgroup(uid, "app").cpus)
-    for number in range(6):
-        kubelet.put(pod(f"many-{number}", 100 + number, containers=[container("app")]))
-    checks.eventually(
-        "six run",
-        lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()),
-        21,
+    shared = node.cpus(plain, "app")
+    checks.check("a pod that asks for nothing has none of them", not shared & within, shared)
+    given = environment_of(kubelet.cgroup(uid, "app"))
+    cpus = node.cpus(uid, "app")
+    named = [value for value in given.values() if kernel.ids(value) == cpus] if given else []
+    checks.check("the process can read its CPUs", named, given)
+    command("systemctl", "daemon-reload")
+    node.runs(pod("other", 8, container("app", amounts("100m"))))
+    node.check_mixed("after a daemon-reload and another pod")
+    refused = [step for step in kubelet.steps("mixed") if "error" in step]
+    checks.equal("nothing was rejected", refused, [])
+
+
+def _resize(node: Node) -> None:
+    """The kubelet resizes a running pod: shares and quota change, and no CPU."""
+    uid = MIXED["metadata"]["uid"]
+    before = node.facts(uid, RUNNING)
+    larger: dict[str, Any] = {**MIXED, "spec": {**MIXED["spec"]}}
+    larger["spec"]["containers"] = [own("app", 3), container("aux")]
+    larger["spec"]["resources"] = {"limits": amounts(5, 320)}
+    node.kubelet.put(larger)
+
+    def updated() -> bool:
+        steps = [step["step"] for step in node.kubelet.steps("mixed")]
+        return "UpdateContainerResources" in steps
+
+    node.checks.eventually("the kubelet resizes a container", updated, True)
+    node.checks.eventually(
+        "a resize changes no CPU and brings no quota", lambda: node.facts(uid, RUNNING), before
     )
-    kubelet.remove("mixed")
-    checks.eventually("gone", lambda: kubelet.phase(uid), "")
-    kubelet.restart("--blind=5")
-    checks.eventually(
-        "back", lambda: sum(each["phase"] == "Running" for each in kubelet.state().values()), 20
-    )
+    node.kubelet.put(MIXED)
+
+
+def _rejected(node: Node) -> None:
+    """A pod that there is no room for waits with the reason, and starts by itself later."""
+    checks, kubelet = node.checks, node.kubelet
+    node.runs(LARGE)
+    uid = kubelet.put(WAITING)
+
+    def why() -> str:
+        return kubelet.waits_for(uid, "app").partition(":")[0]
+
+    checks.eventually("a pod without room waits", why, "CreateContainerError")
+    said = kubelet.waits_for(uid, "app")
+    checks.check("the reason is that of the topology manager", "TopologyAffinity" in said, said)
+    sandboxes = [step for step in kubelet.steps("waiting") if step["step"] == "RunPodSandbox"]
+    checks.equal("its sandbox was made once", [step.get("error") for step in sandboxes], [None])
+    node.is_gone(LARGE)
+    checks.eventually("there is room, it starts", lambda: kubelet.phase(uid), "Running")
+    checks.equal("and has its CPUs", len(node.cpus(uid, "app")), 5)
+    node.is_gone(WAITING)
+
+
+def _away(node: Node) -> None:
+    """A pod that started while the agent was away, or did not answer in time, is repaired."""
+    checks = node.checks
+    node.agent.stop()
+    uid = node.runs(LARGE)
+    found = node.cpus(uid, "app")
+    checks.check("without the agent it has no CPUs of its own", len(found) > 6, found)
+    node.agent.start()
+    checks.eventually("the agent is back, it has", lambda: len(node.cpus(uid, "app")), 6)
+    exclusive = node.cpus(uid, "app")
+    checks.eventually("they left the pool", lambda: node.pool() & exclusive, frozenset())
+    node.is_gone(LARGE)
+    with node.agent.paused():
+        uid = node.runs(SECOND)
+    checks.eventually("a late agent repairs", lambda: len(node.cpus(uid, "app")), 6)
+    node.check_mixed("after the agent was away")
+    node.is_gone(SECOND)
+
+
+def _crowd(node: Node) -> None:
+    """Several pods at once, and how long the agent took for their containers."""
+    kubelet = node.kubelet
+    crowd = [pod(f"crowd-{number}", 100 + number, container("app")) for number in range(CROWD)]
+    uids = [kubelet.put(each) for each in crowd]
+    phases = ["Running"] * CROWD
+    node.checks.eventually("a crowd runs", lambda: [kubelet.phase(uid) for uid in uids], phases)
+    outside = [uid for uid in uids if node.cpus(uid, "app") - node.pool()]
+    node.checks.equal("all in the shared pool", outside, [])
+    node.check_mixed("beside a crowd")
+
+
+def _end(node: Node) -> None:
+    """Deleted pods give their CPUs back, and no sandbox was ever rejected."""
+    checks, kubelet = node.checks, node.kubelet
+    before = node.pool()
+    given = kubelet.pod_cgroup(MIXED["metadata"]["uid"]).cpus
+    node.is_gone(MIXED)
+    checks.eventually("its CPUs are in the pool again", node.pool, before | given)
+    checks.equal("no sandbox was rejected", kubelet.errors("RunPodSandbox"), [])

@@ -1,0 +1,160 @@
+"""A node with a kubelet, containerd and the agent beside them: what its pods have in the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.guest.inside import containerd, kernel
+from tests.guest.inside.agent import Agent
+from tests.guest.inside.commands import run
+from tests.guest.inside.kubelet import Kubelet, amounts, container
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.guest.inside.checks import Checks
+    from tests.guest.inside.guest import Guest
+
+NRI: Final = Path("/run/nri/nri.sock")
+#: The kubelet's habits: short, as the guests are slow enough.
+HABITS: Final = ("--retry=3", "--linger=3")
+#: A container's words about itself, for its log: its CPUs as the scheduler has them.
+SAY: Final = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status")
+PREFIX: Final = "NUMAWARDEN"
+
+
+def pod(
+    name: str, number: int, *containers: object, cpus: int = 0, **spec: object
+) -> dict[str, Any]:
+    """Return a manifest; with `cpus` the pod has a budget of so many."""
+    uid = f"5526cafe-0000-4000-8000-{number:012x}"
+    parts: dict[str, object] = {"containers": list(containers), **spec}
+    if cpus:
+        parts["resources"] = {"limits": amounts(cpus, 64 * cpus)}
+    metadata = {"name": name, "namespace": "default", "uid": uid}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": parts}
+
+
+def own(name: str, cpus: int, **fields: object) -> dict[str, object]:
+    """Return a container that asks for whole CPUs."""
+    return container(name, amounts(cpus, 64 * cpus), **fields)
+
+
+#: All kinds of containers: an exclusive init container, an exclusive sidecar, an exclusive app, and
+#: one that shares what the sidecar and the app leave of the budget.
+MIXED: Final = pod(
+    "mixed",
+    1,
+    own("app", 2),
+    container("aux"),
+    cpus=4,
+    initContainers=[own("init", 2, command=SAY), own("side", 1, restartPolicy="Always")],
+)
+#: What of it runs for as long as the pod does.
+RUNNING: Final = ("side", "app", "aux")
+
+
+@dataclass(slots=True)
+class Node:
+    """The three of them, started in the order of a boot."""
+
+    checks: Checks
+    kubelet: Kubelet
+    agent: Agent
+
+    @classmethod
+    def started(cls, guest: Guest, **config: object) -> Node:
+        """Start containerd with NRI, the agent, and the kubelet."""
+        containerd.start(guest, "systemd", nri=True)
+        beside = {"enabled": True, "nriSocket": str(NRI), **config}
+        node = cls(guest.checks, Kubelet(guest), Agent(guest, agent={"kubelet": beside}))
+        node.agent.start()
+        node.kubelet.start(*HABITS)
+        return node
+
+    def runs(self, manifest: Mapping[str, Any]) -> str:
+        """Have a pod run; return its uid."""
+        uid = self.kubelet.put(manifest)
+        name = manifest["metadata"]["name"]
+        self.checks.eventually(f"{name} runs", lambda: self.kubelet.phase(uid), "Running")
+        return uid
+
+    def is_gone(self, manifest: Mapping[str, Any]) -> None:
+        """Have a pod deleted, and its allocation with it."""
+        metadata = manifest["metadata"]
+        name, uid = metadata["name"], metadata["uid"]
+        self.kubelet.remove(name)
+        self.checks.eventually(f"{name} is gone", lambda: self.kubelet.phase(uid), "")
+        self.checks.eventually(
+            f"the allocation of {name} ends", lambda: uid in self.allocations(), False
+        )
+
+    def allocations(self) -> set[str]:
+        """Return the uids of the pods that the agent holds."""
+        return {each["uid"] for each in self.agent.pods()}
+
+    def cpus(self, uid: str, name: str) -> frozenset[int]:
+        """Return the CPUs that a container may use, as the kernel has them."""
+        return self.kubelet.cgroup(uid, name).cpus
+
+    def pool(self) -> frozenset[int]:
+        """Return the node's shared pool, as the kernel has it for pods that ask for nothing."""
+        return kernel.Cgroup("kubepods.slice/kubepods-besteffort.slice").cpus
+
+    def facts(self, uid: str, names: tuple[str, ...]) -> dict[str, object]:
+        """Return what the kernel enforces for a pod: its slice and its containers."""
+        cgroups = {"pod": self.kubelet.pod_cgroup(uid)}
+        cgroups |= {name: self.kubelet.cgroup(uid, name) for name in names}
+        return {
+            name: (sorted(each.cpus), sorted(each.mems), each.quota[0])
+            for name, each in cgroups.items()
+        }
+
+    def check_mixed(self, when: str) -> None:
+        """Check that the kernel enforces what KEP-5526 says of the mixed pod."""
+        uid = MIXED["metadata"]["uid"]
+
+        def found() -> dict[str, object]:
+            side, app, aux = (self.cpus(uid, name) for name in RUNNING)
+            group = self.kubelet.pod_cgroup(uid)
+            return {
+                "CPUs": (len(side), len(app), len(aux)),
+                "disjoint": not (side & app or side & aux or app & aux),
+                "the pod's": group.cpus == side | app | aux,
+                "in the pool": sorted(self.pool() & group.cpus),
+                "nodes": len(group.mems),
+                "quota of the pod and of exclusive containers": [
+                    group.millicores,
+                    self.kubelet.cgroup(uid, "side").millicores_within(group),
+                    self.kubelet.cgroup(uid, "app").millicores_within(group),
+                ],
+            }
+
+        expected = {
+            "CPUs": (1, 2, 1),
+            "disjoint": True,
+            "the pod's": True,
+            "in the pool": [],
+            "nodes": 1,
+            "quota of the pod and of exclusive containers": [None, None, None],
+        }
+        self.checks.eventually(f"{when}: the mixed pod has what it asks for", found, expected)
+
+    def restart(self, name: str, *options: str) -> None:
+        """Restart the kubelet (with options), containerd, or the agent."""
+        if name == "kubelet":
+            self.kubelet.restart(*HABITS, *options)
+        elif name == "agent":
+            self.agent.restart()
+        else:
+            run("systemctl", "restart", "containerd.service")
+
+
+def environment_of(cgroup: kernel.Cgroup) -> dict[str, str]:
+    """Return the variables of a container's first process that the agent gave."""
+    pid = min(cgroup.processes)
+    text = Path(f"/proc/{pid}/environ").read_text()
+    pairs = (entry.partition("=") for entry in text.split("\0"))
+    return {name: value for name, _, value in pairs if name.startswith(PREFIX)}
