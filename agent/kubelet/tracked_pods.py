@@ -220,10 +220,10 @@ class TrackedPods:
             return any(each.missing is not None and each.unlisted is None for each in found)
 
     @property
-    def ending(self) -> bool:
-        """Whether there is evidence that a pod has ended, though not enough to end it."""
+    def ending(self) -> frozenset[str]:
+        """The uids of the pods that may have ended: there is evidence, though not enough."""
         with self._lock:
-            return any(pod.evidence != NOTHING for pod in self._pods.values())
+            return frozenset(uid for uid, pod in self._pods.items() if pod.evidence != NOTHING)
 
     @property
     def overflow(self) -> bool:

@@ -204,8 +204,8 @@ class KubeletPods:
         return [pod for pod in known if pod is not None]
 
     @property
-    def ending(self) -> bool:
-        """Whether anything says of a pod that it has ended which has an allocation still."""
+    def ending(self) -> frozenset[str]:
+        """The uids of the pods that may have ended, and of which that is not certain yet."""
         return self._tracked.ending
 
     def sandbox_started(self, uid: str, sandbox: str = "", name: str = "") -> None:

@@ -39,8 +39,8 @@ class ListedPods(Protocol):
         ...
 
     @property
-    def ending(self) -> bool:
-        """Whether a pod may have ended whose allocation is not free yet."""
+    def ending(self) -> frozenset[str]:
+        """The uids of the pods that may have ended, and of which that is not certain yet."""
         ...
 
     def key(self, uid: str) -> str:
@@ -129,7 +129,7 @@ class OptInAdmissions:
             why = "the source of pods does not have it" if entry is None else entry.message
             log.warning("opt-in pod not decided", uid=uid, why=why)
             return None
-        if self._pods.ending:
+        if any(map(self._has_allocation, self._pods.ending)):
             why = f"a pod may have ended whose allocation is not free yet ({entry.message})"
             log.warning("opt-in pod not decided", uid=uid, why=why)
             return None

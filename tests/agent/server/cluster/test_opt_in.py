@@ -276,6 +276,18 @@ async def test_a_rejected_pod_that_is_still_listed_is_not_taken_for_the_next(
 
 
 @in_loop
+async def test_rejected_pods_that_have_failed_do_not_keep_the_next_from_being_rejected(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        for uid in UIDS[:5]:
+            assert await kubelet.admit(uid, TOO_MANY) is not None
+            kubelet.list(uid, TOO_MANY, phase="Failed")
+        del kubelet.kubelet.pods[UIDS[0]]
+        assert await kubelet.admit(UIDS[5], TOO_MANY) is not None
+
+
+@in_loop
 async def test_a_static_pod_that_is_made_again_with_its_uid_is_decided_again(
     beside: World,
 ) -> None:
