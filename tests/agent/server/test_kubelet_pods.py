@@ -142,7 +142,7 @@ async def test_without_a_kubelet_that_answers_the_status_says_what_to_do(
 ) -> None:
     assert not kubelet.socket.exists()
     async with running(world) as agent:
-        lines = list[str]()
+        lines = tuple[str, ...]()
         while not any("enable the kubelet's feature gate PodsAPI" in line for line in lines):
             world.clock.advance(SOURCE_PERIOD)
             lines = (await asyncio.to_thread(agent.client.status)).condition_lines()

@@ -406,7 +406,7 @@ async def test_an_admission_goes_on_when_its_caller_no_longer_waits(beside: Worl
 @in_loop
 async def test_a_decision_that_fails_unexpectedly_is_made_again(beside: World) -> None:
     async with node(beside) as kubelet:
-        errors = [RuntimeError("broken"), CheckpointFailedError("disk full")]
+        errors = [RuntimeError("broken"), CheckpointFailedError(OSError("disk full"))]
         [intake] = kubelet.agent.service._around.intakes
 
         async def broken_sync() -> None:
