@@ -53,7 +53,8 @@ class PluginService:
     `seconds` is the deadline of a handler, `synchronizing` that of `synchronize`. `events` chooses
     what to subscribe to from a runtime that registered the plugin. `synchronized` is called after
     the last part of Synchronize with the updates that did not fit in its answer. `counts` are
-    those of all connections, and `observe` gets the seconds of each answer, by its method.
+    those of all connections, and `observe` gets of each answer the method, the outcome (a field of
+    `EventCount`) and the seconds.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PluginService:
         seconds: float,
         synchronizing: float,
         counts: dict[str, EventCount],
-        observe: Callable[[str, float], None],
+        observe: Callable[[str, str, float], None],
         events: Callable[[RuntimeInfo], Collection[NriEvent]],
     ) -> None:
         self._handler = handler
@@ -263,7 +264,7 @@ class PluginService:
             slowest=max(count.slowest, seconds),
             **{outcome: getattr(count, outcome) + 1},
         )
-        self._observe(method, seconds)
+        self._observe(method, outcome, seconds)
 
 
 def split_updates(updates: list[Message]) -> tuple[list[Message], list[Message]]:

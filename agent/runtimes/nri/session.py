@@ -86,7 +86,7 @@ class NriSession:
 
     `name` and `index` (two digits; plugins are called in their order) are how the runtime calls the
     plugin. `seconds` is the deadline of every handler, `synchronizing` that of `synchronize`.
-    `observe` gets the method and the seconds of each answer.
+    `observe` gets the method, the outcome (a field of `EventCount`) and the seconds of each answer.
     """
 
     def __init__(  # noqa: PLR0913  # each is one fact about the plugin
@@ -99,7 +99,7 @@ class NriSession:
         index: str = "90",
         seconds: float = 0.2,
         synchronizing: float = 1.5,
-        observe: Callable[[str, float], None] = lambda _method, _seconds: None,
+        observe: Callable[[str, str, float], None] = lambda _method, _outcome, _seconds: None,
     ) -> None:
         self._socket = socket
         self._handler = handler

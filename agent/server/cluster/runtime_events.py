@@ -23,6 +23,7 @@ from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.server.cluster.adjustments import adjustment_of, agrees, still_shared
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
+from agent.server.metrics import names
 from agent.sources.source import CONFLICT, REJECTED
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _NOT_YET: Final = "UNAVAILABLE"
 _NOT_ADMITTED: Final = (REJECTED, CONFLICT)
 #: How long the kubelet may take to answer with a pod, in seconds.
 ASK_SECONDS: Final = 0.15
+_CREATION: Final = "CreateContainer"
 #: Subject of the condition that the runtime is not connected.
 SUBJECT: Final = "container runtime"
 
@@ -104,6 +106,13 @@ class RuntimeEvents:
         #: The pods that are admitted and enforced since the runtime connected.
         self._decided: set[str] = set()
         self.disconnected("not yet")
+
+    def observe(self, method: str, outcome: str, seconds: float) -> None:
+        """Count an answer to the runtime."""
+        metrics = self._controller.metrics
+        metrics.counters.add(names.RUNTIME_REQUESTS, method, outcome)
+        if method == _CREATION:
+            metrics.container_creation_duration.observe(seconds)
 
     # --- the session ----------------------------------------------------------------------------
 

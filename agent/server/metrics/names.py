@@ -280,6 +280,26 @@ TOPOLOGY_PUBLICATIONS: Final = _counter(
     "Attempts to publish the NodeResourceTopology, by outcome (agent.kubernetes.publishTopology).",
     result=_API_RESULTS,
 )
+#: The requests of a runtime that are subscribed to (`agent.runtimes.nri.messages`).
+_RUNTIME_METHODS: Final = (
+    "Synchronize",
+    "RunPodSandbox",
+    "UpdatePodSandbox",
+    "StopPodSandbox",
+    "RemovePodSandbox",
+    "CreateContainer",
+    "PostStartContainer",
+    "UpdateContainer",
+    "StopContainer",
+    "RemoveContainer",
+)
+RUNTIME_REQUESTS: Final = _counter(
+    "numawarden_runtime_requests_total",
+    "Requests of the container runtime (NRI), by method and result; late and failed ones were "
+    "answered as if the agent had nothing to say.",
+    method=_RUNTIME_METHODS,
+    result=("answered", "rejected", "late", "failed"),
+)
 POD_EVENTS: Final = _counter(
     "numawarden_pod_events_total",
     "Requests to write an Event on a pod of the cluster, by outcome (agent.kubernetes.events).",
@@ -299,6 +319,12 @@ RECONCILE_DURATION: Final = _histogram(
     _SECONDS,
 )
 
+CONTAINER_CREATION_DURATION: Final = _histogram(
+    "numawarden_container_creation_duration_seconds",
+    "Time to answer the container runtime's CreateContainer, while the container waits.",
+    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2),
+)
+
 #: The counters that the service increments.
 SERVICE_COUNTERS: Final = (
     ADMISSIONS,
@@ -315,6 +341,7 @@ SERVICE_COUNTERS: Final = (
     HISTORY_LOST,
     TOPOLOGY_PUBLICATIONS,
     POD_EVENTS,
+    RUNTIME_REQUESTS,
     POD_RESOURCES_REQUESTS,
     POD_RESOURCES_LIST,
     POD_RESOURCES_GET,
@@ -325,6 +352,7 @@ SERVICE_COUNTERS: Final = (
 PLUGIN_COUNTERS: Final = (REGISTRATIONS, CALLS, IGNORED_PREFERENCES)
 HISTOGRAMS: Final = (
     TOPOLOGY_ADMISSION_DURATION,
+    CONTAINER_CREATION_DURATION,
     ADMISSION_DURATION,
     RECONCILE_DURATION,
     ALLOCATION_DURATION,

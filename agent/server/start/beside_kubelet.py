@@ -31,7 +31,9 @@ def companions(
             from agent.runtimes.nri.session import NriSession  # noqa: PLC0415  # if it is on
 
             events = RuntimeEvents(controller, intake.source, intake.sync, config.on_reject)
-            session = NriSession(config.nri_socket, events, controller.clock)
+            session = NriSession(
+                config.nri_socket, events, controller.clock, observe=events.observe
+            )
             yield Companion(SUBJECT, session.serve)
         if config.exclusive_resource:
             plugin = _exclusive_plugin(config, controller, intake, intake.source)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.config.config import BesideKubeletConfig, CgroupDriver, OnReject
 from agent.reconcile.diff import Cause, Difference
 from agent.runtimes.nri.handler import ContainerRejectedError
+from agent.runtimes.nri.messages import subscription
 from agent.runtimes.nri.values import (
     Adjustment,
     ContainerResources,
@@ -349,5 +350,20 @@ def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> 
         assert "connection refused" in conditions[SUBJECT]
         agent.events.configured(RuntimeInfo("containerd", "1.7.24", "", 2000))
         assert SUBJECT not in conditions
+
+    beside(site, live)
+
+
+def test_every_request_that_is_subscribed_to_is_counted_from_the_start(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        subscribed = {event.method for event in subscription("containerd", "2.3", "v0.12.0")}
+        agent.events.observe("CreateContainer", "late", 0.3)
+        for method in {*subscribed, "Synchronize"}:
+            agent.events.observe(method, "answered", 0.001)
+        text = agent.controller.metrics.render().decode()
+        line = 'numawarden_runtime_requests_total{{method="{}",result="{}"}} {}'
+        assert line.format("CreateContainer", "late", "1.0") in text
+        assert line.format("Synchronize", "rejected", "0.0") in text
+        assert "numawarden_container_creation_duration_seconds_count 2.0" in text
 
     beside(site, live)
