@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec import Struct
 
-from agent.config.config import OnReject
+from agent.api.documents import INVALID_MANIFEST
 from agent.kubernetes.access import AccessError, api_access, node_name
 from agent.kubernetes.api_server import ApiServer
 from agent.kubernetes.node_topology import node_topology
@@ -23,13 +23,13 @@ from agent.server.clock import wait_for
 from agent.server.errors import StartError
 from agent.server.lifecycle import Companion
 from agent.server.metrics import names
-from agent.sources.source import REJECTED
+from agent.sources.source import INVALID, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.documents import FailedPodDocument
-    from agent.config.config import AgentConfig
+    from agent.config.config import KubernetesConfig
     from agent.kubernetes.api_server import ApiServerError
     from agent.kubernetes.node_topology import NodeTopology
     from agent.managers.allocations.ledger import Ledger
@@ -52,19 +52,21 @@ _EVENTS_AT_ONCE: Final = 20
 _TOPOLOGY: Final = "node topology"
 _INCOMPLETE: Final = "node topology incomplete"
 _EVENTS: Final = "pod events"
+#: The reason of an Event on a pod that runs in the shared pool, since its specification is unknown.
+_SHARED: Final = "RunsShared"
 
 
-def publishing(config: AgentConfig, controller: Controller) -> Companion:
+def publishing(config: KubernetesConfig, controller: Controller) -> Companion:
     """Return the companion that publishes what `agent.kubernetes` asks for.
 
     The files of token and certificate authority are looked at when they are used, since both may
     come later. Raises `StartError` if no API server is known.
     """
     try:
-        access = api_access(config.kubernetes, os.environ)
+        access = api_access(config, os.environ)
     except AccessError as error:
         raise StartError(f"agent.kubernetes.{error.key}", error.found, error.remedy) from error
-    node = node_name(config.kubernetes, os.environ)
+    node = node_name(config, os.environ)
     return Companion("publishing", Publishing(controller, ApiServer(access), node, config).serve)
 
 
@@ -85,15 +87,13 @@ class Publishing:
     """Publishes to one API server for the node of a name."""
 
     def __init__(
-        self, controller: Controller, server: ApiServer, node: str, config: AgentConfig
+        self, controller: Controller, server: ApiServer, node: str, config: KubernetesConfig
     ) -> None:
         self._changed = asyncio.Event()
         self._controller = controller
         self._node = node
-        self._config = config
-        kubernetes = config.kubernetes
-        self._publisher = TopologyPublisher(server, node) if kubernetes.publish_topology else None
-        self._events = PodEvents(server, node) if kubernetes.events else None
+        self._publisher = TopologyPublisher(server, node) if config.publish_topology else None
+        self._events = PodEvents(server, node) if config.events else None
         self._shown: tuple[_Seen, NodeTopology] | None = None
         if self._events is not None:
             controller.rejections.watch = self._rejected
@@ -127,8 +127,9 @@ class Publishing:
     def _rejected(self, status: FailedPodDocument, source: Source) -> None:
         if self._events is not None and source.name == CLUSTER_SOURCE and status.uid:
             pod = PodReference(status.namespace, status.name, status.uid)
-            time = self._controller.clock.time()
-            self._events.note(pod, status.reason, status.message, time)
+            # The kubelet runs what the agent cannot read, and the agent gives it nothing exclusive.
+            reason = _SHARED if status.reason == INVALID_MANIFEST else status.reason
+            self._events.note(pod, reason, status.message, self._controller.clock.time())
             self._changed.set()
 
     async def _publish(self, publisher: TopologyPublisher) -> None:
@@ -168,17 +169,16 @@ class Publishing:
     def _cluster_pods(self) -> Iterator[tuple[str, str]]:
         """Yield namespace and name of the pods that run as pods of the cluster.
 
-        They are the admitted ones, and those that run in the shared pool although rejected.
+        They are the admitted ones, and those that run in the shared pool without an allocation.
         """
-        state = self._controller.state
-        for allocation in state.ledger.allocations.values():
+        state, admitted = self._controller.state, self._controller.state.ledger.allocations
+        for allocation in admitted.values():
             if allocation.source is not None and allocation.source.name == CLUSTER_SOURCE:
                 yield allocation.namespace, allocation.name
         source = state.sources.get(CLUSTER_SOURCE)
-        if source is not None and self._config.kubelet.on_reject is OnReject.SHARE:
-            for entry in source.entries.values():
-                if entry.state == REJECTED:
-                    yield entry.namespace, entry.name
+        for entry in () if source is None else source.entries.values():
+            if entry.state in (INVALID, SHARED) and entry.name and entry.uid not in admitted:
+                yield entry.namespace, entry.name
 
     def _is_news(self, subject: str, error: ApiServerError | None) -> bool:
         """Have a condition for a failure; return whether that is another one than before."""

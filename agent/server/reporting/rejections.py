@@ -55,7 +55,7 @@ class RejectionReporter:
     def __init__(
         self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
     ) -> None:
-        #: Is called with the status of each rejected pod, and the pod's source.
+        #: Is called with the status of each rejected or invalid pod, and the pod's source.
         self.watch: Callable[[FailedPodDocument, Source], None] = _watch_nothing
         self._state = state
         self._counters = counters
@@ -182,6 +182,7 @@ class RejectionReporter:
             ),
         )
         self._state.records.note_rejection(RejectedPod(status, source))
+        self.watch(status, source)
 
 
 def _watch_nothing(_status: FailedPodDocument, _source: Source) -> None:

@@ -395,7 +395,7 @@ class Wiring:
         if agent.kubernetes.enabled:
             from agent.server.cluster.publishing import publishing  # noqa: PLC0415  # only for it
 
-            found.append(publishing(agent, self.controller))
+            found.append(publishing(agent.kubernetes, self.controller))
         return tuple(found)
 
     def _configure_host(self) -> ConfiguredHost:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import BesideKubeletConfig, KubernetesConfig, OnReject
+from agent.config.config import KubernetesConfig
 from agent.kubernetes.fingerprint import pod_fingerprint
 from agent.managers.policy import PluginDevice
 from agent.server.cluster.publishing import CLUSTER_SOURCE, SETTLE_SECONDS
@@ -172,17 +172,16 @@ async def test_a_rejected_pod_of_no_cluster_gets_no_event(
 
 
 @in_loop
-async def test_a_rejected_pod_that_runs_is_in_the_fingerprint(
+async def test_a_pod_that_runs_without_an_allocation_is_in_the_fingerprint_and_gets_an_event(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
-    kubelet = BesideKubeletConfig(on_reject=OnReject.SHARE)
-    world.config = replace(world.config, agent=replace(world.config.agent, kubelet=kubelet))
     async with running(world) as agent:
         await settled(agent)
         await until(lambda: published(fake) == expected("7", "8"))
-        cluster.put(KEY, manifest(cpu="100"))
+        cluster.put(KEY, manifest().replace(b"  - name: c0", b"  - nom: c0"))
         await settled(agent)
         await until(lambda: published(fake) == expected("7", "8", ("shop", "web")))
+        await until(lambda: [each["reason"] for each in fake.events.values()] == ["RunsShared"])
 
 
 @in_loop
