@@ -32,7 +32,7 @@ from agent.server.errors import missing_extra
 from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.kernel.watches import CgroupChanges, directory_changes
-from agent.server.lifecycle import HostInputs, Listeners, Service
+from agent.server.lifecycle import Companion, HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.reporting.history import HistoryRecorder
 from agent.server.reporting.log.log_level import LogLevelSwitch
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from agent.runtimes.identifier import ContainerIdentifier
     from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
-    from agent.server.lifecycle import Companion
     from agent.server.start.providers import ProviderFactory
     from agent.server.start.service_manager import ServiceManager
     from agent.sources.kubelet import KubeletPods
@@ -390,7 +389,10 @@ class Wiring:
         found: list[Companion] = []
         if agent.kubelet.enabled:
             from agent.server.start.beside_kubelet import companions  # noqa: PLC0415  # only for it
+            from agent.server.start.kubelet_checks import KubeletWatch  # noqa: PLC0415  # only for it
 
+            watch = KubeletWatch(self._config, self.controller, self._beside)
+            found.append(Companion("kubelet checks", watch.serve))
             found.extend(companions(agent.kubelet, self.controller, self._intakes))
         if agent.kubernetes.enabled:
             from agent.server.cluster.publishing import publishing  # noqa: PLC0415  # only for it

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.server.start.kubelet_checks import KubeletNotReadyError, kubelet_conditions
+from agent.server.start.kubelet_checks import (
+    PERIOD_SECONDS,
+    KubeletNotReadyError,
+    kubelet_conditions,
+)
 from tests.agent.server.start.test_lean import modules_after
-from tests.agent.server.support import in_loop, make_world, running
+from tests.agent.server.support import PATIENCE, in_loop, make_world, running
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 
@@ -79,3 +85,33 @@ def test_without_a_kubelet_nothing_of_the_checks_is_imported() -> None:
     found = modules_after("from agent.cli.local.agent import import_agent", "import_agent()")
     assert [name for name in found if name.startswith("agent.tools.doctor")] == []
     assert "agent.server.start.kubelet_checks" not in found
+
+
+@in_loop
+async def test_managers_turned_on_under_a_running_agent_are_a_condition(tmp_path: Path) -> None:
+    directory = tmp_path / "kubelet"
+    directory.mkdir()
+    state = directory / "cpu_manager_state"
+    state.write_text('{"policyName":"none"}')
+    world = make_world(tmp_path)
+    agent = world.config.agent
+    beside = replace(agent.kubelet, enabled=True, directory=directory, nri_socket=None)
+    world.config = replace(world.config, agent=replace(agent, kubelet=beside))
+
+    async with running(world) as found:
+
+        async def until(*, there: bool) -> None:
+            conditions = found.controller.state.conditions
+            while ("kubelet CPU manager" in conditions) is not there:
+                world.clock.advance(PERIOD_SECONDS)
+                await found.controller.worker.run(lambda: None)  # after what was asked before
+
+        assert "kubelet CPU manager" not in found.controller.state.conditions
+        state.write_text(STATIC)
+        os.utime(state, ns=(1, 1))
+        await asyncio.wait_for(until(there=True), PATIENCE)
+        line = found.controller.state.conditions["kubelet CPU manager"]
+        assert "two managers of cpusets on one host" in line
+        state.write_text('{"policyName":"none"}')
+        os.utime(state, ns=(2, 2))
+        await asyncio.wait_for(until(there=False), PATIENCE)
