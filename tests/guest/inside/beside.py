@@ -88,7 +88,7 @@ class Node:
         self.kubelet.remove(name)
         self.checks.eventually(f"{name} is gone", lambda: self.kubelet.phase(uid), "")
         self.checks.eventually(
-            f"the allocation of {name} ends", lambda: uid in self.allocations(), False
+            f"the allocation of {name} ends", lambda: self.allocations() & {uid}, set()
         )
 
     def allocations(self) -> set[str]:

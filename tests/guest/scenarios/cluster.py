@@ -36,7 +36,7 @@ def run(guest: Guest) -> None:
 
 
 def _shapes(node: Node) -> None:
-    """A mixed pod, a plain one, and what systemd does at a reload."""
+    """Run a mixed pod and a plain one, and have systemd reload."""
     checks, kubelet = node.checks, node.kubelet
     plain = node.runs(pod("plain", 9, container("app")))
     uid = node.runs(MIXED)
@@ -61,7 +61,7 @@ def _shapes(node: Node) -> None:
 
 
 def _resize(node: Node) -> None:
-    """The kubelet resizes a running pod: shares and quota change, and no CPU."""
+    """Have the kubelet resize a running pod: shares change, and neither CPUs nor quota."""
     uid = MIXED["metadata"]["uid"]
     before = node.facts(uid, RUNNING)
     larger: dict[str, Any] = {**MIXED, "spec": {**MIXED["spec"]}}
@@ -69,11 +69,12 @@ def _resize(node: Node) -> None:
     larger["spec"]["resources"] = {"limits": amounts(5, 320)}
     node.kubelet.put(larger)
 
-    def updated() -> bool:
-        steps = [step["step"] for step in node.kubelet.steps("mixed")]
-        return "UpdateContainerResources" in steps
+    both = {"resize", "UpdateContainerResources"}
 
-    node.checks.eventually("the kubelet resizes a container", updated, True)
+    def updated() -> set[str]:
+        return both & {step["step"] for step in node.kubelet.steps("mixed")}
+
+    node.checks.eventually("the kubelet resizes pod and container", updated, both)
     node.checks.eventually(
         "a resize changes no CPU and brings no quota", lambda: node.facts(uid, RUNNING), before
     )
@@ -81,7 +82,7 @@ def _resize(node: Node) -> None:
 
 
 def _rejected(node: Node) -> None:
-    """A pod that there is no room for waits with the reason, and starts by itself later."""
+    """Run a pod without room: it waits with the reason, and starts by itself later."""
     checks, kubelet = node.checks, node.kubelet
     node.runs(LARGE)
     uid = kubelet.put(WAITING)
@@ -101,7 +102,7 @@ def _rejected(node: Node) -> None:
 
 
 def _away(node: Node) -> None:
-    """A pod that started while the agent was away, or did not answer in time, is repaired."""
+    """Start pods while the agent is away, or does not answer in time: they are repaired."""
     checks = node.checks
     node.agent.stop()
     uid = node.runs(LARGE)
@@ -132,7 +133,7 @@ def _crowd(node: Node) -> None:
 
 
 def _end(node: Node) -> None:
-    """Deleted pods give their CPUs back, and no sandbox was ever rejected."""
+    """Delete a pod: its CPUs come back, and no sandbox was ever rejected."""
     checks, kubelet = node.checks, node.kubelet
     before = node.pool()
     given = kubelet.pod_cgroup(MIXED["metadata"]["uid"]).cpus

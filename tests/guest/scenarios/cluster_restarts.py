@@ -37,7 +37,7 @@ def run(guest: Guest) -> None:
         checks.eventually(
             f"{named}: the kubelet has its pod", lambda: node.kubelet.phase(uid), "Running"
         )
-        checks.eventually(f"{named}: so has the agent", lambda: uid in node.allocations(), True)
+        checks.eventually(f"{named}: so has the agent", node.allocations, {uid})
         checks.equal(f"{named}: as before", node.facts(uid, RUNNING), before)
     command("systemctl", "daemon-reload")
     node.check_mixed("after all of it")
