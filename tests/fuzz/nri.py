@@ -79,7 +79,7 @@ async def _check(data: bytes) -> bool:
         seconds=60,
         synchronizing=60,
         counts={},
-        observe=lambda _method, seconds: demand(seconds >= 0, "negative seconds"),
+        observe=lambda _method, _outcome, seconds: demand(seconds >= 0, "negative seconds"),
         events=lambda info: subscription(info.name, info.version, info.nri_version),
     )
     frames = Demultiplexer()

@@ -128,6 +128,13 @@ class RuntimeEvents:
             "memory nodes and quota only after they have started; see 'numawarden doctor'"
         )
 
+    async def close(self) -> None:
+        """End the decisions in progress: their pods are decided at the next Synchronize."""
+        tasks = tuple(self._deciding.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def synchronize(
         self, sandboxes: Sequence[PodSandbox], containers: Sequence[RuntimeContainer]
     ) -> Mapping[str, Adjustment]:

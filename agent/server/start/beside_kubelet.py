@@ -11,6 +11,7 @@ from agent.sources.kubelet import KubeletPods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from agent.config.config import BesideKubeletConfig
     from agent.kubelet.exclusive_plugin import ExclusivePlugin
@@ -28,16 +29,31 @@ def companions(
         if not isinstance(intake.source, KubeletPods):
             continue
         if config.nri_socket is not None:
-            from agent.runtimes.nri.session import NriSession  # noqa: PLC0415  # if it is on
-
-            events = RuntimeEvents(controller, intake.source, intake.sync, config.on_reject)
-            session = NriSession(
-                config.nri_socket, events, controller.clock, observe=events.observe
-            )
-            yield Companion(SUBJECT, session.serve)
+            yield _runtime(config.nri_socket, config, controller, intake, intake.source)
         if config.exclusive_resource:
             plugin = _exclusive_plugin(config, controller, intake, intake.source)
             yield Companion(_PLUGIN, plugin.serve)
+
+
+def _runtime(
+    socket: Path,
+    config: BesideKubeletConfig,
+    controller: Controller,
+    intake: PodIntake,
+    pods: KubeletPods,
+) -> Companion:
+    from agent.runtimes.nri.session import NriSession  # noqa: PLC0415  # if it is on
+
+    events = RuntimeEvents(controller, pods, intake.sync, config.on_reject)
+    session = NriSession(socket, events, controller.clock, observe=events.observe)
+
+    async def serve() -> None:
+        try:
+            await session.serve()
+        finally:
+            await events.close()
+
+    return Companion(SUBJECT, serve)
 
 
 def _exclusive_plugin(

@@ -7,6 +7,7 @@ the kernel is the emulated one, and all sockets are real.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import threading
@@ -289,6 +290,21 @@ def waiting(cluster: Cluster, uid: str, name: str) -> str:
         return ""
     status = found.statuses[name]
     return f"{status.reason}: {status.message}" if status.state == "waiting" else ""
+
+
+@in_loop
+async def test_an_agent_that_stops_amid_decisions_leaves_none_behind(cluster: Cluster) -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with cluster.with_runtime(), cluster.with_kubelet():
+        async with cluster.with_agent():
+            for number in range(30):
+                cluster.put(pod(f"p{number}", container(f"c{number}")))
+            await until(lambda: len(cluster.runtime.events) >= 30)
+        left = [task for task in asyncio.all_tasks() if "RuntimeEvents" in repr(task.get_coro())]
+        assert left == []
+    gc.collect()
+    assert faults == []
 
 
 @in_loop
