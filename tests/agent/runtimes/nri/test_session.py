@@ -325,19 +325,20 @@ async def test_repairs_that_do_not_fit_in_one_answer_follow_as_updates(tmp_path:
 
 @in_loop
 async def test_a_runtime_may_synchronize_again(tmp_path: Path) -> None:
-    runtime = FakeRuntime(tmp_path / "nri.sock")
+    runtime = FakeRuntime(tmp_path / "nri.sock", pods=[POD], containers=[CONTAINER])
     handler = RecordingHandler()
     large = Adjustment(cpus=Mask.from_ids(range(0, 4000, 2)))
     async with running(runtime), serving(runtime.socket, handler, synchronizing=60) as session:
         plugin = await runtime.plugin()
         await until(lambda: session.state.connected)
         handler.repairs = {f"c{number}": large for number in range(600)}
-        request = V1ALPHA1["SynchronizeRequest"](pods=[POD])
+        request = V1ALPHA1["SynchronizeRequest"](pods=[POD, POD])
         reply = await plugin.call("Synchronize", request)
         answered = reply.as_message("SynchronizeResponse").update
         await until(lambda: runtime.updates)
     repaired = [*answered, *runtime.updates[0].update]
     assert [each.container_id for each in repaired] == list(handler.repairs)
+    assert list(map(len, handler.synchronized)) == [2, 0]
     assert session.state.connections == 1
 
 
