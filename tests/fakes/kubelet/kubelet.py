@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.rpc.calls import CallError
 from systemd.errors import SystemdError
@@ -89,6 +89,8 @@ class FakeKubelet:
         )
         #: Set by a test, the seconds without pods are over.
         self.sources_ready = asyncio.Event()
+        #: The manifests as they were last read, with inode and time of the change.
+        self._files: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._workers: dict[str, PodWorker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -137,10 +139,16 @@ class FakeKubelet:
 
     def _read(self) -> list[KubeletPod]:
         """Return the pods that are new; wake the workers of those that changed or are gone."""
-        found = {}
+        files = {}
         for file in sorted((self._control / MANIFESTS).glob("*.json")):
-            manifest = json.loads(file.read_text())
-            found[manifest["metadata"]["uid"]] = manifest
+            status = file.stat()
+            stamp = (status.st_ino, status.st_mtime_ns)
+            before = self._files.get(file)
+            if before is None or before[0] != stamp:
+                before = (stamp, json.loads(file.read_text()))
+            files[file] = before
+        self._files = files
+        found = {manifest["metadata"]["uid"]: manifest for _, manifest in files.values()}
         for pod in self.pods:
             manifest = found.pop(pod.uid, None)
             if manifest is None and not pod.ending:
