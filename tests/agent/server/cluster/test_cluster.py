@@ -102,8 +102,11 @@ class Cluster:
         self.agent: Running
 
     def _made(self, options: Options = QUICK) -> FakeKubelet:
-        cgroups = PodCgroups(self.systemd, self.world.kernel, ALL)
-        return FakeKubelet(self.directory, self.control, self.runtime, cgroups, options)
+        return FakeKubelet(self.directory, self.control, self.runtime, self.cgroups(), options)
+
+    def cgroups(self) -> PodCgroups:
+        """Return what makes the kubelet's cgroups."""
+        return PodCgroups(self.systemd, self.world.kernel, ALL)
 
     def put(self, manifest: dict[str, Any]) -> str:
         pods = self.control / "pods"
