@@ -192,11 +192,15 @@ class TrackedPods:
 
     # --- what follows ---------------------------------------------------------------------------
 
-    def end(self, now: float) -> frozenset[str]:
-        """Forget the pods that have ended; return them with those that ended before."""
+    def end(self, now: float, *, cgroups_read: bool = True) -> frozenset[str]:
+        """Forget the pods that have ended; return them with those that ended before.
+
+        `cgroups_read`: the cgroups are those of now.
+        """
         with self._lock:
             for uid, pod in list(self._pods.items()):
-                if has_ended(pod.evidence, now, reported=pod.reported, with_cgroup=pod.with_cgroup):
+                facts = {"reported": pod.reported, "with_cgroup": pod.with_cgroup}
+                if has_ended(pod.evidence, now, **facts) or (cgroups_read and _never_ran(pod)):
                     del self._pods[uid]
                     self._ended.append(uid)
             return frozenset(self._ended) - self._pods.keys()
@@ -314,6 +318,17 @@ _UNKNOWN: Final = (
     "specification unknown: the pod has a sandbox, and neither the Pods API nor the kubelet's "
     "endpoint reports the pod, so it runs in the shared pool; see the conditions of the source"
 )
+
+
+def _never_ran(pod: _Tracked) -> bool:
+    """Return whether a pod was over before it had a sandbox or a cgroup.
+
+    The kubelet rejected it, say: nothing of it will run, so no other evidence will come.
+    """
+    evidence = pod.evidence
+    shown = pod.sandboxes or pod.with_cgroup or pod.resumed
+    before = (evidence.sandbox, evidence.cgroup)
+    return evidence.deleted is not None and not shown and before == (None, None)
 
 
 def _since(before: float | None, now: float) -> float:

@@ -136,7 +136,7 @@ class KubeletPods:
         except OSError as error:
             why = error.strerror or str(error)
             blind = f"the cgroups of the kubelet's pods cannot be read: {why}"
-        ended = self._tracked.end(now)
+        ended = self._tracked.end(now, cgroups_read=not blind)
         facts = self._tracked.facts()
         return SourceReading(
             tuple(_entry(each) for each in facts if not self._is_under_admission(each)),

@@ -125,6 +125,23 @@ def test_a_pod_that_never_had_a_cgroup_ends_when_lists_lack_it_for_long_enough()
     assert UID in pods.end(confirmed + ALONE_SECONDS)
 
 
+@pytest.mark.parametrize("how", ["deleted", "failed"])
+@pytest.mark.parametrize("shown", ["", "sandbox", "cgroup", "unread"])
+def test_a_pod_that_is_over_before_the_host_showed_anything_of_it_ends_at_once(
+    how: str, shown: str
+) -> None:
+    pods = TrackedPods(pod_level=True)
+    pods.report(POD, 0.0)
+    if shown == "sandbox":
+        pods.sandbox_started(UID, "s", "")
+    pods.cgroups({UID} if shown == "cgroup" else (), 1.0)
+    if how == "deleted":
+        pods.deleted(UID, 2.0)
+    else:
+        pods.report(FAILED, 2.0)
+    assert (UID in pods.end(2.0, cgroups_read=shown != "unread")) is not bool(shown)
+
+
 @pytest.mark.parametrize(
     ("evidence", "back"),
     [

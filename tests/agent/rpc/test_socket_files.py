@@ -1,4 +1,4 @@
-"""What tells one socket's file from the next one's."""
+"""What distinguishes the file of one socket from that of the next."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_what_is_not_an_extended_resource_is_rejected_in_its_place(name: str) ->
         (f"ignoredResources: [{RESOURCE}]", "agent.ignoredResources"),
     ],
 )
-def test_pods_opt_in_with_a_resource_that_is_no_device(other: str, key: str) -> None:
+def test_the_resource_of_pods_that_opt_in_has_no_devices(other: str, key: str) -> None:
     [mistake] = mistakes(f"agent: {{kubelet: {{enabled: true}}, {other}}}")
     assert mistake.startswith(f"agent.kubelet.exclusiveResource: {RESOURCE} is in {key}, too")
     load_config(f"agent: {{kubelet: {{enabled: false}}, {other}}}", "x")

@@ -288,6 +288,32 @@ async def test_rejected_pods_that_have_failed_do_not_keep_the_next_from_being_re
 
 
 @in_loop
+async def test_a_rejected_pod_that_has_failed_is_not_admitted_when_there_is_room(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        for uid in UIDS[:2]:
+            assert await kubelet.admit(uid, HALF) is None
+            kubelet.run(uid)
+        assert await kubelet.admit(UIDS[2], HALF) is not None
+        kubelet.list(UIDS[2], HALF, phase="Failed")
+        kubelet.list(UIDS[0], HALF, phase="Succeeded")
+        kubelet.agent.world.kernel.rmdir(f"kubepods/pod{UIDS[0]}")
+        assert await kubelet.admit(UIDS[3], HALF) is None
+        assert kubelet.admitted == {UIDS[1], UIDS[3]}
+
+
+@in_loop
+async def test_an_admitted_pod_that_the_kubelet_rejects_is_freed_at_once(beside: World) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], HALF) is None
+        assert await kubelet.admit(UIDS[1], HALF) is None
+        kubelet.list(UIDS[0], HALF, phase="Failed")
+        assert await kubelet.admit(UIDS[2], HALF) is None
+        assert kubelet.admitted == {*UIDS[1:3]}
+
+
+@in_loop
 async def test_a_static_pod_that_is_made_again_with_its_uid_is_decided_again(
     beside: World,
 ) -> None:
