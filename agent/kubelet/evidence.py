@@ -2,8 +2,8 @@
 
 Each input of the agent is late, repeats itself or is wrong at times: a kubelet that was restarted
 lists no pods for a while, a sandbox is made again, a cgroup is not there yet. So no kind of
-evidence is enough at once: two of them are, or one that lasts. A pod that is over before the host showed
-anything of it, as one that the kubelet rejected, has ended: no other evidence will come.
+evidence is enough at once: two of them are, or one that lasts. A pod that is over before the host
+showed anything of it, as one that the kubelet rejected, has ended: no other evidence will come.
 """
 
 from __future__ import annotations
