@@ -1,4 +1,4 @@
-"""The files of Unix sockets: which paths they can have, and what distinguishes one from the next."""
+"""The files of Unix sockets: which paths they can have, and how one differs from the next."""
 
 from __future__ import annotations
 

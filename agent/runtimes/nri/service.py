@@ -237,7 +237,7 @@ class PluginService:
             return None
         except ContainerRejectedError as error:
             if not may_reject:
-                log.exception("NRI handler failed", method=method, **subject)
+                log.error("NRI handler failed", method=method, why=str(error), **subject)  # noqa: TRY400  # not a defect that a traceback shows
                 return None
             outcome = "rejected"
             raise TtrpcError(error.code, error.message) from error

@@ -262,7 +262,7 @@ def test_one_unreadable_pod_of_a_list_does_not_affect_the_others() -> None:
         (b'{"items": ' + b"[" * 100_000, "not a list of pods"),
     ],
 )
-def test_an_answer_that_is_no_list_of_pods_is_one_error(answer: bytes, words: str) -> None:
+def test_an_answer_without_a_list_of_pods_is_one_error(answer: bytes, words: str) -> None:
     with pytest.raises(UnreadablePodError, match=words):
         read_list(answer, 2)
 

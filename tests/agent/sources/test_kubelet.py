@@ -201,7 +201,7 @@ def with_nic(uid: str) -> bytes:
 
 
 @in_loop
-async def test_a_pod_is_no_entry_until_it_has_the_devices_that_plugins_provide(
+async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provide(
     tmp_path: Path,
 ) -> None:
     """The kubelet lists a pod before it admits it, and it is the admission that gives devices."""
@@ -529,7 +529,7 @@ async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
 
 
 @in_loop
-async def test_a_pod_from_before_the_start_is_no_error_while_the_kubelet_is_away(
+async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_away(
     tmp_path: Path,
 ) -> None:
     async with followed(tmp_path, started=False) as host:
@@ -724,7 +724,9 @@ async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
 
 
 @in_loop
-async def test_a_report_between_two_connections_is_no_sign_of_life_for_ever(tmp_path: Path) -> None:
+async def test_a_report_between_two_connections_is_not_a_sign_of_life_for_ever(
+    tmp_path: Path,
+) -> None:
     """A single answer of a kubelet that is away again does not keep a pod whose cgroup is gone."""
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:

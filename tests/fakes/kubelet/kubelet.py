@@ -207,8 +207,8 @@ class FakeKubelet:
             worker.change()
 
     def _write_allocated(self) -> None:
-        held = [pod for pod in self.pods if pod.admitted and not pod.ending]
-        allocated_pods.write(self._directory, held)
+        admitted = [pod for pod in self.pods if pod.admitted and not pod.ending]
+        allocated_pods.write(self._directory, admitted)
 
     async def _follow_runtime(self) -> None:
         """Wake the workers of pods whose sandboxes or containers changed, as PLEG does."""

@@ -147,10 +147,10 @@ async def test_containers_start_in_the_kubelets_order(node: Node) -> None:
     async with node.running() as kubelet:
         await until(lambda: node.phase() == "Running")
         steps = kubelet.timeline.names("mixed")
-    wanted = [each for each in steps if not each.startswith("StartContainer")]
+    relevant = [each for each in steps if not each.startswith("StartContainer")]
     started = ["init1", "side", "init2", "app", "aux"]
     creations = [f"CreateContainer {name}" for name in started]
-    assert wanted == ["listed", "admitted", "cgroup", "RunPodSandbox", *creations]
+    assert relevant == ["listed", "admitted", "cgroup", "RunPodSandbox", *creations]
 
 
 @in_loop

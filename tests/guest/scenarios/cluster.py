@@ -56,8 +56,8 @@ def _shapes(node: Node) -> None:
     command("systemctl", "daemon-reload")
     node.runs(pod("other", 8, container("app", amounts("100m"))))
     node.check_mixed("after a daemon-reload and another pod")
-    refused = [step for step in kubelet.steps("mixed") if "error" in step]
-    checks.equal("nothing was rejected", refused, [])
+    rejected = [step for step in kubelet.steps("mixed") if "error" in step]
+    checks.equal("nothing was rejected", rejected, [])
 
 
 def _resize(node: Node) -> None:
