@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.tools.doctor.facts import GatheredFacts, HostPath
 
 #: How long each of them may take to answer, in seconds; all are asked at the same time.
-PATIENCE: Final = 3.0
+PATIENCE: Final = 10.0
 SERVICE: Final = "runtime.v1.RuntimeService"
 V1: Final = Messages(
     "runtime.v1",
