@@ -12,7 +12,7 @@ CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C 
     | xargs -0 sha256sum >SHA256SUMS
 SHELL := /bin/bash
 
-.PHONY: help setup plugin prometheus browser demo test lint types words guest bench conformance docs \
+.PHONY: help setup plugin prometheus browser helm demo test lint types words guest bench conformance docs \
     changelog load fuzz dependencies wheel deb man image checksums audit clean site
 
 help: ## show what can be made
@@ -29,6 +29,9 @@ prometheus: setup ## unpack Prometheus and promtool from Debian's package for th
 
 browser: setup ## install Chromium, which the tests of the dashboard drive; needs root on Debian
 	@$(BIN)/python -m tests.browser
+
+helm: setup ## unpack Helm and kubectl, which the tests of deploy/kubernetes render with
+	@$(BIN)/python -m tests.helm
 
 demo: setup ## run the real agent against an embedded two-socket machine
 	@$(BIN)/python -m tests.demo
