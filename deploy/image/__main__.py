@@ -46,7 +46,7 @@ def build(output: Path) -> Path:
         packages = debian.bootstrap(root, debian.sources(debian.SUITE), epoch)
         tree.install(root, wheel, epoch)
         tree.lay_out(root)
-        text = bill.render(packages, licences.collect(lock.read()), tree.installed(root))
+        text = bill.render(packages, licences.collect(lock.read(tree.LOCK)), tree.installed(root))
         for file in (root / tree.SBOM, output / f"{name}.cdx.json"):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")

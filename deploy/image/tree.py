@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from agent.config.file import load_config_file
 from deploy.building import run
 from deploy.dependencies import lock
-from deploy.dependencies.lock import ROOT, RUN
+from deploy.dependencies.lock import GRPC, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: Where the agent's environment is, as in the installation instructions.
 PREFIX: Final = Path("opt/numawarden")
 PYTHON: Final = "3.13"
+#: With device plugins, podresources, and the kubelet's Pods API.
+LOCK: Final = GRPC
 CONFIG: Final = Path("etc/numawarden/config.yaml")
 HEALTH: Final = Path("usr/bin/numawarden-health")
 LICENCES: Final = Path("usr/share/doc/numawarden")
@@ -74,10 +76,10 @@ def install(root: Path, wheel: Path, epoch: int) -> None:
         [
             *(*_PIP, "download", *_QUIET, "--no-deps", "--only-binary=:all:", "--require-hashes"),
             *("--python-version", PYTHON, "--implementation=cp", *only),
-            *("--requirement", RUN, "--dest", parts / "wheels"),
+            *("--requirement", LOCK, "--dest", parts / "wheels"),
         ]
     )
-    shutil.copy2(RUN, parts)
+    shutil.copy2(LOCK, parts)
     shutil.copy2(wheel, parts)
     import pip  # noqa: PLC0415 - the build's own, run by the other Python
 
@@ -89,7 +91,7 @@ def install(root: Path, wheel: Path, epoch: int) -> None:
         *("chroot", root, f"/{PREFIX}/bin/python3", inside / "pip", "install", *_QUIET),
         *("--no-index", "--no-compile", "--no-cache-dir", "--root-user-action=ignore"),
     )
-    locked = ("--find-links", inside / "wheels", "--require-hashes", "-r", inside / RUN.name)
+    locked = ("--find-links", inside / "wheels", "--require-hashes", "-r", inside / LOCK.name)
     run([*pip_install, *locked], epoch)
     # By its name: of a path the installation would keep where the build had it.
     run([*pip_install, "--no-deps", "--find-links", inside, "numawarden"], epoch)

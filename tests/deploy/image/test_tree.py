@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.config.file import load_config_file
+from deploy.dependencies import lock
 from deploy.dependencies.lock import ROOT
 from deploy.image import tree
 
@@ -73,3 +74,9 @@ def test_what_is_installed_is_read_from_the_environment(tmp_path: Path) -> None:
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     assert tree.installed(tmp_path) == {"some-thing": "1.0", "other": "2"}
+
+
+def test_the_image_has_what_an_agent_beside_a_kubelet_imports() -> None:
+    config = load_config_file(ROOT / "deploy/kubernetes/base/config.yaml")
+    assert config.agent.kubelet.enabled
+    assert {"grpcio", "protobuf"} <= {locked.name for locked in lock.read(tree.LOCK)}
