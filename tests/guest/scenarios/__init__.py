@@ -96,6 +96,12 @@ SCENARIOS: Final = {
             image=True,
         ),
         Scenario(
+            "daemonset",
+            "two-sockets",
+            "the agent with the rights and mounts of deploy/kubernetes",
+            image=True,
+        ),
+        Scenario(
             "metrics",
             "two-sockets",
             "a real Prometheus scrapes, promtool judges",
