@@ -12,29 +12,36 @@ from tests.guest.inside.commands import run as command
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MANIFEST: Final = Path("/job/deploy/kubernetes/base/daemonset.yaml")
+BASE: Final = Path("/job/deploy/kubernetes/base")
+#: State files of a kubelet whose managers are off.
+_STATES: Final = {
+    "cpu_manager_state": {"policyName": "none", "defaultCpuSet": "", "checksum": 1353318690},
+    "memory_manager_state": {"policyName": "None", "machineState": {}, "checksum": 4047896898},
+}
 #: The system's Python has no YAML, the agent's has.
 _AS_JSON: Final = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))"
 
 
-def pod_of(manifest: Path, python: Path) -> dict[str, Any]:
-    """Return the specification of a DaemonSet's pod; `python` is one that can read YAML."""
-    daemonset = json.loads(command(python, "-c", _AS_JSON, manifest))
+def loaded(name: str, python: Path) -> dict[str, Any]:
+    """Return a file of the base; `python` is one that can read YAML."""
+    found: dict[str, Any] = json.loads(command(python, "-c", _AS_JSON, BASE / name))
+    return found
+
+
+def pod_of(daemonset: dict[str, Any]) -> dict[str, Any]:
+    """Return the specification of a DaemonSet's pod."""
     found: dict[str, Any] = daemonset["spec"]["template"]["spec"]
     return found
 
 
-def make_what_a_kubelet_makes(pod: dict[str, Any]) -> None:
-    """Make the directories and files of the host that a pod mounts, where they are missing."""
+def write_what_a_kubelet_writes(pod: dict[str, Any]) -> None:
+    """Make what a pod mounts and no program of the guest makes: directories, files of managers."""
     for volume in pod["volumes"]:
-        host = volume.get("hostPath")
-        if host is None:
-            continue
-        path = Path(host["path"])
+        host = volume.get("hostPath", {"type": ""})
         if host["type"] == "File":
-            path.touch()
-        else:
-            path.mkdir(parents=True, exist_ok=True)
+            Path(host["path"]).write_text(json.dumps(_STATES[Path(host["path"]).name]))
+        elif host["type"]:
+            Path(host["path"]).mkdir(parents=True, exist_ok=True)
 
 
 def options(pod: dict[str, Any]) -> Iterator[str]:

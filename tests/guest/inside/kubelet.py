@@ -34,10 +34,11 @@ SLEEP: Final = ("/bin/sleep", "1000000")
 
 
 class Kubelet:
-    """The fake kubelet as a service, and the pods that it runs."""
+    """The fake kubelet as a service, and the pods that it runs; `python` has gRPC."""
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, python: Path = PYTHON) -> None:
         self._guest = guest
+        self._python = python
         self.control = guest.work / "kubelet"
         self._pods = self.control / "pods"
         self._pods.mkdir(parents=True)
@@ -47,7 +48,7 @@ class Kubelet:
         """Start the service with options of the program."""
         given = " ".join(options)
         text = TEMPLATE.format(
-            job=self._guest.job, python=PYTHON, control=self.control, options=given
+            job=self._guest.job, python=self._python, control=self.control, options=given
         )
         if not UNIT.exists() or UNIT.read_text() != text:
             UNIT.write_text(text)

@@ -1,85 +1,115 @@
-"""What deploy/kubernetes has: the agent with a DaemonSet's rights and mounts, a drop-in.
+"""What deploy/kubernetes has: the agent with a DaemonSet's rights, mounts and configuration.
 
-podman runs the container, with the options that the DaemonSet's pod stands for.
+podman runs the agent's container, with the options that the DaemonSet's pod stands for; containerd
+runs the pods of a kubelet.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.guest.inside import machine
-from tests.guest.inside.agent import PROGRAM, Agent
+from tests.guest.inside import containerd, daemonset, kernel, machine
+from tests.guest.inside.agent import CONFIG, PROGRAM, Agent
 from tests.guest.inside.checks import wait_until
 from tests.guest.inside.commands import attempt
 from tests.guest.inside.commands import run as command
-from tests.guest.inside.daemonset import MANIFEST, make_what_a_kubelet_makes, options, pod_of
-from tests.guest.inside.examples import Host, start
-from tests.guest.inside.pods import POD_SCOPE
-from tests.guest.inside.starters import SystemdRun
+from tests.guest.inside.kubelet import Kubelet, amounts, container
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing import Any
 
     from tests.guest.inside.checks import Checks
     from tests.guest.inside.guest import Guest
-    from tests.guest.inside.kernel import Cgroup
-    from tests.guest.inside.workloads import Workload
 
 NAME: Final = "numawarden"
-#: Where the image's root is mounted.
+#: Where the image's root is mounted, and the Python of its environment.
 ROOT: Final = Path("/opt/numawarden")
+PYTHON: Final = ROOT / "opt/numawarden/bin/python3"
 DROP_IN: Final = Path("/job/deploy/kubernetes/node/containerd-1.7.toml")
 #: CAP_DAC_OVERRIDE alone, as a mask (capability.h).
 DAC_OVERRIDE: Final = "0000000000000002"
 ONLINE: Final = Path("/sys/devices/system/cpu/online")
 #: The slices of QoS classes (docs/kubernetes.md, "Remove it").
 CLASSES: Final = ("kubepods-burstable.slice", "kubepods-besteffort.slice")
-#: One with a budget, and one that is rejected.
-EXAMPLES: Final = ("pod-scope-mixed", "pod-scope-admission-failure")
 
 
 def run(guest: Guest) -> None:
-    """Take pods through their lives, the agent's container restarted among them."""
+    """Run pods beside the agent, which is restarted and removed in the end."""
     checks = guest.checks
     _check_drop_in(guest)
+    containerd.start(guest, "systemd", nri=True)
+    kubelet = Kubelet(guest, PYTHON)
+    kubelet.start("--retry=2", "--linger=2")
     agent = AsDaemonSet(guest)
     agent.start()
     rights = agent.rights()
     checks.equal("its capabilities", rights["CapEff"], DAC_OVERRIDE)
     checks.equal("no new privileges", rights["NoNewPrivs"], "1")
     checks.equal("a filter of system calls", rights["Seccomp"], "2")
-    host = Host.opened(checks, agent, SystemdRun())
-    mixed, rejected = (pod for pod in POD_SCOPE if pod.name in EXAMPLES)
-    host.run(rejected, SystemdRun())
+    shared = kubelet.put(_pod("shared", 1, containers=[container("app")]))
+    checks.require("a pod without requests runs", _runs(kubelet, shared, "app"), "")
+    mixed = kubelet.put(
+        _pod(
+            "mixed",
+            2,
+            resources={"limits": amounts(3, 128), "requests": amounts(3, 128)},
+            containers=[container("worker", amounts(2)), container("logs")],
+        )
+    )
+    checks.require("a mixed pod runs", _runs(kubelet, mixed, "worker", "logs"), "")
+    _check_mixed(checks, kubelet, mixed, shared)
+    large = kubelet.put(_pod("large", 3, containers=[container("app", amounts(14))]))
+    rejected = wait_until(lambda: "OutOfcpu" in kubelet.waits_for(large, "app"))
+    checks.check("a pod without room waits", rejected, kubelet.waits_for(large, "app"))
+    kubelet.remove("large")
+    agent.restart()
+    _check_mixed(checks, kubelet, mixed, shared)
+    _check_removal(checks, agent, kubelet.cgroup(shared, "app"))
 
-    def restarted(_pod: Cgroup, running: Mapping[str, Workload]) -> None:
-        before = {name: workload.cgroup.cpus for name, workload in running.items()}
-        agent.restart()
-        after = {name: workload.cgroup.cpus for name, workload in running.items()}
-        checks.equal("restarted: the pins stay", after, before)
-        checks.eventually("restarted: it finds all enforced", agent.differences, [])
 
-    host.run(mixed, SystemdRun(), restarted)
-    _check_removal(checks, agent, host)
+def _pod(name: str, number: int, **spec: object) -> dict[str, Any]:
+    uid = f"5526cafe-0000-4000-8000-da{number:010x}"
+    metadata = {"name": name, "namespace": "default", "uid": uid}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _runs(kubelet: Kubelet, uid: str, *containers: str) -> bool:
+    return wait_until(lambda: kubelet.is_running(uid, containers))
+
+
+def _check_mixed(checks: Checks, kubelet: Kubelet, mixed: str, shared: str) -> None:
+    """Compare the sets of the mixed pod with what its manifest asks for."""
+    worker, logs = (kubelet.cgroup(mixed, name) for name in ("worker", "logs"))
+    pod, others = kubelet.pod_cgroup(mixed), kubelet.cgroup(shared, "app")
+    checks.eventually("two CPUs of its own", lambda: len(worker.cpus), 2, worker)
+    checks.eventually("the rest of the budget", lambda: len(logs.cpus), 1, logs)
+    checks.equal("the pod has both", pod.cpus, worker.cpus | logs.cpus, pod)
+    checks.eventually("others have the rest", lambda: others.cpus, machine.cpus() - pod.cpus)
 
 
 class AsDaemonSet(Agent):
-    """The agent as podman runs the DaemonSet's container; its configuration is the guests'."""
+    """The agent as podman runs the DaemonSet's container, with the configuration of the base."""
 
     def __init__(self, guest: Guest) -> None:
-        self._pod = pod_of(MANIFEST, ROOT / "opt/numawarden/bin/python3")
+        self._pod = daemonset.pod_of(daemonset.loaded("daemonset.yaml", PYTHON))
         super().__init__(guest)
 
     def install(self) -> None:
         """Install nothing: the image has it all."""
 
+    def configure(self, **config: object) -> None:
+        """Write the configuration of the base, with some keys changed."""
+        CONFIG.parent.mkdir(parents=True, exist_ok=True)
+        CONFIG.write_text(json.dumps({**daemonset.loaded("config.yaml", PYTHON), **config}))
+
     def start(self) -> None:
         """Start the container and wait until the agent is ready."""
-        make_what_a_kubelet_makes(self._pod)
+        daemonset.write_what_a_kubelet_writes(self._pod)
         log = "--log-driver=k8s-file"
-        given = ("--detach", f"--name={NAME}", log, *options(self._pod))
+        given = ("--detach", f"--name={NAME}", log, *daemonset.options(self._pod))
         arguments = self._pod["containers"][0]["args"]
         # The root is mounted read-only; podman's own mount points go to a layer above.
         command("podman", "run", *given, "--rootfs", f"{ROOT}:O", PROGRAM, *arguments)
@@ -111,14 +141,10 @@ class AsDaemonSet(Agent):
         self._guest.log("agent.log", self._log())
 
 
-def _check_removal(checks: Checks, agent: AsDaemonSet, host: Host) -> None:
+def _check_removal(checks: Checks, agent: AsDaemonSet, others: kernel.Cgroup) -> None:
     """Stop the agent beside exclusive CPUs, and give all CPUs to the slices of the classes."""
-    mixed = next(pod for pod in POD_SCOPE if pod.name == EXAMPLES[0])
-    start(checks, agent, SystemdRun(), mixed)
-    others = host.background.cgroup
-    checks.check("others have what is left", others.cpus < machine.cpus(), others.cpus)
     agent.stop()
-    checks.check("the agent stopped: they still do", others.cpus < machine.cpus(), others.cpus)
+    checks.check("stopped: others keep what they have", others.cpus < machine.cpus(), others.cpus)
     everything = ONLINE.read_text().strip()
     for name in CLASSES:
         # systemd writes no empty set.
