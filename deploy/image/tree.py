@@ -13,7 +13,7 @@ from deploy.dependencies import lock
 from deploy.dependencies.lock import GRPC, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: Where the agent's environment is, as in the installation instructions.
 PREFIX: Final = Path("opt/numawarden")
@@ -32,6 +32,13 @@ USERS: Final = {
     "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n",
     "group": "root:x:0:\n",
 }
+
+#: Loads every compiled file below a directory, so that the error names the library it lacks.
+_LOAD: Final = """\
+import ctypes, pathlib, sys
+for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.so")):
+    ctypes.CDLL(str(file))
+"""
 
 _PIP: Final = (sys.executable, "-m", "pip")
 _QUIET: Final = ("--quiet", "--disable-pip-version-check")
@@ -96,8 +103,17 @@ def install(root: Path, wheel: Path, epoch: int) -> None:
     # By its name: of a path the installation would keep where the build had it.
     run([*pip_install, "--no-deps", "--find-links", inside, "numawarden"], epoch)
     shutil.rmtree(parts)
+    require_loadable(python, Path(f"/{PREFIX}"))
     compile_all = ("-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
     run([*python, *compile_all, f"/usr/lib/python{PYTHON}", f"/{PREFIX}/lib"], epoch)
+
+
+def require_loadable(python: Sequence[str | Path], directory: Path) -> None:
+    """Raise `BuildError` unless a Python can load every compiled file below a directory.
+
+    `python` is its command line. Libraries that wheels are linked with come from Debian's packages.
+    """
+    run([*python, "-c", _LOAD, directory])
 
 
 def installed(root: Path) -> dict[str, str]:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import shutil
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.config.file import load_config_file
+from deploy.building import BuildError
 from deploy.dependencies import lock
 from deploy.dependencies.lock import ROOT
 from deploy.image import tree
@@ -80,3 +84,16 @@ def test_the_image_has_what_an_agent_beside_a_kubelet_imports() -> None:
     config = load_config_file(ROOT / "deploy/kubernetes/base/config.yaml")
     assert config.agent.kubelet.enabled
     assert {"grpcio", "protobuf"} <= {locked.name for locked in lock.read(tree.LOCK)}
+
+
+def test_a_compiled_file_that_cannot_be_loaded_fails_the_build(tmp_path: Path) -> None:
+    python = [sys.executable]
+    compiled = find_spec("msgspec._core")
+    assert compiled is not None
+    assert compiled.origin is not None
+    shutil.copy(compiled.origin, tmp_path)
+    tree.require_loadable(python, tmp_path)
+    (tmp_path / "wheel").mkdir()
+    (tmp_path / "wheel/broken.so").write_text("of another machine")
+    with pytest.raises(BuildError, match=r"wheel/broken\.so: "):
+        tree.require_loadable(python, tmp_path)
