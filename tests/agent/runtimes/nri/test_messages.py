@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
 from agent.runtimes.nri.ttrpc import LONGEST_WORDS
@@ -82,6 +83,9 @@ def test_other_resources_of_a_sandbox_replace_those_that_they_give() -> None:
     sandbox = PodSandbox("s", "u", "n", "p", cpu_quota=100, cpu_period=1000, cpu_shares=2)
     changed = sandbox.with_resources(ContainerResources(quota_us=-1, shares=5))
     assert (changed.cpu_quota, changed.cpu_period, changed.cpu_shares) == (-1, 1000, 5)
+    assert changed.with_resources(ContainerResources(period_us=50)) == replace(
+        changed, cpu_period=50
+    )
 
 
 @pytest.mark.parametrize(

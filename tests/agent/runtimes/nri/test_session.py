@@ -387,6 +387,8 @@ async def test_a_restart_of_the_runtime_is_followed_by_synchronize(tmp_path: Pat
         await until(lambda: not session.state.connected)
         state = session.state
         assert (state.connections, state.since) == (1, clock.time())
+        with pytest.raises(TtrpcError, match="UNAVAILABLE: no runtime is connected"):
+            await session.update_containers({"c1": Adjustment(quota_us=-1)})
         second = FakeRuntime(path, pods=[POD])
         async with running(second):
             while not second.plugins:
