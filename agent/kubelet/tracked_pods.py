@@ -115,12 +115,12 @@ class TrackedPods:
 
     def listed(self, listing: ReportedPods, now: float) -> None:
         """Take over all pods of the kubelet; those that it lacks are missing from now on."""
+        for reported in listing.pods:
+            self.report(reported, now)
+        if listing.unreadable:  # any pod may be among those
+            return
+        named = {pod.uid for pod in listing.pods}
         with self._lock:
-            for reported in listing.pods:
-                self._report(reported, now)
-            if listing.unreadable:  # any pod may be among those
-                return
-            named = {pod.uid for pod in listing.pods}
             for uid, pod in self._pods.items():
                 if uid not in named:
                     pod.reported = False

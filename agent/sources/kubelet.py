@@ -199,7 +199,7 @@ class KubeletPods:
         except (TimeoutError, PodsUnavailableError) as error:
             log.debug("kubelet pods not listed", why=str(error), seconds=seconds)
             return None
-        self._take(listing)
+        await self._take(listing)
         known = (self._tracked.pod(each.uid) for each in listing.pods if not each.over)
         return [pod for pod in known if pod is not None]
 
@@ -242,7 +242,7 @@ class KubeletPods:
                     async with asyncio.timeout(limit):
                         event = await anext(events)
                     if event.type is EventType.INITIAL_SYNC_COMPLETE:
-                        self._take(await api.pods(self._ways.deadlines.listing))
+                        await self._take(await api.pods(self._ways.deadlines.listing))
                         self._use(api.way)
                         self._tracked.allocated(AllocatedPods())
                         synced = True
@@ -265,7 +265,7 @@ class KubeletPods:
             except PodsUnavailableError as error:
                 self._failed(error)
             else:
-                self._take(listing)
+                await self._take(listing)
                 self._use(endpoint.way)
                 return
         await self._read_file()
@@ -288,7 +288,7 @@ class KubeletPods:
             await self._timer.sleep(CONFIRM_PERIOD)
             if self._in_use == api.way and self._tracked.missing:
                 try:
-                    self._take(await api.pods(self._ways.deadlines.listing))
+                    await self._take(await api.pods(self._ways.deadlines.listing))
                 except PodsUnavailableError as error:
                     log.debug("kubelet pods not listed", why=str(error))
 
@@ -319,7 +319,7 @@ class KubeletPods:
 
     async def _fetch(self, endpoint: PodsEndpoint) -> None:
         try:
-            self._take(await endpoint.pods(self._ways.deadlines.listing))
+            await self._take(await endpoint.pods(self._ways.deadlines.listing))
         except PodsUnavailableError as error:
             log.debug("kubelet pods not listed", why=str(error))
 
@@ -354,12 +354,13 @@ class KubeletPods:
         elif event.pod is not None:
             self._tracked.report(event.pod, now)
 
-    def _take(self, listing: ReportedPods) -> None:
+    async def _take(self, listing: ReportedPods) -> None:
         bad = listing.unreadable
         self._unreadable = (
             f"{len(bad)} pods of the kubelet cannot be read, the first: {bad[0]}" if bad else ""
         )
-        self._tracked.listed(listing, self._timer.monotonic())
+        # Thousands of pods that are new take a second to read, in which others are answered.
+        await asyncio.to_thread(self._tracked.listed, listing, self._timer.monotonic())
 
     def _use(self, way: str) -> None:
         self._faults.pop(way, None)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.kubelet import tracked_pods
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
 from agent.kubelet.reported_pods import ReportedPod, ReportedPods
 from agent.kubelet.tracked_pods import TrackedPods
@@ -196,6 +197,19 @@ def test_a_pod_from_before_the_start_ends_without_a_cgroup_unless_it_has_a_sandb
     pods.cgroups((), 0.0)
     assert UID not in pods.end(ALONE_SECONDS - 1)
     assert (UID in pods.end(ALONE_SECONDS)) is not bool(sandboxes)
+
+
+def test_pods_beyond_the_limit_are_reported_and_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracked_pods, "MOST_TRACKED", 2)
+    pods = TrackedPods(pod_level=True)
+    for uid in ("a", "b"):
+        pods.sandbox_started(uid, "s", "")
+    within = pods.overflow
+    pods.report(POD, 0.0)
+    assert (within, pods.overflow) == (False, True)
+    assert [each.identity.uid for each in pods.facts()] == ["a", "b"]
 
 
 # --- against an obvious slow reference -----------------------------------------------------------

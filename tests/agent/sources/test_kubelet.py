@@ -422,8 +422,7 @@ async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_pat
 async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
-        await until(lambda: host.knows(UID))
-        assert host.read().conditions == ()
+        await until(lambda: host.knows(UID) and not host.said())
         endpoint.answer = {UID: pod_message(UID), OTHER_UID: pod_message(OTHER_UID)}
         while not host.knows(UID, OTHER_UID):
             host.clock.advance(LONGEST_PAUSE)
@@ -443,7 +442,7 @@ async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path
     async with followed(tmp_path, endpoint=endpoint, deadlines=HURRIED, started=False) as host:
         host.kubelet.hanging = True
         await host.kubelet.start()
-        while not host.read().conditions:
+        while "pods of the kubelet are read over" not in host.said():
             host.clock.advance(LONGEST_PAUSE)
             await asyncio.sleep(0)
         await until(lambda: host.knows(UID))
