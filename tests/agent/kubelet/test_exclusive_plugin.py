@@ -201,6 +201,43 @@ async def test_a_directory_that_vanishes_is_served_again(directory: Path) -> Non
 
 
 @in_loop
+async def test_a_directory_that_cannot_be_made_is_a_condition_until_it_is_there(
+    directory: Path,
+) -> None:
+    place = directory / "kubelet"
+    place.write_text("")
+    async with served(place) as running:
+        await running.until(running.conditions)
+        [line] = running.conditions()
+        assert line.startswith(f"{RESOURCE} is not offered to the kubelet: {place}/device-plugins")
+        assert f"create it (install -d -m 0750 {place}/device-plugins)" in line
+        place.unlink()
+        await running.manager.start()
+        while not running.plugin.is_registered:
+            running.clock.advance(PERIOD)
+            await asyncio.sleep(0)
+        assert running.conditions() == []
+
+
+@in_loop
+async def test_an_agent_that_is_restarted_registers_with_the_same_kubelet_again(
+    directory: Path,
+) -> None:
+    manager = FakeDeviceManager(directory / "device-plugins")
+    await manager.start()
+    for count in range(1, 4):
+        async with served(directory) as running:
+            await running.until(lambda: running.plugin.is_registered)
+            assert len(manager.registrations) == count
+            assert (await manager.allocate(RESOURCE, "slot-0")).container_responses
+            assert manager.endpoints[RESOURCE].healthy
+        while manager.endpoints[RESOURCE].healthy:
+            manager.changed.clear()
+            await manager.changed.wait()
+    await manager.stop()
+
+
+@in_loop
 async def test_a_socket_of_its_own_that_vanishes_is_linked_and_registered_again(
     directory: Path,
 ) -> None:
