@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import containerd, kernel
-from tests.guest.inside.agent import Agent
+from tests.guest.inside.agent import SERVICE, Agent
 from tests.guest.inside.commands import run
-from tests.guest.inside.kubelet import Kubelet, amounts, container
+from tests.guest.inside.kubelet import DIRECTORY, Kubelet, amounts, container
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,8 @@ HABITS: Final = ("--retry=3", "--linger=3")
 #: A container's words about itself, for its log: its CPUs as the scheduler has them.
 SAY: Final = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status")
 PREFIX: Final = "NUMAWARDEN"
+#: An agent that is stopped for longer than its watchdog's time would be killed.
+UNWATCHED: Final = Path("/etc/systemd/system") / f"{SERVICE}.d" / "watchdog.conf"
 
 
 def pod(
@@ -32,7 +34,8 @@ def pod(
     uid = f"5526cafe-0000-4000-8000-{number:012x}"
     parts: dict[str, object] = {"containers": list(containers), **spec}
     if cpus:
-        parts["resources"] = {"limits": amounts(cpus, 64 * cpus)}
+        budget = amounts(cpus, 64 * cpus)
+        parts["resources"] = {"limits": budget, "requests": budget}
     metadata = {"name": name, "namespace": "default", "uid": uid}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": parts}
 
@@ -70,6 +73,10 @@ class Node:
         containerd.start(guest, "systemd", nri=True)
         beside = {"enabled": True, "nriSocket": str(NRI), **config}
         node = cls(guest.checks, Kubelet(guest), Agent(guest, agent={"kubelet": beside}))
+        # A kubelet ran here before: what its directory lacks at its start, the agent cannot write.
+        (DIRECTORY / "device-plugins").mkdir(mode=0o750, parents=True)
+        UNWATCHED.parent.mkdir(parents=True)
+        UNWATCHED.write_text("[Service]\nWatchdogSec=0\n")
         node.agent.start()
         node.kubelet.start(*HABITS)
         return node

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CROWD: Final = 8
 LARGE: Final = pod("large", 2, own("app", 6))
 SECOND: Final = pod("second", 3, own("app", 6))
+AWAY: Final = pod("away", 5, own("app", 6))
 WAITING: Final = pod("waiting", 4, own("app", 5))
 
 
@@ -66,7 +67,7 @@ def _resize(node: Node) -> None:
     before = node.facts(uid, RUNNING)
     larger: dict[str, Any] = {**MIXED, "spec": {**MIXED["spec"]}}
     larger["spec"]["containers"] = [own("app", 3), container("aux")]
-    larger["spec"]["resources"] = {"limits": amounts(5, 320)}
+    larger["spec"]["resources"] = {"limits": amounts(5, 320), "requests": amounts(5, 320)}
     node.kubelet.put(larger)
 
     both = {"resize", "UpdateContainerResources"}
@@ -105,14 +106,14 @@ def _away(node: Node) -> None:
     """Start pods while the agent is away, or does not answer in time: they are repaired."""
     checks = node.checks
     node.agent.stop()
-    uid = node.runs(LARGE)
+    uid = node.runs(AWAY)
     found = node.cpus(uid, "app")
     checks.check("without the agent it has no CPUs of its own", len(found) > 6, found)
     node.agent.start()
     checks.eventually("the agent is back, it has", lambda: len(node.cpus(uid, "app")), 6)
     exclusive = node.cpus(uid, "app")
     checks.eventually("they left the pool", lambda: node.pool() & exclusive, frozenset())
-    node.is_gone(LARGE)
+    node.is_gone(AWAY)
     with node.agent.paused():
         uid = node.runs(SECOND)
     checks.eventually("a late agent repairs", lambda: len(node.cpus(uid, "app")), 6)
