@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from agent.rpc.messages import Message
     from tests.fakes.kubelet.memory_runtime import MemoryContainer, MemorySandbox
-    from tests.fakes.nri_runtime import PluginConnection
     from tests.fakes.systemd import FakeSystemd
 
 #: How long a plugin may take, in seconds (containerd's default).
@@ -54,26 +53,47 @@ class NriMemoryRuntime(MemoryRuntime):
         self.events: list[tuple[str, str, str]] = []
         #: Resources of each running container as NRI shows them, adjusted.
         self._adjusted: dict[str, dict[str, Any]] = {}
+        #: How many plugins have connected, and what they asked for then is applied.
+        self.repaired = 0
+        self._repairing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve NRI; a plugin that connects is sent all pods and containers."""
-        self.nri.pods = [self._pod(each) for each in self.sandboxes.values()]
-        self.nri.containers = [self._container(each) for each in self.containers.values()]
         await self.nri.start()
+        self._repairing = asyncio.create_task(self._repair(len(self.nri.plugins)))
 
     async def stop(self) -> None:
         """Close NRI; containers go on running."""
+        if self._repairing is not None:
+            self._repairing.cancel()
         await self.nri.stop()
 
-    async def repair(self) -> PluginConnection:
-        """Apply what the last plugin asked for in its answer to Synchronize."""
-        plugin = await self.nri.plugin(len(self.nri.plugins) - 1)
-        for update in plugin.repairs:
-            self._update(update.container_id, update.linux.resources)
-        return plugin
+    async def _repair(self, number: int) -> None:
+        """Apply what each plugin asks for in its answer to Synchronize."""
+        while True:
+            plugin = await self.nri.connection(number)
+            ended = (plugin.synchronized.wait(), plugin.closed.wait())
+            tasks = [asyncio.create_task(each) for each in ended]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            for update in plugin.repairs:
+                self._update(update.container_id, update.linux.resources)
+            self.repaired = number = number + 1
+
+    def _show(self) -> None:
+        """Have the next plugin sent the pods and containers of now."""
+        self.nri.pods = [self._pod(each) for each in self.sandboxes.values()]
+        self.nri.containers = [self._container(each) for each in self.containers.values()]
 
     async def call(self, name: str, /, **fields: Any) -> Message:  # noqa: ANN401  # of any message
         """Return the response of a call, after the plugins were asked; raises `CallError`."""
+        try:
+            return await self._called(name, **fields)
+        finally:
+            self._show()
+
+    async def _called(self, name: str, /, **fields: Any) -> Message:  # noqa: ANN401  # of any message
         answer = await super().call(name, **fields)
         if name == "RunPodSandbox":
             sandbox = self.sandboxes[answer.pod_sandbox_id]

@@ -24,7 +24,7 @@ from sysfs.mask import Mask
 from tests.agent.server.support import in_loop, make_world, running
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
-from tests.fakes.kubelet.nri_memory_runtime import NriMemoryRuntime
+from tests.fakes.kubelet.nri_memory_runtime import REQUEST_SECONDS, NriMemoryRuntime
 from tests.fakes.kubelet.worker import Habits
 from tests.fakes.locked import locked
 from tests.fakes.systemd import FakeSystemd
@@ -143,14 +143,12 @@ class Cluster:
     async def with_agent(self) -> AsyncIterator[None]:
         async with running(self.world) as self.agent:
             await until(self.is_connected)
-            await self.runtime.repair()
             yield
 
     def is_connected(self) -> bool:
         plugins = self.runtime.nri.plugins
-        return (
-            bool(plugins) and plugins[-1].synchronized.is_set() and not plugins[-1].closed.is_set()
-        )
+        repaired = bool(plugins) and self.runtime.repaired == len(plugins)
+        return repaired and not plugins[-1].closed.is_set()
 
     def phase(self, uid: str) -> str:
         found = self.kubelet.pods.get(uid)
@@ -252,6 +250,46 @@ async def test_an_agent_that_was_away_repairs_what_started_meanwhile(cluster: Cl
             await until(lambda: uid in cluster.admitted())
             await until(lambda: not cluster.pool() & cluster.cpus("app"))
             check_mixed(cluster)
+
+
+@in_loop
+async def test_a_container_that_the_agent_was_late_for_is_repaired(cluster: Cluster) -> None:
+    async with whole(cluster):
+        cluster.runtime.seconds = 0  # no answer comes in time, and the plugin is disconnected
+        uid = cluster.put(MIXED)
+        await until(lambda: cluster.phase(uid) == "Running")
+        cluster.runtime.seconds = REQUEST_SECONDS
+        await until(cluster.is_connected)
+        assert len(cluster.runtime.nri.plugins) > 1
+        await until(lambda: [len(cluster.cpus(name)) for name in ("app", "side")] == [2, 1])
+        check_mixed(cluster)
+
+
+def opting_in(name: str, cpus: int) -> dict[str, Any]:
+    """Return a pod whose rejection its kubelet is to report."""
+    asked = amounts(cpus)
+    limits = {**asked["limits"], "numawarden.dev/exclusive": "1"}
+    resources = {"limits": limits, "requests": limits}
+    return pod(name, container(name, resources=resources))
+
+
+@in_loop
+async def test_a_pod_that_opts_in_is_rejected_by_its_kubelet_in_the_agents_words(
+    cluster: Cluster,
+) -> None:
+    async with whole(cluster):
+        await cluster.kubelet.manager.until_listed("numawarden.dev/exclusive")
+        fits = cluster.put(opting_in("fits", 12))
+        await until(lambda: cluster.phase(fits) == "Running")
+        assert len(cluster.cpus("fits")) == 12
+        uid = cluster.put(opting_in("not", 8))
+        await until(lambda: cluster.phase(uid) == "Failed")
+        found = cluster.kubelet.pods.get(uid)
+        assert found is not None
+        assert found.reason == "UnexpectedAdmissionError"
+        assert "cpu" in found.message
+        assert ("RunPodSandbox", "not", "") not in cluster.runtime.events
+        assert uid not in cluster.admitted()
 
 
 @in_loop
