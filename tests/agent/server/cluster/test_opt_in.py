@@ -343,6 +343,20 @@ async def test_pods_from_before_the_agent_do_not_hide_the_one_that_is_admitted(
 
 
 @in_loop
+async def test_a_pod_that_was_rejected_before_and_waits_does_not_hide_the_one_that_is_admitted(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        kubelet.list(UIDS[0], TOO_MANY)
+        await kubelet.source.list_now(60.0)
+        [intake] = kubelet.agent.service._around.intakes
+        await intake.sync()
+        assert await kubelet.admit(UIDS[1], TOO_MANY) is not None
+        assert await kubelet.admit(UIDS[2], ASKS) is None
+        assert kubelet.admitted == {UIDS[2]}
+
+
+@in_loop
 async def test_between_two_pods_that_are_new_none_is_chosen(beside: World) -> None:
     async with node(beside) as kubelet:
         kubelet.list(UIDS[0], TOO_MANY)
@@ -425,6 +439,7 @@ async def test_an_admission_goes_on_when_its_caller_no_longer_waits(beside: Worl
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         decided.set()
+        await until(lambda: UIDS[0] in kubelet.admitted)
         assert await decisions.decide(deadline) is None
         assert kubelet.admitted == {UIDS[0]}
 
