@@ -394,3 +394,5 @@ async def _restarted(cluster: Cluster, order: tuple[str, ...]) -> None:
             check_mixed(cluster)
         assert uid in cluster.admitted()
         assert len(cluster.runtime.containers) == created
+        cluster.remove("mix")
+        await until(lambda: uid not in cluster.admitted())
