@@ -67,6 +67,7 @@ def options(pod: dict[str, Any]) -> Iterator[str]:
     for mount in container["volumeMounts"]:
         host = volumes[mount["name"]].get("hostPath", {"path": CONFIG})
         mode = "ro" if mount.get("readOnly") else "rw"
+        mode += ",rslave" if mount.get("mountPropagation") == "HostToContainer" else ""
         yield f"--volume={host['path']}:{mount['mountPath']}:{mode}"
 
 
