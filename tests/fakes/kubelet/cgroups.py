@@ -72,10 +72,17 @@ class PodCgroups:
 
     def remove(self, uid: str, spec: Mapping[str, Any]) -> bool:
         """Kill what still runs in a pod's slice, and stop the slice; return whether it ran."""
-        name = slice_of(uid, spec)
+        return self._removed(slice_of(uid, spec))
+
+    def _removed(self, name: str) -> bool:
         if self._has_processes(slice_path(name)):
             self._tree.write(slice_path(name), "cgroup.kill", "1")
         return slices.stop(self._systemd, name)
+
+    def remove_orphan(self, uid: str) -> bool:
+        """Do the same for a pod whose specification is not known."""
+        names = [_slice_below(above, uid) for above in QOS.values()]
+        return any(self._removed(name) for name in names if self._tree.exists(slice_path(name)))
 
     def _make(self, name: str, properties: Sequence[Property]) -> None:
         slices.ensure(self._systemd, name, (*_ACCOUNTING, *properties), about="libcontainer")
@@ -91,8 +98,11 @@ class PodCgroups:
 
 def slice_of(uid: str, spec: Mapping[str, Any]) -> str:
     """Return the name of a pod's slice."""
-    above = QOS[qos_class(spec)].removesuffix(".slice")
-    return f"{above}-pod{uid.replace('-', '_')}.slice"
+    return _slice_below(QOS[qos_class(spec)], uid)
+
+
+def _slice_below(above: str, uid: str) -> str:
+    return f"{above.removesuffix('.slice')}-pod{uid.replace('-', '_')}.slice"
 
 
 def parent_of(uid: str, spec: Mapping[str, Any]) -> str:

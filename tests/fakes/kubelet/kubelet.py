@@ -26,6 +26,7 @@ from tests.fakes.kubelet.worker import Habits, Node, PodWorker
 from tests.fakes.pods_api import FakePodsApi
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tests.fakes.kubelet.cgroups import PodCgroups
@@ -91,6 +92,9 @@ class FakeKubelet:
         self.sources_ready = asyncio.Event()
         #: The manifests as they were last read, with inode and time of the change.
         self._files: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
+        #: Whether the manifests were read once, and the uids whose end has begun.
+        self._has_sources = False
+        self._ended: set[str] = set()
         self._workers: dict[str, PodWorker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -133,6 +137,7 @@ class FakeKubelet:
             new = self._read()
             for pod in new:
                 await self._add(pod)
+            self._has_sources = True
             if new:
                 await self._weigh()
             await asyncio.sleep(self._options.poll)
@@ -191,6 +196,7 @@ class FakeKubelet:
 
     def _end(self, pod: KubeletPod) -> None:
         pod.ending = True
+        self._ended.add(pod.uid)
         self.timeline.add("deleting", pod.name)
         if pod.phase in ENDED and pod.uid not in self._workers:
             self.pods.remove(pod)
@@ -220,7 +226,22 @@ class FakeKubelet:
                     if before.get(uid) != now.get(uid) and uid in self._workers:
                         self._workers[uid].wake()
                 before = now
+                if self._has_sources:
+                    await self._end_orphans(now.keys())
             await asyncio.sleep(self._options.habits.look)
+
+    async def _end_orphans(self, uids: Iterable[str]) -> None:
+        """End what runs of pods that were deleted while no kubelet ran; it is removed later."""
+        for uid in set(uids) - {pod.uid for pod in self.pods} - self._ended:
+            self._ended.add(uid)
+            observed = await cri.observe(self._node.runtime, uid)
+            for sandbox in observed.sandboxes:
+                await self._node.runtime.call("StopPodSandbox", pod_sandbox_id=sandbox)
+            async with self._node.bus:
+                await asyncio.to_thread(self._cgroups.remove_orphan, uid)
+            for sandbox in observed.sandboxes:
+                await self._node.runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox)
+            self.timeline.add("orphan", uid)
 
     async def _follow_changes(self) -> None:
         while True:

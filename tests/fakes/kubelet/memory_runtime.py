@@ -130,6 +130,9 @@ class MemoryRuntime:
     def _StopPodSandbox(self, pod_sandbox_id: str) -> None:  # noqa: N802  # CRI's
         sandbox = self.sandboxes[pod_sandbox_id]
         sandbox.ready = False
+        for container in self.containers.values():
+            if container.sandbox == pod_sandbox_id and container.state == cri.RUNNING:
+                self._StopContainer(container.id, 0)
         self._kill(sandbox.id, sandbox.number)
 
     def _RemoveContainer(self, container_id: str) -> None:  # noqa: N802  # CRI's
@@ -137,6 +140,9 @@ class MemoryRuntime:
 
     def _RemovePodSandbox(self, pod_sandbox_id: str) -> None:  # noqa: N802  # CRI's
         del self.sandboxes[pod_sandbox_id]
+        for name, container in list(self.containers.items()):
+            if container.sandbox == pod_sandbox_id:
+                del self.containers[name]
 
     def _UpdateContainerResources(  # noqa: N802  # CRI's
         self, container_id: str, linux: Mapping[str, Any]

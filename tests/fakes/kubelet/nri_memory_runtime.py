@@ -94,6 +94,9 @@ class NriMemoryRuntime(MemoryRuntime):
             self._show()
 
     async def _called(self, name: str, /, **fields: Any) -> Message:  # noqa: ANN401  # of any message
+        if name == "RemovePodSandbox":
+            removed = self.sandboxes[fields["pod_sandbox_id"]]
+            await self._ask(NriEvent.REMOVE_POD_SANDBOX, removed)
         answer = await super().call(name, **fields)
         if name == "RunPodSandbox":
             sandbox = self.sandboxes[answer.pod_sandbox_id]

@@ -264,6 +264,17 @@ async def test_a_restarted_kubelet_finds_its_pods_running(node: Node) -> None:
 
 
 @in_loop
+async def test_a_pod_deleted_while_no_kubelet_ran_is_ended_by_the_next(node: Node) -> None:
+    node.put(manifest())
+    async with node.running():
+        await until(lambda: node.phase() == "Running")
+    node.remove("mixed")
+    async with node.running():
+        await until(lambda: not node.runtime.sandboxes)
+        assert not node.kernel.exists(POD_SLICE)
+
+
+@in_loop
 async def test_the_first_list_after_a_restart_is_complete_without_pods(node: Node) -> None:
     node.put(manifest())
     async with node.running():

@@ -56,8 +56,9 @@ class Kubelet:
         run("systemctl", "start", SERVICE)
 
     def stop(self) -> None:
-        """Stop the service; pods go on running."""
+        """Stop the service; pods go on running, and what it knew of them is over."""
         run("systemctl", "stop", SERVICE)
+        (self.control / "state.json").unlink(missing_ok=True)
 
     def restart(self, *options: str) -> None:
         """Stop the service and start it with other options."""
