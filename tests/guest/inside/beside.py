@@ -110,14 +110,10 @@ class Node:
         """Return the node's shared pool, as the kernel has it for pods that ask for nothing."""
         return kernel.Cgroup("kubepods.slice/kubepods-besteffort.slice").cpus
 
-    def facts(self, uid: str, names: tuple[str, ...]) -> dict[str, object]:
-        """Return what the kernel enforces for a pod: its slice and its containers."""
-        cgroups = {"pod": self.kubelet.pod_cgroup(uid)}
-        cgroups |= {name: self.kubelet.cgroup(uid, name) for name in names}
-        return {
-            name: (sorted(each.cpus), sorted(each.mems), each.quota[0])
-            for name, each in cgroups.items()
-        }
+    def cgroups(self, uid: str, names: tuple[str, ...]) -> dict[str, kernel.Cgroup]:
+        """Return the cgroups of a pod and its containers, by name."""
+        found = {"pod": self.kubelet.pod_cgroup(uid)}
+        return found | {name: self.kubelet.cgroup(uid, name) for name in names}
 
     def check_mixed(self, when: str) -> None:
         """Check that the kernel enforces what KEP-5526 says of the mixed pod."""
@@ -157,6 +153,14 @@ class Node:
             self.agent.restart()
         else:
             run("systemctl", "restart", "containerd.service")
+
+
+def facts(cgroups: Mapping[str, kernel.Cgroup]) -> dict[str, object]:
+    """Return what the kernel enforces for cgroups: CPUs, nodes, quota."""
+    return {
+        name: (sorted(each.cpus), sorted(each.mems), each.quota[0])
+        for name, each in cgroups.items()
+    }
 
 
 def environment_of(cgroup: kernel.Cgroup) -> dict[str, str]:

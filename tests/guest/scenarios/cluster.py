@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel
-from tests.guest.inside.beside import MIXED, RUNNING, Node, environment_of, own, pod
+from tests.guest.inside.beside import MIXED, RUNNING, Node, environment_of, facts, own, pod
 from tests.guest.inside.commands import run as command
 from tests.guest.inside.kubelet import amounts, container
 
@@ -64,7 +64,8 @@ def _shapes(node: Node) -> None:
 def _resize(node: Node) -> None:
     """Have the kubelet resize a running pod: shares change, and neither CPUs nor quota."""
     uid = MIXED["metadata"]["uid"]
-    before = node.facts(uid, RUNNING)
+    cgroups = node.cgroups(uid, RUNNING)
+    before = facts(cgroups)
     larger: dict[str, Any] = {**MIXED, "spec": {**MIXED["spec"]}}
     larger["spec"]["containers"] = [own("app", 3), container("aux")]
     larger["spec"]["resources"] = {"limits": amounts(5, 320), "requests": amounts(5, 320)}
@@ -77,7 +78,7 @@ def _resize(node: Node) -> None:
 
     node.checks.eventually("the kubelet resizes pod and container", updated, both)
     node.checks.eventually(
-        "a resize changes no CPU and brings no quota", lambda: node.facts(uid, RUNNING), before
+        "a resize changes no CPU and brings no quota", lambda: facts(cgroups), before
     )
     node.kubelet.put(MIXED)
 

@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from tests.guest.inside import kernel
-from tests.guest.inside.beside import MIXED, RUNNING, Node
+from tests.guest.inside.beside import MIXED, RUNNING, Node, facts
 from tests.guest.inside.commands import run as command
 from tests.guest.inside.snapshot import touched
 from tests.guest.inside.workloads import Workload
@@ -26,19 +26,20 @@ def run(guest: Guest) -> None:
     checks, uid = node.checks, MIXED["metadata"]["uid"]
     node.runs(MIXED)
     node.check_mixed("started")
-    before = node.facts(uid, RUNNING)
+    cgroups = node.cgroups(uid, RUNNING)
+    before = facts(cgroups)
     workloads = [_workload(node, name) for name in RUNNING]
     for order in permutations(PARTS):
         named = " > ".join(order)
         for part in order:
             when = f"{named}: {part}"
             node.restart(part, *(("--blind=3",) if part == "kubelet" else ()))
-            checks.equal(f"{when}: nothing changes", node.facts(uid, RUNNING), before)
+            checks.equal(f"{when}: nothing changes", facts(cgroups), before)
         checks.eventually(
             f"{named}: the kubelet has its pod", lambda: node.kubelet.phase(uid), "Running"
         )
         checks.eventually(f"{named}: so has the agent", node.allocations, {uid})
-        checks.equal(f"{named}: as before", node.facts(uid, RUNNING), before)
+        checks.equal(f"{named}: as before", facts(cgroups), before)
     command("systemctl", "daemon-reload")
     node.check_mixed("after all of it")
     checks.equal("no container was touched", touched(workloads), [])
