@@ -155,6 +155,9 @@ class PodIntake:
         self._turn = asyncio.Lock()
         self._begun = self._done = 0
         self._resumed = False
+        #: The entries that are waited for, and the syncs that go on although no caller waits.
+        self._awaited: dict[str, asyncio.Future[ManifestDocument]] = {}
+        self._syncing: set[asyncio.Task[None]] = set()
 
     async def sync(self) -> None:
         """Read the source, release and admit pods; report what has become of every entry.
@@ -170,6 +173,30 @@ class PodIntake:
             await self._sync()
             self._done = self._begun
 
+    async def settle(self, key: str) -> ManifestDocument | None:
+        """Sync with one entry before all others; return what has become of the entry.
+
+        Returns as soon as that is known, and the sync goes on; None without such an entry. Raises
+        as `sync` does.
+        """
+        if key not in self._awaited:
+            self._awaited[key] = asyncio.get_running_loop().create_future()
+        found, syncing = self._awaited[key], asyncio.create_task(self.sync())
+        self._syncing.add(syncing)
+        syncing.add_done_callback(self._synced)
+        await asyncio.wait((found, syncing), return_when=asyncio.FIRST_COMPLETED)
+        if found.done():
+            return found.result()
+        self._awaited.pop(key, None)
+        syncing.result()
+        return None
+
+    def _synced(self, task: asyncio.Task[None]) -> None:
+        """Forget a sync; what it raised is raised by the next one, too, and reported there."""
+        self._syncing.discard(task)
+        if not task.cancelled():
+            task.exception()
+
     async def _sync(self) -> None:
         if not self._resumed:
             owned = self._admissions.owned(self.source.name).values()
@@ -178,8 +205,28 @@ class PodIntake:
         reading = await self._admissions.read(self.source)
         self._take(reading)
         kept = await self._release(complete=reading.complete)
-        settled = {key: await self._settle(entry) for key, entry in self._entries.items()}
+        settled = await self._settle_all()
         self._admissions.report(self.source.name, settled | kept, reading.conditions)
+
+    async def _settle_all(self) -> dict[str, ManifestDocument]:
+        """Settle every entry, those that are waited for first."""
+        documents: dict[str, ManifestDocument] = {}
+        for key in self._entries:
+            while (first := self._next_awaited(documents)) is not None:
+                documents[first] = document = await self._settle(self._entries[first])
+                self._awaited.pop(first).set_result(document)
+            if key not in documents:
+                documents[key] = await self._settle(self._entries[key])
+        return {key: documents[key] for key in self._entries}
+
+    def _next_awaited(self, documents: Mapping[str, ManifestDocument]) -> str | None:
+        """Return the next entry that is waited for; those that are settled have their answer."""
+        for key in [*self._awaited]:
+            if key in documents:
+                self._awaited.pop(key).set_result(documents[key])
+            elif key in self._entries:
+                return key
+        return None
 
     def _take(self, reading: SourceReading) -> None:
         known = {} if reading.complete else self._entries

@@ -2,9 +2,9 @@
 
 What a pod gets is decided for the whole pod when its sandbox starts, in the controller's queue as
 for any pod; CPUs that become exclusive have then left the shared pool, and that was verified. So
-the creation of a container is answered from memory. Only where it comes before the decision is
-ready is it answered when that is (`agent.runtimes.nri.session` sets the deadline): a container
-that started without its settings gets them from the next comparison.
+the creation of a container is answered from memory. Where it comes before the decision is ready,
+the kubelet has to try again, unless the pod has nothing of its own. What started while the agent
+did not answer gets its settings from the next comparison.
 
 A sandbox is never rejected: that leaks processes, and a later start of containerd 2.1.9 fails for
 good (containerd#13609). A pod is rejected at the creation of its first container.
@@ -13,6 +13,7 @@ good (containerd#13609). A pod is rejected at the creation of its first containe
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -27,8 +28,9 @@ from agent.server.metrics import names
 from agent.sources.source import CONFLICT, REJECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
 
+    from agent.api.status import ManifestDocument
     from agent.managers.allocations.ledger import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
@@ -48,11 +50,23 @@ _REJECTED: Final = "FAILED_PRECONDITION"
 _NOT_YET: Final = "UNAVAILABLE"
 #: Entries of the source whose pods were decided on and not admitted.
 _NOT_ADMITTED: Final = (REJECTED, CONFLICT)
-#: How long the kubelet may take to answer with a pod, in seconds.
-ASK_SECONDS: Final = 0.15
+#: How long the kubelet may take to answer with a pod, and a decision may take, in seconds, while
+#: the creation of a container waits.
+ASK_SECONDS: Final = 0.1
+DECISION_SECONDS: Final = 0.15
 _CREATION: Final = "CreateContainer"
 #: Subject of the condition that the runtime is not connected.
 SUBJECT: Final = "container runtime"
+
+
+class Intake(Protocol):
+    """What has pods admitted and removed (`agent.server.intake.PodIntake`)."""
+
+    async def sync(self) -> None:
+        """Have the controller do what the source asks for."""
+
+    async def settle(self, key: str) -> ManifestDocument | None:
+        """Sync with one entry before all others; return what has become of the entry."""
 
 
 class SandboxEvidence(Protocol):
@@ -87,24 +101,27 @@ class SandboxEvidence(Protocol):
 class RuntimeEvents:
     """Answers the events of a container runtime (`agent.runtimes.nri.session.RuntimeHandler`).
 
-    `pods` is the source of the pods, `sync` has the controller admit and remove what it asks for.
+    `pods` is the source of the pods, `intake` has the controller admit and remove what it asks for.
     """
 
     def __init__(
         self,
         controller: Controller,
         pods: SandboxEvidence,
-        sync: Callable[[], Coroutine[None, None, None]],
+        intake: Intake,
         on_reject: OnReject,
     ) -> None:
         self._controller = controller
         self._pods = pods
-        self._sync = sync
+        self._intake = intake
         self._on_reject = on_reject
-        #: The decisions in progress, by uid.
+        #: What is in progress: the decisions by uid, and the comparisons of cgroups.
         self._deciding: dict[str, asyncio.Task[None]] = {}
-        #: The pods that are admitted and enforced since the runtime connected.
+        self._enforcing: set[asyncio.Task[None]] = set()
+        #: The pods that were admitted and enforced since their sandbox, or the runtime, changed.
         self._decided: set[str] = set()
+        #: Why the other pods were not admitted when they were last decided, by uid.
+        self._rejected: dict[str, str] = {}
         self.disconnected("not yet")
 
     def observe(self, method: str, outcome: str, seconds: float) -> None:
@@ -130,7 +147,7 @@ class RuntimeEvents:
 
     async def close(self) -> None:
         """End the decisions in progress: their pods are decided at the next Synchronize."""
-        tasks = tuple(self._deciding.values())
+        tasks = (*self._deciding.values(), *self._enforcing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,11 +201,19 @@ class RuntimeEvents:
     async def container_created(
         self, sandbox: PodSandbox, container: RuntimeContainer
     ) -> Adjustment | None:
-        """Return what a container gets; raises `ContainerRejectedError`."""
+        """Return what a container gets; raises `ContainerRejectedError`.
+
+        A container of a pod that has nothing of its own waits for no decision.
+        """
         uid = sandbox.uid
         if uid not in self._decided:
             self._begin(uid, self._settle(uid))
-            await asyncio.shield(self._deciding[uid])
+            if self._shares(uid):
+                return None
+            decided = await self._is_decided(uid)
+            if not decided:
+                self._not_yet(sandbox, "the pod is not decided yet")
+                return None
         pod = self._allocation(uid)
         if pod is None:
             self._without_allocation(uid)
@@ -196,7 +221,8 @@ class RuntimeEvents:
         shared = still_shared(pod, self._remaining())
         if shared:
             self._decided.discard(uid)
-            self._note_shared(sandbox, shared)
+            log.error("exclusive CPUs still shared", uid=uid, pod=sandbox.name, why=shared)
+            self._not_yet(sandbox, f"CPUs of the pod have not left the shared pool: {shared[0]}")
             return None
         return self._adjustment(pod, container.name)
 
@@ -233,15 +259,38 @@ class RuntimeEvents:
 
     async def _settle(self, uid: str) -> None:
         await self._pods.ask_for(uid, ASK_SECONDS)
-        await self._synced()
-        if self._allocation(uid) is None:
-            return
-        # The pod's cgroup may have been made, or changed, since its admission.
-        try:
+        document = await self._settled(uid)
+        self._rejected.pop(uid, None)
+        if self._allocation(uid) is not None:
+            self._decided.add(uid)
+            # The pod's cgroup may have been made, or changed, since its admission.
+            task = asyncio.create_task(self._enforce(uid))
+            self._enforcing.add(task)
+            task.add_done_callback(self._enforcing.discard)
+        elif document is not None and document.state in _NOT_ADMITTED:
+            self._rejected[uid] = document.message
+
+    async def _enforce(self, uid: str) -> None:
+        with suppress(QueueStopped):
             await self._controller.enforce(uid)
+
+    async def _settled(self, uid: str) -> ManifestDocument | None:
+        try:
+            return await self._intake.settle(self._pods.key(uid))
         except QueueStopped:
-            return
-        self._decided.add(uid)
+            return None
+        except EXPECTED as error:
+            log.warning("pods of the kubelet not read", why=message_of(error))
+            return None
+
+    async def _is_decided(self, uid: str) -> bool:
+        """Wait for the decision in progress; return whether it came in time."""
+        try:
+            async with asyncio.timeout(DECISION_SECONDS):
+                await asyncio.shield(self._deciding[uid])
+        except TimeoutError:
+            return False
+        return True
 
     async def _settle_all(self, uids: frozenset[str]) -> None:
         for uid in uids:
@@ -256,7 +305,7 @@ class RuntimeEvents:
 
     async def _synced(self) -> None:
         try:
-            await self._sync()
+            await self._intake.sync()
         except QueueStopped:
             return
         except EXPECTED as error:
@@ -278,26 +327,28 @@ class RuntimeEvents:
 
     def _without_allocation(self, uid: str) -> None:
         """Reject a pod that demands resources of its own, unless it may run without them."""
-        known = self._controller.state.sources[self._pods.name].entries
-        entry, pod = known.get(self._pods.key(uid)), self._pods.specification(uid)
-        if entry is None or entry.state not in _NOT_ADMITTED or pod is None:
-            return  # nothing is decided: its specification is not known, or no source is read
-        if not self._demands_own(pod):
-            return
+        why, pod = self._rejected.get(uid, ""), self._pods.specification(uid)
+        if not why or pod is None or not self._demands_own(pod):
+            return  # its specification is not known, or it has nothing of its own to lose
         if self._on_reject is OnReject.FAIL:
-            raise ContainerRejectedError(_REJECTED, entry.message)
-        log.warning(
-            "rejected pod runs in the shared pool", uid=uid, pod=full_name(pod), why=entry.message
-        )
-        self._pods.runs_shared(uid, entry.message)
+            raise ContainerRejectedError(_REJECTED, why)
+        log.warning("rejected pod runs in the shared pool", uid=uid, pod=full_name(pod), why=why)
+        self._pods.runs_shared(uid, why)
+
+    def _shares(self, uid: str) -> bool:
+        """Return whether it is known that a pod demands nothing of its own."""
+        pod = self._pods.specification(uid)
+        return pod is not None and not self._demands_own(pod)
 
     def _demands_own(self, pod: Pod) -> bool:
         demand = self._controller.state.configured.rules.demand(pod)
         return any(each.may_have(name) for each in demand.containers for name in demand.parts)
 
-    def _note_shared(self, sandbox: PodSandbox, shared: tuple[str, ...]) -> None:
-        """Keep a container from CPUs that other pods may still use."""
-        why = f"CPUs of the pod have not left the shared pool: {shared[0]}"
-        log.error("exclusive CPUs still shared", uid=sandbox.uid, pod=sandbox.name, why=shared)
-        if self._on_reject is OnReject.FAIL:
+    def _not_yet(self, sandbox: PodSandbox, why: str) -> None:
+        """Have the kubelet try again later, unless the pod may run without its resources.
+
+        A pod of an unknown specification runs: what it demands may never be known.
+        """
+        pod = self._pods.specification(sandbox.uid)
+        if self._on_reject is OnReject.FAIL and pod is not None and self._demands_own(pod):
             raise ContainerRejectedError(_NOT_YET, why)

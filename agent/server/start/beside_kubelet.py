@@ -44,7 +44,7 @@ def _runtime(
 ) -> Companion:
     from agent.runtimes.nri.session import NriSession  # noqa: PLC0415  # if it is on
 
-    events = RuntimeEvents(controller, pods, intake.sync, config.on_reject)
+    events = RuntimeEvents(controller, pods, intake, config.on_reject)
     session = NriSession(socket, events, controller.clock, observe=events.observe)
 
     async def serve() -> None:

@@ -232,12 +232,14 @@ async def test_a_hundred_and_ten_pods_at_once_all_run_on_the_right_cpus(cluster:
             cluster.put(pod(name, container(name)))
         await until(lambda: len(cluster.kubelet.pods) == 110)
         await until(lambda: all(each.phase == "Running" for each in cluster.kubelet.pods))
-        # A creation that the agent had no time to answer is repaired by the next comparison.
+        # A creation that the agent had no time to answer is repaired by the next comparison; one
+        # that it had no time to decide on is tried again.
         await until(lambda: {len(cluster.cpus(name)) for name in own} == {1})
         sets = [cluster.cpus(name) for name in own]
         assert all(not one & other for one, other in itertools.combinations(sets, 2))
         assert [name for name in shared if cluster.cpus(name) - cluster.pool()] == []
-        assert [step for step in cluster.kubelet.timeline.steps if "error" in step] == []
+        errors = [step["error"] for step in cluster.kubelet.timeline.steps if "error" in step]
+        assert [each for each in errors if "not decided yet" not in each] == []
 
 
 @in_loop
