@@ -99,7 +99,7 @@ def _rejected(node: Node) -> None:
     checks.equal("its sandbox was made once", [step.get("error") for step in sandboxes], [None])
     node.is_gone(LARGE)
     checks.eventually("there is room, it starts", lambda: kubelet.phase(uid), "Running")
-    checks.equal("and has its CPUs", len(node.cpus(uid, "app")), 5)
+    checks.eventually("and has its CPUs", lambda: len(node.cpus(uid, "app")), 5)
     node.is_gone(WAITING)
 
 
