@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "runtime.v1"
 SERVICE: Final = "runtime.v1.RuntimeService"
-#: The kubelet's own limit of a call (--runtime-request-timeout), in seconds.
+#: The kubelet's own limit of a call (--runtime-request-timeout), in seconds; a sandbox has twice as
+#: long to start.
 SECONDS: Final = 120.0
+_SANDBOX_SECONDS: Final = 2 * SECONDS
 
 #: PodSandboxState.SANDBOX_READY
 READY: Final = 0
@@ -162,7 +164,8 @@ class CriClient:
     async def call(self, name: str, /, **fields: object) -> Message:
         """Return the response of a call; raises `CallError` with the runtime's message."""
         request, response = (MESSAGES[each] for each in CALLS[name])
-        return await self._client.call(name, request(**fields), response, SECONDS)
+        seconds = _SANDBOX_SECONDS if name == "RunPodSandbox" else SECONDS
+        return await self._client.call(name, request(**fields), response, seconds)
 
     async def close(self) -> None:
         """Close the connection."""

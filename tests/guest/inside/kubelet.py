@@ -124,11 +124,13 @@ class Kubelet:
         """Return what the kubelet did about a pod, in order."""
         return [step for step in self._timeline() if step.get("pod") == name]
 
-    def errors(self, call: str) -> list[str]:
-        """Return the errors of a call to the runtime, of all pods."""
-        return [
-            step["error"] for step in self._timeline() if step["step"] == call and "error" in step
-        ]
+    def rejected_sandboxes(self) -> list[str]:
+        """Return the errors of sandboxes that a plugin of the runtime rejected, of all pods.
+
+        A runtime that is too slow for the kubelet is another error.
+        """
+        steps = (step for step in self._timeline() if step["step"] == "RunPodSandbox")
+        return [step["error"] for step in steps if "NRI" in step.get("error", "")]
 
     def _timeline(self) -> list[dict[str, Any]]:
         file = self.control / "timeline.jsonl"

@@ -141,4 +141,4 @@ def _end(node: Node) -> None:
     given = kubelet.pod_cgroup(MIXED["metadata"]["uid"]).cpus
     node.is_gone(MIXED)
     checks.eventually("its CPUs are in the pool again", node.pool, before | given)
-    checks.equal("no sandbox was rejected", kubelet.errors("RunPodSandbox"), [])
+    checks.equal("no sandbox was rejected", kubelet.rejected_sandboxes(), [])

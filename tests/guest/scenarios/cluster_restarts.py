@@ -46,7 +46,7 @@ def run(guest: Guest) -> None:
     started = [step["step"] for step in node.kubelet.steps("mixed")].count("CreateContainer")
     checks.equal("none was started again", started, 1 + len(RUNNING))
     node.is_gone(MIXED)
-    checks.equal("no sandbox was rejected", node.kubelet.errors("RunPodSandbox"), [])
+    checks.equal("no sandbox was rejected", node.kubelet.rejected_sandboxes(), [])
 
 
 def _workload(node: Node, name: str) -> Workload:
