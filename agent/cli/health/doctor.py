@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent.cli.errors import CommandError, ExitCode, printable
+from agent.cli.terminal.configuration import configuration_options
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
@@ -23,20 +24,9 @@ _SHOWN: Final = {"error": "ERROR"}
 
 
 @click.command()
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=Path("/etc/numawarden/config.yaml"),
-    show_default=True,
-    help="The agent's configuration, also one that is still to be installed.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a setting of the configuration; may be repeated.",
+@configuration_options(
+    "The agent's configuration, also one that is still to be installed.",
+    Path("/etc/numawarden/config.yaml"),
 )
 @click.option(
     "--root",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli.errors import CommandError, ExitCode, text_of
+from agent.cli.terminal.configuration import configuration_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from agent.api.status import ConfigurationDocument
     from agent.config.config import Config
@@ -18,20 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    required=True,
-    help="The configuration, YAML.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a setting of the file, such as cgroupDriver=cgroupfs; may be repeated.",
-)
+@configuration_options("The configuration, YAML.")
 @click.option(
     "--emulate-cgroups",
     is_flag=True,

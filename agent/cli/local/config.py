@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.terminal.configuration import settings_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,13 +32,7 @@ def config() -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Check against the host whose sys/ tree is in this directory [default: agent.sysfsRoot].",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a setting of the file, such as cgroupDriver=cgroupfs; may be repeated.",
-)
+@settings_option()
 @click.option(
     "--against-state",
     is_flag=True,
@@ -110,13 +105,7 @@ def check(
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False
 )
 @click.option("--defaults", is_flag=True, help="Show what holds for keys that are left out.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Lay a setting over the file or the defaults; may be repeated.",
-)
+@settings_option("Lay a setting over the file or the defaults; may be repeated.")
 def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> None:
     """Print every key with its value as YAML: those of a configuration FILE, or the defaults.
 

@@ -10,6 +10,7 @@ import click
 from msgspec import Struct
 
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.terminal.configuration import configuration_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,24 +39,11 @@ def _common_options(command: _Command) -> _Command:
     """Add the options of both commands."""
     for option in (
         click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Override a setting of the configuration; may be repeated.",
-        ),
-        click.option(
             "--root",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             help="Use the host whose sys/ tree is in this directory [default: agent.sysfsRoot].",
         ),
-        click.option(
-            "--config",
-            "file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            required=True,
-            help="The agent's configuration, which has the state directory.",
-        ),
+        configuration_options("The agent's configuration, which has the state directory."),
         click.option(
             "--kubelet",
             "directory",

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.terminal.configuration import configuration_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.config.config import KubernetesConfig
     from agent.kubernetes.publisher import Removal
 
 
 @click.command()
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    required=True,
-    help="The agent's configuration, which has agent.kubernetes.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a setting of the configuration; may be repeated.",
-)
+@configuration_options("The agent's configuration, which has agent.kubernetes.")
 @click.option(
     "--if-configured",
     is_flag=True,
