@@ -29,16 +29,11 @@ def configuration_options(
     They are its parameters `file` and `settings`. Without a `default` a file has to be named.
     """
 
-    def add(command: _Command) -> _Command:
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    if default is None:
+        named = click.option("--config", "file", type=kind, required=True, help=about)
+    else:
         named = click.option(
-            "--config",
-            "file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            required=default is None,
-            default=default,
-            show_default=default is not None,
-            help=about,
+            "--config", "file", type=kind, default=default, show_default=True, help=about
         )
-        return named(settings_option()(command))
-
-    return add
+    return lambda command: named(settings_option()(command))

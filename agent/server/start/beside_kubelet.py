@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from agent.server.intake import PodIntake
 
 _PLUGIN: Final = "device plugin of the kubelet"
+#: After which the runtime gets an answer without settings, in seconds. `RuntimeEvents` answers in a
+#: fifth of a second, or says that the pod is not decided yet; on a busy host that takes longer, and
+#: must not be cut off: the runtime waits 2 s.
+_LONGEST_ANSWER: Final = 1.0
 
 
 def companions(
@@ -45,7 +49,9 @@ def _runtime(
     from agent.runtimes.nri.session import NriSession  # noqa: PLC0415  # if it is on
 
     events = RuntimeEvents(controller, pods, intake, config.on_reject)
-    session = NriSession(socket, events, controller.clock, observe=events.observe)
+    session = NriSession(
+        socket, events, controller.clock, seconds=_LONGEST_ANSWER, observe=events.observe
+    )
 
     async def serve() -> None:
         try:
