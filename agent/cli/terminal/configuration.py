@@ -28,7 +28,6 @@ def configuration_options(
 
     They are its parameters `file` and `settings`. Without a `default` a file has to be named.
     """
-
     kind = click.Path(exists=True, dir_okay=False, path_type=Path)
     if default is None:
         named = click.option("--config", "file", type=kind, required=True, help=about)
