@@ -35,11 +35,9 @@ def adjustment_of(pod: PodAllocation, name: str, pool: Mask) -> Adjustment | Non
     specification, such as an ephemeral container's.
     """
     container = pod.container(name)
-    if container is None:
+    if container is None or not (pod.exclusive_cpus or container.mems):
         return None
     settings = container_settings(container, pool, pod_quotas(pod))
-    if not pod.exclusive_cpus and settings.mems is None:
-        return None
     own = container.cpus is not None
     variables = {}
     if own or settings.mems is not None:
