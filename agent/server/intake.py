@@ -158,6 +158,8 @@ class PodIntake:
         #: The entries that are waited for, and the syncs that go on although no caller waits.
         self._awaited: dict[str, asyncio.Future[ManifestDocument]] = {}
         self._syncing: set[asyncio.Task[None]] = set()
+        #: What became of each entry in the last sync.
+        self._documents: dict[str, ManifestDocument] = {}
 
     async def sync(self) -> None:
         """Read the source, release and admit pods; report what has become of every entry.
@@ -189,7 +191,7 @@ class PodIntake:
             return found.result()
         self._awaited.pop(key, None)
         syncing.result()
-        return None
+        return self._documents.get(key)
 
     def _synced(self, task: asyncio.Task[None]) -> None:
         """Forget a sync; what it raised is raised by the next one, too, and reported there."""
@@ -205,7 +207,7 @@ class PodIntake:
         reading = await self._admissions.read(self.source)
         self._take(reading)
         kept = await self._release(complete=reading.complete)
-        settled = await self._settle_all()
+        settled = self._documents = await self._settle_all()
         self._admissions.report(self.source.name, settled | kept, reading.conditions)
 
     async def _settle_all(self) -> dict[str, ManifestDocument]:
@@ -213,8 +215,11 @@ class PodIntake:
         documents: dict[str, ManifestDocument] = {}
         for key in self._entries:
             while (first := self._next_awaited(documents)) is not None:
+                found = self._awaited[first]  # which a caller whose sync failed gives up meanwhile
                 documents[first] = document = await self._settle(self._entries[first])
-                self._awaited.pop(first).set_result(document)
+                if self._awaited.get(first) is found:
+                    del self._awaited[first]
+                found.set_result(document)
             if key not in documents:
                 documents[key] = await self._settle(self._entries[key])
         return {key: documents[key] for key in self._entries}

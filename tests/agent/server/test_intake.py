@@ -558,3 +558,76 @@ class Failing(Events):
 
     def read(self) -> SourceReading:
         raise SourceUnreadableError("it is broken", "mend it", "Broken")
+
+
+@dataclass
+class Stepwise(Ledger):
+    """A ledger that admits a pod only when a test lets it; `asked` has the names in their order."""
+
+    asked: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+        self.asked.put_nowait(pod.name)
+        await self.free.acquire()
+        return await super().admit(pod, source)
+
+
+class Listed(Events):
+    """A source with three pods, which can be broken."""
+
+    broken = False
+
+    def read(self) -> SourceReading:
+        if self.broken:
+            raise SourceUnreadableError("it is broken", "mend it", "Broken")
+        uids = (f"{number}{UID[1:]}" for number in range(3))
+        pods = ((f"pod{number}", uid) for number, uid in enumerate(uids))
+        return SourceReading(
+            tuple(SourceEntry(key, load_pod(manifest(key, uid), key)) for key, uid in pods)
+        )
+
+
+def test_an_entry_that_is_waited_for_comes_next_and_its_caller_goes_on_at_once() -> None:
+    async def scenario() -> None:
+        ledger = Stepwise()
+        intake = PodIntake(Listed(), ledger)
+        syncing = asyncio.create_task(intake.sync())
+        assert await ledger.asked.get() == "pod0"
+        waiting = asyncio.create_task(intake.settle("pod2"))
+        await asyncio.sleep(0)
+        ledger.free.release()
+        assert await ledger.asked.get() == "pod2"
+        ledger.free.release()
+        document = await waiting
+        assert document is not None
+        assert document.state == ADMITTED
+        assert not syncing.done()
+        assert await ledger.asked.get() == "pod1"
+        for _ in range(10):
+            ledger.free.release()
+        await syncing
+        assert [*ledger.reported] == ["pod0", "pod1", "pod2"]
+        assert await intake.settle("unknown") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_gets_its_answer_although_the_sync_of_another_failed() -> None:
+    async def scenario() -> None:
+        ledger, source = Stepwise(), Listed()
+        intake = PodIntake(source, ledger)
+        for _ in range(20):
+            ledger.free.release()
+        source.broken = True
+        first = asyncio.create_task(intake.settle("pod1"))
+        second = asyncio.create_task(intake.settle("pod1"))
+        results = await asyncio.gather(first, return_exceptions=True)
+        assert isinstance(results[0], SourceUnreadableError)
+        source.broken = False
+        document = await intake.settle("pod1")
+        assert document is not None
+        assert document.state == ADMITTED
+        await asyncio.gather(second, return_exceptions=True)
+
+    asyncio.run(scenario())
