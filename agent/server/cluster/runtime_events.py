@@ -229,10 +229,16 @@ class RuntimeEvents:
     async def container_updated(
         self, sandbox: PodSandbox, container: RuntimeContainer, asked: ContainerResources
     ) -> Adjustment | None:
-        """Return what a container keeps through an update, such as an in-place resize."""
+        """Return what a container keeps through an update, such as an in-place resize.
+
+        The pod's cgroup, whose quota the kubelet changes with it, is compared.
+        """
         _ = asked
         pod = self._allocation(sandbox.uid)
-        return None if pod is None else self._adjustment(pod, container.name)
+        if pod is None:
+            return None
+        self._begin(sandbox.uid, self._settle(sandbox.uid))
+        return self._adjustment(pod, container.name)
 
     def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
         """Do nothing: the watch on its cgroup has the container compared."""

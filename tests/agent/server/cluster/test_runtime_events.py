@@ -354,7 +354,8 @@ def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
     beside(site, live)
 
 
-def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site) -> None:
+@pytest.mark.parametrize("event", ["sandbox", "container"])
+def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site, event: str) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         cgroup = make_slice(site, UID)
@@ -363,8 +364,13 @@ def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site) -> No
         unit = cgroup.rpartition("/")[2]
         site.systemd.set_properties(unit, [*cpu_quota(200_000, 100_000)])
         assert shown(site, cgroup, "cpu.max") == ["200000 100000"]
-        agent.events.sandbox_updated(sandbox())
-        await created(agent, "db")
+        if event == "sandbox":
+            agent.events.sandbox_updated(sandbox())
+        else:
+            asked = ContainerResources(quota_us=200_000, period_us=100_000)
+            await agent.events.container_updated(sandbox(), container("db"), asked)
+        while tasks := (*agent.events._deciding.values(), *agent.events._enforcing):
+            await asyncio.wait(tasks)
         assert shown(site, cgroup, "cpu.max") == ["max 100000"]
 
     beside(site, live)
