@@ -45,6 +45,16 @@ SCENARIOS: Final = {
             packages=True,
         ),
         Scenario(
+            "cluster",
+            "two-sockets",
+            "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
+        ),
+        Scenario(
+            "cluster-restarts",
+            "two-sockets",
+            "kubelet, containerd and agent restart in every order beside the kubelet's pods",
+        ),
+        Scenario(
             "kep-systemd",
             "two-sockets",
             "the pods of KEP-5526 under systemd-run and podman, agent as a service",
@@ -115,16 +125,6 @@ SCENARIOS: Final = {
             "device-plugins",
             "two-sockets",
             "a device plugin and podresources beside the unit: registered, delivered, restarted",
-        ),
-        Scenario(
-            "cluster",
-            "two-sockets",
-            "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
-        ),
-        Scenario(
-            "cluster-restarts",
-            "two-sockets",
-            "kubelet, containerd and agent restart in every order beside the kubelet's pods",
         ),
         Scenario(
             "distances",
