@@ -134,8 +134,8 @@ class RuntimeEvents:
     # --- the session ----------------------------------------------------------------------------
 
     def configured(self, info: RuntimeInfo) -> None:
-        """Take note of a runtime that connected."""
-        log.info("container runtime connected", runtime=info.name, version=info.version)
+        """Take note of a runtime that connected; the session logs it."""
+        _ = info
         self._controller.state.conditions.pop(SUBJECT, None)
 
     def disconnected(self, why: str) -> None:
@@ -194,6 +194,7 @@ class RuntimeEvents:
         """Pass the fact on to the source; the pod ends once a second fact agrees."""
         self._pods.sandbox_removed(sandbox.uid, sandbox.id)
         self._decided.discard(sandbox.uid)
+        self._rejected.pop(sandbox.uid, None)
         self._begin(sandbox.uid, self._synced())
 
     # --- containers -----------------------------------------------------------------------------

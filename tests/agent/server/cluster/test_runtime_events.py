@@ -411,6 +411,18 @@ def test_a_removed_sandbox_is_reported_to_the_source(site: Site) -> None:
     beside(site, live)
 
 
+def test_nothing_is_remembered_of_rejected_pods_whose_sandbox_was_removed(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=64")
+        with pytest.raises(ContainerRejectedError):
+            await created(agent, "db")
+        assert [*agent.events._rejected] == [UID]
+        agent.events.sandbox_removed(sandbox())
+        assert not agent.events._rejected
+
+    beside(site, live)
+
+
 def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> None:
     async def live(agent: Beside) -> None:
         conditions = agent.controller.state.conditions
