@@ -6,17 +6,18 @@ INPUTS ?= 1000000
 SEED ?= 20261120
 MINUTES ?= 10
 AUDIT ?=
+KUBERNETES ?=
 TARGETS ?=
 DIST ?= dist
 CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C sort -z \
     | xargs -0 sha256sum >SHA256SUMS
 SHELL := /bin/bash
 
-.PHONY: help setup plugin prometheus browser helm demo test lint types words guest bench conformance docs \
+.PHONY: help setup plugin prometheus browser helm demo test lint types words guest guest-kubelet bench conformance docs \
     changelog load fuzz dependencies wheel deb man image checksums audit clean site
 
 help: ## show what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 setup: ## make the virtual environment .venv from the lock file
 	@$(PYTHON) deploy/development/make_venv.py
@@ -53,6 +54,9 @@ words: setup ## lower the counts of words that are not ours and became fewer
 
 guest: setup ## boot NUMA guests in QEMU and run the scenarios on real cgroups
 	@$(BIN)/python -m tests.guest
+
+guest-kubelet: helm ## run the scenarios beside a real kubelet [KUBERNETES=DIR of its programs]; not part of CI
+	@$(BIN)/python -m tests.guest --kubernetes "$(KUBERNETES)"
 
 bench: setup ## measure; writes bench.json and bench-rest.json
 	@$(BIN)/python -m tests.bench

@@ -57,7 +57,15 @@ case "$command" in doctor) set -- --root {root} "$@" ;; esac
 exec {numawarden} "$command" "$@"
 """
 _KUBECTL: Final = "#!/bin/sh\ncat {root}/pods\n"
-_SYSTEMCTL: Final = '#!/bin/sh\necho "$@" >> {root}/units\n'
+#: The slices that systemd lists.
+SLICES: Final = ("kubepods-burstable.slice", "kubepods-podu1.slice")
+_SYSTEMCTL: Final = """\
+#!/bin/sh
+case "$1" in
+list-units) printf '%s loaded active active a slice\\n' kubepods-burstable.slice kubepods-podu1.slice ;;
+*) echo "$@" >> {root}/units ;;
+esac
+"""
 
 
 class Node:
@@ -154,7 +162,7 @@ def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) 
     assert {verdicts["manifest directory"], verdicts["reserved CPUs"]} == {"ok"}
     assert node.run("\n".join(units)).returncode == 0
 
-    (back,) = _SH.findall(BACK)
+    back, widen = _SH.findall(BACK)
     done = node.run(back)
     assert done.returncode == 0, done.stderr
     assert (node.kubelet / "cpu_manager_state").read_bytes() == CPU
@@ -168,11 +176,16 @@ def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) 
         "disable --now numawarden",
         "start kubelet",
     ]
+    assert node.run(widen).returncode == 0
+    online = Path("/sys/devices/system/cpu/online").read_text().strip()
+    assert (node.root / "units").read_text().splitlines()[-len(SLICES) :] == [
+        f"set-property --runtime {name} AllowedCPUs={online}" for name in SLICES
+    ]
 
 
 def test_devices_stay_with_the_kubelet_on_both_ways(node: Node) -> None:
     configure, take_over, _ = _SH.findall(TO_AGENT)
-    (back,) = _SH.findall(BACK)
+    back, _ = _SH.findall(BACK)
     node.run(configure)
     node.configure()
     assert node.run(take_over).returncode == 0

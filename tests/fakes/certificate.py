@@ -1,4 +1,4 @@
-"""A key and a certificate for 127.0.0.1, made for each test, so that none is stored.
+"""A key and a certificate for addresses, made for each test, so that none is stored.
 
 ECDSA on the curve P-256 (FIPS 186-4, D.1.2.3) and just as much DER (X.690) as a certificate needs
 (RFC 5280). Good enough to be believed by OpenSSL in a test, and for nothing else.
@@ -10,9 +10,11 @@ import base64
 import hashlib
 import secrets
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     Point = tuple[int, int] | None
@@ -39,12 +41,17 @@ _TRUE: Final = b"\x01\x01\xff"
 _SIGNS: Final = b"\x03\x02\x02\x84"
 
 
-def write_certificate(file: Path) -> Path:
-    """Write a new key and its certificate into one PEM file of mode 0600 and return the file."""
+def write_certificate(file: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Path:
+    """Write a new key and its certificate into one PEM file of mode 0600 and return the file.
+
+    The certificate names IPv4 addresses.
+    """
     private = secrets.randbelow(_ORDER - 1) + 1
     public = _point_bytes(_times(private, _BASE))
     file.touch(mode=0o600)
-    file.write_text(_pem("CERTIFICATE", _signed(private, public)) + _key(private, public))
+    file.write_text(
+        _pem("CERTIFICATE", _signed(private, public, addresses)) + _key(private, public)
+    )
     return file
 
 
@@ -58,9 +65,9 @@ def _key(private: int, public: bytes) -> str:
     return _pem("EC PRIVATE KEY", content)
 
 
-def _signed(private: int, public: bytes) -> bytes:
+def _signed(private: int, public: bytes, addresses: Sequence[str]) -> bytes:
     algorithm = _sequence(_oid(_ECDSA_SHA256))
-    content = _unsigned(algorithm, public)
+    content = _unsigned(algorithm, public, addresses)
     digest = int.from_bytes(hashlib.sha256(content).digest(), "big")
     once = secrets.randbelow(_ORDER - 1) + 1
     point = _times(once, _BASE)
@@ -70,15 +77,15 @@ def _signed(private: int, public: bytes) -> bytes:
     return _sequence(content, algorithm, _bits(_sequence(_integer(r), _integer(s))))
 
 
-def _unsigned(algorithm: bytes, public: bytes) -> bytes:
+def _unsigned(algorithm: bytes, public: bytes, addresses: Sequence[str]) -> bytes:
     name = _sequence(_der(0x31, _sequence(_oid(_COMMON_NAME), _der(0x0C, b"numawarden test"))))
     now = datetime.now(UTC)
     validity = _sequence(_time(now - timedelta(days=1)), _time(now + timedelta(days=1)))
     key = _sequence(_sequence(_oid(_EC_PUBLIC_KEY), _oid(_PRIME256V1)), _bits(public))
     identifier = hashlib.sha256(public).digest()[:20]
-    loopback = _sequence(_der(0x87, bytes((127, 0, 0, 1))))
+    names = _sequence(*(_der(0x87, IPv4Address(address).packed) for address in addresses))
     extensions = _sequence(
-        _sequence(_oid(_ALTERNATIVE_NAME), _der(0x04, loopback)),
+        _sequence(_oid(_ALTERNATIVE_NAME), _der(0x04, names)),
         _sequence(_oid(_BASIC_CONSTRAINTS), _TRUE, _der(0x04, _sequence(_TRUE))),
         _sequence(_oid(_KEY_USAGE), _TRUE, _der(0x04, _SIGNS)),
         _sequence(_oid(_KEY_IDENTIFIER), _der(0x04, _der(0x04, identifier))),

@@ -7,16 +7,19 @@ import os
 import queue
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import helm
 from tests.guest import container, emulator, host, image, job, packages, runner, tsc, wheel
 from tests.guest.cache import Cache
 from tests.guest.errors import GuestError
-from tests.guest.scenarios import SCENARIOS, Scenario
+from tests.guest.kubernetes import Kubernetes, etcd, programs
+from tests.guest.scenarios import SCENARIOS, Kubelet, Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,6 +35,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--cache", type=Path, default=wheel.PROJECT / ".cache/guest", help="image, QEMU, wheels"
     )
+    made.add_argument(
+        "--kubernetes",
+        type=Path,
+        metavar="DIR",
+        help="a directory with kubelet, kube-apiserver and kube-scheduler, which take the place of "
+        "the fake kubelet; with containerd and containerd-shim-runc-v2 in it these are used, too",
+    )
     made.add_argument("--results", type=Path, help="where logs and results go (in the cache)")
     return made
 
@@ -46,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.list:
             for scenario in SCENARIOS.values():
                 when = "" if scenario.usual else " (only when named)"
+                if scenario.kubelet is Kubelet.REAL:
+                    when = " (with --kubernetes)"
                 print(f"{scenario.name:<24} {scenario.topology:<14} {scenario.summary}{when}")
             return 0
         return _run(options)
@@ -55,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    chosen = _chosen(options.scenario)
+    chosen = _chosen(options.scenario, real=options.kubernetes is not None)
+    named = programs.find(options.kubernetes) if options.kubernetes else None
     host.require_x86_64()
     host.provide(host.RUN_NEEDS)
     host.require_writable(options.cache)
@@ -66,6 +79,8 @@ def _run(options: argparse.Namespace) -> int:
         qemu = beside.submit(emulator.provide, store)
         made = image.provide(store)
         contents = _contents(store, made, chosen)
+        if named:
+            contents = _beside_kubelet(store, contents, named)
     setup = runner.Setup(
         *(store, made, qemu.result(), results),
         tsc_khz=tsc.frequency_khz(),
@@ -97,12 +112,36 @@ def status(verdicts: Sequence[runner.Verdict]) -> int:
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 
-def _chosen(names: Sequence[str]) -> list[Scenario]:
+def _chosen(names: Sequence[str], *, real: bool) -> list[Scenario]:
+    """Return the scenarios of these names.
+
+    Without names it is the usual ones, with a real kubelet all that can have one.
+    """
     for name in names:
         if name not in SCENARIOS:
             raise GuestError(f"no scenario is called {name!r}", f"known: {', '.join(SCENARIOS)}")
-    usual = [scenario for scenario in SCENARIOS.values() if scenario.usual]
-    return [SCENARIOS[name] for name in names] or usual
+    chosen = [SCENARIOS[name] for name in names]
+    if not real:
+        for scenario in chosen:
+            if scenario.kubelet is Kubelet.REAL:
+                raise GuestError(
+                    f"{scenario.name} needs a real kubelet",
+                    "name a directory with Kubernetes' programs: --kubernetes DIR",
+                )
+        return chosen or [scenario for scenario in SCENARIOS.values() if scenario.usual]
+    for scenario in chosen:
+        if scenario.kubelet is Kubelet.NONE:
+            raise GuestError(f"{scenario.name} has no kubelet", "leave --kubernetes out")
+    return chosen or [each for each in SCENARIOS.values() if each.kubelet is not Kubelet.NONE]
+
+
+def _beside_kubelet(
+    store: Cache, contents: Mapping[str, job.Contents], named: programs.Programs
+) -> dict[str, job.Contents]:
+    """Return the same contents with a real kubelet and what its control plane is made of."""
+    helm.install()  # kubectl is among it
+    real = Kubernetes(named.disk(store), named, tuple(etcd.provide(store)))
+    return {name: replace(each, kubernetes=real) for name, each in contents.items()}
 
 
 def _contents(

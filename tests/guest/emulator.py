@@ -46,13 +46,15 @@ class Emulator:
 class Disks:
     """The files of one run: the job's tar, the blank the results go to, the serial log.
 
-    `agent` is the disk with the agent's environment, None for a guest without one.
+    `agent` is the disk with the agent's environment, None for a guest without one; `kubernetes` the
+    disk with a real kubelet, whose guest reaches the host's loopback as 10.0.2.2.
     """
 
     job: Path
     out: Path
     serial: Path
     agent: Path | None = None
+    kubernetes: Path | None = None
 
 
 def provide(store: cache.Cache) -> Emulator:
@@ -83,6 +85,7 @@ def command(
         *_disk("job", disks.job, "virtio-blk-pci", "readonly=on"),
         *_disk("out", disks.out, "virtio-blk-pci", "cache=unsafe"),
         *(_disk("agent", disks.agent, "virtio-blk-pci", "readonly=on") if disks.agent else ()),
+        *(_kubernetes(disks.kubernetes) if disks.kubernetes else ()),
         *("-chardev", f"file,id=serial,path={_quoted(disks.serial)}", "-serial", "chardev:serial"),
         *("-chardev", "file,id=console,path=/dev/stdout"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=console"),
@@ -149,6 +152,14 @@ def _disk(name: str, file: Path, device: str, options: str) -> list[str]:
     return [
         *("-drive", f"if=none,id={name},file={_quoted(file)},format=raw,{options}"),
         *("-device", f"{device},drive={name},serial={name}"),
+    ]
+
+
+def _kubernetes(disk: Path) -> list[str]:
+    """Return the disk with a real kubelet, and the network over which it has an API server."""
+    return [
+        *_disk("kubernetes", disk, "virtio-blk-pci", "readonly=on"),
+        *("-netdev", "user,id=host,ipv6=off", "-device", "virtio-net-pci,netdev=host,romfile="),
     ]
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from tests.guest import cache, wheel
 from tests.guest.errors import GuestError
+from tests.guest.inside.api_server import CONTROL_PLANE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from tests.guest.image import Python
+    from tests.guest.kubernetes import Kubernetes
     from tests.guest.packages import Packages
 
 #: Room for everything a scenario brings back; the file is sparse.
@@ -35,6 +37,7 @@ SOURCES: Final = (
     "tests/guest",
     "tests/cgroupfs",
     "deploy",
+    "docs/moving-a-node.md",
 )
 #: Where the job is unpacked in the guest.
 PLACE: Final = "/job"
@@ -46,11 +49,15 @@ exec python3 -m tests.guest.inside "$(cat scenario)"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a guest gets: the scenarios' sources; the agent's environment and packages, or None."""
+    """What a guest gets: the scenarios' sources; the agent's environment and packages, or None.
+
+    `kubernetes` is a real kubelet and its control plane, None where the scenarios bring their own.
+    """
 
     sources: Path
     environment: Path | None = None
     packages: Packages | None = None
+    kubernetes: Kubernetes | None = None
 
 
 def sources(store: cache.Cache, python: Python) -> Path:
@@ -80,13 +87,24 @@ def _compile(python: Python, directory: Path) -> None:
     python.run("-m", "compileall", *options, directory / "tests")
 
 
-def pack(file: Path, scenario: str, nonce: str, contents: Contents) -> None:
-    """Write the tar that the guest unpacks into `PLACE`."""
+def pack(
+    file: Path,
+    scenario: str,
+    nonce: str,
+    contents: Contents,
+    control_plane: Mapping[str, str] | None = None,
+) -> None:
+    """Write the tar that the guest unpacks into `PLACE`.
+
+    `control_plane` has the files with which the guest reaches an API server, by their names.
+    """
     with tarfile.open(file, "w") as tar:
         for name, text in {"run": RUN, "scenario": scenario, "nonce": nonce}.items():
             _add_text(tar, name, text)
         for source in sorted(contents.sources.iterdir()):
             tar.add(source, source.name, filter=_owned_by_root)
+        for name, text in (control_plane or {}).items():
+            _add_text(tar, f"{CONTROL_PLANE}/{name}", text)
         if contents.packages:
             named = {"previous": contents.packages.previous, "present": contents.packages.present}
             for name, directory in named.items():

@@ -9,6 +9,7 @@ import selectors
 import shutil
 import subprocess
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -105,16 +106,24 @@ def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> 
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     scratch = setup.store.scratch(scenario.name)
+    kubernetes = contents.kubernetes
     disks = emulator.Disks(
-        scratch / "job.tar", scratch / "out.tar", results / "serial.log", contents.environment
+        *(scratch / "job.tar", scratch / "out.tar", results / "serial.log"),
+        contents.environment,
+        kubernetes.disk if kubernetes else None,
     )
     nonce = secrets.token_hex(8)
     started = time.monotonic()
     try:
-        job.pack(disks.job, scenario.name, nonce, contents)
-        job.blank(disks.out)
-        console = _boot(setup, scenario, disks, core, results)
-        job.unpack(disks.out, results)
+        with ExitStack() as stack:
+            files: Mapping[str, str] = {}
+            if kubernetes:
+                place = results / "control-plane"
+                files = stack.enter_context(kubernetes.control_plane(place)).files()
+            job.pack(disks.job, scenario.name, nonce, contents, files)
+            job.blank(disks.out)
+            console = _boot(setup, scenario, disks, core, results)
+            job.unpack(disks.out, results)
     finally:
         if not setup.keep:
             shutil.rmtree(scratch)

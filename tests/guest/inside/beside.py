@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.guest.inside import containerd, kernel
 from tests.guest.inside.agent import SERVICE, Agent
 from tests.guest.inside.commands import run
-from tests.guest.inside.kubelet import DIRECTORY, Kubelet, amounts, container
+from tests.guest.inside.kubelet import DIRECTORY, FakeKubelet, Kubelet, amounts, container
+from tests.guest.inside.real_kubelet import RealKubelet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,13 +67,19 @@ class Node:
     checks: Checks
     kubelet: Kubelet
     agent: Agent
+    #: What the configuration has below `agent`, but for `agent.kubelet`.
+    agent_settings: dict[str, object]
 
     @classmethod
-    def started(cls, guest: Guest, **config: object) -> Node:
-        """Start containerd with NRI, the agent, and the kubelet."""
+    def started(cls, guest: Guest, settings: Mapping[str, object] | None = None) -> Node:
+        """Start containerd with NRI, the agent, and the kubelet.
+
+        `settings` are further ones of the configuration's section `agent`.
+        """
         containerd.start(guest, "systemd", nri=True)
-        beside = {"enabled": True, "nriSocket": str(NRI), **config}
-        node = cls(guest.checks, Kubelet(guest), Agent(guest, agent={"kubelet": beside}))
+        kubelet = RealKubelet(guest) if RealKubelet.is_here(guest) else FakeKubelet(guest)
+        node = cls(guest.checks, kubelet, Agent(guest), dict(settings or {}))
+        node.configure()
         # A kubelet ran here before: what its directory lacks at its start, the agent cannot write.
         (DIRECTORY / "device-plugins").mkdir(mode=0o750, parents=True)
         UNWATCHED.parent.mkdir(parents=True)
@@ -80,6 +87,11 @@ class Node:
         node.agent.start()
         node.kubelet.start(*HABITS)
         return node
+
+    def configure(self, **kubelet: object) -> None:
+        """Write the agent's configuration, with some keys of `agent.kubelet`."""
+        beside = {"enabled": True, "nriSocket": str(NRI), **kubelet}
+        self.agent.configure(agent={**self.agent_settings, "kubelet": beside})
 
     def runs(self, manifest: Mapping[str, Any]) -> str:
         """Have a pod run; return its uid."""
@@ -91,7 +103,7 @@ class Node:
     def is_gone(self, manifest: Mapping[str, Any]) -> None:
         """Have a pod deleted, and its allocation with it."""
         metadata = manifest["metadata"]
-        name, uid = metadata["name"], metadata["uid"]
+        name, uid = metadata["name"], self.kubelet.uid(metadata["name"])
         self.kubelet.remove(name)
         self.checks.eventually(f"{name} is gone", lambda: self.kubelet.phase(uid), "")
         self.checks.eventually(
@@ -117,7 +129,7 @@ class Node:
 
     def check_mixed(self, when: str) -> None:
         """Check that the kernel enforces what KEP-5526 says of the mixed pod."""
-        uid = MIXED["metadata"]["uid"]
+        uid = self.kubelet.uid("mixed")
 
         def found() -> dict[str, object]:
             side, app, aux = (self.cpus(uid, name) for name in RUNNING)

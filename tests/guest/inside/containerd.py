@@ -39,6 +39,17 @@ NRI: Final = """\
 """
 
 
+def use(programs: Path) -> None:
+    """Have the service run the containerd of a directory instead of Debian's."""
+    drop_in = Path("/etc/systemd/system/containerd.service.d/programs.conf")
+    drop_in.parent.mkdir(parents=True)
+    path = f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+    drop_in.write_text(
+        f"[Service]\nEnvironment=PATH={path}\nExecStart=\nExecStart={programs}/containerd\n"
+    )
+    run("systemctl", "daemon-reload")
+
+
 def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False) -> None:
     """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image.
 

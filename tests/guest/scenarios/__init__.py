@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
+
+
+class Kubelet(Enum):
+    """Which kubelet a scenario has pods of."""
+
+    NONE = auto()
+    #: The project's fake one, or a real one that the runner is given.
+    EITHER = auto()
+    REAL = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +26,7 @@ class Scenario:
     `agent` says whether the agent's environment is laid at its place, `packages` whether the
     job brings Debian packages to install it from, `image` whether the container image's root is
     laid there instead of the environment. One that is not `usual` runs when it is named.
+    `kubelet` says whose pods it has; one that needs a real kubelet is not usual.
     """
 
     name: str
@@ -26,6 +37,7 @@ class Scenario:
     packages: bool = False
     image: bool = False
     usual: bool = True
+    kubelet: Kubelet = Kubelet.NONE
 
     @property
     def module(self) -> str:
@@ -48,11 +60,13 @@ SCENARIOS: Final = {
             "cluster",
             "two-sockets",
             "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
+            kubelet=Kubelet.EITHER,
         ),
         Scenario(
             "cluster-restarts",
             "two-sockets",
             "kubelet, containerd and agent restart in every order beside the kubelet's pods",
+            kubelet=Kubelet.EITHER,
         ),
         Scenario(
             "kep-systemd",
@@ -150,6 +164,28 @@ SCENARIOS: Final = {
             "cgroup-contract",
             "two-sockets",
             "the contract tests of the emulated cgroup tree, against the kernel's",
+        ),
+        Scenario(
+            "crowd",
+            "two-sockets",
+            "110 pods of a kubelet at once",
+            timeout=6 * 3600,
+            usual=False,
+            kubelet=Kubelet.EITHER,
+        ),
+        Scenario(
+            "cluster-reports",
+            "two-sockets",
+            "what users of a cluster see: rejections, Events, topology; the kubelet's other lists",
+            usual=False,
+            kubelet=Kubelet.REAL,
+        ),
+        Scenario(
+            "moving-a-node",
+            "two-sockets",
+            "from a real kubelet's managers to the agent and back, with pods that run on",
+            usual=False,
+            kubelet=Kubelet.REAL,
         ),
         Scenario(
             "kills-100",

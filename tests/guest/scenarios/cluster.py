@@ -57,13 +57,12 @@ def _shapes(node: Node) -> None:
     command("systemctl", "daemon-reload")
     node.runs(pod("other", 8, container("app", amounts("100m"))))
     node.check_mixed("after a daemon-reload and another pod")
-    rejected = [step for step in kubelet.steps("mixed") if "error" in step]
-    checks.equal("nothing was rejected", rejected, [])
+    checks.equal("nothing was rejected", kubelet.errors("mixed"), [])
 
 
 def _resize(node: Node) -> None:
     """Have the kubelet resize a running pod: shares change, and neither CPUs nor quota."""
-    uid = MIXED["metadata"]["uid"]
+    uid = node.kubelet.uid("mixed")
     cgroups = node.cgroups(uid, RUNNING)
     before = facts(cgroups)
     larger: dict[str, Any] = {**MIXED, "spec": {**MIXED["spec"]}}
@@ -71,12 +70,11 @@ def _resize(node: Node) -> None:
     larger["spec"]["resources"] = {"limits": amounts(5, 320), "requests": amounts(5, 320)}
     node.kubelet.put(larger)
 
-    both = {"resize", "UpdateContainerResources"}
-
-    def updated() -> set[str]:
-        return both & {step["step"] for step in node.kubelet.steps("mixed")}
-
-    node.checks.eventually("the kubelet resizes pod and container", updated, both)
+    node.checks.eventually(
+        "the kubelet resizes pod and container",
+        lambda: node.kubelet.is_resized("mixed"),
+        expected=True,
+    )
     node.checks.eventually(
         "a resize changes no CPU and brings no quota", lambda: facts(cgroups), before
     )
@@ -95,8 +93,7 @@ def _rejected(node: Node) -> None:
     checks.eventually("a pod without room waits", why, "CreateContainerError")
     said = kubelet.waits_for(uid, "app")
     checks.check("the reason is that of the topology manager", "TopologyAffinity" in said, said)
-    sandboxes = [step for step in kubelet.steps("waiting") if step["step"] == "RunPodSandbox"]
-    checks.equal("its sandbox was made once", [step.get("error") for step in sandboxes], [None])
+    checks.equal("its sandbox was made once", kubelet.sandboxes("waiting"), 1)
     node.is_gone(LARGE)
     checks.eventually("there is room, it starts", lambda: kubelet.phase(uid), "Running")
     checks.eventually("and has its CPUs", lambda: len(node.cpus(uid, "app")), 5)
@@ -138,7 +135,7 @@ def _end(node: Node) -> None:
     """Delete a pod: its CPUs come back, and no sandbox was ever rejected."""
     checks, kubelet = node.checks, node.kubelet
     before = node.pool()
-    given = kubelet.pod_cgroup(MIXED["metadata"]["uid"]).cpus
+    given = kubelet.pod_cgroup(kubelet.uid("mixed")).cpus
     node.is_gone(MIXED)
     checks.eventually("its CPUs are in the pool again", node.pool, before | given)
     checks.equal("no sandbox was rejected", kubelet.rejected_sandboxes(), [])

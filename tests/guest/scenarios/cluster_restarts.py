@@ -23,8 +23,8 @@ PARTS = ("kubelet", "containerd", "agent")
 def run(guest: Guest) -> None:
     """Restart them in each order; check after each restart."""
     node = Node.started(guest)
-    checks, uid = node.checks, MIXED["metadata"]["uid"]
-    node.runs(MIXED)
+    checks = node.checks
+    uid = node.runs(MIXED)
     node.check_mixed("started")
     cgroups = node.cgroups(uid, RUNNING)
     before = facts(cgroups)
@@ -43,14 +43,14 @@ def run(guest: Guest) -> None:
     command("systemctl", "daemon-reload")
     node.check_mixed("after all of it")
     checks.equal("no container was touched", touched(workloads), [])
-    started = [step["step"] for step in node.kubelet.steps("mixed")].count("CreateContainer")
-    checks.equal("none was started again", started, 1 + len(RUNNING))
+    created = node.kubelet.creations("mixed")
+    checks.equal("none was started again", created, 1 + len(RUNNING))
     node.is_gone(MIXED)
     checks.equal("no sandbox was rejected", node.kubelet.rejected_sandboxes(), [])
 
 
 def _workload(node: Node, name: str) -> Workload:
     """Return the process of a container, to see later that it is the same."""
-    cgroup = node.kubelet.cgroup(MIXED["metadata"]["uid"], name)
+    cgroup = node.kubelet.cgroup(node.kubelet.uid("mixed"), name)
     pid = kernel.only_process(cgroup, "sleep")
     return Workload(name, cgroup, pid, kernel.start_time(pid))

@@ -16,7 +16,7 @@ from tests.guest.inside.agent import CONFIG, PROGRAM, Agent
 from tests.guest.inside.checks import wait_until
 from tests.guest.inside.commands import attempt
 from tests.guest.inside.commands import run as command
-from tests.guest.inside.kubelet import Kubelet, amounts, container
+from tests.guest.inside.kubelet import FakeKubelet, amounts, container
 
 if TYPE_CHECKING:
     from typing import Any
@@ -41,7 +41,7 @@ def run(guest: Guest) -> None:
     checks = guest.checks
     _check_drop_in(guest)
     containerd.start(guest, "systemd", nri=True)
-    kubelet = Kubelet(guest, PYTHON)
+    kubelet = FakeKubelet(guest, PYTHON)
     kubelet.start("--retry=2", "--linger=2")
     agent = AsDaemonSet(guest)
     agent.start()
@@ -72,11 +72,11 @@ def _pod(name: str, number: int, **spec: object) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _runs(kubelet: Kubelet, uid: str, *containers: str) -> bool:
+def _runs(kubelet: FakeKubelet, uid: str, *containers: str) -> bool:
     return wait_until(lambda: kubelet.is_running(uid, containers))
 
 
-def _check_mixed(checks: Checks, kubelet: Kubelet, mixed: str, shared: str) -> None:
+def _check_mixed(checks: Checks, kubelet: FakeKubelet, mixed: str, shared: str) -> None:
     """Compare the sets of the mixed pod with what its manifest asks for."""
     worker, logs = (kubelet.cgroup(mixed, name) for name in ("worker", "logs"))
     pod, others = kubelet.pod_cgroup(mixed), kubelet.cgroup(shared, "app")

@@ -1,0 +1,63 @@
+"""As many pods at once as a kubelet takes by default, a part of them with CPUs of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.guest.inside.agent import samples
+from tests.guest.inside.beside import Node, own, pod
+from tests.guest.inside.checks import wait_until
+from tests.guest.inside.kubelet import amounts, container
+
+if TYPE_CHECKING:
+    from tests.guest.inside.guest import Guest
+
+#: The kubelet's default (`maxPods`).
+PODS: Final = 110
+#: One CPU each; two more stay for the others.
+EXCLUSIVE: Final = 12
+#: Seconds that an emulated machine has for all of their sandboxes.
+LONG: Final = 7000.0
+MEMORY_MIB: Final = 16
+
+
+def run(guest: Guest) -> None:
+    """Run them all, compare sets, and delete them all."""
+    node = Node.started(guest)
+    checks, kubelet = node.checks, node.kubelet
+    uids = {}
+    for number in range(PODS):
+        name = f"crowd-{number}"
+        if number % (PODS // EXCLUSIVE) == 0 and number // (PODS // EXCLUSIVE) < EXCLUSIVE:
+            app = own("app", 1)
+        elif number % 2:
+            app = container("app", amounts("10m", MEMORY_MIB))
+        else:
+            app = container("app")
+        uids[name] = kubelet.put(pod(name, 1000 + number, app))
+    exclusive = [f"crowd-{i * (PODS // EXCLUSIVE)}" for i in range(EXCLUSIVE)]
+
+    def waiting() -> list[str]:
+        state = kubelet.state()
+        return [name for name, uid in uids.items() if state.get(uid, {}).get("phase") != "Running"]
+
+    wait_until(lambda: not waiting(), LONG)
+    checks.require("all pods run", not waiting(), waiting())
+    sets = {name: node.cpus(uids[name], "app") for name in exclusive}
+    checks.equal(
+        "the exclusive ones have a CPU each", [len(each) for each in sets.values()], [1] * EXCLUSIVE
+    )
+    taken = frozenset().union(*sets.values())
+    checks.equal("and no two the same", len(taken), EXCLUSIVE)
+    shared = [name for name in uids if name not in sets]
+    foreign = {name: found for name in shared if (found := node.cpus(uids[name], "app") & taken)}
+    checks.equal("no other pod has any of them", foreign, {})
+    checks.equal("no sandbox was rejected", kubelet.rejected_sandboxes(), [])
+    guest.log("metrics.txt", node.agent.metrics())
+    sampled = samples(node.agent.metrics())
+    seen = {name: value for name, value in sampled.items() if "nri" in name and value}
+    checks.check("the agent answered the runtime", seen, seen)
+    for name in uids:
+        kubelet.remove(name)
+    wait_until(lambda: not node.allocations(), LONG)
+    checks.equal("all allocations end", node.allocations(), set())
