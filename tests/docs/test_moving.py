@@ -62,7 +62,7 @@ SLICES: Final = ("kubepods-burstable.slice", "kubepods-podu1.slice")
 _SYSTEMCTL: Final = """\
 #!/bin/sh
 case "$1" in
-list-units) printf '%s loaded active active a slice\\n' kubepods-burstable.slice kubepods-podu1.slice ;;
+list-units) printf '%s loaded active active a slice\\n' {slices} ;;
 *) echo "$@" >> {root}/units ;;
 esac
 """
@@ -91,7 +91,9 @@ class Node:
             ("systemctl", _SYSTEMCTL),
         ):
             program = root / "bin" / name
-            program.write_text(text.format(root=root, numawarden=numawarden))
+            program.write_text(
+                text.format(root=root, numawarden=numawarden, slices=" ".join(SLICES))
+            )
             program.chmod(0o755)
 
     def write_state(self) -> None:
