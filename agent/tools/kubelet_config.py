@@ -32,7 +32,7 @@ _OWN: Final = frozenset({"apiVersion", "kind", "agent"})
 SHARED: Final = tuple(name for name in CONFIGURATION.names if name not in _OWN)
 _ZEROS: Final = frozenset({"", "0s"})
 
-_CLUSTER: Final = "the agent talks to no API server and knows no cluster"
+_CLUSTER: Final = "the agent registers no node and gives pods no network"
 _SERVER: Final = "the agent has no kubelet server; see agent.metrics and agent.socketPath"
 _RUNTIME: Final = "the agent starts no containers and pulls no images"
 _EVICTION: Final = "the agent evicts no pods; of thresholds only evictionHard counts"
@@ -170,7 +170,7 @@ def _gate(name: str) -> str:
         return "the feature has graduated and is always on"
     if name in IGNORED:
         return "no decision of the agent depends on this gate"
-    return "" if name in KNOWN_GATES else "not a feature gate of the kubelet of Kubernetes v1.36"
+    return "" if name in KNOWN_GATES else "not a feature gate of Kubernetes v1.36"
 
 
 def _mistakes(name: str, node: Node) -> tuple[str, ...]:

@@ -349,7 +349,7 @@ def test_an_imported_configuration_passes_the_check(
     assert run_command([*command, "--output", str(target)]) == ExitCode.OK
     assert capsys.readouterr().out.splitlines() == [
         f"{target}: 2 keys taken, 1 not",
-        "not taken: clusterDomain: the agent talks to no API server and knows no cluster",
+        "not taken: clusterDomain: the agent registers no node and gives pods no network",
     ]
     assert run_command(["config", "check", str(target), "--root", str(root)]) == ExitCode.OK
     capsys.readouterr()

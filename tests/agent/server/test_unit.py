@@ -72,3 +72,11 @@ def test_cdi_files_can_be_written_and_their_directory_is_made_at_boot() -> None:
     assert f"ReadWritePaths=-{real}" in UNIT.read_text().splitlines()
     made = [line.split() for line in UNIT.with_name("tmpfiles.conf").read_text().splitlines()]
     assert ["d", str(real), "0755", "root", "root", "-"] in made
+
+
+def test_the_state_directory_is_there_before_the_first_start(settings: dict[str, str]) -> None:
+    """`numawarden state import` writes into the directory before the unit has run once."""
+    made = [line.split() for line in UNIT.with_name("tmpfiles.conf").read_text().splitlines()]
+    directory = f"/var/lib/{settings['StateDirectory']}"
+    assert directory == str(AgentConfig().state_directory)
+    assert ["d", directory, settings["StateDirectoryMode"], "root", "root", "-"] in made

@@ -33,6 +33,7 @@ featureGates:
   PodLevelResourceManagers: true
   CPUManager: true
   DynamicResourceAllocation: true
+  PodsAPI: true
   NotYetInvented: true
 kubeReserved: {cpu: 500m, memory: 512Mi}
 logging: {flushFrequency: 0, verbosity: 0}
@@ -62,8 +63,9 @@ def test_what_both_have_is_taken_and_the_rest_is_listed_with_why() -> None:
     assert config.static_pod_path == Path("/etc/kubernetes/manifests")
     assert dict(config.feature_gates) == {"PodLevelResourceManagers": True}
     left = {each.name: each.why for each in imported.left}
-    assert left["clusterDNS"] == "the agent talks to no API server and knows no cluster"
+    assert left["clusterDNS"] == "the agent registers no node and gives pods no network"
     assert left["somethingElse"].startswith("not a key of KubeletConfiguration")
+    assert left["featureGates.PodsAPI"] == "no decision of the agent depends on this gate"
     assert left["featureGates.NotYetInvented"].startswith("not a feature gate")
     assert left["cpuManagerReconcilePeriod"].startswith("stands for the default")
 

@@ -128,8 +128,10 @@ class Kubelet(ABC):
         raise FileNotFoundError(f"no slice of pod {uid} below {top}")
 
     def cgroup(self, uid: str, name: str) -> kernel.Cgroup:
-        """Return the cgroup of a container."""
-        container = self.containers(uid)[name]["containerID"].removeprefix("containerd://")
+        """Return the cgroup of a container; raises `FileNotFoundError` if it was not created."""
+        container = self.containers(uid)[name].get("containerID", "").removeprefix("containerd://")
+        if not container:
+            raise FileNotFoundError(f"container {name} of pod {uid} is not created")
         return kernel.Cgroup(self.pod_cgroup(uid).path / f"cri-containerd-{container}.scope")
 
 
