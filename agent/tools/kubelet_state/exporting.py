@@ -52,6 +52,13 @@ def export_notes(state: KubeletState) -> Iterator[str]:
             "the shared pool is empty (strict-cpu-reservation): kubelet v1.36 rejects to start"
             " until a pod with CPUs of its own has ended; end it before the export"
         )
+    budgets = sorted(cpu.pods) if cpu is not None else []
+    if budgets:
+        yield (
+            f"pods with a budget of CPUs ({', '.join(budgets)}): kubelet v1.36 rejects such a pod"
+            " at each of its starts, or gives it a second budget (kubernetes/kubernetes#140989); end"
+            " them before the kubelet starts"
+        )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):
         yield (
             "memory of one node was given beside that of a group with the node: kubelet v1.36 may"

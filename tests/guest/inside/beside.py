@@ -82,7 +82,7 @@ class Node:
         node.configure()
         # A kubelet ran here before: what its directory lacks at its start, the agent cannot write.
         (DIRECTORY / "device-plugins").mkdir(mode=0o750, parents=True)
-        UNWATCHED.parent.mkdir(parents=True)
+        UNWATCHED.parent.mkdir(parents=True, exist_ok=True)
         UNWATCHED.write_text("[Service]\nWatchdogSec=0\n")
         node.agent.start()
         node.kubelet.start(*HABITS)

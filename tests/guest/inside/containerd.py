@@ -39,15 +39,29 @@ NRI: Final = """\
 """
 
 
+#: What has the service run another containerd than Debian's.
+DROP_IN: Final = Path("/etc/systemd/system/containerd.service.d/programs.conf")
+#: The file of deploy/ for containerd 2.
+CONTAINERD_2: Final = Path("/job/deploy/kubernetes/node/containerd-2.toml")
+
+
 def use(programs: Path) -> None:
-    """Have the service run the containerd of a directory instead of Debian's."""
-    drop_in = Path("/etc/systemd/system/containerd.service.d/programs.conf")
-    drop_in.parent.mkdir(parents=True)
+    """Have the service run the containerd of a directory, a 2.x, instead of Debian's 1.7."""
+    DROP_IN.parent.mkdir(parents=True)
     path = f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
-    drop_in.write_text(
+    DROP_IN.write_text(
         f"[Service]\nEnvironment=PATH={path}\nExecStart=\nExecStart={programs}/containerd\n"
     )
     run("systemctl", "daemon-reload")
+
+
+def _migrated(text: str) -> str:
+    """Return a configuration in the version of the containerd in use, with `CONTAINERD_2`."""
+    CONFIG.write_text(text)
+    program = DROP_IN.read_text().rstrip().rpartition("ExecStart=")[2]
+    migrated = run(program, "--config", CONFIG, "config", "migrate")
+    kept = [line for line in migrated.splitlines() if not line.startswith("imports")]
+    return "\n".join([f'imports = ["{CONTAINERD_2}"]', *kept, ""])
 
 
 def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False) -> None:
@@ -59,7 +73,8 @@ def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False
     systemd = str(driver == "systemd").lower()
     CONFIG.parent.mkdir(exist_ok=True)
     text = TEMPLATE.format(image=IMAGE, runtime=runtime, systemd=systemd)
-    CONFIG.write_text(text + (NRI if nri else ""))
+    text += NRI if nri else ""
+    CONFIG.write_text(_migrated(text) if DROP_IN.exists() else text)
     run("systemctl", "start", "containerd.service")
     root = oci.write_root(guest.work / "image-root")
     archive = oci.write_image(guest.work / "image.tar", IMAGE, root)

@@ -7,12 +7,19 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BUSYBOX: Final = Path("/bin/busybox")
 DIRECTORIES: Final = ("bin", "dev", "etc", "proc", "run", "sys", "tmp")
 APPLETS: Final = ("cat", "grep", "head", "sh", "sleep", "tr", "true")
 
+SLEEPS: Final[Mapping[str, object]] = {
+    "Env": ["PATH=/bin"],
+    "Cmd": ["/bin/sleep", "1000000"],
+}
 MEDIA: Final = "application/vnd.oci.image"
 
 
@@ -28,19 +35,24 @@ def write_root(directory: Path) -> Path:
     return directory
 
 
-def write_image(file: Path, reference: str, root: Path) -> Path:
-    """Write an OCI archive with one uncompressed layer: the tree below `root`."""
+def write_image(
+    file: Path, reference: str, root: Path, config: Mapping[str, object] = SLEEPS
+) -> Path:
+    """Write an OCI archive with one uncompressed layer: the tree below `root`.
+
+    `config` says what containers of it run (the image specification's `config`).
+    """
     layer = _tar_of(root)
-    config = _json(
+    image = _json(
         architecture="amd64",
         os="linux",
-        config={"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "1000000"]},
+        config=config,
         rootfs={"type": "layers", "diff_ids": [_digest(layer)]},
     )
     manifest = _json(
         schemaVersion=2,
         mediaType=f"{MEDIA}.manifest.v1+json",
-        config=_descriptor("config.v1+json", config),
+        config=_descriptor("config.v1+json", image),
         layers=[_descriptor("layer.v1.tar", layer)],
     )
     name = {"io.containerd.image.name": reference}
@@ -51,7 +63,7 @@ def write_image(file: Path, reference: str, root: Path) -> Path:
     with tarfile.open(file, "w") as archive:
         _add(archive, "oci-layout", _json(imageLayoutVersion="1.0.0"))
         _add(archive, "index.json", index)
-        for blob in (layer, config, manifest):
+        for blob in (layer, image, manifest):
             _add(archive, _digest(blob).replace("sha256:", "blobs/sha256/"), blob)
     return file
 

@@ -154,14 +154,21 @@ def _api_server(programs: Programs, plane: ControlPlane, client: int) -> list[st
         *("--service-account-issuer=https://guest.invalid", f"--service-account-key-file={key}"),
         *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/16"),
         *(f"--token-auth-file={directory / 'tokens.csv'}", "--authorization-mode=Node,RBAC"),
-        # Both need the controller manager that is not there.
-        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+        # It needs the controller manager that is not there.
+        "--disable-admission-plugins=TaintNodesByCondition",
     ]
 
 
 def _prepare(plane: ControlPlane) -> None:
-    """Give the API server the agent's objects and the definition of NodeResourceTopology."""
+    """Give the API server the agent's objects and the definition of NodeResourceTopology.
+
+    And what a controller manager would make: service accounts, the authority's certificate.
+    """
     plane.kubectl("apply", "--server-side", "--kustomize", MANIFESTS)
+    plane.kubectl("create", "serviceaccount", "default")
+    certificate = f"--from-file=ca.crt={plane.certificate}"
+    root = ("configmap", "kube-root-ca.crt", "--namespace=numawarden", certificate)
+    plane.kubectl("create", *root)
 
 
 def _await(plane: ControlPlane) -> None:

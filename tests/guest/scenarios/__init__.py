@@ -181,6 +181,21 @@ SCENARIOS: Final = {
             kubelet=Kubelet.REAL,
         ),
         Scenario(
+            "daemonset-of-kubelet",
+            "two-sockets",
+            "the pod of deploy/kubernetes, run by a real kubelet from the image",
+            image=True,
+            usual=False,
+            kubelet=Kubelet.REAL,
+        ),
+        Scenario(
+            "required-plugin",
+            "two-sockets",
+            "pods that wait for the agent, where the runtime knows of it",
+            usual=False,
+            kubelet=Kubelet.REAL,
+        ),
+        Scenario(
             "moving-a-node",
             "two-sockets",
             "from a real kubelet's managers to the agent and back, with pods that run on",

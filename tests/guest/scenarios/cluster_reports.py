@@ -121,6 +121,7 @@ def _opted_in(node: Node, kubelet: RealKubelet) -> None:
     checks = node.checks
     uid = node.runs(opted("fits", 3, 2))
     checks.equal("a pod that opted in has its CPUs", len(node.cpus(uid, "app")), 2)
+    node.is_gone(opted("fits", 3, 2))  # else the scheduler would have no room for the next
     rejected = kubelet.put(opted("rejected", 4, 3))
     checks.eventually("one without room has failed", lambda: kubelet.phase(rejected), "Failed")
     status = kubelet.state()[rejected]
@@ -129,7 +130,6 @@ def _opted_in(node: Node, kubelet: RealKubelet) -> None:
     checks.check("and in the agent's words", "TopologyAffinityError: " in said, said)
     checks.equal("it has no cgroup", _has_cgroup(kubelet, rejected), expected=False)
     kubelet.remove("rejected")
-    node.is_gone(opted("fits", 3, 2))
 
 
 def _has_cgroup(kubelet: RealKubelet, uid: str) -> bool:

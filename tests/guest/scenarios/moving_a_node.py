@@ -53,6 +53,7 @@ def run(guest: Guest) -> None:
     node.runs(OF_AGENT)
     node.check_exclusive("admitted by the agent", OF_AGENT, "app", 3)
     node.keep(OF_AGENT, "app")
+    node.end_budgets()
     node.follow("back")
     node.check_nothing_changed("by the kubelet again")
     node.check_state()
@@ -106,6 +107,21 @@ class Node:
             self._cgroups[f"{pod_name}/{name}"] = cgroup
             self.workloads.append(Workload(name, cgroup, pid, kernel.start_time(pid)))
         self.before = facts(self._cgroups)
+
+    def end_budgets(self) -> None:
+        """End the pod with a budget, which a kubelet v1.36 would kill when it starts."""
+        uid = self.kubelet.uid("mixed")
+        self.kubelet.remove("mixed")
+        self.checks.eventually("mixed is gone", lambda: self.kubelet.phase(uid), "")
+        for name in RUNNING:
+            del self._cgroups[f"mixed/{name}"]
+        self.workloads = [each for each in self.workloads if each.cgroup.exists]
+        self.before = facts(self._cgroups)
+        self.checks.eventually(
+            "its allocation ends",
+            lambda: uid in {each["uid"] for each in self.agent.pods()},
+            expected=False,
+        )
 
     def follow(self, way: str) -> None:
         """Run the page's commands in one direction."""
@@ -188,7 +204,4 @@ class Node:
         everything = kernel.ids(kernel.Cgroup("kubepods.slice").read("cpuset.cpus.effective"))
         names = (("pinned", "app"), ("of-agent", "app"), ("of-kubelet", "app"))
         taken = frozenset().union(*(self.cpus(*name) for name in names))
-        taken |= self.kubelet.pod_cgroup(self.kubelet.uid("mixed")).cpus & frozenset().union(
-            *(self.cpus("mixed", name) for name in RUNNING)
-        )
         self.checks.eventually("others have the rest", self.shared, everything - taken)

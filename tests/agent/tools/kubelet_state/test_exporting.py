@@ -130,3 +130,10 @@ def test_an_empty_shared_pool_is_noted() -> None:
     (note,) = export_notes(kubelet_state(rules, ledger))
     assert note.startswith("the shared pool is empty")
     assert list(export_notes(kubelet_state(rules, rules.empty_ledger()))) == []
+
+
+def test_pods_that_a_kubelet_would_not_keep_are_named() -> None:
+    rules = make_rules()
+    (note,) = export_notes(kubelet_state(rules, admitted(rules, BUDGET)))
+    assert BUDGET.uid in note
+    assert "end them before the kubelet starts" in note
