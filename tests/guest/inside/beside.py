@@ -76,8 +76,8 @@ class Node:
 
         `settings` are further ones of the configuration's section `agent`.
         """
-        containerd.start(guest, "systemd", nri=True)
         kubelet = RealKubelet(guest) if RealKubelet.is_here(guest) else FakeKubelet(guest)
+        containerd.start(guest, "systemd", nri=True)  # which may come with the real kubelet
         node = cls(guest.checks, kubelet, Agent(guest), dict(settings or {}))
         node.configure()
         # A kubelet ran here before: what its directory lacks at its start, the agent cannot write.

@@ -35,8 +35,8 @@ MIXED: Final = pod("mixed", 21, own("worker", 2), container("logs"), cpus=3)
 def run(guest: Guest) -> None:
     """Run the agent's pod, a mixed pod beside it, and replace the agent's pod."""
     checks = guest.checks
-    containerd.start(guest, "systemd", nri=True)
     kubelet = RealKubelet(guest)
+    containerd.start(guest, "systemd", nri=True)
     api = kubelet.api
     template = api.get(DAEMONSET)["spec"]["template"]
     reference = template["spec"]["containers"][0]["image"]

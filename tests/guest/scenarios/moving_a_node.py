@@ -69,8 +69,8 @@ class Node:
     def __init__(self, guest: Guest) -> None:
         self.checks = guest.checks
         self._guest = guest
-        containerd.start(guest, "systemd", nri=True)
         self.kubelet = RealKubelet(guest, **MANAGERS)
+        containerd.start(guest, "systemd", nri=True)
         self.agent = Agent(guest)
         text = (guest.job / PAGE).read_text()
         there, back = text.split("## Back to the kubelet")
