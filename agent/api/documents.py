@@ -99,7 +99,8 @@ class ContainerDocument(Document, frozen=True):
     what is `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other
     containers. `others` is what resource managers without a field of their own have allocated, by
     the name of the manager. `delivery` is what the container gets with its devices, None for
-    nothing.
+    nothing. `devices` are the agent's, `kubelet_devices` those that plugins of the kubelet beside
+    the agent gave: their NUMA nodes ("": not known) by id by resource.
     """
 
     name: str
@@ -117,6 +118,7 @@ class ContainerDocument(Document, frozen=True):
     shared_cpus: str = ""
     shared_with: tuple[str, ...] = ()
     others: dict[str, Any] = {}
+    kubelet_devices: dict[str, dict[str, str]] = {}
     delivery: DeliveryDocument | None = None
 
 
@@ -308,7 +310,8 @@ class FailedPodDocument(Document, frozen=True):
 
     `phase`, `reason` and `message` are those of v1.PodStatus, `time` is Unix seconds. `uid`, `name`
     and `namespace` are "" if they are missing in the manifest. A rejected pod has `rejection` and
-    `explanation`, an invalid one the first of its mistakes in `details`.
+    `explanation`, an invalid one the first of its mistakes in `details`. `kubelet_devices` are
+    those that the kubelet gave it all the same, by container (`ContainerDocument`).
     """
 
     uid: str
@@ -322,6 +325,7 @@ class FailedPodDocument(Document, frozen=True):
     details: tuple[ErrorDetail, ...] = ()
     rejection: RejectionDocument | None = None
     explanation: ExplanationDocument | None = None
+    kubelet_devices: dict[str, dict[str, dict[str, str]]] = {}
 
 
 class FreeCpusDocument(Document, frozen=True):

@@ -7,15 +7,14 @@ devices stand with the CPUs and memory of the agent, and pods that only the kube
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.sharing import is_specified
-from agent.managers.device.given import given_devices
-from agent.pods.model import NO_GIVEN_DEVICES, ContainerKind, GivenDevice
+from agent.managers.device.given import NOT_LISTED, listed_name
+from agent.pods.model import ContainerKind
 from agent.rpc.pod_resources import V1
 from sysfs.mask import EMPTY, Mask
 
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
         MemoryBlock,
         PodAllocation,
     )
+    from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import PluginDevice
-    from agent.pods.model import GivenDevices
+    from agent.pods.model import GivenDevice, GivenDevices
     from agent.rpc.messages import Message
 
     #: The NUMA nodes of each device by id, by resource.
@@ -39,19 +39,6 @@ if TYPE_CHECKING:
 _POD: Final = V1["PodResources"]
 _LISTED: Final = V1["ListPodResourcesResponse"]
 _ALLOCATABLE: Final = V1["AllocatableResourcesResponse"]
-
-
-class KubeletListing(Struct, frozen=True):
-    """What the podresources of a kubelet beside the agent list: the devices of its plugins.
-
-    `pods` are those with devices, by namespace and name, `allocatable` the healthy devices.
-    """
-
-    pods: Mapping[tuple[str, str], GivenDevices] = MappingProxyType({})
-    allocatable: tuple[GivenDevice, ...] = ()
-
-
-NOT_LISTED: Final = KubeletListing()
 
 
 class _Entry(Struct, frozen=True):
@@ -88,7 +75,7 @@ class Listing:
             self._entries = {
                 uid: self._entry(allocation) for uid, allocation in ledger.allocations.items()
             }
-            own = {_full_name(allocation) for allocation in ledger.allocations.values()}
+            own = {listed_name(allocation) for allocation in ledger.allocations.values()}
             only = [
                 _LISTED(pod_resources=[_kubelets_pod(name, given)]).SerializeToString()
                 for name, given in kubelet.pods.items()
@@ -113,7 +100,7 @@ class Listing:
         self._locate(rules, kubelet)
         found = None
         for allocation in ledger.allocations.values():
-            if _full_name(allocation) == (namespace, name):
+            if listed_name(allocation) == (namespace, name):
                 found = allocation
         if found is not None:
             return self._entry(found).data
@@ -128,7 +115,7 @@ class Listing:
         known = self._entries.get(allocation.uid)
         if known is not None and known.allocation is allocation:
             return known
-        given = self._kubelet.pods.get(_full_name(allocation), NO_GIVEN_DEVICES)
+        given = self._kubelet.of(allocation)
         response = _LISTED(pod_resources=[pod_message(allocation, self._places, given)])
         return _Entry(allocation, response.SerializeToString())
 
@@ -149,24 +136,19 @@ def device_places(inventory: Mapping[str, Sequence[PluginDevice]]) -> Places:
     }
 
 
-def pod_message(
-    allocation: PodAllocation, places: Places, listed: GivenDevices = NO_GIVEN_DEVICES
-) -> Message:
-    """Return the `PodResources` of a pod.
-
-    Devices of the kubelet are those that were recorded when the pod was admitted, of a container
-    without such those that the kubelet lists now. Only pods of the kubelet have some.
+def pod_message(allocation: PodAllocation, places: Places, given: GivenDevices) -> Message:
+    """Return the `PodResources` of a pod, with the devices that the kubelet gave (`given`).
 
     A pod of which only the uid is known (imported, recovered) is called by its uid, without a
     namespace: left out, its CPUs and devices would look free to programs that compute what is.
     """
-    namespace, name = _full_name(allocation)
+    namespace, name = listed_name(allocation)
     lasting = (each for each in allocation.containers if each.kind is not ContainerKind.INIT)
     return _POD(
         name=name,
         namespace=namespace,
         containers=[
-            _container(allocation, each, places, listed.get(each.name, ())) for each in lasting
+            _container(allocation, each, places, given.get(each.name, ())) for each in lasting
         ],
         cpu_ids=allocation.cpus or (),
         memory=_memory(allocation.memory),
@@ -197,10 +179,6 @@ def allocatable_message(rules: EffectivePolicy, kubelet: KubeletListing = NOT_LI
     )
 
 
-def _full_name(allocation: PodAllocation) -> tuple[str, str]:
-    return allocation.namespace, allocation.name or allocation.uid
-
-
 def _kubelets_pod(name: tuple[str, str], given: GivenDevices) -> Message:
     """Return the `PodResources` of a pod that the agent has not admitted."""
     return {
@@ -217,9 +195,8 @@ def _container(
     pod: PodAllocation,
     container: ContainerAllocation,
     places: Places,
-    listed: Sequence[GivenDevice],
+    given: Sequence[GivenDevice],
 ) -> Message:
-    given = tuple(given_devices(container)) or listed
     return {
         "name": container.name,
         "devices": [*_devices(container.devices, places), *_given(given)],

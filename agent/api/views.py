@@ -13,6 +13,7 @@ from agent.api.delivery import delivery_document
 from agent.api.maintenance import CordonDocument
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
+from agent.managers.device.given import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.topology.implicit_hints import HintFamily, best_few
 from agent.pods.model import CPU, MEMORY, ContainerKind
 from sysfs.mask import Mask
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
     from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
+    from agent.managers.device.given import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.verdict import Judgement
     from agent.managers.violation import Violation
     from agent.parsing.errors import Mistake
+    from agent.pods.model import GivenDevice, GivenDevices
     from cgroupfs.plan import Write
     from cgroupfs.writers import Writer
 
@@ -92,14 +95,15 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     invalid: Iterable[Violation] = (),
     judgements: Iterable[Judgement] = (),
     cdi_names: Mapping[str, str] = MappingProxyType({}),
+    kubelet: KubeletListing = NOT_LISTED,
 ) -> wire.PodDocument:
     """Return one pod; `kernel` has cgroups by container (None: the pod's own).
 
     Without a `record` the kernel was not observed (a dry run). `judgements` are its verdict.
     `cdi_names` are the names that containers have in the CDI file of the pod, none where it is not
-    written.
+    written. `kubelet` is what a kubelet beside the agent lists.
     """
-    seen, source = kernel or {}, allocation.source
+    seen, source, given = kernel or {}, allocation.source, kubelet.of(allocation)
     containers = tuple(
         _container(
             container,
@@ -107,6 +111,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
             shared_pool,
             seen.get(container.name, ()),
             cdi_names.get(container.name, ""),
+            given.get(container.name, ()),
         )
         for container, share in zip(allocation.containers, shares(allocation), strict=True)
     )
@@ -231,12 +236,13 @@ def policy_document(policy: Policy) -> status_wire.PolicyDocument:
     )
 
 
-def _container(
+def _container(  # each is a part of the document
     allocation: ContainerAllocation,
     share: Share,
     shared_pool: Mask,
     kernel: tuple[wire.KernelDocument, ...],
     cdi_name: str,
+    given: Iterable[GivenDevice],
 ) -> wire.ContainerDocument:
     return wire.ContainerDocument(
         name=allocation.name,
@@ -253,9 +259,20 @@ def _container(
         sharing=str(share.sharing),
         shared_cpus=str(share.cpus),
         shared_with=share.others,
-        others=dict(allocation.others),
+        others={k: part for k, part in allocation.others.items() if k != KUBELET_DEVICES},
+        kubelet_devices=_given(given),
         delivery=delivery_document(allocation.delivery, cdi_name),
     )
+
+
+def given_documents(given: GivenDevices) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the devices that the kubelet gave to containers, by the name of the container."""
+    return {name: _given(devices) for name, devices in given.items()}
+
+
+def _given(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
+    """Return devices of the kubelet: their NUMA nodes by id by resource."""
+    return {resource: dict(nodes) for resource, nodes in by_resource(devices).items()}
 
 
 def _unused(found: UnusedBudget) -> wire.UnusedBudgetDocument:

@@ -45,6 +45,7 @@ from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
 from agent.server.reporting.events import current_operation, operation, requested_by
 from agent.server.reporting.map import map_now
+from agent.server.reporting.pods import pods_now
 from agent.server.reporting.shorten import shortened
 from agent.server.reporting.status import status_document
 from agent.state.codec import Encoder
@@ -256,7 +257,7 @@ class Api:
         return _json(await self._controller.decisions.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:
-        pods = self._controller.pods_now()
+        pods = pods_now(self._controller.state)
         return await self._parser.run(lambda: _json(wire.PodListDocument(pods=pods())))
 
     async def _get(self, request: Request) -> Response:

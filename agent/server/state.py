@@ -17,6 +17,7 @@ from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from agent.managers.allocations.origin import API, Origin, Source
+from agent.managers.device.given import NOT_LISTED, KubeletListing
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.managers.validity import invalid_allocations
@@ -204,6 +205,11 @@ class AgentState(Struct):
     def shared_pool(self) -> Mask:
         """The node's shared pool; it may be empty (`strict-cpu-reservation`)."""
         return shared_pool(self.configured.rules, self.ledger)
+
+    @property
+    def kubelet_listing(self) -> KubeletListing:
+        """What the kubelet beside the agent listed last; nothing waits for it."""
+        return NOT_LISTED if self.kubelet_devices is None else self.kubelet_devices.listed
 
     @property
     def shared_cpus(self) -> Mask:

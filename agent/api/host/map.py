@@ -97,7 +97,8 @@ class MapDeviceDocument(Document, frozen=True):
 
     Of the host: `kind` (`pci`, `net`), `name`, PCI `address` and class (`deviceClass`). Offered to
     pods: `kind` is `resource`, `resource` the name of the extended resource, `name` the id. `nodes`
-    is empty where no node is known.
+    is empty where no node is known. `kubelet`: a plugin of the kubelet beside the agent offers it;
+    `pod` is then the `namespace/name` of a pod that has it without an allocation of the agent.
     """
 
     kind: str
@@ -108,6 +109,8 @@ class MapDeviceDocument(Document, frozen=True):
     resource: str = ""
     healthy: bool = True
     owner: MapOwnerDocument | None = None
+    kubelet: bool = False
+    pod: str = ""
 
 
 class MapContainerDocument(Document, frozen=True):

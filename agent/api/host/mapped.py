@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from agent.api.host.map import (
 )
 from agent.api.views import policy_document
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.device.given import NOT_LISTED, listed_name
 from agent.managers.memory.state import hugepages_type
 from agent.managers.policy import NO_CORDON
 from agent.pods.identity import full_name
@@ -28,12 +30,14 @@ from agent.pods.model import MEMORY, ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy
     from agent.managers.violation import Violation
+    from agent.pods.model import GivenDevice
     from sysfs.host import Host, Node
 
 #: The most warnings of one reason that are listed.
@@ -60,11 +64,13 @@ def map_of_allocations(
     *,
     running: Mapping[str, Collection[str]] | None = None,
     invalid: Iterable[Violation] = (),
+    kubelet: KubeletListing = NOT_LISTED,
 ) -> MapDocument:
     """Return the map of a host with the allocations of a ledger under a policy.
 
     `running` has the names of the containers whose cgroups were found, by pod uid; None: the kernel
-    was not observed. The cost follows the CPUs of the host and the containers of the ledger.
+    was not observed. `kubelet` is what a kubelet beside the agent lists. The cost follows the CPUs
+    of the host, the containers of the ledger and the devices.
     """
     allocations = tuple(ledger.allocations.values())
     cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
@@ -88,7 +94,11 @@ def map_of_allocations(
             )
             for node in host.nodes
         ),
-        devices=(*_host_devices(host), *_offered(rules, allocations)),
+        devices=(
+            *_host_devices(host),
+            *_offered(rules, allocations),
+            *_of_kubelet(rules, allocations, kubelet),
+        ),
         pods=pods,
         policy=policy_document(rules.policy),
         nohz_full=str(host.nohz_full),
@@ -227,6 +237,52 @@ def _offered(
                 healthy=device.healthy,
                 owner=owners.get((resource, device.id)),
             )
+
+
+def _of_kubelet(
+    rules: EffectivePolicy, allocations: Sequence[PodAllocation], kubelet: KubeletListing
+) -> Iterator[MapDeviceDocument]:
+    """Yield the devices of the kubelet's plugins, with the pod that has each.
+
+    A resource that the agent offers itself is left out. The kubelet lists healthy devices: one that
+    was given and is not listed is not healthy, if there is a list.
+    """
+    found = _given_to(allocations, kubelet)
+    healthy = {(each.resource, each.id) for each in kubelet.allocatable}
+    free = {(each.resource, each.id): _given_device(each) for each in kubelet.allocatable}
+    for (resource, device), document in sorted({**free, **found}.items()):
+        if resource not in rules.policy.devices:
+            listed = kubelet == NOT_LISTED or (resource, device) in healthy
+            yield replace(document, healthy=listed)
+
+
+def _given_to(
+    allocations: Sequence[PodAllocation], kubelet: KubeletListing
+) -> dict[tuple[str, str], MapDeviceDocument]:
+    """Return the devices that containers have from the kubelet, by resource and id."""
+    found: dict[tuple[str, str], MapDeviceDocument] = {}
+    own = {listed_name(allocation) for allocation in allocations}
+    for name, given in kubelet.pods.items():
+        if name not in own:
+            for device in chain.from_iterable(given.values()):
+                document = replace(_given_device(device), pod="/".join(name))
+                found[device.resource, device.id] = document
+    for allocation in allocations:
+        for container, devices in kubelet.of(allocation).items():
+            owner = MapOwnerDocument(uid=allocation.uid, container=container)
+            for device in devices:
+                found[device.resource, device.id] = replace(_given_device(device), owner=owner)
+    return found
+
+
+def _given_device(device: GivenDevice) -> MapDeviceDocument:
+    return MapDeviceDocument(
+        kind="resource",
+        name=device.id,
+        nodes=str(device.nodes),
+        resource=device.resource,
+        kubelet=True,
+    )
 
 
 def _pod(allocation: PodAllocation, running: Collection[str] | None) -> MapPodDocument:

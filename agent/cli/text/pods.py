@@ -18,7 +18,7 @@ from agent.pods.quantity import Quantity
 from agent.pods.requirements import Quality
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.api.documents import (
         AdmissionDocument,
@@ -84,6 +84,8 @@ def _row(pod: PodDocument) -> tuple[str, ...]:
     devices: Counter[str] = Counter()
     for container in pod.containers:
         devices.update({resource: len(ids) for resource, ids in container.devices.items()})
+        given = container.kubelet_devices
+        devices.update({f"kubelet:{resource}": len(ids) for resource, ids in given.items()})
     return (
         full_name(pod),
         pod.qos,
@@ -146,6 +148,8 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
     name = f" {pod.namespace}/{pod.name}" if pod.name else ""
     yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
     yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
+    for container, devices in pod.kubelet_devices.items():
+        yield from _each(f"  {container} has ", _given(devices))
     if pod.rejection is not None:
         yield from rejection_lines(pod.rejection)
     else:
@@ -228,10 +232,18 @@ def _allocations(pod: PodDocument) -> Iterator[str]:
         yield f"  {container.name:{width}}  {cpus}{pinned}"
         for resource, ids in container.devices.items():
             yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
+        yield from _each(f"  {'':{width}}  ", _given(container.kubelet_devices))
         yield from _each(f"  {'':{width}}  ", short_lines(container.delivery))
         for manager, part in container.others.items():
             yield f"  {'':{width}}  {manager}: {_part(part)}"
     yield from _each("  ", _second_best(pod))
+
+
+def _given(devices: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Yield the devices that the kubelet gave to a container, a line for each resource."""
+    for resource, places in devices.items():
+        named = (f"{each} ({_nodes(on)})" if on else each for each, on in places.items())
+        yield f"{resource}: {', '.join(named)}, given by the kubelet"
 
 
 def _part(part: object) -> str:
@@ -251,6 +263,7 @@ def _container(container: ContainerDocument) -> Iterator[str]:
     yield f"  memory    {memory or 'not pinned'}"
     for resource, ids in container.devices.items():
         yield f"  devices   {resource}: {', '.join(ids)}"
+    yield from _each("  devices   ", _given(container.kubelet_devices))
     yield from _each("  ", long_lines(container.delivery))
     for manager, part in container.others.items():
         yield f"  {manager:9} {_part(part)}"

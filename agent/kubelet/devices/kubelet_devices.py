@@ -1,8 +1,8 @@
 """The devices of the kubelet's own plugins, as the agent knows them now.
 
 Before the agent decides on a pod of the kubelet, the pod's devices are read from the kubelet's file
-or, where that cannot be read, asked for. For the agent's own podresources API all of them are asked
-for from time to time, beside the requests.
+or, where that cannot be read, asked for. All devices are asked for from time to time for what shows
+them: documents of pods, the map, podresources of the agent, the node topology.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import structlog
 
-from agent.api.pod_resources import NOT_LISTED
 from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint, DeviceCheckpointError
 from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
+from agent.managers.device.given import NOT_LISTED
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.rpc.calls import CallError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from agent.api.pod_resources import KubeletListing
+    from agent.managers.device.given import KubeletListing
     from agent.pods.model import GivenDevices, Pod
 
 log = structlog.get_logger(__name__)
@@ -130,8 +130,9 @@ class KubeletDevices:
         if why and not self._unlisted:
             log.warning("devices of the kubelet not listed", why=why)
         self._unlisted = (
-            f"podresources may lack devices of the kubelet's plugins: the kubelet's podresources "
-            f"do not answer: {why}; see that the kubelet runs: systemctl status kubelet"
+            f"the map, podresources and the node topology may lack devices of the kubelet's "
+            f"plugins: the kubelet's podresources do not answer: {why}; see that the kubelet runs: "
+            "systemctl status kubelet"
             if why
             else ""
         )

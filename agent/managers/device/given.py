@@ -8,8 +8,10 @@ devices (generateDeviceTopologyHints). See docs/adr/0016.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import PodPart
@@ -17,7 +19,7 @@ from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.device.assignment import given_hints
 from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import nodes_text
-from agent.pods.model import GivenDevice
+from agent.pods.model import NO_GIVEN_DEVICES, GivenDevice
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
+    from agent.pods.model import GivenDevices
 
 #: The name of the manager, under which allocations have the devices (`others`).
 KUBELET_DEVICES: Final = "kubeletDevices"
@@ -78,7 +81,7 @@ class GivenDeviceManager(ResourceManager):
         """Record the devices of the container."""
         devices: _Devices = container.part(KUBELET_DEVICES)
         if devices:
-            draft.parts[KUBELET_DEVICES].containers[container.name] = _part(devices)
+            draft.parts[KUBELET_DEVICES].containers[container.name] = by_resource(devices)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         """Return how many devices of the pod are on each NUMA node; none is left to choose."""
@@ -117,6 +120,37 @@ class GivenDeviceManager(ResourceManager):
 _WHY: Final = {True: "the kubelet gave it devices", False: "the kubelet gave it no devices"}
 
 
+class KubeletListing(Struct, frozen=True):
+    """What the podresources of a kubelet beside the agent list: the devices of its plugins.
+
+    `pods` are those with devices, by namespace and name, `allocatable` the healthy devices.
+    """
+
+    pods: Mapping[tuple[str, str], GivenDevices] = MappingProxyType({})
+    allocatable: tuple[GivenDevice, ...] = ()
+
+    def of(self, pod: PodAllocation) -> GivenDevices:
+        """Return the devices of the kubelet that the containers of a pod have, by container.
+
+        They are those that were recorded when the pod was admitted, of a container without such
+        those that the kubelet lists now.
+        """
+        listed = self.pods.get(listed_name(pod), NO_GIVEN_DEVICES)
+        known = (
+            (each.name, tuple(given_devices(each)) or listed.get(each.name, ()))
+            for each in pod.containers
+        )
+        return {name: devices for name, devices in known if devices}
+
+
+NOT_LISTED: Final = KubeletListing()
+
+
+def listed_name(pod: PodAllocation) -> tuple[str, str]:
+    """Return namespace and name under which a pod is listed; its uid where no name is known."""
+    return pod.namespace, pod.name or pod.uid
+
+
 def given_devices(container: ContainerAllocation) -> Iterator[GivenDevice]:
     """Yield the devices of the kubelet that an allocation records."""
     part: Part = container.part(KUBELET_DEVICES) or {}
@@ -130,13 +164,16 @@ def with_given_devices(allocation: PodAllocation, given: Mapping[str, _Devices])
     if not given:
         return allocation
     containers = (
-        each.with_part(KUBELET_DEVICES, _part(given[each.name])) if given.get(each.name) else each
+        each.with_part(KUBELET_DEVICES, by_resource(given[each.name]))
+        if given.get(each.name)
+        else each
         for each in allocation.containers
     )
     return replace(allocation, containers=tuple(containers))
 
 
-def _part(devices: _Devices) -> Part:
+def by_resource(devices: Iterable[GivenDevice]) -> Part:
+    """Return the NUMA nodes of devices in the kernel's list format, by id by resource."""
     part: dict[str, dict[str, str]] = {}
     for device in sorted(devices, key=lambda each: (each.resource, each.id)):
         part.setdefault(device.resource, {})[device.id] = str(device.nodes)

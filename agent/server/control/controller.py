@@ -8,7 +8,6 @@ since its CPUs may already be in use. Every reconcile retries, and the pod can b
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +28,6 @@ from agent.api.documents import (
 from agent.managers import admission
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.effective_policy import restored, shared_cpus
-from agent.managers.verdict import verdict
 from agent.pods.identity import full_name
 from agent.pods.lifetime import End
 from agent.reconcile.errors import BindingError
@@ -49,6 +47,7 @@ from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
 from agent.server.reporting.events import EventHub, EventReporter, operation
 from agent.server.reporting.log.allocation_log import allocation_fields, allocation_line
+from agent.server.reporting.pods import PodDescriber, pods_now
 from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
 from agent.server.state import COMPARISON
@@ -242,30 +241,7 @@ class Controller:
 
     def pods(self) -> tuple[PodDocument, ...]:
         """Return the documents of all pods in the order of admission."""
-        return self.pods_now()()
-
-    def pods_now(self) -> Callable[[], tuple[PodDocument, ...]]:
-        """Return a function that makes the documents of all pods as of now, in any thread."""
-        state, pool = self.state, self.state.shared_cpus
-        rules = state.configured.rules
-        invalid: dict[str, list[Violation]] = defaultdict(list)
-        for violation in state.invalid:
-            invalid[violation.uid].append(violation)
-        known = [
-            (allocation, replace(state.records.of(uid)), invalid.get(uid, ()))
-            for uid, allocation in state.ledger.allocations.items()
-        ]
-        return lambda: tuple(
-            views.pod_document(
-                allocation,
-                pool,
-                record=record,
-                invalid=violated,
-                judgements=verdict(rules, allocation),
-                cdi_names=state.cdi_files.names(allocation),
-            )
-            for allocation, record, violated in known
-        )
+        return pods_now(self.state)()
 
     async def pod(self, uid: str) -> PodDocument | FailedPodDocument:
         """Return a pod with its explanation and kernel settings, or why it was rejected.
@@ -279,15 +255,12 @@ class Controller:
         async with self._observing:
             observed = await self.worker.run(self._kernel.observe, self.state.target(), allocation)
         record = self.state.records.of(uid)
-        return views.pod_document(
+        return PodDescriber.of(self.state).document(
             allocation,
-            self.state.shared_cpus,
-            record=record,
+            record,
             explanation=record.explanation,
             kernel=observed,
             invalid=self.state.invalid,
-            judgements=verdict(self.state.configured.rules, allocation),
-            cdi_names=self.state.cdi_files.names(allocation),
         )
 
     # --- queued actions -------------------------------------------------------------------------
@@ -476,8 +449,8 @@ class Controller:
         *,
         dry_run: bool = False,
     ) -> AdmissionDocument:
-        rules = self.state.configured.rules
-        pool, judgements = shared_cpus(rules, decision.ledger), verdict(rules, allocation)
+        pool = shared_cpus(self.state.configured.rules, decision.ledger)
+        described = PodDescriber.of(self.state, pool)
         return AdmissionDocument(
             uid=allocation.uid,
             name=allocation.name,
@@ -485,13 +458,7 @@ class Controller:
             admitted=True,
             dry_run=dry_run,
             already_admitted=decision.already_admitted,
-            pod=views.pod_document(
-                allocation,
-                pool,
-                record=None if dry_run else record,
-                judgements=judgements,
-                cdi_names=self.state.cdi_files.names(allocation),
-            ),
+            pod=described.document(allocation, None if dry_run else record),
             explanation=record.explanation or views.explanation_document(decision),
         )
 

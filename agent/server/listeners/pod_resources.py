@@ -6,12 +6,11 @@ limit on requests and the metrics are those of kubelet v1.36 (pkg/kubelet/apis/p
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from agent.api.pod_resources import NOT_LISTED, Listing, allocatable_message
+from agent.api.pod_resources import Listing, allocatable_message
 from agent.rpc.calls import CallError, server
 from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from agent.server.errors import StartError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from grpc.aio import Server
 
-    from agent.api.pod_resources import KubeletListing
     from agent.managers.decision import MetricSpec
     from agent.rpc.calls import Handler
     from agent.rpc.messages import Message, MessageClass
@@ -95,10 +93,7 @@ class PodResourcesListener:
         self._counters = counters
         self._limit = RateLimit(REQUESTS_PER_SECOND, BURST, clock)
         self._listing = Listing()
-        self._clock = clock
         self._server: Server | None = None
-        #: Asks the kubelet beside the agent for its devices.
-        self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen; raises `StartError` if another process took the socket meanwhile."""
@@ -117,9 +112,6 @@ class PodResourcesListener:
             raise StartError(f"socket {self._path}", str(error), remedy) from error
         self._server = made
         await made.start()
-        if self._state.kubelet_devices is not None:
-            following = self._state.kubelet_devices.follow(self._clock)
-            self._following = asyncio.create_task(following)
         log.info("podresources served", socket=str(self._path))
 
     async def stop(self, seconds: float = _GRACE_SECONDS) -> None:
@@ -127,10 +119,6 @@ class PodResourcesListener:
         if self._server is not None:
             await self._server.stop(min(seconds, _GRACE_SECONDS))
             self._server = None
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait((self._following,))
-            self._following = None
 
     def _methods(self) -> dict[str, tuple[MessageClass, Handler]]:
         return {
@@ -143,13 +131,13 @@ class PodResourcesListener:
         del request  # it has no fields
         self._admit(names.POD_RESOURCES_LIST)
         rules, ledger = self._state.configured.rules, self._state.ledger
-        return self._listing.all(rules, ledger, self._listed())
+        return self._listing.all(rules, ledger, self._state.kubelet_listing)
 
     async def _get(self, request: Message) -> bytes:
         self._admit(names.POD_RESOURCES_GET)
         namespace, name = request.pod_namespace, request.pod_name
         rules, ledger = self._state.configured.rules, self._state.ledger
-        found = self._listing.one(rules, ledger, namespace, name, self._listed())
+        found = self._listing.one(rules, ledger, namespace, name, self._state.kubelet_listing)
         if found is None:
             self._counters.add(names.POD_RESOURCES_GET_ERRORS, _VERSION)
             raise CallError("UNKNOWN", f"pod {name} in namespace {namespace} not found")
@@ -158,12 +146,7 @@ class PodResourcesListener:
     async def _get_allocatable(self, request: Message) -> Message:
         del request  # it has no fields
         self._admit(names.POD_RESOURCES_GET_ALLOCATABLE)
-        return allocatable_message(self._state.configured.rules, self._listed())
-
-    def _listed(self) -> KubeletListing:
-        """Return what the kubelet beside the agent listed last; no request waits for it."""
-        kubelet = self._state.kubelet_devices
-        return NOT_LISTED if kubelet is None else kubelet.listed
+        return allocatable_message(self._state.configured.rules, self._state.kubelet_listing)
 
     def _admit(self, metric: MetricSpec) -> None:
         """Count a request; raises `CallError` for one beyond the limit, which is not counted."""

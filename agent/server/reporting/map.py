@@ -19,6 +19,7 @@ def map_now(state: AgentState) -> Callable[[], MapDocument]:
     On large hosts that takes long enough to be felt by other users of the loop.
     """
     configured, ledger, invalid = state.configured, state.ledger, state.invalid
+    kubelet = state.kubelet_listing
     observed = state.last_reconcile is not None
     running = {uid: state.records.of(uid).running for uid in ledger.allocations}
     return lambda: map_of_allocations(
@@ -27,4 +28,5 @@ def map_now(state: AgentState) -> Callable[[], MapDocument]:
         ledger,
         running=running if observed else None,
         invalid=invalid,
+        kubelet=kubelet,
     )

@@ -83,6 +83,7 @@ class RejectionReporter:
                 source=str(source),
                 rejection=answer.rejection,
                 explanation=answer.explanation,
+                kubelet_devices=views.given_documents(pod.given_devices),
             )
             self._state.records.note_rejection(RejectedPod(status, source, answer, pod))
             self.watch(status, source)

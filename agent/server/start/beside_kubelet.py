@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.server.cluster.runtime_events import SUBJECT, RuntimeEvents
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from agent.server.intake import PodIntake
 
 _PLUGIN: Final = "device plugin of the kubelet"
+_DEVICES: Final = "devices of the kubelet"
 #: After which the runtime gets an answer without settings, in seconds. `RuntimeEvents` answers in a
 #: fifth of a second, or says that the pod is not decided yet; on a busy host that takes longer, and
 #: must not be cut off: the runtime waits 2 s.
@@ -29,6 +31,9 @@ def companions(
     config: BesideKubeletConfig, controller: Controller, intakes: Iterable[PodIntake]
 ) -> Iterator[Companion]:
     """Yield the companions that a configuration asks for, for the intake of the kubelet's pods."""
+    devices = controller.state.kubelet_devices
+    if devices is not None:
+        yield Companion(_DEVICES, partial(devices.follow, controller.clock))
     for intake in intakes:
         if not isinstance(intake.source, KubeletPods):
             continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from agent.tools.map.lines import Line, line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.host.map import MapDeviceDocument
     from agent.tools.map.marks import Marks
@@ -53,16 +53,31 @@ def by_node(devices: Iterable[MapDeviceDocument]) -> dict[str, list[MapDeviceDoc
 
 
 def device_lines(devices: Sequence[MapDeviceDocument], marks: Marks) -> Iterator[Line]:
-    """Yield the devices of the host in a line, and a line for each extended resource."""
+    """Yield the devices of the host in a line, and a line for each extended resource.
+
+    Those that the kubelet beside the agent gives are marked.
+    """
     hardware = [device for device in devices if device.kind != "resource"]
     if hardware:
         yield line(f"{'devices':<14}", ", ".join(_hardware(hardware)))
     offered: dict[str, list[MapDeviceDocument]] = defaultdict(list)
     for device in devices:
         if device.kind == "resource":
-            offered[device.resource].append(device)
-    for resource, members in offered.items():
-        yield line(f"{resource}: ", ", ".join(_offered(device, marks) for device in members))
+            whose = " (kubelet)" if device.kubelet else ""
+            offered[f"{device.resource}{whose}"].append(device)
+    for name, members in offered.items():
+        yield line(f"{name}: ", ", ".join(_offered(device, marks) for device in members))
+
+
+def elsewhere(
+    devices: Mapping[str, Sequence[MapDeviceDocument]], nodes: Container[int], marks: Marks
+) -> Iterator[tuple[str, Line]]:
+    """Yield the lines of devices (`by_node`) that are near no single node of a host, with where."""
+    for near, members in devices.items():
+        if near.isdigit() and int(near) in nodes:
+            continue
+        for each in device_lines(members, marks):
+            yield (f"nodes {near}" if near else "no node"), each
 
 
 def device_word(device: MapDeviceDocument) -> str:
@@ -90,6 +105,7 @@ def _hardware(devices: Sequence[MapDeviceDocument]) -> Iterator[str]:
 def _offered(device: MapDeviceDocument, marks: Marks) -> str:
     state = "" if device.healthy else " unhealthy"
     if device.owner is None:
-        return f"{device.name}{state}"
-    label = marks.labels.get(device.owner.uid, device.owner.uid)
+        return f"{device.name}{state}{f' ({device.pod})' if device.pod else ''}"
+    uid = device.owner.uid
+    label = marks.labels.get(uid) or marks.names.get(uid, uid)
     return f"{device.name}{state} ({label} {device.owner.container})"

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from agent.api.host.map import CpuUse
 from agent.api.host.mapped import is_shared
+from agent.pods.identity import full_name
 from agent.tools.map.lines import POD_TONES, TextSpan, Tone
 
 if TYPE_CHECKING:
@@ -47,10 +48,14 @@ MEANINGS: Final[Mapping[str, str]] = {
 
 
 class Marks(Struct, frozen=True):
-    """The label of each pod that has CPUs, by uid, and its tone; `focus` is the pod asked for."""
+    """The label of each pod that has CPUs, by uid, and its tone; `focus` is the pod asked for.
+
+    `names` are the `namespace/name` of all pods.
+    """
 
     labels: Mapping[str, str]
     tones: Mapping[str, Tone]
+    names: Mapping[str, str]
     focus: str | None = None
 
     def of(self, cpu: MapCpuDocument) -> TextSpan:
@@ -85,7 +90,7 @@ def marks_of(document: MapDocument, focus: str | None = None) -> Marks:
     names = _names()
     labels = {pod.uid: next(names) for pod in document.pods if pod.uid in owners}
     tones = {uid: POD_TONES[place % len(POD_TONES)] for place, uid in enumerate(labels)}
-    return Marks(labels, tones, focus)
+    return Marks(labels, tones, {pod.uid: full_name(pod) for pod in document.pods}, focus)
 
 
 def _names() -> Iterator[str]:

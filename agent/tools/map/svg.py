@@ -7,8 +7,7 @@ from xml.sax.saxutils import escape
 
 from agent.api.host.map import CpuUse
 from agent.api.host.mapped import is_shared
-from agent.pods.identity import full_name
-from agent.tools.map.devices import by_node, device_lines
+from agent.tools.map.devices import by_node, device_lines, elsewhere
 from agent.tools.map.lines import plain, printable
 from agent.tools.map.marks import Marks, marks_of
 from agent.tools.map.memory import memory_text
@@ -76,7 +75,6 @@ class _Drawing:
         self._document = document
         self._focus = focus
         self._marks: Marks = marks_of(document)
-        self._names = {pod.uid: full_name(pod) for pod in document.pods}
         self._colours = {
             uid: _COLOURS[place % len(_COLOURS)] for place, uid in enumerate(self._marks.labels)
         }
@@ -94,8 +92,8 @@ class _Drawing:
             if not node.cpus:
                 self._write(_PAD, f"node {node.id}, no CPUs", "heading")
                 self._belongings(node, 2 * _PAD)
-        for line in device_lines(self._devices.get("", ()), self._marks):
-            self._write(_PAD, f"no node  {plain(line)}")
+        for name, line in elsewhere(self._devices, self._nodes, self._marks):
+            self._write(_PAD, f"{name}  {plain(line)}")
         for line in pod_lines(self._document, self._marks, full=True):
             self._write(_PAD, plain(line))
         for warning in self._document.warnings:
@@ -187,8 +185,9 @@ class _Drawing:
 
     def _title(self, cpu: MapCpuDocument) -> str:
         words = [f"CPU {cpu.id}", str(cpu.use)]
+        names = self._marks.names
         words += [
-            self._names[owner.uid] + (f" container {owner.container}" if owner.container else "")
+            names[owner.uid] + (f" container {owner.container}" if owner.container else "")
             for owner in cpu.owners
         ]
         words += ["isolated"] if cpu.isolated else []

@@ -10,7 +10,7 @@ from msgspec import Struct
 from agent.api.host.map import CpuUse
 from agent.pods.model import MEMORY
 from agent.tools.map.columns import core_columns
-from agent.tools.map.devices import by_node, device_lines
+from agent.tools.map.devices import by_node, device_lines, elsewhere
 from agent.tools.map.lines import Line, TextSpan, Tone, indented, line, plain
 from agent.tools.map.marks import MEANINGS, Marks, marks_of
 from agent.tools.map.memory import (
@@ -221,12 +221,8 @@ class _Picture:
 
     def _elsewhere(self) -> Iterator[Line]:
         """Yield the devices that are near no single known node."""
-        for nodes, devices in self._devices.items():
-            if nodes.isdigit() and int(nodes) in self._nodes:
-                continue
-            name = f"nodes {nodes}" if nodes else "no node"
-            for each in device_lines(devices, self._marks):
-                yield line(TextSpan(f"{name}  ", Tone.HEADING), *each)
+        for name, each in elsewhere(self._devices, self._nodes, self._marks):
+            yield line(TextSpan(f"{name}  ", Tone.HEADING), *each)
 
     def _sets(self) -> Iterator[Line]:
         isolated = Mask.from_ids(cpu.id for cpu in self._document.cpus if cpu.isolated)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.api.pod_resources import NOT_LISTED, KubeletListing, Listing, allocatable_message
+from agent.api.pod_resources import Listing, allocatable_message
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.origin import Origin
-from agent.managers.device.given import GivenDeviceManager
+from agent.managers.device.given import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
 from agent.rpc.pod_resources import V1

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.api.documents import FailedPodDocument
+from agent.api.host.map import MapOwnerDocument
 from agent.api.views import pod_document
-from agent.cli.text.pods import admission_lines
+from agent.cli.text.pods import admission_lines, failed_lines
 from agent.config.config import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocations.origin import API, KUBELET, Source
 from agent.managers.device.given import KUBELET_DEVICES
@@ -99,9 +101,8 @@ async def test_a_pod_is_on_the_node_of_its_device_over_a_restart(
     async with running(world) as agent:
         answer = await admit(agent, with_nic())
         assert str(cpus_of(agent)) == cpus
-        assert f'      kubeletDevices: {{"{NIC}":{{"nic0":"{node}"}}}}' in list(
-            admission_lines(answer)
-        )
+        line = f"      {NIC}: nic0 (node {node}), given by the kubelet"
+        assert line in list(admission_lines(answer))
         ledger = agent.controller.state.ledger
         saved = peek(world.config.agent.state_directory)
         assert saved is not None
@@ -129,7 +130,7 @@ async def test_without_the_kubelet_later_the_allocation_keeps_what_it_recorded(
     async with running(world) as agent:
         assert agent.controller.state.ledger.allocations == before
         (container,) = pod_document(before[UID], Mask.of(0)).containers
-        assert container.others == {KUBELET_DEVICES: {NIC: {"nic0": "1"}}}
+        assert (container.kubelet_devices, container.others) == ({NIC: {"nic0": "1"}}, {})
 
 
 @in_loop
@@ -148,6 +149,39 @@ async def test_a_rejection_names_the_device_and_its_advice_keeps_to_it(world: Wo
         hints = offered[KUBELET_DEVICES][NIC]
         assert hints is not None
         assert [hint.nodes for hint in hints] == ["1", "0-1"]
+
+
+@in_loop
+async def test_a_pod_and_a_rejected_one_show_what_the_kubelet_gave_them(world: World) -> None:
+    give(world, 1)
+    async with running(world) as agent:
+        await agent.controller.admit(load_pod(manifest(uid=OTHER_UID, cpu="8"), "x"))
+        await admit(agent, with_nic())
+        rejected = await agent.controller.pod(UID)
+        assert isinstance(rejected, FailedPodDocument)
+        assert rejected.kubelet_devices == {"c0": {NIC: {"nic0": "1"}}}
+        assert f"  c0 has {NIC}: nic0 (node 1), given by the kubelet" in list(
+            failed_lines(rejected)
+        )
+        await agent.controller.remove(OTHER_UID)
+        await admit(agent, with_nic())
+        (pod,) = await asyncio.to_thread(agent.client.pods)
+        assert pod.containers[0].kubelet_devices == {NIC: {"nic0": "1"}}
+        assert pod.containers[0].devices == {}
+
+
+@in_loop
+async def test_a_pod_whose_devices_were_not_recorded_shows_those_that_are_listed(
+    world: World,
+) -> None:
+    async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
+        await admit(agent, with_nic())
+        kubelet.pods["shop", "web"] = {"c0": [container_devices(NIC, "nic7", node=0)]}
+        devices = agent.controller.state.kubelet_devices
+        assert devices is not None
+        await devices.refresh()
+        (pod,) = agent.controller.pods()
+        assert pod.containers[0].kubelet_devices == {NIC: {"nic7": "0"}}
 
 
 @in_loop
@@ -223,3 +257,27 @@ async def test_devices_that_cannot_be_found_out_keep_no_pod_from_its_cpus(world:
         status = await asyncio.to_thread(agent.client.status)
         messages = [each.message for each in status.conditions]
         assert any("the kubelet's plugins are not known" in message for message in messages)
+
+
+@in_loop
+async def test_the_map_has_the_kubelets_devices_where_podresources_are_not_served(
+    world: World,
+) -> None:
+    unserved = replace(world.config.agent, pod_resources=PodResourcesConfig())
+    world.config = replace(world.config, agent=unserved)
+    give(world, 1)
+    async with FakePodResources(kubelet_of(world)) as kubelet:
+        kubelet.allocatable = [
+            container_devices(NIC, "nic0", node=1),
+            container_devices(NIC, "nic1", node=0),
+        ]
+        async with running(world) as service:
+            await admit(service, with_nic())
+            devices = service.controller.state.kubelet_devices
+            await until(lambda: devices is not None and bool(devices.listed.allocatable))
+            document = await asyncio.to_thread(service.client.map)
+    found = [(each.name, each.nodes, each.owner) for each in document.devices if each.kubelet]
+    assert found == [
+        ("nic0", "1", MapOwnerDocument(uid=UID, container="c0")),
+        ("nic1", "0", None),
+    ]

@@ -73,12 +73,16 @@ function hostChips(devices) {
 /** Return the devices that pods may ask for, each with the letter of the pod that has it. */
 function offeredChips(devices, labels, select) {
   return devices.filter((device) => device.kind === "resource").map((device) => {
-    const state = device.healthy ? "" : ", unhealthy";
+    const state = (device.kubelet ? ", given by the kubelet" : "") + (device.healthy ? "" : ", unhealthy");
     const what = `${device.resource} ${device.name}${state}`;
     const short = device.resource.split("/").at(-1);
     const content = [element("span", { class: "resource" }, short), ` ${device.name}`];
     if (!device.healthy) content.push(element("span", { class: "bad" }, " unhealthy"));
-    if (device.owner === null) return element("li", { class: "device free", title: `${what}, free` }, ...content);
+    if (device.owner === null) {
+      const free = !device.pod;
+      const title = free ? `${what}, free` : `${what}: pod ${device.pod}`;
+      return element("li", { class: `device ${free ? "free" : "taken"}`, title }, ...content);
+    }
     const { uid, container } = device.owner;
     const swatch = element("span", { class: `swatch ${labels.classes(uid)}` }, labels.text(uid));
     const button = element("button", { type: "button", title: `${what}: container ${container}`,
@@ -92,7 +96,7 @@ function countChips(devices) {
   const offered = Map.groupBy(devices.filter((device) => device.kind === "resource"),
     (device) => device.resource);
   return [...offered].map(([resource, members]) => {
-    const free = members.filter((device) => device.owner === null && device.healthy).length;
+    const free = members.filter((device) => device.owner === null && !device.pod && device.healthy).length;
     const short = resource.split("/").at(-1);
     return chip(`${short} ${free}/${members.length} free`, `${resource}: ${free} of ${members.length} free`);
   });

@@ -52,7 +52,7 @@ export function showFigures(picture, status) {
   const offered = Map.groupBy(map.devices.filter((device) => device.kind === "resource"),
     (device) => device.resource);
   for (const [resource, members] of [...offered].slice(0, 3)) {
-    const taken = members.filter((device) => device.owner !== null).length;
+    const taken = members.filter((device) => device.owner !== null || device.pod).length;
     figures.push(figure(resource, taken, members.length, `of ${members.length}`));
   }
   figures.push(figure("Shared pool", idsOf(status.sharedPool).length, 0, "CPUs"));

@@ -16,10 +16,11 @@ from agent.managers.allocations.ledger import (
     NodeMemory,
     PodAllocation,
 )
+from agent.managers.device.given import KUBELET_DEVICES, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.violation import Violation
-from agent.pods.model import ContainerKind, QosClass
+from agent.pods.model import ContainerKind, GivenDevice, QosClass
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
@@ -216,3 +217,38 @@ def test_devices_are_named_with_the_container_that_has_them() -> None:
         MapOwnerDocument(uid="a", container="main"),
     )
     assert (second.name, second.nodes, second.owner, second.healthy) == ("g1", "1", None, False)
+
+
+def test_devices_of_the_kubelet_are_on_the_map_with_the_pod_that_has_each() -> None:
+    recorded = {"x/nic": {"n0": "0", "gone": "1"}}
+    mine = _pod("a", _own("main", "1,9").with_part(KUBELET_DEVICES, recorded))
+    allocatable = (
+        GivenDevice("x/nic", "n0", Mask.of(0)),
+        GivenDevice("x/nic", "n1", Mask.of(0, 1)),
+        GivenDevice("x/nic", "n2"),
+        GivenDevice("x/gpu", "g0", Mask.of(0)),
+    )
+    kubelet = KubeletListing({("shop", "b"): {"c": (allocatable[2],)}}, allocatable)
+    own = {"x/gpu": (PluginDevice("g0", Mask.of(0)),)}
+    rules = make_rules(Machine.of(HOST), devices=own)
+    document = map_of_allocations(HOST, rules, ledger_with(mine), kubelet=kubelet)
+    owner = MapOwnerDocument(uid="a", container="main")
+    assert [
+        (each.name, each.nodes, each.healthy, each.owner, each.pod)
+        for each in document.devices
+        if each.kubelet
+    ] == [
+        ("gone", "1", False, owner, ""),
+        ("n0", "0", True, owner, ""),
+        ("n1", "0-1", True, None, ""),
+        ("n2", "", True, None, "shop/b"),
+    ]
+    assert [each.name for each in document.devices if not each.kubelet] == ["g0"]
+
+
+def test_devices_that_were_recorded_are_on_the_map_while_the_kubelet_does_not_answer() -> None:
+    recorded = {"x/nic": {"n0": "1"}}
+    document = _map(_pod("a", _own("main", "1,9").with_part(KUBELET_DEVICES, recorded)))
+    (device,) = document.devices
+    assert (device.name, device.nodes, device.healthy, device.kubelet) == ("n0", "1", True, True)
+    assert device.owner == MapOwnerDocument(uid="a", container="main")

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ExplanationDocument
 from agent.api.views import pod_document
-from agent.cli.text.pods import admission_lines, list_lines, pod_lines
+from agent.cli.text.pods import admission_lines, list_lines, list_table, pod_lines
 from agent.managers.admission import admit
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.allocations.sharing import Sharing
+from agent.managers.device.given import KUBELET_DEVICES
 from agent.server.reporting.records import PodRecord
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
@@ -188,3 +189,21 @@ def test_enforced_is_said_of_containers_that_were_found(record: PodRecord, state
     found = pod_document(allocation, Mask.of(0), record=record)
     assert next(list_lines([found])).endswith(f"  {state}  from api")
     assert f"  state     {state}" in pod_lines(found)
+
+
+def test_devices_of_the_kubelet_stand_beside_the_agents_and_are_marked() -> None:
+    allocation = allocated(app("a", TWO))
+    (container,) = allocation.containers
+    recorded = {KUBELET_DEVICES: {"example.com/gpu": {"g0": "0-1", "g1": ""}}}
+    own = MappingProxyType({"example.com/nic": ("n0",)})
+    both = replace(container, devices=own, others=MappingProxyType(recorded))
+    found = replace(allocation, containers=(both,))
+    line = "example.com/gpu: g0 (nodes 0-1), g1, given by the kubelet"
+    assert f"     {line}" in listed(found)
+    assert [each for each in shown(found) if each.startswith("  devices")] == [
+        "  devices   example.com/nic: n0",
+        f"  devices   {line}",
+    ]
+    assert not [each for each in shown(found) if KUBELET_DEVICES in each]
+    _, row = list_table([document(found)], wide=True)
+    assert "example.com/nic=1,kubelet:example.com/gpu=2" in row.split()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.pod_resources import NOT_LISTED
 from agent.kubelet.devices import pod_resources_client
 from agent.kubelet.devices.kubelet_devices import REFRESH_SECONDS, KubeletDevices
 from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
+from agent.managers.device.given import NOT_LISTED
 from agent.pods.model import GivenDevice
 from agent.rpc.calls import CallError
 from agent.rpc.pod_resources import V1
@@ -247,7 +247,7 @@ async def test_a_kubelet_that_is_down_is_a_condition_and_its_last_list_stays(
     await devices.refresh()
     assert devices.listed is last
     (condition,) = devices.conditions
-    assert "podresources may lack devices" in condition
+    assert "the map, podresources and the node topology may lack devices" in condition
     assert "systemctl status kubelet" in condition
     async with kubelet(tmp_path):
         await devices.refresh()

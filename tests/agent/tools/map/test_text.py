@@ -9,7 +9,10 @@ from msgspec.structs import replace
 
 from agent.api.host.map import CpuUse, MapDocument
 from agent.api.host.mapped import map_of_allocations, map_of_host
+from agent.managers.device.given import KubeletListing
+from agent.pods.model import GivenDevice
 from agent.tools.map.lines import painted, plain
+from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, id_list, map_lines
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
@@ -357,3 +360,30 @@ def test_a_list_too_long_to_read_shows_its_ends(text: str, shown: str) -> None:
 
 def test_ids_of_packages_are_not_called_cpus() -> None:
     assert id_list(Mask.from_ids(range(0, 300, 3)), "package").endswith("(100 packages)")
+
+
+def test_devices_of_the_kubelet_stand_at_their_nodes_with_their_pods() -> None:
+    host = regular_host(packages=2, cores_per_node=4, threads=1)
+    pods = [pod_with("pod-0", "1"), pod_with("pod-1", "")]
+    nics = tuple(
+        GivenDevice("x.org/nic", f"n{number}", Mask.from_ids(nodes))
+        for number, nodes in enumerate(((0,), (0,), (1,), (1,), (0, 1)))
+    )
+    listed = {
+        ("shop", "pod-0"): {"main": (nics[1],)},
+        ("shop", "pod-1"): {"main": (nics[2],)},
+        ("else", "where"): {"main": (nics[3],)},
+    }
+    document = map_of_allocations(
+        host,
+        make_rules(machine_of(host)),
+        ledger_with(*pods),
+        kubelet=KubeletListing(listed, nics),
+    )
+    found = [line.strip() for line in drawn(document) if "x.org/nic" in line]
+    assert found == [
+        "x.org/nic (kubelet): n0, n1 (A main)",
+        "x.org/nic (kubelet): n2 (shop/pod-1 main), n3 (else/where)",
+        "nodes 0-1  x.org/nic (kubelet): n4",
+    ]
+    assert all(line in svg_of(document) for line in found)
