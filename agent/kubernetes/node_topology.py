@@ -4,7 +4,8 @@ The object is of topology.node.k8s.io/v1alpha2 (noderesourcetopology-api). What 
 (kubernetes-sigs/scheduler-plugins, NodeResourceTopologyMatch) makes of it: zones of type `Node`
 that are called `node-<id>`, with an id below 64; of a resource what is `available`; the costs; and
 the attributes of the whole object. As with other publishers, only what is allocated exclusively is
-not available: containers of the shared pool take no CPU away from a zone.
+not available: containers of the shared pool take no CPU away from a zone. Devices that plugins of
+the kubelet beside the agent offer are in the zones as far as the kubelet lists them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from msgspec import Struct
 
 from agent.kubernetes.fingerprint import pod_fingerprint
+from agent.managers.device.given import NOT_LISTED
 from agent.managers.effective_policy import shared_pool
 from agent.managers.memory.state import free_memory, initial_memory
+from agent.managers.policy import PluginDevice
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
@@ -24,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.machine import MachineNode
+    from agent.pods.model import GivenDevice
 
 API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 KIND: Final = "NodeResourceTopology"
@@ -47,16 +52,22 @@ class NodeTopology(Struct, frozen=True):
 
 
 def node_topology(
-    rules: EffectivePolicy, ledger: Ledger, node: str, pods: Iterable[tuple[str, str]]
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    node: str,
+    pods: Iterable[tuple[str, str]],
+    kubelet: KubeletListing = NOT_LISTED,
 ) -> NodeTopology:
     """Return the topology of the node of a name in the cluster.
 
-    `pods` are the namespaces and names of the pods that run on the node as pods of the cluster.
+    `pods` are the namespaces and names of the pods that run on the node as pods of the cluster,
+    `kubelet` is what the kubelet beside the agent lists.
     """
     machine = rules.machine
     shown = [each for each in machine.nodes if each.id < ZONES]
     names = {each.id: f"node-{each.id}" for each in shown}
-    resources = _Resources(rules, ledger)
+    inventories = _inventories(rules, ledger, kubelet)
+    resources = _Resources(rules, ledger, inventories)
     document = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -76,7 +87,7 @@ def node_topology(
             for each in shown
         ],
     }
-    return NodeTopology(document, tuple(_left_out(rules)))
+    return NodeTopology(document, tuple(_left_out(rules, inventories)))
 
 
 def _attributes(rules: EffectivePolicy, pods: Iterable[tuple[str, str]]) -> list[_Json]:
@@ -91,7 +102,56 @@ def _attributes(rules: EffectivePolicy, pods: Iterable[tuple[str, str]]) -> list
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _left_out(rules: EffectivePolicy) -> Iterator[str]:
+class _Inventory(Struct, frozen=True):
+    """The devices of a resource, and the ids of those that containers have."""
+
+    devices: tuple[PluginDevice, ...]
+    allocated: frozenset[str]
+
+
+def _inventories(
+    rules: EffectivePolicy, ledger: Ledger, kubelet: KubeletListing
+) -> dict[str, _Inventory]:
+    """Return the inventory of each resource, in their order.
+
+    Of a resource that the agent offers itself the kubelet's devices are left out.
+    """
+    own = {
+        resource: _Inventory(devices, ledger.devices.get(resource, frozenset()))
+        for resource, devices in rules.policy.devices.items()
+    }
+    return dict(sorted({**_of_kubelet(ledger, kubelet), **own}.items()))
+
+
+def _of_kubelet(ledger: Ledger, kubelet: KubeletListing) -> dict[str, _Inventory]:
+    """Return the devices of the kubelet's plugins, nothing of a kubelet that lists none.
+
+    The kubelet lists healthy devices: one that was given and is not listed is not healthy.
+    """
+    if kubelet == NOT_LISTED:
+        return {}
+    found: dict[str, dict[str, PluginDevice]] = {}
+    allocated: dict[str, set[str]] = {}
+    for device in _given(ledger, kubelet):
+        known = PluginDevice(device.id, device.nodes, healthy=False)
+        found.setdefault(device.resource, {})[device.id] = known
+        allocated.setdefault(device.resource, set()).add(device.id)
+    for device in kubelet.allocatable:
+        found.setdefault(device.resource, {})[device.id] = PluginDevice(device.id, device.nodes)
+    return {
+        resource: _Inventory(tuple(devices.values()), frozenset(allocated.get(resource, ())))
+        for resource, devices in found.items()
+    }
+
+
+def _given(ledger: Ledger, kubelet: KubeletListing) -> Iterator[GivenDevice]:
+    """Yield the devices that pods have from the kubelet, admitted by the agent or not."""
+    for given in (*kubelet.pods.values(), *map(kubelet.of, ledger.allocations.values())):
+        for devices in given.values():
+            yield from devices
+
+
+def _left_out(rules: EffectivePolicy, inventories: Mapping[str, _Inventory]) -> Iterator[str]:
     """Yield what the object cannot show, a line each."""
     machine = rules.machine
     beyond = Mask.from_ids(node.id for node in machine.nodes if node.id >= ZONES)
@@ -103,21 +163,26 @@ def _left_out(rules: EffectivePolicy) -> Iterator[str]:
     unknown = machine.unknown_memory - beyond
     if unknown:
         yield f"the memory of NUMA nodes {unknown} is not published: the host does not report it"
-    for resource, inventory in sorted(rules.devices.items()):
-        nowhere = sum(not device.nodes for device in inventory)
-        if nowhere and nowhere < len(inventory):
+    for resource, inventory in inventories.items():
+        nowhere, known = (
+            sum(not device.nodes for device in inventory.devices),
+            len(inventory.devices),
+        )
+        if nowhere and nowhere < known:
             yield (
-                f"{nowhere} of {len(inventory)} devices of {resource} are not published: their "
-                "NUMA node is not known"
+                f"{nowhere} of {known} devices of {resource} are not published: their NUMA node is "
+                "not known"
             )
 
 
 class _Resources:
     """The resources of the zones, from one ledger."""
 
-    def __init__(self, rules: EffectivePolicy, ledger: Ledger) -> None:
+    def __init__(
+        self, rules: EffectivePolicy, ledger: Ledger, inventories: Mapping[str, _Inventory]
+    ) -> None:
         self._rules = rules
-        self._ledger = ledger
+        self._inventories = inventories
         self._free = shared_pool(rules, ledger) & rules.open_cpus
         # Under policy None no memory is charged to a node, and to a new node not yet.
         charge = {**initial_memory(rules.memory), **ledger.memory}
@@ -146,14 +211,14 @@ class _Resources:
             yield _resource(kind, *map(Quantity.of_bytes, amounts))
 
     def _devices(self, node: int) -> Iterator[_Json]:
-        allocated = self._ledger.devices
-        for resource, inventory in sorted(self._rules.policy.devices.items()):
-            here = [device for device in inventory if node in device.nodes]
+        cordoned = self._rules.policy.cordon.nodes
+        for resource, inventory in self._inventories.items():
+            here = [device for device in inventory.devices if node in device.nodes]
             if not here:
                 continue
-            healthy = {device.id for device in here if device.healthy}
-            usable = {each.id for each in self._rules.devices[resource] if each.healthy}
-            free = (healthy & usable) - allocated.get(resource, frozenset())
+            healthy = [device for device in here if device.healthy]
+            usable = {device.id for device in healthy if not device.nodes <= cordoned}
+            free = usable - inventory.allocated
             yield _resource(
                 resource,
                 Quantity.of(len(here)),

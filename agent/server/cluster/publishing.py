@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agent.kubernetes.node_topology import NodeTopology
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.allocations.origin import Source
+    from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.server.control.controller import Controller
     from agent.server.reporting.events import Watcher
@@ -76,11 +77,12 @@ class _Seen(Struct, frozen=True):
     rules: EffectivePolicy
     ledger: Ledger
     pods: tuple[tuple[str, str], ...]
+    kubelet: KubeletListing
 
     def is_same(self, other: _Seen) -> bool:
-        """Return whether nothing changed; policy and ledger are new values after each change."""
+        """Return whether nothing changed; all but `pods` are new values after each change."""
         unchanged = self.rules is other.rules and self.ledger is other.ledger
-        return unchanged and self.pods == other.pods
+        return unchanged and self.pods == other.pods and self.kubelet is other.kubelet
 
 
 class Publishing:
@@ -160,10 +162,11 @@ class Publishing:
 
     def _topology(self) -> NodeTopology:
         """Return the topology as of now; it is made again only if something changed."""
-        rules, ledger = self._controller.state.configured.rules, self._controller.state.ledger
-        seen = _Seen(rules, ledger, tuple(self._cluster_pods()))
+        state = self._controller.state
+        rules, ledger, kubelet = state.configured.rules, state.ledger, state.kubelet_listing
+        seen = _Seen(rules, ledger, tuple(self._cluster_pods()), kubelet)
         if self._shown is None or not self._shown[0].is_same(seen):
-            self._shown = (seen, node_topology(rules, ledger, self._node, seen.pods))
+            self._shown = (seen, node_topology(rules, ledger, self._node, seen.pods, kubelet))
         return self._shown[1]
 
     def _cluster_pods(self) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.kubernetes.node_topology import NodeTopology, node_topology
+from agent.managers.device.given import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     Cordon,
@@ -20,6 +21,7 @@ from agent.managers.policy import (
 )
 from agent.managers.trials.advice import decided
 from agent.managers.trials.capacity import free_cpus
+from agent.pods.model import GivenDevice
 from agent.pods.quantity import Quantity
 from sysfs.described.shapes import regular_host, with_memory_only_nodes
 from sysfs.host import Cpu, Host, HugePages, Node
@@ -74,8 +76,12 @@ def rules_of(
     return make_rules(Machine.of(host), SINGLE, scope, reserved="0", devices=devices)
 
 
-def published(rules: EffectivePolicy, ledger: Ledger | None = None) -> NodeTopology:
-    made = node_topology(rules, ledger or rules.empty_ledger(), NODE, ())
+def published(
+    rules: EffectivePolicy,
+    ledger: Ledger | None = None,
+    kubelet: KubeletListing = NOT_LISTED,
+) -> NodeTopology:
+    made = node_topology(rules, ledger or rules.empty_ledger(), NODE, (), kubelet)
     assert crd_mistakes(dict(made.document)) == []
     return made
 
@@ -178,6 +184,44 @@ def test_devices_stand_in_the_zones_of_their_nodes() -> None:
     assert before.left_out[1:] == (
         "1 of 5 devices of example.com/gpu are not published: their NUMA node is not known",
     )
+
+
+def nic(name: str, nodes: str) -> GivenDevice:
+    return GivenDevice("example.com/nic", name, Mask.parse(nodes))
+
+
+def test_devices_of_the_kubelet_stand_in_the_zones_of_their_nodes() -> None:
+    rules = rules_of(UNEVEN)
+    rules = replace(rules, managers=(GivenDeviceManager(), *rules.managers))
+    healthy = (nic("n0", "0"), nic("n1", "0"), nic("n2", "2"), nic("both", "0,2"), nic("any", ""))
+    anywhere = GivenDevice("example.com/anywhere", "a")
+    kubelet = KubeletListing({("shop", "b"): {"c": (nic("n1", "0"),)}}, (*healthy, anywhere))
+    asked = replace(
+        pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="u-1"),
+        given_devices={"a": (nic("n2", "2"), nic("gone", "2"))},
+    )
+    ledger = with_pod(rules, asked)
+    found = published(rules, ledger, kubelet)
+    assert zones(found)["node-0"]["example.com/nic"] == ("3", "3", "2")
+    assert zones(found)["node-2"]["example.com/nic"] == ("3", "2", "1")
+    assert not any("example.com/anywhere" in zone for zone in zones(found).values())
+    assert found.left_out[1:] == (
+        "1 of 6 devices of example.com/nic are not published: their NUMA node is not known",
+    )
+    # Nothing is made up of what was recorded while the kubelet does not list its devices.
+    assert not any("example.com/nic" in zone for zone in zones(published(rules, ledger)).values())
+    cordon = Cordon(nodes=Mask.of(0))
+    cordoned = replace(rules, policy=replace(rules.policy, cordon=cordon))
+    after = zones(published(cordoned, ledger, kubelet))
+    assert after["node-0"]["example.com/nic"] == ("3", "3", "1")
+
+
+def test_the_agents_own_devices_of_a_resource_win_over_the_kubelets() -> None:
+    rules = rules_of(UNEVEN, {"example.com/nic": (PluginDevice("own", Mask.of(0)),)})
+    kubelet = KubeletListing(allocatable=(nic("n0", "0"), nic("n2", "2")))
+    found = zones(published(rules, kubelet=kubelet))
+    assert found["node-0"]["example.com/nic"] == ("1", "1", "1")
+    assert "example.com/nic" not in found["node-2"]
 
 
 def test_the_attributes_are_those_that_the_scheduler_reads() -> None:

@@ -9,8 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import KubernetesConfig
+from agent.kubelet.devices.kubelet_devices import KubeletDevices
 from agent.kubernetes.fingerprint import pod_fingerprint
+from agent.managers.device.given import KubeletListing
 from agent.managers.policy import PluginDevice
+from agent.pods.model import GivenDevice
 from agent.server.cluster.publishing import CLUSTER_SOURCE, SETTLE_SECONDS
 from agent.server.errors import StartError
 from agent.sources.kubelet import KubeletPods
@@ -124,6 +127,29 @@ async def test_a_pod_of_no_cluster_takes_cpus_and_is_not_in_the_fingerprint(
         await agent.ask(agent.client.admit, manifest())
         await settled(agent)
         await until(lambda: published(fake) == expected("5", "8"))
+
+
+@in_loop
+async def test_devices_that_the_kubelet_lists_later_are_published_without_an_event(
+    world: World, fake: FakeApiServer, cluster: ToySource, tmp_path: Path
+) -> None:
+    del cluster
+    nic = GivenDevice("example.com/nic", "n0", Mask.of(1))
+
+    def resources() -> list[str]:
+        _, zone = fake.topologies[NODE]["zones"]
+        return [each["name"] for each in zone["resources"]]
+
+    async with running(world) as agent:
+        await settled(agent)
+        await until(lambda: published(fake) == expected("7", "8"))
+        assert "example.com/nic" not in resources()
+        devices = KubeletDevices(tmp_path, agent.controller.worker.run)
+        devices.listed = KubeletListing(allocatable=(nic,))
+        agent.controller.state.kubelet_devices = devices
+        while "example.com/nic" not in resources():
+            world.clock.advance(1)
+            await asyncio.sleep(0)
 
 
 @in_loop
