@@ -6,6 +6,8 @@ An entry is one line of the history on disk (`agent.state.history`) and one entr
 
 from __future__ import annotations
 
+from msgspec import field
+
 from agent.api.documents import Document
 from agent.api.status import DriftDocument  # noqa: TC001 - msgspec reads it at run time
 
@@ -35,7 +37,9 @@ class HistoryEntry(Document, frozen=True):
 
     `operation` is the id that the log lines have, "" for what belongs to none. `uid` and `pod` are
     "" for what is of no pod. `requester` is null for what the agent does by itself. `differences`
-    are the settings of cgroups that differed, of a `DriftFound`.
+    are the settings of cgroups that differed, of a `DriftFound`. `kubelet_devices` are those that
+    the kubelet beside the agent had given when a pod was admitted or rejected, by container
+    (`agent.api.documents.ContainerDocument`): what a replay needs beside the manifest.
     """
 
     type: str
@@ -46,6 +50,7 @@ class HistoryEntry(Document, frozen=True):
     message: str = ""
     requester: RequesterDocument | None = None
     differences: tuple[DriftDocument, ...] = ()
+    kubelet_devices: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
 
     def of_pod(self, named: str) -> bool:
         """Return whether this is of the pod with a uid, name or namespace/name."""

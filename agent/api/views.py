@@ -260,17 +260,17 @@ def _container(  # each is a part of the document
         shared_cpus=str(share.cpus),
         shared_with=share.others,
         others={k: part for k, part in allocation.others.items() if k != KUBELET_DEVICES},
-        kubelet_devices=_given(given),
+        kubelet_devices=given_document(given),
         delivery=delivery_document(allocation.delivery, cdi_name),
     )
 
 
 def given_documents(given: GivenDevices) -> dict[str, dict[str, dict[str, str]]]:
     """Return the devices that the kubelet gave to containers, by the name of the container."""
-    return {name: _given(devices) for name, devices in given.items()}
+    return {name: given_document(devices) for name, devices in given.items()}
 
 
-def _given(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
+def given_document(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
     """Return devices of the kubelet: their NUMA nodes by id by resource."""
     return {resource: dict(nodes) for resource, nodes in by_resource(devices).items()}
 

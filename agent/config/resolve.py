@@ -16,6 +16,7 @@ from agent.config.reservations import (
 )
 from agent.managers.allocations.allocatable import machine_capacity
 from agent.managers.cpu.assignment import reserve_cpus
+from agent.managers.device.given import GivenDeviceManager
 from agent.managers.errors import NodeDistancesError
 from agent.managers.memory.state import page_size
 from agent.managers.policy import (
@@ -39,8 +40,13 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.managers.allocations.allocatable import Allocatable
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.effective_policy import EffectivePolicy, ResourceManager
     from agent.managers.machine import Machine
+
+
+def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:
+    """Return the resource managers before those of every agent."""
+    return (GivenDeviceManager(),) if config.agent.kubelet.enabled else ()
 
 
 def resolve(

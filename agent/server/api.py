@@ -45,7 +45,7 @@ from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
 from agent.server.reporting.events import current_operation, operation, requested_by
 from agent.server.reporting.map import map_now
-from agent.server.reporting.pods import pods_now
+from agent.server.reporting.pods import given_by_kubelet, pods_now
 from agent.server.reporting.shorten import shortened
 from agent.server.reporting.status import status_document
 from agent.state.codec import Encoder
@@ -303,6 +303,7 @@ class Api:
     async def _snapshot(self, _request: Request) -> Response:
         state = self._controller.state
         configured, saved = state.configured, state.to_save(state.durable)
+        given = given_by_kubelet(state)
 
         def taken() -> wire.Document:
             return snapshot_document(
@@ -312,6 +313,7 @@ class Api:
                 Encoder().encode(saved),
                 version=__version__,
                 mismatches=configured.mismatches,
+                given=given,
             )
 
         return await self._parser.run(lambda: _json(taken()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.cli.access import moment
+from agent.cli.text.pods import given_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ def _entry_lines(entry: HistoryEntry) -> Iterator[str]:
     yield "  ".join(part for part in said if part.strip())
     for line in entry.message.splitlines():
         yield f"    {line}"
+    yield from (f"    {line}" for line in given_lines(entry.kubelet_devices))
     for difference in entry.differences:
         yield f"    {_difference(difference)}"
 

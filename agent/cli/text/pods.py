@@ -148,8 +148,7 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
     name = f" {pod.namespace}/{pod.name}" if pod.name else ""
     yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
     yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
-    for container, devices in pod.kubelet_devices.items():
-        yield from _each(f"  {container} has ", _given(devices))
+    yield from _each("  ", given_lines(pod.kubelet_devices))
     if pod.rejection is not None:
         yield from rejection_lines(pod.rejection)
     else:
@@ -237,6 +236,12 @@ def _allocations(pod: PodDocument) -> Iterator[str]:
         for manager, part in container.others.items():
             yield f"  {'':{width}}  {manager}: {_part(part)}"
     yield from _each("  ", _second_best(pod))
+
+
+def given_lines(given: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Iterator[str]:
+    """Yield what the kubelet gave to containers, a line for each container and resource."""
+    for container, devices in given.items():
+        yield from _each(f"{container} has ", _given(devices))
 
 
 def _given(devices: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

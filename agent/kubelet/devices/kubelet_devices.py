@@ -13,7 +13,7 @@ import structlog
 
 from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint, DeviceCheckpointError
 from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
-from agent.managers.device.given import NOT_LISTED
+from agent.managers.device.given import NOT_LISTED, KubeletListing
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.rpc.calls import CallError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from agent.managers.device.given import KubeletListing
     from agent.pods.model import GivenDevices, Pod
 
 log = structlog.get_logger(__name__)
@@ -104,6 +103,7 @@ class KubeletDevices:
             self._note_listed(str(error))
             return
         self._note_listed("")
+        listed = _listed_without(self._own, listed)
         if listed != self.listed:
             self.listed = listed
 
@@ -136,6 +136,15 @@ class KubeletDevices:
             if why
             else ""
         )
+
+
+def _listed_without(own: str, listed: KubeletListing) -> KubeletListing:
+    """Return a list without the devices of a resource, and without pods that have no other."""
+    pods = {name: _without(own, given) for name, given in listed.pods.items()}
+    return KubeletListing(
+        {name: given for name, given in pods.items() if given},
+        tuple(each for each in listed.allocatable if each.resource != own),
+    )
 
 
 def _without(own: str, given: GivenDevices) -> GivenDevices:

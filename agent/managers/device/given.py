@@ -153,7 +153,11 @@ def listed_name(pod: PodAllocation) -> tuple[str, str]:
 
 def given_devices(container: ContainerAllocation) -> Iterator[GivenDevice]:
     """Yield the devices of the kubelet that an allocation records."""
-    part: Part = container.part(KUBELET_DEVICES) or {}
+    return devices_of(container.part(KUBELET_DEVICES) or {})
+
+
+def devices_of(part: Part) -> Iterator[GivenDevice]:
+    """Yield the devices of a container (`by_resource`)."""
     for resource, devices in part.items():
         for device, nodes in devices.items():
             yield GivenDevice(resource, device, Mask.parse(nodes))

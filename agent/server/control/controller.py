@@ -292,7 +292,7 @@ class Controller:
         fields = self._allocation_fields(decision.allocation)
         log.info("pod admitted", enforced=not record.unenforced, **fields)
         message = allocation_line(decision.allocation)
-        self.publish("PodAdmitted", pod.uid, full_name(pod), message)
+        self.publish("PodAdmitted", pod.uid, full_name(pod), message, given=pod.given_devices)
         return views.replacing_answer(
             self._admission(decision, decision.allocation, record), replaced, removal
         )

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Final
 from structlog.contextvars import bound_contextvars
 
 from agent.api.documents import EventDocument
+from agent.pods.model import NO_GIVEN_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from agent.api.history import RequesterDocument
     from agent.api.status import DriftDocument
+    from agent.pods.model import GivenDevices
     from agent.server.clock import Clock
     from agent.server.reporting.history import HistoryRecorder
 
@@ -103,10 +105,12 @@ class EventReporter:
         pod: str | None = None,
         message: str = "",
         differences: tuple[DriftDocument, ...] = (),
+        given: GivenDevices = NO_GIVEN_DEVICES,
     ) -> None:
         """Publish an event (`agent.api.documents.EventDocument`) to all watchers.
 
-        The history has the `differences` and who requested the operation, too.
+        The history has the `differences`, what the kubelet had `given` to the pod, and who
+        requested the operation, too.
         """
         event = EventDocument(
             type=kind,
@@ -118,7 +122,7 @@ class EventReporter:
         )
         self._hub.publish(event)
         if self._history is not None:
-            self._history.note(event, current_requester(), differences)
+            self._history.note(event, current_requester(), differences, given)
 
 
 def _lost(count: int, time: float) -> EventDocument:

@@ -17,6 +17,8 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api.history import HistoryEntry
+from agent.api.views import given_documents
+from agent.pods.model import NO_GIVEN_DEVICES
 from agent.server.metrics import names
 from agent.server.reporting.shorten import shortened
 from agent.state.errors import CheckpointIOError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from agent.api.documents import EventDocument
     from agent.api.history import HistoryDocument, RequesterDocument
     from agent.api.status import DriftDocument
+    from agent.pods.model import GivenDevices
     from agent.server.clock import Clock
     from agent.server.metrics.counters import Counters
     from agent.state.history import HistoryQuery, HistoryStore
@@ -61,6 +64,7 @@ class HistoryRecorder:
         event: EventDocument,
         requester: RequesterDocument | None,
         differences: tuple[DriftDocument, ...] = (),
+        given: GivenDevices = NO_GIVEN_DEVICES,
     ) -> None:
         """Record an event, soon; never waits."""
         entry = HistoryEntry(
@@ -73,6 +77,7 @@ class HistoryRecorder:
             message="" if differences else shortened(event.message, LONGEST_MESSAGE),
             requester=requester,
             differences=tuple(map(_bounded, differences)),
+            kubelet_devices=given_documents(given),
         )
         with self._changing:
             if self._closed or len(self._queued) >= self._most_queued:

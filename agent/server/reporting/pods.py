@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.api.views import pod_document
 from agent.managers.verdict import verdict
+from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.violation import Violation
+    from agent.pods.model import GivenDevices
     from agent.server.reporting.records import PodRecord
     from agent.server.state import AgentState
     from sysfs.mask import Mask
@@ -64,6 +66,21 @@ class PodDescriber(Struct, frozen=True):
             cdi_names=self.cdi_files.names(allocation),
             kubelet=self.kubelet,
         )
+
+
+def given_by_kubelet(state: AgentState) -> dict[str, GivenDevices]:
+    """Return the devices that the kubelet beside the agent gave, by `namespace/name` of the pod.
+
+    Those with which a pod was decided go before those that are listed now.
+    """
+    listing = state.kubelet_listing
+    found = {"/".join(name): given for name, given in listing.pods.items()}
+    for allocation in state.ledger.allocations.values():
+        found[full_name(allocation)] = listing.of(allocation)
+    for rejected in state.records.rejections.values():
+        if rejected.pod is not None and rejected.pod.given_devices:
+            found[full_name(rejected.pod)] = rejected.pod.given_devices
+    return {name: given for name, given in found.items() if given}
 
 
 def pods_now(state: AgentState) -> Callable[[], tuple[PodDocument, ...]]:

@@ -91,7 +91,8 @@ class RejectionReporter:
             "pod rejected", source=str(source), reason=str(rejection.reason), why=rejection.message
         )
         message = f"{rejection.reason}: {rejection.message}"
-        self._reporter.publish("PodRejected", pod.uid, full_name(pod), message)
+        given = pod.given_devices
+        self._reporter.publish("PodRejected", pod.uid, full_name(pod), message, given=given)
         return answer
 
     def invalid_request(self, error: InvalidManifestError) -> None:

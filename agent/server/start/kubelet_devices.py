@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.device.given import GivenDeviceManager
 from agent.server.errors import missing_extra
 
 if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.kubelet.devices.kubelet_devices import KubeletDevices
-    from agent.managers.effective_policy import ResourceManager
     from agent.server.control.queue import Worker
-
-
-def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:
-    """Return the resource managers before those of every agent."""
-    return (GivenDeviceManager(),) if config.agent.kubelet.enabled else ()
 
 
 def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:

@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from agent.api.host.topology import topology_view
+from agent.config.resolve import managers_beside_kubelet
 from agent.devices.cdi_files import CdiFiles
 from agent.managers.admission import MANAGERS
 from agent.managers.policy import NO_CORDON
@@ -37,7 +38,7 @@ from agent.server.listeners.sockets import Address, group_id, open_tcp, open_uni
 from agent.server.reporting.history import HistoryRecorder
 from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import details
-from agent.server.start.kubelet_devices import devices_of_kubelet, managers_beside_kubelet
+from agent.server.start.kubelet_devices import devices_of_kubelet
 from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
 from agent.server.start.restart import initial_state, orphaned_since

@@ -11,8 +11,9 @@ from agent.api.documents import (
     MemoryDocument,
     RejectionDocument,
 )
-from agent.api.views import explanation_document, rejection_document
+from agent.api.views import explanation_document, given_document, rejection_document
 from agent.managers.decision import DECISION_COUNTERS
+from agent.managers.device.given import given_devices
 from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.memory.state import free_memory
 from agent.reconcile.desired.quota import pod_quotas
@@ -34,7 +35,8 @@ class ContainerLine(Document, frozen=True):
     """What one container holds.
 
     `cpus` None: none of its own; `effective_cpus` are those that it runs on. `cpu_max` is the
-    text of the cgroup's file, None where the container's runtime decides.
+    text of the cgroup's file, None where the container's runtime decides. `devices` are the
+    agent's, `kubelet_devices` those of the kubelet: their NUMA nodes by id by resource.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ContainerLine(Document, frozen=True):
     memory: tuple[MemoryDocument, ...]
     mems: str | None
     devices: dict[str, tuple[str, ...]]
+    kubelet_devices: dict[str, dict[str, str]]
     hint: HintDocument
     quota_disabled: bool
     cpu_max: str | None
@@ -165,6 +168,7 @@ def _container(allocation: ContainerAllocation, pool: Mask, quota: CpuMax | None
         memory=_blocks(allocation.memory),
         mems=str(allocation.mems) if allocation.memory else None,
         devices={resource: tuple(ids) for resource, ids in sorted(allocation.devices.items())},
+        kubelet_devices=given_document(given_devices(allocation)),
         hint=HintDocument(
             nodes=None if nodes is None else str(Mask(nodes)), preferred=allocation.hint.preferred
         ),

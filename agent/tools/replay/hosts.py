@@ -120,7 +120,7 @@ class HostReader(Reader):
         return self._altered(field, host, memory_only)
 
     def _altered(self, field: Field, host: Host, memory_only: tuple[int, ...]) -> Host:
-        offline = self._cpus(field.child("offline"))
+        offline = self.mask(field.child("offline"))
         if offline - host.online:
             self.reject(field, f"offline names CPUs {offline - host.online} that it does not have")
         return with_memory_only_nodes(with_offline(host, offline & host.online), memory_only)
@@ -141,7 +141,7 @@ class HostReader(Reader):
         if len(self.problems) > before:
             return None
         return DescribedHost(
-            Machine(CpuTopology.from_rows(rows), found), self._cpus(field.child("offline"))
+            Machine(CpuTopology.from_rows(rows), found), self.mask(field.child("offline"))
         )
 
     def _row(self, item: Field) -> tuple[int, int, int, int, int]:
@@ -215,14 +215,15 @@ class HostReader(Reader):
         field = parent.child(key)
         return field is not None and self.boolean(field) is True
 
-    def _cpus(self, field: Field | None) -> Mask:
+    def mask(self, field: Field | None, of: str = "CPUs") -> Mask:
+        """Return the list of a field (a set of CPUs or NUMA nodes), empty without one."""
         text = self.amount(field) if field is not None else None
         if field is None or text is None:
             return EMPTY
         try:
             return Mask.parse(text)
         except ValueError as error:
-            self.reject(field, f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}")
+            self.reject(field, f"{shown(text)} is not a list of {of} such as 0-1,8: {error}")
             return EMPTY
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from agent.config.file import load_config
-from agent.config.resolve import resolve
+from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.pods.errors import ManifestError
@@ -34,6 +36,7 @@ def live_sequence(
 ) -> ReplaySequence:
     """Return the admission of the pods of manifests, one after the other, as the agent would.
 
+    A pod has the devices that the kubelet beside the agent gave to the pod of its name.
     `settings` are `key=value` texts that are laid over the agent's configuration. A pod without a
     uid has the one that the API would give it. Raises `ConfigError` for a configuration that is
     wrong or does not fit the machine, `ReplayError` for a manifest, `UnusableCheckpointError` for
@@ -42,18 +45,20 @@ def live_sequence(
     machine = snapshot.machine()
     config = load_config(snapshot.config, _CONFIG, settings)
     policy = resolve(config, machine, offline=Mask.parse(snapshot.offline), source=_CONFIG)
+    rules = EffectivePolicy(machine, policy, (*managers_beside_kubelet(config), *MANAGERS))
     pod_level = config.gates.pod_level_resources
     steps = tuple(
-        (number, _admit(path, content, pod_level=pod_level))
+        (number, _admit(snapshot, path, content, pod_level=pod_level))
         for number, (path, content) in enumerate(manifests)
     )
     ledger = decode(bytes(snapshot.checkpoint), _CHECKPOINT).ledger
-    return ReplaySequence(NAME, Restart(EffectivePolicy(machine, policy, MANAGERS)), steps, ledger)
+    return ReplaySequence(NAME, Restart(rules), steps, ledger)
 
 
-def _admit(path: Path, content: bytes, *, pod_level: bool) -> Admit:
+def _admit(snapshot: SnapshotDocument, path: Path, content: bytes, *, pod_level: bool) -> Admit:
     try:
         pod = load_pod(content, API_SOURCE, pod_level=pod_level)
     except ManifestError as error:
         raise ReplayError(str(path), error.problems) from error
-    return Admit(f"{pod.namespace}/{pod.name}", pod.uid, pod)
+    given = replace(pod, given_devices=snapshot.given(pod))
+    return Admit(f"{pod.namespace}/{pod.name}", pod.uid, given)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.config.config import Config, ConfigError
 from agent.config.file import config_of_document
-from agent.config.resolve import resolve
+from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.parsing.document import Field, MappingNode, Reader, join, places, shown
@@ -22,6 +22,7 @@ from agent.parsing.errors import DocumentError, Mistake
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import checked_pod, load_pod
+from agent.pods.model import GivenDevice
 from agent.safe_files import read_bounded
 from agent.tools.replay.hosts import HostReader
 from agent.tools.replay.play import Admit, Ignored, Remove, ReplaySequence, Restart, Start
@@ -47,6 +48,8 @@ _KINDS: Final = ("admit", "remove", "start", "restart")
 #: Only a recorded sequence has it: what has no part in a decision.
 IGNORED: Final = "ignored"
 _MOST_TIMES: Final = 1000
+#: What may stand beside `admit` in a step.
+_BESIDE_ADMIT: Final = ("times", "kubeletDevices")
 
 
 def load_sequence(path: Path) -> ReplaySequence:
@@ -129,12 +132,13 @@ class _SequenceReader(Struct):
         if self.lenient:
             # The kubelet's managers were recorded alone: no scheduler, no admission by node fit.
             policy = replace(policy, fit=None)
-        return EffectivePolicy(machine, policy, MANAGERS)
+        managers = (*managers_beside_kubelet(self._config), *MANAGERS)
+        return EffectivePolicy(machine, policy, managers)
 
     def _steps(self, item: Field) -> Iterator[Step]:
         self.hosts.entries(item)
         known = (*_KINDS, IGNORED) if self.lenient else _KINDS
-        self.hosts.reject_unknown(item, (*known, "times"))
+        self.hosts.reject_unknown(item, (*known, *_BESIDE_ADMIT))
         kinds = [
             kind
             for kind in known
@@ -146,8 +150,9 @@ class _SequenceReader(Struct):
         if kinds[0] == "admit":
             yield from self._admissions(item)
             return
-        if item.child("times") is not None:
-            self.hosts.reject(item, "times belongs to admit")
+        for key in _BESIDE_ADMIT:
+            if item.child(key) is not None:
+                self.hosts.reject(item, f"{key} belongs to admit")
         if kinds[0] == "restart":
             yield self._restart(item)
             return
@@ -212,7 +217,7 @@ class _SequenceReader(Struct):
         return text, text
 
     def _admissions(self, item: Field) -> Iterator[Admit]:
-        value, times = item.child("admit"), item.child("times")
+        value, times, given = map(item.child, ("admit", *_BESIDE_ADMIT))
         if value is None:
             self.hosts.reject(item, "admit needs a pod, or the name of a file with one")
             return
@@ -220,9 +225,37 @@ class _SequenceReader(Struct):
         admit = self._admit(value)
         if admit is None:
             return
+        if given is not None:
+            if times is not None:
+                self.hosts.reject(given, "the same devices cannot be given to several pods (times)")
+            admit = self._with_devices(admit, given)
         for one in _copies(admit, number):
             self._known |= {one.uid: one, one.name: one, one.name.rpartition("/")[2]: one}
             yield one
+
+    def _with_devices(self, admit: Admit, field: Field) -> Admit:
+        """Return the admission of a pod to which the kubelet gave devices."""
+        if self._config is not None and not self._config.agent.kubelet.enabled:
+            self.hosts.reject(
+                field,
+                "set agent.kubelet.enabled to true in config: only a kubelet "
+                "beside the agent gives devices",
+            )
+        if admit.pod is None:
+            return admit
+        names = [container.name for container in admit.pod.all_containers()]
+        self.hosts.reject_unknown(field, names)
+        given = {
+            container: tuple(self._given(resources))
+            for container, resources in self.hosts.entries(field).items()
+        }
+        return replace(admit, pod=replace(admit.pod, given_devices=given))
+
+    def _given(self, container: Field) -> Iterator[GivenDevice]:
+        """Yield the devices of a container: the list of their NUMA nodes by id by resource."""
+        for resource, devices in self.hosts.entries(container).items():
+            for device, nodes in self.hosts.entries(devices).items():
+                yield GivenDevice(resource, device, self.hosts.mask(nodes, "NUMA nodes"))
 
     def _admit(self, value: Field) -> Admit | None:
         try:

@@ -149,6 +149,7 @@ class TestJsonLines:
                     "memory": [{"type": "memory", "bytes": 1 << 30, "nodes": "0"}],
                     "mems": "0",
                     "devices": {},
+                    "kubeletDevices": {},
                     "hint": {"nodes": "0", "preferred": True},
                     "quotaDisabled": True,
                     "cpuMax": "max 100000",

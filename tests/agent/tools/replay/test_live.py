@@ -6,28 +6,33 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.api.documents import decode, encode
-from agent.api.snapshot import SnapshotDocument, snapshot_document
+from agent.api.snapshot import NOTHING_GIVEN, SnapshotDocument, snapshot_document
 from agent.config.config import Config, ConfigError
 from agent.config.file import load_config
-from agent.config.resolve import resolve
+from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.manifest import load_pod
+from agent.pods.model import GivenDevice
 from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder
 from agent.tools.replay.live import live_sequence
 from agent.tools.replay.play import Admit, StepOutcome, play
 from agent.tools.replay.reading import ReplayError
 from sysfs.described.shapes import regular_host
-from sysfs.mask import EMPTY
+from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.managers.allocations.ledger import Ledger
+    from agent.pods.model import GivenDevices
 
 CONFIG = """
 cpuManagerPolicy: static
@@ -43,14 +48,18 @@ MACHINE = Machine.of(regular_host(cores_per_node=4, threads=2))
 
 
 def rules_of(config: Config) -> EffectivePolicy:
-    return EffectivePolicy(MACHINE, resolve(config, MACHINE), MANAGERS)
+    managers = (*managers_beside_kubelet(config), *MANAGERS)
+    return EffectivePolicy(MACHINE, resolve(config, MACHINE), managers)
 
 
-def snapshot_of(ledger: Ledger, text: str = CONFIG) -> SnapshotDocument:
+def snapshot_of(
+    ledger: Ledger, text: str = CONFIG, given: Mapping[str, GivenDevices] = NOTHING_GIVEN
+) -> SnapshotDocument:
     """Return the snapshot of an agent with these allocations, as it arrives."""
     config = load_config(text, "x")
     saved = Encoder().encode(Checkpoint(ledger))
-    taken = snapshot_document(config, rules_of(config), EMPTY, saved, version="1")
+    rules = rules_of(config)
+    taken = snapshot_document(config, rules, EMPTY, saved, version="1", given=given)
     return decode(encode(taken), SnapshotDocument)
 
 
@@ -81,6 +90,31 @@ def test_a_pod_is_decided_as_the_agent_would(
     text = manifest("new", "u-new", cpu=cpu)
     (outcome,) = played(snapshot_of(ledger), text)
     expected = admit(rules, ledger, load_pod(text, "x"))
+    assert outcome.decision is not None
+    assert outcome.decision.allocation == expected.allocation
+    assert outcome.decision.rejection == expected.rejection
+
+
+@given(
+    PODS,
+    st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from([(), (0,), (1,), (0, 1)])),
+    st.sampled_from(["1", "4", "7", "14"]),
+)
+def test_a_pod_is_decided_with_the_devices_that_the_kubelet_gave_it(
+    before: list[tuple[str, str]], nodes: dict[str, tuple[int, ...]], cpu: str
+) -> None:
+    text = f"{CONFIG}  kubelet: {{enabled: true}}\n"
+    rules = rules_of(load_config(text, "x"))
+    ledger = rules.empty_ledger()
+    for number, (cpus, memory) in enumerate(before):
+        pod = load_pod(manifest(f"p{number}", f"u-{number}", cpu=cpus, memory=memory), "x")
+        ledger = admit(rules, ledger, pod).ledger
+    devices = tuple(GivenDevice("x.org/nic", each, Mask.of(*on)) for each, on in nodes.items())
+    raw = manifest("new", "u-new", cpu=cpu)
+    asked = replace(load_pod(raw, "x"), given_devices={"c0": devices} if devices else {})
+    taken = snapshot_of(ledger, text, {"shop/new": asked.given_devices, "shop/other": {}})
+    (outcome,) = played(taken, raw)
+    expected = admit(rules, ledger, asked)
     assert outcome.decision is not None
     assert outcome.decision.allocation == expected.allocation
     assert outcome.decision.rejection == expected.rejection

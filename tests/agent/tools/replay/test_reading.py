@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.pods.model import GivenDevice
 from agent.tools.replay.play import Admit, Remove, Restart, Start
 from agent.tools.replay.reading import ReplayError, load_sequence
+from sysfs.mask import Mask
 from tests.agent.tools.replay.texts import HEAD, admitting, sequence, text
 
 if TYPE_CHECKING:
@@ -190,3 +192,51 @@ class TestMistakes:
 
 def test_the_helper_writes_what_it_says() -> None:
     assert text("remove: a").endswith("steps:\n  - remove: a\n")
+
+
+class TestDevicesOfTheKubelet:
+    """What the kubelet gave to the containers of a pod stands beside the pod, by container."""
+
+    HEAD = HEAD.replace("config: {", "config: {agent: {kubelet: {enabled: true}}, ")
+
+    def test_each_has_its_nodes_or_none_that_are_known(self, tmp_path: Path) -> None:
+        given = {"main": {"x.org/nic": {"n0": "0-1", "n1": 1, "n2": ""}, "x.org/gpu": {"g": "0"}}}
+        step = admitting("a", kubeletDevices=given)
+        ((_, admit),) = sequence(tmp_path, step, head=self.HEAD).steps
+        assert isinstance(admit, Admit)
+        assert admit.pod is not None
+        assert admit.pod.given_devices == {
+            "main": (
+                GivenDevice("x.org/nic", "n0", Mask.of(0, 1)),
+                GivenDevice("x.org/nic", "n1", Mask.of(1)),
+                GivenDevice("x.org/nic", "n2"),
+                GivenDevice("x.org/gpu", "g", Mask.of(0)),
+            )
+        }
+
+    @pytest.mark.parametrize(
+        ("given", "more", "mistake"),
+        [
+            ({"Main": {}}, {}, 'unknown key "Main"; did you mean "main"?'),
+            ({"main": {"x.org/nic": {"n0": "one"}}}, {}, "is not a list of NUMA nodes"),
+            ({"main": {"x.org/nic": ["n0"]}}, {}, "expected a mapping"),
+            ({}, {"times": 2}, "the same devices cannot be given to several pods"),
+        ],
+    )
+    def test_what_says_nothing_of_devices_is_a_mistake(
+        self, tmp_path: Path, given: object, more: dict[str, int], mistake: str
+    ) -> None:
+        step = admitting("a", kubeletDevices=given, **more)
+        (found,) = problems(tmp_path, step, head=self.HEAD)
+        assert "kubeletDevices" in found
+        assert mistake in found
+
+    def test_they_need_a_kubelet_beside_the_agent(self, tmp_path: Path) -> None:
+        given = {"main": {"x.org/nic": {"n0": "1"}}}
+        (found,) = problems(tmp_path, admitting("a", kubeletDevices=given))
+        assert "set agent.kubelet.enabled to true in config" in found
+
+    def test_they_belong_to_an_admission(self, tmp_path: Path) -> None:
+        step = "{remove: a, kubeletDevices: {}}"
+        found = problems(tmp_path, admitting("a"), step, head=self.HEAD)
+        assert any("kubeletDevices belongs to admit" in each for each in found)
