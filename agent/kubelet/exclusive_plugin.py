@@ -71,7 +71,7 @@ _OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
 )
 
 #: Decides the pod that the kubelet admits now, until a moment of the clock: returns the words of a
-#: rejection, None if the pod is admitted or undecided. Is cancelled at that moment.
+#: rejection, "" if the pod is admitted, None if it is undecided. Is cancelled at that moment.
 Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
 
 
@@ -90,7 +90,8 @@ class ExclusivePlugin:
 
     `names` watches a directory: it yields when the watch is set and whenever a name appears or
     disappears, ends when the directory is gone, and raises `OSError`. `report` is called with the
-    line that says what keeps pods that opted in from being admitted, and with "" when nothing does.
+    line that says what keeps pods that opted in from being admitted, and with "" when nothing does;
+    `count` with the result of each answer to Allocate: `admitted`, `rejected` or `undecided`.
     """
 
     def __init__(
@@ -101,9 +102,11 @@ class ExclusivePlugin:
         names: Callable[[Path], AsyncIterator[object]],
         clock: PluginClock,
         report: Callable[[str], None],
+        count: Callable[[str], None],
     ) -> None:
         self._resource = resource
         self._report = report
+        self._count = count
         self._decide = decide
         self._names = names
         self._clock = clock
@@ -145,13 +148,17 @@ class ExclusivePlugin:
         except DecodeError as error:
             raise CallError("INVALID_ARGUMENT", "the request is not an AllocateRequest") from error
         words = await self._decided()
-        if words is not None:
+        if words is None:
+            self._count("undecided")
+        else:
+            self._count("rejected" if words else "admitted")
+        if words:
             raise CallError("FAILED_PRECONDITION", _line(words))
         nothing = [V1BETA1["ContainerAllocateResponse"]() for _ in request.container_requests]
         return V1BETA1["AllocateResponse"](container_responses=nothing)
 
     async def _decided(self) -> str | None:
-        """Return the words of a rejection; None also if there is no decision in time."""
+        """Return the words of a rejection, "" for a pod that is admitted; None if undecided."""
         if self._deciding >= _DECISIONS:
             log.warning("opt-in pod not decided", why=f"{_DECISIONS} decisions are in progress")
             return None

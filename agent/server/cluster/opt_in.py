@@ -84,7 +84,8 @@ class OptInAdmissions:
     async def decide(self, deadline: float) -> str | None:
         """Return why the pod that the kubelet admits now is rejected, reason first.
 
-        None if the pod is admitted, or not decided until the `deadline` of the controller's clock.
+        "" if the pod is admitted, None if it is not decided until the `deadline` of the
+        controller's clock.
         A decision that has begun is finished even if the caller is cancelled.
         """
         async with self._listing:
@@ -123,7 +124,7 @@ class OptInAdmissions:
             log.warning("opt-in pod not decided", uid=uid, why=message_of(error))
             return None
         if self._has_allocation(uid):
-            return None
+            return ""
         entry = self._entry(uid)
         if entry is None or entry.state != REJECTED:
             why = "the source of pods does not have it" if entry is None else entry.message
@@ -143,7 +144,7 @@ class OptInAdmissions:
             return decision is None
         if decision.cancelled() or decision.exception() is not None:
             return True
-        return decision.result() is not None or not self._has_allocation(self._last)
+        return decision.result() != "" or not self._has_allocation(self._last)
 
     def _has_allocation(self, uid: str) -> bool:
         return uid in self._controller.state.ledger.allocations

@@ -213,7 +213,7 @@ class RuntimeEvents:
                 return None
             decided = await self._is_decided(uid)
             if not decided:
-                self._not_yet(sandbox, "the pod is not decided yet")
+                self._not_yet(sandbox, "undecided", "the pod is not decided yet")
                 return None
         pod = self._allocation(uid)
         if pod is None:
@@ -223,7 +223,8 @@ class RuntimeEvents:
         if shared:
             self._decided.discard(uid)
             log.error("exclusive CPUs still shared", uid=uid, pod=sandbox.name, why=shared)
-            self._not_yet(sandbox, f"CPUs of the pod have not left the shared pool: {shared[0]}")
+            why = f"CPUs of the pod have not left the shared pool: {shared[0]}"
+            self._not_yet(sandbox, "still_shared", why)
             return None
         return self._adjustment(pod, container.name)
 
@@ -351,11 +352,15 @@ class RuntimeEvents:
         demand = self._controller.state.configured.rules.demand(pod)
         return any(each.may_have(name) for each in demand.containers for name in demand.parts)
 
-    def _not_yet(self, sandbox: PodSandbox, why: str) -> None:
+    def _not_yet(self, sandbox: PodSandbox, reason: str, why: str) -> None:
         """Have the kubelet try again later, unless the pod may run without its resources.
 
-        A pod of an unknown specification runs: what it demands may never be known.
+        A pod of an unknown specification runs: what it demands may never be known. `reason` is a
+        value of the counter.
         """
         pod = self._pods.specification(sandbox.uid)
-        if self._on_reject is OnReject.FAIL and pod is not None and self._demands_own(pod):
+        fails = self._on_reject is OnReject.FAIL and pod is not None and self._demands_own(pod)
+        result = "rejected" if fails else "shared"
+        self._controller.metrics.counters.add(names.CONTAINERS_NOT_READY, reason, result)
+        if fails:
             raise ContainerRejectedError(_NOT_YET, why)

@@ -300,6 +300,20 @@ RUNTIME_REQUESTS: Final = _counter(
     method=_RUNTIME_METHODS,
     result=("answered", "rejected", "late", "failed"),
 )
+CONTAINERS_NOT_READY: Final = _counter(
+    "numawarden_containers_not_ready_total",
+    "CreateContainer requests that came before the pod was decided (undecided), or before its CPUs "
+    "had left the shared pool (still_shared): the kubelet was to try again (rejected), or the "
+    "container started in the shared pool (shared).",
+    reason=("undecided", "still_shared"),
+    result=("rejected", "shared"),
+)
+OPT_IN_ANSWERS: Final = _counter(
+    "numawarden_opt_in_answers_total",
+    "Answers to the kubelet about pods that opted in (agent.kubelet.exclusiveResource), by result; "
+    "undecided pods pass, and are decided when their containers are created.",
+    result=("admitted", "rejected", "undecided"),
+)
 POD_EVENTS: Final = _counter(
     "numawarden_pod_events_total",
     "Requests to write an Event on a pod of the cluster, by outcome (agent.kubernetes.events).",
@@ -342,6 +356,8 @@ SERVICE_COUNTERS: Final = (
     TOPOLOGY_PUBLICATIONS,
     POD_EVENTS,
     RUNTIME_REQUESTS,
+    CONTAINERS_NOT_READY,
+    OPT_IN_ANSWERS,
     POD_RESOURCES_REQUESTS,
     POD_RESOURCES_LIST,
     POD_RESOURCES_GET,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from agent.server.cluster.runtime_events import SUBJECT, RuntimeEvents
 from agent.server.kernel.watches import directory_names
 from agent.server.lifecycle import Companion
+from agent.server.metrics import names
 from agent.sources.kubelet import KubeletPods
 
 if TYPE_CHECKING:
@@ -89,4 +90,5 @@ def _exclusive_plugin(
         directory_names,
         controller.clock,
         report,
+        partial(controller.metrics.counters.add, names.OPT_IN_ANSWERS),
     )

@@ -71,12 +71,19 @@ class Served:
         self.decisions = Decisions()
         self.clock = StandingClock()
         self.reported = [""]
+        self.counted: list[str] = []
         self.plugin = self.made(directory_names)
         self.manager = FakeDeviceManager(self.plugins)
 
     def made(self, names: Callable[[Path], AsyncIterator[object]]) -> ExclusivePlugin:
         return ExclusivePlugin(
-            self.directory, RESOURCE, self.decisions, names, self.clock, self.reported.append
+            self.directory,
+            RESOURCE,
+            self.decisions,
+            names,
+            self.clock,
+            self.reported.append,
+            self.counted.append,
         )
 
     def conditions(self) -> list[str]:
@@ -488,6 +495,7 @@ async def test_without_a_decision_in_time_the_pod_passes_and_the_decision_is_can
             assert (await answering).container_responses
         assert running.decisions.cancelled == 1
         assert [each["event"] for each in logs] == ["opt-in pod not decided"]
+        assert running.counted == ["undecided"]
     assert DECIDING_SECONDS < 1
 
 
@@ -504,6 +512,20 @@ async def test_a_decision_that_fails_lets_the_pod_pass(directory: Path) -> None:
         running.decisions.error, running.decisions.words = None, "no"
         with pytest.raises(CallError):
             await running.manager.allocate(RESOURCE, "slot-0")
+
+
+@in_loop
+async def test_each_answer_is_counted_by_what_it_was(directory: Path) -> None:
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        for words in ("", "no room", None, ""):
+            running.decisions.words = words
+            with suppress(CallError):
+                await running.manager.allocate(RESOURCE, "slot-0")
+        running.decisions.error = RuntimeError("broken")
+        await running.manager.allocate(RESOURCE, "slot-0")
+        assert running.counted == ["admitted", "rejected", "undecided", "admitted", "undecided"]
 
 
 @in_loop

@@ -22,6 +22,7 @@ from agent.pods.model import GivenDevice
 from agent.rpc.calls import CallError
 from agent.server.cluster.opt_in import OptInAdmissions
 from agent.server.errors import CheckpointFailedError
+from agent.server.metrics import names
 from agent.sources.kubelet import KubeletPods
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop, running, until
@@ -390,6 +391,19 @@ async def test_a_kubelet_that_does_not_list_its_pods_has_its_pod_pass(beside: Wo
 
 
 @in_loop
+async def test_answers_are_counted_by_what_was_decided(beside: World) -> None:
+    async with node(beside) as kubelet:
+        await kubelet.admit(UIDS[0], ASKS)
+        await kubelet.admit(UIDS[1], TOO_MANY)
+        kubelet.kubelet.failing = CallError("UNAVAILABLE", "starting")
+        await kubelet.admit(UIDS[2], ASKS, ASKS)
+        counters = kubelet.agent.controller.metrics.counters
+        results = ("admitted", "rejected", "undecided")
+        found = {each: counters.value(names.OPT_IN_ANSWERS, each) for each in results}
+        assert found == {"admitted": 1, "rejected": 1, "undecided": 2}
+
+
+@in_loop
 async def test_a_list_that_is_garbage_has_the_pod_pass(beside: World) -> None:
     async with node(beside) as kubelet:
         for raw in (b"\xff" * 40, b"\x0a\x03\xff\xff\xff"):
@@ -440,7 +454,7 @@ async def test_an_admission_goes_on_when_its_caller_no_longer_waits(beside: Worl
         await asyncio.gather(asked, return_exceptions=True)
         decided.set()
         await until(lambda: UIDS[0] in kubelet.admitted)
-        assert await decisions.decide(deadline) is None
+        assert await decisions.decide(deadline) == ""
         assert kubelet.admitted == {UIDS[0]}
 
 

@@ -23,6 +23,7 @@ from agent.runtimes.nri.values import (
 from agent.server.cluster import runtime_events
 from agent.server.cluster.runtime_events import SUBJECT, RuntimeEvents
 from agent.server.intake import ControllerAdmissions, PodIntake
+from agent.server.metrics import names
 from agent.sources.errors import SourceUnreadableError
 from agent.sources.source import SourceEntry, SourceReading
 from cgroupfs.names import Tier
@@ -244,6 +245,9 @@ def test_what_is_not_decided_in_time_is_tried_again_or_shares(
             assert caught.value.code == "UNAVAILABLE"
         else:
             assert await created(agent, "db") is None
+        result = "rejected" if on_reject is OnReject.FAIL else "shared"
+        counters = agent.controller.metrics.counters
+        assert counters.value(names.CONTAINERS_NOT_READY, "undecided", result) == 1
         agent.never.set()
         monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
         assert await created(agent, "db") is not None
