@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -68,6 +69,37 @@ def test_the_pod_gets_what_is_said_of_it(tmp_path: Path) -> None:
     }
     assert (len(worker), len(logs)) == (2, 1)
     assert not worker & logs
+
+
+def without(pod: dict[str, Any], *, containers: bool = False) -> dict[str, Any]:
+    """Return the pod without pod-level requests; `containers`: also without those of containers."""
+    other: dict[str, Any] = copy.deepcopy(pod)
+    del other["spec"]["resources"]["requests"]
+    for container in other["spec"]["containers"] if containers else ():
+        container.pop("resources", None)
+    return other
+
+
+def test_without_pod_level_requests_the_pod_is_burstable_and_has_nothing_exclusive(
+    tmp_path: Path,
+) -> None:
+    allocation = admitted(tmp_path, without(POD))["allocation"]
+    assert (allocation["qos"], allocation["cpus"]) == ("Burstable", None)
+    assert {each["isolation"] for each in allocation["containers"]} == {"host"}
+
+
+def test_without_any_requests_the_pod_level_limits_are_the_requests(tmp_path: Path) -> None:
+    allocation = admitted(tmp_path, without(POD, containers=True))["allocation"]
+    assert allocation["qos"] == "Guaranteed"
+    assert len(Mask.parse(allocation["cpus"])) == 3
+
+
+def test_container_requests_that_sum_up_to_the_pod_level_limits_are_enough(tmp_path: Path) -> None:
+    pod = without(POD)
+    logs = pod["spec"]["containers"][1]
+    logs["resources"] = {"requests": {"cpu": "1", "memory": "512Mi"}}
+    allocation = admitted(tmp_path, pod)["allocation"]
+    assert (allocation["qos"], len(Mask.parse(allocation["cpus"]))) == ("Guaranteed", 3)
 
 
 def test_a_pod_opts_in_in_the_limits_of_a_container() -> None:

@@ -93,6 +93,19 @@ def test_entries_are_read_as_they_were_written_the_latest_first(tmp_path: Path) 
     assert latest.requester.command == "caf\\xe9"
 
 
+def test_an_entry_of_a_release_that_recorded_no_devices_is_read(tmp_path: Path) -> None:
+    old = b'{"type":"PodAdmitted","time":1.0,"pod":"shop/web","message":"1"}\n'
+    (tmp_path / HISTORY_NAME).write_bytes(old)
+    kept = store(tmp_path)
+    given = {"c": {"example.com/nic": {"n0": "0-1", "n1": ""}}}
+    later = HistoryEntry(type="PodRejected", time=2.0, message="2", kubelet_devices=given)
+    kept.append([later], 0.0)
+    found = kept.latest(ALL, 0.0)
+    kept.close()
+    assert found.damaged == 0
+    assert [each.kubelet_devices for each in found.entries] == [given, {}]
+
+
 def test_nothing_was_recorded_yet(tmp_path: Path) -> None:
     found = store(tmp_path).latest(ALL, 0.0)
     assert (found.entries, found.more, found.damaged) == ((), False, 0)
