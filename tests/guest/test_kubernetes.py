@@ -56,7 +56,7 @@ def test_a_scenario_without_a_kubelet_is_not_run_beside_one(
     assert "metrics has no kubelet" in capsys.readouterr().err
 
 
-def test_what_needs_a_real_kubelet_is_no_usual_scenario() -> None:
+def test_the_usual_scenarios_need_no_real_kubelet() -> None:
     assert not [
         each.name for each in SCENARIOS.values() if each.usual and each.kubelet is Kubelet.REAL
     ]

@@ -56,8 +56,8 @@ def export_notes(state: KubeletState) -> Iterator[str]:
     if budgets:
         yield (
             f"pods with a budget of CPUs ({', '.join(budgets)}): kubelet v1.36 rejects such a pod"
-            " at each of its starts, or gives it a second budget (kubernetes/kubernetes#140989); end"
-            " them before the kubelet starts"
+            " at each of its starts, or gives it a second budget (kubernetes/kubernetes#140989);"
+            " end them before the kubelet starts"
         )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):
         yield (

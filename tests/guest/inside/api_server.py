@@ -22,8 +22,8 @@ POD: Final = "/api/v1/namespaces/default/pods"
 MERGE: Final = "application/strategic-merge-patch+json"
 
 
-class RefusedError(Exception):
-    """The API server did not do what it was asked to."""
+class ApiServerRejectedError(Exception):
+    """The API server rejected a request."""
 
 
 class ApiServer:
@@ -36,19 +36,19 @@ class ApiServer:
         self._token = self._read("admin.token")
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return an object or a list; raises `RefusedError`."""
+        """Return an object or a list; raises `ApiServerRejectedError`."""
         return self._ask("GET", path)
 
     def create(self, path: str, what: Mapping[str, object]) -> dict[str, Any]:
-        """Create an object in a collection and return it; raises `RefusedError`."""
+        """Create an object in a collection and return it; raises `ApiServerRejectedError`."""
         return self._ask("POST", path, what)
 
     def patch(self, path: str, what: Mapping[str, object]) -> dict[str, Any]:
-        """Change an object by a strategic merge and return it; raises `RefusedError`."""
+        """Change an object by a strategic merge and return it; raises `ApiServerRejectedError`."""
         return self._ask("PATCH", path, what)
 
     def delete(self, path: str) -> None:
-        """Delete an object; raises `RefusedError`."""
+        """Delete an object; raises `ApiServerRejectedError`."""
         self._ask("DELETE", path)
 
     def kubeconfig(self) -> Path:
@@ -84,5 +84,7 @@ class ApiServer:
             ) as reply:
                 answer: dict[str, Any] = json.load(reply)
         except HTTPError as error:
-            raise RefusedError(f"{method} {path}: {error.code} {error.read().decode()}") from error
+            raise ApiServerRejectedError(
+                f"{method} {path}: {error.code} {error.read().decode()}"
+            ) from error
         return answer

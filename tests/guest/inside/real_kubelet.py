@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import containerd
-from tests.guest.inside.api_server import CONTROL_PLANE, POD, ApiServer, RefusedError
+from tests.guest.inside.api_server import CONTROL_PLANE, POD, ApiServer, ApiServerRejectedError
 from tests.guest.inside.commands import run
 from tests.guest.inside.kubelet import DIRECTORY, SERVICE, UNIT, Kubelet, collect_journal
 
@@ -154,12 +154,12 @@ class RealKubelet(Kubelet):
     def is_resized(self, name: str) -> bool:
         """Return whether the kubelet says of each container that it has what the spec requests.
 
-        Of the pod it says so by having no condition of a resize any more. The limit of CPUs in a
+        Of the pod it says so by having no condition of a resize. The limit of CPUs in a
         container's status stays the former one where the container has no quota.
         """
         try:
             status = self.api.get(f"{POD}/{name}")["status"]
-        except RefusedError:
+        except ApiServerRejectedError:
             return False
         if any(each["type"].startswith("PodResize") for each in status.get("conditions", ())):
             return False
@@ -182,7 +182,7 @@ class RealKubelet(Kubelet):
         collect_journal(self._guest)
         try:
             listed = {kind: self.api.get(f"/api/v1/{kind}")["items"] for kind in ("pods", "events")}
-        except (OSError, RefusedError) as error:
+        except (OSError, ApiServerRejectedError) as error:
             self._guest.log("api-server.txt", f"no answer: {error}\n")
             return
         for kind, items in listed.items():

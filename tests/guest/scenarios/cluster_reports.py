@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.guest.inside import kernel
 from tests.guest.inside.agent import CONFIG, PROGRAM, SERVICE
-from tests.guest.inside.api_server import CONTROL_PLANE, RefusedError
+from tests.guest.inside.api_server import CONTROL_PLANE, ApiServerRejectedError
 from tests.guest.inside.beside import Node, own, pod
 from tests.guest.inside.commands import attempt
 from tests.guest.inside.commands import run as command
@@ -81,7 +81,7 @@ def _zones(kubelet: RealKubelet) -> dict[str, dict[str, str]]:
     """Return what each zone has available, by resource; nothing where nothing is published."""
     try:
         found = kubelet.api.get(f"{TOPOLOGIES}/{NODE}")
-    except RefusedError:
+    except ApiServerRejectedError:
         return {}
     return {
         zone["name"]: {each["name"]: each["available"] for each in zone["resources"]}

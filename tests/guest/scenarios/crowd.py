@@ -50,8 +50,8 @@ def run(guest: Guest) -> None:
     taken = frozenset().union(*sets.values())
     checks.equal("and no two the same", len(taken), EXCLUSIVE)
     shared = [name for name in uids if name not in sets]
-    foreign = {name: found for name in shared if (found := node.cpus(uids[name], "app") & taken)}
-    checks.equal("no other pod has any of them", foreign, {})
+    taken_too = {name: found for name in shared if (found := node.cpus(uids[name], "app") & taken)}
+    checks.equal("no other pod has any of them", taken_too, {})
     checks.equal("no sandbox was rejected", kubelet.rejected_sandboxes(), [])
     guest.log("metrics.txt", node.agent.metrics())
     sampled = samples(node.agent.metrics())
