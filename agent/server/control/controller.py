@@ -32,6 +32,7 @@ from agent.pods.identity import full_name
 from agent.pods.lifetime import End
 from agent.reconcile.errors import BindingError
 from agent.server.control.binding import Binder
+from agent.server.control.changes import Changes
 from agent.server.control.cordoning import Cordoning
 from agent.server.control.decisions import Decisions
 from agent.server.control.endings import Endings
@@ -95,10 +96,10 @@ class Controller:
         self.worker = Worker(clock)
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
-        self._binder = Binder(state, kernel, self._saving, self.worker, self.outcomes, reporter)
-        self.cordoning = Cordoning(
-            state, kernel, self._saving, self.worker, self.outcomes, reporter, clock
-        )
+        changes = Changes(state, kernel, self._saving, self.worker, self.outcomes, reporter)
+        self._binder = Binder(changes)
+        self.cordoning = Cordoning(changes, clock)
+        self._enforce = changes.enforce_pod
         self.clock = clock
         self._endings = Endings()
         #: The pods that cannot be bound to the cgroup of their unit.
@@ -408,9 +409,6 @@ class Controller:
         return True
 
     # --- steps ----------------------------------------------------------------------------------
-
-    async def _enforce(self, uid: str) -> None:
-        self.outcomes.note(await self.worker.run(self._kernel.admitted, self.state.target(), uid))
 
     def _allocation_fields(self, allocation: PodAllocation) -> dict[str, object]:
         fields = allocation_fields(allocation, self.state.shared_cpus)

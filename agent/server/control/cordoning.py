@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.trials.drain import Drain, DrainedPod
     from agent.server.clock import Clock
-    from agent.server.control.outcomes import OutcomeReporter
-    from agent.server.control.queue import Worker
-    from agent.server.control.saving import Saving
-    from agent.server.kernel.ports import Enforcement
-    from agent.server.reporting.events import EventReporter
+    from agent.server.control.changes import Changes
     from agent.server.state import AgentState
     from sysfs.host import Host
 
@@ -48,22 +44,9 @@ log = structlog.get_logger(__name__)
 class Cordoning:
     """Sets and ends cordons; the controller queues both with all other changes."""
 
-    def __init__(
-        self,
-        state: AgentState,
-        kernel: Enforcement,
-        saving: Saving,
-        worker: Worker,
-        outcomes: OutcomeReporter,
-        reporter: EventReporter,
-        clock: Clock,
-    ) -> None:
-        self._state = state
-        self._kernel = kernel
-        self._saving = saving
-        self._worker = worker
-        self._outcomes = outcomes
-        self._publish = reporter.publish
+    def __init__(self, changes: Changes, clock: Clock) -> None:
+        self._state = changes.state
+        self._changes = changes
         self._clock = clock
 
     async def cordon(self, request: CordonRequest) -> CordonsDocument:
@@ -80,7 +63,7 @@ class Cordoning:
         answer = await self._take(self._state.durable.cordons.with_entry(entry))
         log.info("cordoned", target=str(cordon), reason=request.reason, cordoned=answer.cpus)
         why = f" ({request.reason})" if request.reason else ""
-        self._publish("Cordoned", message=f"{cordon}{why}")
+        self._changes.publish("Cordoned", message=f"{cordon}{why}")
         return answer
 
     async def uncordon(self, request: CordonRequest) -> CordonsDocument:
@@ -102,17 +85,16 @@ class Cordoning:
         # There may be room now for what was rejected.
         self._state.releases += 1
         log.info("uncordoned", target=str(asked), cordoned=answer.cpus)
-        self._publish("Uncordoned", message=str(asked))
+        self._changes.publish("Uncordoned", message=str(asked))
         return answer
 
     async def _take(self, cordons: Cordons) -> CordonsDocument:
         """Save the cordons, decide by them from then on, and enforce the shared pool."""
         state = self._state
-        await self._saving.commit(replace(state.durable, cordons=cordons))
+        await self._changes.commit(replace(state.durable, cordons=cordons))
         rules = with_cordon(state.configured.rules, cordons.total)
         state.configured = replace(state.configured, rules=rules)
-        outcome = await self._worker.run(self._kernel.changed, state.target())
-        self._outcomes.note(outcome)
+        outcome = await self._changes.enforce_pool()
         return cordons_document(state, details(outcome.remaining))
 
     async def drain(self, target: str) -> DrainDocument:
