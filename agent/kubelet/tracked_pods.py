@@ -39,24 +39,23 @@ class PodFacts(Struct, frozen=True):
     """What is known of one pod that has not ended.
 
     `pod` is its specification as first read, else `error` says why there is none. `changed` says
-    what of the specification has changed since. `shared` says why the pod runs in the shared pool
-    and is not admitted. `identity` has the name as the runtime knows it. `begun`: the kubelet has
-    admitted the pod, since there is a cgroup, a sandbox or a former allocation.
+    what of the specification has changed since. `identity` has the name as the runtime knows it.
+    `begun`: the kubelet has admitted the pod, since there is a cgroup, a sandbox, or it was known
+    before the start of the agent.
     """
 
     identity: PodIdentity
     pod: Pod | None
     error: Exception | None
     changed: str
-    shared: str
     begun: bool = True
 
 
 class _Tracked(Struct):
     """One pod.
 
-    `reported`: the kubelet, connected now, reported it as one that is to run. `resumed`: it has an
-    allocation from before the start of the agent.
+    `reported`: the kubelet, connected now, reported it as one that is to run. `resumed`: it was
+    admitted, or ran shared, before the start of the agent.
     """
 
     uid: str
@@ -69,7 +68,6 @@ class _Tracked(Struct):
     reported: bool = False
     resumed: bool = False
     with_cgroup: bool = False
-    shared: str = ""
     sandboxes: set[str] = msgspec.field(default_factory=set)
 
 
@@ -87,7 +85,7 @@ class TrackedPods:
     # --- what was admitted before ---------------------------------------------------------------
 
     def resume(self, uids: Iterable[str]) -> None:
-        """Track pods that have allocations from before the start of the agent."""
+        """Track pods that were admitted, or ran shared, before the start of the agent."""
         with self._lock:
             for uid in uids:
                 if (pod := self._tracked(uid)) is not None:
@@ -183,12 +181,6 @@ class TrackedPods:
                     pod.evidence = replace(pod.evidence, cgroup=None)
                 elif before or (pod.resumed and not pod.sandboxes):
                     pod.evidence = replace(pod.evidence, cgroup=_since(pod.evidence.cgroup, now))
-
-    def runs_shared(self, uid: str, why: str) -> None:
-        """Take over that a pod runs in the shared pool, so that it is not admitted."""
-        with self._lock:
-            if (pod := self._tracked(uid)) is not None:
-                pod.shared = why
 
     # --- what follows ---------------------------------------------------------------------------
 
@@ -304,9 +296,7 @@ class TrackedPods:
                 error = SpecificationUnknownError(words)
             namespace, _, name = pod.name.partition("/")
             begun = pod.resumed or pod.with_cgroup or bool(pod.sandboxes)
-            yield PodFacts(
-                PodIdentity(uid, name, namespace), pod.pod, error, pod.changed, pod.shared, begun
-            )
+            yield PodFacts(PodIdentity(uid, name, namespace), pod.pod, error, pod.changed, begun)
 
 
 _IN_PART: Final = (

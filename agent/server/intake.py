@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
     from agent.sources.source import PodSource, SourceEntry, SourceReading
+    from agent.state.checkpoint import SharedPod
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,7 @@ class Admissions(Protocol):
         ...
 
     async def release(self, uid: str, source: Source) -> None:
-        """Remove a pod that its source no longer asks for."""
+        """Remove a pod that its source no longer asks for, admitted or not."""
         ...
 
     def owner(self, uid: str) -> Source | None:
@@ -64,7 +65,11 @@ class Admissions(Protocol):
         ...
 
     def owned(self, name: str) -> Mapping[str, str]:
-        """Return the key of every admitted pod of a source, by uid."""
+        """Return the key of every pod of a source that is admitted or runs shared, by uid."""
+        ...
+
+    def shared(self, uid: str) -> SharedPod | None:
+        """Return a rejected pod that runs in the shared pool, None for any other pod."""
         ...
 
     def generation(self) -> int:
@@ -99,10 +104,13 @@ class ControllerAdmissions:
             raise _failed(source, error) from error
 
     async def release(self, uid: str, source: Source) -> None:
-        """Remove a pod that its source no longer asks for."""
+        """Remove a pod that its source no longer asks for, admitted or not."""
         try:
             with requested_by(RequesterDocument(source=printable(str(source)))):
-                await self._controller.release(uid)
+                if self.shared(uid) is not None:
+                    await self._controller.shared_pods.end(uid)
+                else:
+                    await self._controller.release(uid)
         except PodNotFoundError:  # removed by another request meanwhile
             return
         except (RequestError, QueueStopped):
@@ -116,12 +124,18 @@ class ControllerAdmissions:
         return None if allocation is None else allocation.source
 
     def owned(self, name: str) -> Mapping[str, str]:
-        """Return the key of every admitted pod of a source, by uid."""
+        """Return the key of every pod of a source that is admitted or runs shared, by uid."""
+        durable = self._controller.state.durable
         return {
-            uid: allocation.source.key
-            for uid, allocation in self._controller.state.ledger.allocations.items()
-            if allocation.source is not None and allocation.source.name == name
+            uid: pod.source.key
+            for pods in (durable.ledger.allocations, durable.shared)
+            for uid, pod in pods.items()
+            if pod.source is not None and pod.source.name == name
         }
+
+    def shared(self, uid: str) -> SharedPod | None:
+        """Return a rejected pod that runs in the shared pool, None for any other pod."""
+        return self._controller.shared_pods.of(uid)
 
     def generation(self) -> int:
         """Return a counter of releases and host changes."""
@@ -208,7 +222,8 @@ class PodIntake:
         self._take(reading)
         kept = await self._release(complete=reading.complete)
         settled = self._documents = await self._settle_all()
-        self._admissions.report(self.source.name, settled | kept, reading.conditions)
+        documents = settled | kept | self._shared_unread(settled)
+        self._admissions.report(self.source.name, documents, reading.conditions)
 
     async def _settle_all(self) -> dict[str, ManifestDocument]:
         """Settle every entry, those that are waited for first."""
@@ -273,8 +288,8 @@ class PodIntake:
             # The pod would be admitted again as soon as it had ended.
             message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
             return self._document(entry, INVALID, f"{message} over the API")
-        if entry.shared and self._admissions.owner(entry.pod.uid) is None:
-            return self._document(entry, SHARED, entry.shared)
+        if (shared := self._admissions.shared(entry.pod.uid)) is not None:
+            return self._document(entry, SHARED, shared.why)
         try:
             return await self._settled(entry, entry.pod)
         except EntryFailedError as error:
@@ -320,6 +335,24 @@ class PodIntake:
             namespace="" if pod is None else pod.namespace,
             source=self.source.name,
         )
+
+    def _shared_unread(
+        self, settled: Mapping[str, ManifestDocument]
+    ) -> dict[str, ManifestDocument]:
+        """Return the documents of pods that run shared and that the source has not read yet."""
+        return {
+            key: ManifestDocument(
+                file=printable(key),
+                state=SHARED,
+                uid=uid,
+                message=shared.why,
+                name=shared.name,
+                namespace=shared.namespace,
+                source=self.source.name,
+            )
+            for uid, key in self._admissions.owned(self.source.name).items()
+            if key not in settled and (shared := self._admissions.shared(uid)) is not None
+        }
 
     def _kept(self, key: str, uid: str, error: EntryFailedError) -> ManifestDocument:
         message = f"its pod is no longer asked for but could not be removed: {error}"

@@ -38,7 +38,7 @@ from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import PodRecords
 from agent.sources.ownership import PodNames
 from agent.sources.source import ADMITTED, ENTRY_STATES
-from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
+from agent.state.checkpoint import NONE_SHARED, Checkpoint, host_facts, policy_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from agent.server.reporting.history import HistoryRecorder
     from agent.sources.errors import SourceUnreadableError
     from agent.sources.source import PodSource
+    from agent.state.checkpoint import SharedPod
     from sysfs.host import Host
     from sysfs.mask import Mask
 
@@ -71,13 +72,15 @@ COMPARISON: Final = "comparison"
 class DurableState(Struct, frozen=True):
     """State that is saved: allocations, explicit bindings and cordons.
 
-    `orphaned` are the uids of pods that are not in the ledger but may still have cgroups.
+    `orphaned` are the uids of pods that are not in the ledger but may still have cgroups. `shared`
+    are rejected pods that run in the shared pool, by uid; none of them is in the ledger.
     """
 
     ledger: Ledger
     bindings: Bindings = NO_BINDINGS
     orphaned: frozenset[str] = frozenset()
     cordons: Cordons = NO_CORDONS
+    shared: Mapping[str, SharedPod] = NONE_SHARED
 
     def without_pod(self, ledger: Ledger, uid: str) -> DurableState:
         """Return the state after a pod was removed, with the remaining `ledger`.
@@ -95,7 +98,21 @@ class DurableState(Struct, frozen=True):
             ledger=ledger,
             bindings=self.bindings.of_containers(uid, names),
             orphaned=self.orphaned - {uid},
+            shared=self._shared_without(uid),
         )
+
+    def with_shared(self, pod: SharedPod) -> DurableState:
+        """Return the state with one more pod that runs in the shared pool."""
+        return replace(self, shared=MappingProxyType({**self.shared, pod.uid: pod}))
+
+    def without_shared(self, uid: str) -> DurableState:
+        """Return the state after a pod that ran in the shared pool ended."""
+        return replace(self, shared=self._shared_without(uid))
+
+    def _shared_without(self, uid: str) -> Mapping[str, SharedPod]:
+        if uid not in self.shared:
+            return self.shared
+        return MappingProxyType({key: pod for key, pod in self.shared.items() if key != uid})
 
 
 class SourceState(Struct):
@@ -415,6 +432,7 @@ class AgentState(Struct):
             agent_version=__version__,
             orphaned=durable.orphaned,
             cordons=durable.cordons,
+            shared=durable.shared,
         )
 
     def reading(self) -> GaugeInput:

@@ -82,8 +82,8 @@ class KubeletPods:
     raises `OSError`. `pod_level` is the gate PodLevelResources. `awaits` says of a pod whether the
     kubelet has yet to give it devices; it runs in the thread that reads.
 
-    What the runtime reports is passed on with `sandbox_started`, `sandbox_removed` and
-    `runs_shared`, from any thread.
+    What the runtime reports is passed on with `sandbox_started` and `sandbox_removed`, from any
+    thread.
     """
 
     name: Final = KUBELET
@@ -125,7 +125,7 @@ class KubeletPods:
         return key.startswith(_PREFIX)
 
     def resume(self, keys: Collection[str]) -> None:
-        """Take over which pods have allocations from before the start of the agent."""
+        """Take over which pods were admitted, or ran shared, before the start of the agent."""
         self._tracked.resume(key.removeprefix(_PREFIX) for key in keys)
 
     def read(self) -> SourceReading:
@@ -215,10 +215,6 @@ class KubeletPods:
     def sandbox_removed(self, uid: str, sandbox: str = "") -> None:
         """Take over that the runtime removed a sandbox of a pod."""
         self._tracked.sandbox_removed(uid, sandbox, self._timer.monotonic())
-
-    def runs_shared(self, uid: str, why: str) -> None:
-        """Take over that a rejected pod runs in the shared pool: it is not admitted from now on."""
-        self._tracked.runs_shared(uid, why)
 
     # --- following the kubelet ------------------------------------------------------------------
 
@@ -414,7 +410,7 @@ async def _patiently(call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
 
 def _entry(facts: PodFacts) -> SourceEntry:
     identity = facts.identity
-    return SourceEntry(_key(identity.uid), facts.pod, facts.error, facts.shared, identity)
+    return SourceEntry(_key(identity.uid), facts.pod, facts.error, identity)
 
 
 def _key(uid: str) -> str:

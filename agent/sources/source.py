@@ -36,15 +36,13 @@ class SourceEntry(Struct, frozen=True):
     `key` is what the pod belongs to, such as the path of its file: unique in its source, the same
     after a restart of the agent, never "". Users see the key alone, so it says what it is (a path
     does, a number does not). An entry that cannot be read keeps its pod. Of a
-    `ManifestError` each mistake is reported, of another `error` its first line. `shared` says why a
-    pod runs without an allocation: such a pod is not admitted, though one that is admitted stays.
+    `ManifestError` each mistake is reported, of another `error` its first line.
     `identity` is that of a pod which cannot be read, as far as the source knows it otherwise.
     """
 
     key: str
     pod: Pod | None = None
     error: Exception | None = None
-    shared: str = ""
     identity: PodIdentity = NO_IDENTITY
 
     def __post_init__(self) -> None:
@@ -94,7 +92,7 @@ class PodSource(Protocol):
         ...
 
     def resume(self, keys: Collection[str]) -> None:
-        """Take over the keys of the pods that the ledger has of this source.
+        """Take over the keys of the pods of this source that are admitted or run shared.
 
         Called once, before the first `read`; those that the source does not cover are not among
         them. A source whose readings are complete need not remember them.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocations.origin import Source
     from agent.managers.policy import Policy
     from sysfs.host import Host, Node
 
@@ -42,6 +43,24 @@ class HostFacts(Struct, frozen=True):
     nodes: tuple[NodeFacts, ...] = ()
 
 
+class SharedPod(Struct, frozen=True):
+    """A pod that was rejected and runs in the shared pool until it ends.
+
+    `name` and `namespace` are "" where only the uid is known. `source` asked for the pod, `why` is
+    its rejection, reason first.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    source: Source
+    why: str
+
+
+#: No pod runs shared.
+NONE_SHARED: Final[Mapping[str, SharedPod]] = MappingProxyType({})
+
+
 class Checkpoint(Struct, frozen=True):
     """Everything that outlives the process.
 
@@ -49,7 +68,8 @@ class Checkpoint(Struct, frozen=True):
     was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
     `orphaned` are the uids of pods that are not in the ledger although their cgroups existed, such
     as removed pods whose processes still run: these cgroups are not recovered as allocations.
-    `cordons` are what an operator took out of use.
+    `cordons` are what an operator took out of use. `shared` are the rejected pods that run in the
+    shared pool, by uid.
     """
 
     ledger: Ledger
@@ -60,6 +80,7 @@ class Checkpoint(Struct, frozen=True):
     agent_version: str = ""
     orphaned: frozenset[str] = frozenset()
     cordons: Cordons = NO_CORDONS
+    shared: Mapping[str, SharedPod] = NONE_SHARED
 
 
 def host_facts(host: Host) -> HostFacts:

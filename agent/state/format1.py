@@ -16,7 +16,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agent.managers.admission import MANAGERS
 from agent.managers.allocations.bindings import Binding, Bindings
-from agent.managers.allocations.cordons import CordonEntry, Cordons
 from agent.managers.allocations.ledger import (
     ContainerAllocation,
     CpuLimits,
@@ -27,18 +26,16 @@ from agent.managers.allocations.ledger import (
     PodAllocation,
 )
 from agent.managers.allocations.origin import API, Origin, Source
-from agent.managers.policy import Cordon
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, End, Lifetime
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
 from agent.state.delivery1 import DeliveryV1, Name, delivery_from_wire, delivery_to_wire
+from agent.state.policy_texts1 import cordons_of, policy_of, shared_of, texts_of
 from sysfs.mask import Mask
 
 Size = Annotated[int, Meta(ge=0)]
 PodT = TypeVar("PodT")
-#: What the keys of cordons in `StateV1.policy` begin with; a number follows.
-_CORDON: Final = "cordon."
 #: The source of the pods that `StateV1.manifests` lists.
 _FILES: Final = "manifests"
 
@@ -163,21 +160,11 @@ class HostV1(Struct, forbid_unknown_fields=True):
     nodes: list[NodeV1]
 
 
-class CordonV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One cordon, as JSON text in a value of `StateV1.policy`.
-
-    This is not a field of the state: releases that know no cordons take a file with an unknown
-    field for damaged. Of a policy that differs they log how, and go on with all allocations.
-    """
-
-    cpus: str = ""
-    nodes: str = ""
-    reason: str = ""
-    since: float = 0.0
-
-
 class StateV1(Struct, Generic[PodT], forbid_unknown_fields=True):
-    """The whole state; pods are structs when read, ready-made JSON when written."""
+    """The whole state; pods are structs when read, ready-made JSON when written.
+
+    Cordons and pods that run shared are in `policy` (`agent.state.policy_texts1`).
+    """
 
     agent_version: str
     boot_id: str
@@ -219,7 +206,7 @@ def state_to_wire(state: Checkpoint, pods: list[msgspec.Raw]) -> StateV1[msgspec
         agent_version=state.agent_version,
         boot_id=state.boot_id,
         host=_host_to_wire(state.host),
-        policy={**state.policy, **_cordons_to_wire(state.cordons)},
+        policy={**state.policy, **texts_of(state.cordons, state.shared)},
         memory=[
             ChargeV1(node, charge.assignments, charge.cells, dict(charge.reserved))
             for node, charge in sorted(state.ledger.memory.items())
@@ -245,36 +232,12 @@ def state_from_wire(wire: StateV1[PodV1]) -> Checkpoint:
         bindings=_bindings_from_wire(wire),
         boot_id=wire.boot_id,
         host=_host_from_wire(wire.host),
-        policy=MappingProxyType(
-            {key: text for key, text in wire.policy.items() if not key.startswith(_CORDON)}
-        ),
+        policy=MappingProxyType(policy_of(wire.policy)),
         agent_version=wire.agent_version,
         orphaned=frozenset(() if wire.orphaned is UNSET else wire.orphaned),
-        cordons=_cordons_from_wire(wire.policy),
+        cordons=cordons_of(wire.policy),
+        shared=MappingProxyType(shared_of(wire.policy)),
     )
-
-
-def _cordons_to_wire(cordons: Cordons) -> dict[str, str]:
-    return {
-        f"{_CORDON}{number}": msgspec.json.encode(
-            CordonV1(str(each.cordon.cpus), str(each.cordon.nodes), each.reason, each.since)
-        ).decode()
-        for number, each in enumerate(cordons)
-    }
-
-
-def _cordons_from_wire(policy: dict[str, str]) -> Cordons:
-    entries: dict[int, CordonEntry] = {}
-    for key, text in policy.items():
-        if not key.startswith(_CORDON):
-            continue
-        try:
-            each = msgspec.json.decode(text, type=CordonV1)
-            cordon = Cordon(Mask.parse(each.cpus), Mask.parse(each.nodes))
-            entries[int(key.removeprefix(_CORDON))] = CordonEntry(cordon, each.reason, each.since)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise ValueError(f"$.state.policy.{key}", str(error)) from error
-    return Cordons(tuple(entries[number] for number in sorted(entries)))
 
 
 def _bindings_from_wire(wire: StateV1[PodV1]) -> Bindings:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 
 from agent.config.config import OnReject
+from agent.managers.allocations.origin import Source
 from agent.pods.identity import full_name
 from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.server.cluster.adjustments import adjustment_of, agrees, still_shared
@@ -26,6 +27,7 @@ from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.metrics import names
 from agent.sources.source import CONFLICT, REJECTED
+from agent.state.checkpoint import SharedPod
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -91,9 +93,6 @@ class SandboxEvidence(Protocol):
     def sandbox_removed(self, uid: str, sandbox: str) -> None:
         """Take note that a sandbox of a pod was removed."""
 
-    def runs_shared(self, uid: str, why: str) -> None:
-        """Take note that a rejected pod runs in the shared pool."""
-
     async def ask_for(self, uid: str, seconds: float) -> Pod | None:
         """Return a pod, asking for its specification if it is not known; None after `seconds`."""
 
@@ -115,9 +114,9 @@ class RuntimeEvents:
         self._pods = pods
         self._intake = intake
         self._on_reject = on_reject
-        #: What is in progress: the decisions by uid, and the comparisons of cgroups.
+        #: What is in progress: the decisions by uid, and what follows from decisions.
         self._deciding: dict[str, asyncio.Task[None]] = {}
-        self._enforcing: set[asyncio.Task[None]] = set()
+        self._following: set[asyncio.Task[None]] = set()
         #: The pods that were admitted and enforced since their sandbox, or the runtime, changed.
         self._decided: set[str] = set()
         #: Why the other pods were not admitted when they were last decided, by uid.
@@ -147,7 +146,7 @@ class RuntimeEvents:
 
     async def close(self) -> None:
         """End the decisions in progress: their pods are decided at the next Synchronize."""
-        tasks = (*self._deciding.values(), *self._enforcing)
+        tasks = (*self._deciding.values(), *self._following)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -207,17 +206,18 @@ class RuntimeEvents:
         A container of a pod that has nothing of its own waits for no decision.
         """
         uid = sandbox.uid
+        deadline = asyncio.get_running_loop().time() + DECISION_SECONDS
         if uid not in self._decided:
             self._begin(uid, self._settle(uid))
             if self._shares(uid):
                 return None
-            decided = await self._is_decided(uid)
-            if not decided:
+            if not await _in_time(self._deciding[uid], deadline):
                 self._not_yet(sandbox, "undecided", "the pod is not decided yet")
                 return None
+        if self._allocation(uid) is None:
+            await self._without_allocation(uid, deadline)
         pod = self._allocation(uid)
         if pod is None:
-            self._without_allocation(uid)
             return None
         shared = still_shared(pod, self._remaining())
         if shared:
@@ -273,8 +273,8 @@ class RuntimeEvents:
             self._decided.add(uid)
             # The pod's cgroup may have been made, or changed, since its admission.
             task = asyncio.create_task(self._enforce(uid))
-            self._enforcing.add(task)
-            task.add_done_callback(self._enforcing.discard)
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
         elif document is not None and document.state in _NOT_ADMITTED:
             self._rejected[uid] = document.message
 
@@ -290,15 +290,6 @@ class RuntimeEvents:
         except EXPECTED as error:
             log.warning("pods of the kubelet not read", why=message_of(error))
             return None
-
-    async def _is_decided(self, uid: str) -> bool:
-        """Wait for the decision in progress; return whether it came in time."""
-        try:
-            async with asyncio.timeout(DECISION_SECONDS):
-                await asyncio.shield(self._deciding[uid])
-        except TimeoutError:
-            return False
-        return True
 
     async def _settle_all(self, uids: frozenset[str]) -> None:
         for uid in uids:
@@ -333,15 +324,34 @@ class RuntimeEvents:
         for record in state.records.pods.values():
             yield from record.unenforced
 
-    def _without_allocation(self, uid: str) -> None:
-        """Reject a pod that demands resources of its own, unless it may run without them."""
+    async def _without_allocation(self, uid: str, deadline: float) -> None:
+        """Reject a pod that demands resources of its own, unless it may run without them.
+
+        That it runs without them is saved first, so that it is decided on but once; a save that
+        takes until after the `deadline` of the loop's clock goes on.
+        """
         why, pod = self._rejected.get(uid, ""), self._pods.specification(uid)
         if not why or pod is None or not self._demands_own(pod):
             return  # its specification is not known, or it has nothing of its own to lose
         if self._on_reject is OnReject.FAIL:
             raise ContainerRejectedError(_REJECTED, why)
-        log.warning("rejected pod runs in the shared pool", uid=uid, pod=full_name(pod), why=why)
-        self._pods.runs_shared(uid, why)
+        sharing = asyncio.create_task(self._share(pod, why))
+        self._following.add(sharing)
+        sharing.add_done_callback(self._following.discard)
+        await _in_time(sharing, deadline)
+
+    async def _share(self, pod: Pod, why: str) -> None:
+        """Save that a pod runs shared, and confine its cgroup, which has all CPUs, to the pool."""
+        source = Source(self._pods.name, self._pods.key(pod.uid))
+        shared = SharedPod(pod.uid, pod.name, pod.namespace, source, why)
+        try:
+            await self._controller.shared_pods.share(shared)
+            if self._allocation(pod.uid) is None:
+                named = full_name(pod)
+                log.warning("rejected pod runs in the shared pool", uid=pod.uid, pod=named, why=why)
+                await self._controller.reconcile()
+        except QueueStopped:
+            return  # the container starts without the agent, which decides once it runs again
 
     def _shares(self, uid: str) -> bool:
         """Return whether it is known that a pod demands nothing of its own."""
@@ -364,3 +374,13 @@ class RuntimeEvents:
         self._controller.metrics.counters.add(names.CONTAINERS_NOT_READY, reason, result)
         if fails:
             raise ContainerRejectedError(_NOT_YET, why)
+
+
+async def _in_time(work: asyncio.Task[None], deadline: float) -> bool:
+    """Wait for work until the `deadline` of the loop's clock; return whether it is done."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            await asyncio.shield(work)
+    except TimeoutError:
+        return False
+    return True

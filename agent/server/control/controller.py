@@ -39,6 +39,7 @@ from agent.server.control.endings import Endings
 from agent.server.control.outcomes import OutcomeReporter
 from agent.server.control.queue import SerialQueue, Worker
 from agent.server.control.saving import Saving
+from agent.server.control.shared_pods import SharedPods
 from agent.server.errors import (
     CheckpointFailedError,
     PodNotFoundError,
@@ -100,6 +101,7 @@ class Controller:
         self._binder = Binder(changes)
         self.cordoning = Cordoning(changes, clock)
         self._enforce = changes.enforce_pod
+        self.shared_pods = SharedPods(state, self.queue, self._saving)
         self.clock = clock
         self._endings = Endings()
         #: The pods that cannot be bound to the cgroup of their unit.

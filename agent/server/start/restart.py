@@ -12,7 +12,13 @@ from agent.managers.recovery.beside_checkpoint import recover
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.server.start.renumbering import node_moves, renumbered
 from agent.server.state import AgentState, DurableState, FormerChanges
-from agent.state.checkpoint import host_changes, host_facts, policy_changes, policy_summary
+from agent.state.checkpoint import (
+    NONE_SHARED,
+    host_changes,
+    host_facts,
+    policy_changes,
+    policy_summary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +54,9 @@ def initial_state(
         changed = _log_changes(configured, saved)
         ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
         orphaned = orphaned_since(saved, boot_id)
-        durable = DurableState(ledger, saved.bindings, orphaned, saved.cordons)
+        # What runs shared is decided anew at a boot, before its containers start again.
+        shared = NONE_SHARED if _rebooted(saved, boot_id) else saved.shared
+        durable = DurableState(ledger, saved.bindings, orphaned, saved.cordons, shared)
     state = AgentState(configured, durable, boot_id, started=now, changed_before=changed)
     _recover(state, running)
     if loaded.problem is not None:
@@ -76,8 +84,12 @@ def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:
 
 def orphaned_since(saved: Checkpoint, boot_id: str) -> frozenset[str]:
     """Return the pods of orphaned cgroups; no cgroup outlives a reboot."""
-    rebooted = saved.boot_id and boot_id and saved.boot_id != boot_id
-    return frozenset() if rebooted else saved.orphaned
+    return frozenset() if _rebooted(saved, boot_id) else saved.orphaned
+
+
+def _rebooted(saved: Checkpoint, boot_id: str) -> bool:
+    """Return whether the host is known to have been booted since the checkpoint."""
+    return bool(saved.boot_id and boot_id) and saved.boot_id != boot_id
 
 
 def _recover(state: AgentState, running: Sequence[ObservedPod]) -> None:
@@ -124,7 +136,7 @@ def _unknown_devices(state: AgentState) -> str:
 
 def _numbered(configured: ConfiguredHost, saved: Checkpoint, boot_id: str) -> Ledger:
     """Remap nodes that a reboot renumbered; numbers do not change between reboots."""
-    if not saved.boot_id or not boot_id or saved.boot_id == boot_id:
+    if not _rebooted(saved, boot_id):
         return saved.ledger
     moves = node_moves(saved.host, host_facts(configured.host))
     if not moves:

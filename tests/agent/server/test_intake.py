@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.allocations.origin import Source
@@ -22,6 +21,7 @@ from agent.sources.errors import (
 )
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.sources.source import ADMITTED, INVALID, SourceEntry, SourceReading
+from agent.state.checkpoint import SharedPod
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Ledger:
     pods: dict[str, str] = field(default_factory=dict)
     owners: dict[str, Source] = field(default_factory=dict)
     releases: int = 0
+    #: The pods that run in the shared pool.
+    sharing: dict[str, SharedPod] = field(default_factory=dict)
     #: The uids of pods at which it fails.
     failing: set[str] = field(default_factory=set)
 
@@ -87,7 +89,8 @@ class Ledger:
         if uid in self.failing:
             raise EntryFailedError(str(source), KeyError())
         self.log.append(f"release {uid[:1]}")
-        del self.pods[uid]
+        if self.sharing.pop(uid, None) is None:
+            del self.pods[uid]
         self.owners.pop(uid, None)
         self.releases += 1
 
@@ -95,7 +98,11 @@ class Ledger:
         return self.owners.get(uid)
 
     def owned(self, name: str) -> Mapping[str, str]:
-        return {uid: owner.key for uid, owner in self.owners.items() if owner.name == name}
+        owners = self.owners | {uid: pod.source for uid, pod in self.sharing.items()}
+        return {uid: owner.key for uid, owner in owners.items() if owner.name == name}
+
+    def shared(self, uid: str) -> SharedPod | None:
+        return self.sharing.get(uid)
 
     def report(
         self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
@@ -474,20 +481,37 @@ def test_a_source_is_handed_once_which_of_its_keys_have_pods_before_it_is_read()
     assert feed.source.resumed == [["a", "b"]]
 
 
+def sharing(feed: Incremental, key: str = "a") -> None:
+    """Have a pod run shared, as a run of the agent before may have left it."""
+    why, source = "no node has 2 CPUs", Source(feed.source.name, key)
+    feed.ledger.sharing[UID] = SharedPod(UID, "web", "default", source, why)
+
+
 def test_a_pod_that_runs_shared_is_not_admitted_and_its_entry_says_why() -> None:
     feed = Incremental()
-    shared = replace(added("a"), shared="no node has 2 CPUs")
-    assert feed.sync(shared) == {"a": "shared"}
+    sharing(feed)
+    assert feed.sync(added("a")) == {"a": "shared"}
     assert feed.ledger.log == []
     document = feed.ledger.reported["a"]
     assert (document.message, document.uid, document.name) == ("no node has 2 CPUs", UID, "web")
 
 
-def test_a_pod_that_was_admitted_before_it_was_said_to_run_shared_stays_admitted() -> None:
+def test_a_pod_that_runs_shared_is_reported_before_its_source_has_read_it() -> None:
     feed = Incremental()
+    sharing(feed)
+    assert feed.sync() == {"a": "shared"}
+    assert feed.source.resumed == [["a"]]
+    document = feed.ledger.reported["a"]
+    assert (document.message, document.uid, document.name) == ("no node has 2 CPUs", UID, "web")
+
+
+def test_a_pod_that_ran_shared_is_forgotten_once_its_source_says_that_it_ended() -> None:
+    feed = Incremental()
+    sharing(feed)
     feed.sync(added("a"))
-    assert feed.sync(replace(added("a"), shared="no node has 2 CPUs")) == {"a": "admitted"}
-    assert feed.ledger.log == []
+    assert feed.sync(removed=("a",)) == {}
+    assert feed.ledger.log == ["release 1"]
+    assert feed.sync(added("a")) == {"a": "admitted"}
 
 
 def test_an_unreadable_entry_has_the_identity_that_its_source_knows_otherwise() -> None:

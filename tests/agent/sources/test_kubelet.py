@@ -642,19 +642,6 @@ async def test_garbage_for_one_pod_is_an_error_of_that_pod(tmp_path: Path) -> No
         assert "not a pod" in str(entry.error)
 
 
-# --- pods that run in the shared pool ------------------------------------------------------------
-
-
-@in_loop
-async def test_a_pod_that_runs_shared_is_an_entry_that_says_why(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        host.source.runs_shared(UID, "TopologyAffinityError: no node has 2 CPUs")
-        (entry,) = host.read().entries
-        assert entry.pod is not None
-        assert entry.shared == "TopologyAffinityError: no node has 2 CPUs"
-
-
 # --- listing all pods now ------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from agent.managers.policy import Cordon
 from agent.managers.topology.hints import Hint
 from agent.pods.lifetime import End, Lifetime
 from agent.pods.model import ContainerKind, QosClass
-from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts
+from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts, SharedPod
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.ledgers import ledger_with
 from tests.strategies import built
@@ -216,4 +216,15 @@ states = built(
         ),
         max_size=12,
     ).map(lambda entries: Cordons(tuple(entries))),
+    shared=st.lists(
+        built(
+            SharedPod,
+            names,
+            st.text(max_size=8),
+            st.text(max_size=8),
+            built(Source, names, st.text(max_size=8)),
+            st.text(max_size=8),
+        ),
+        max_size=12,
+    ).map(lambda pods: MappingProxyType({pod.uid: pod for pod in pods})),
 )

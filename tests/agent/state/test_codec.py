@@ -18,7 +18,7 @@ from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.policy import Cordon
 from agent.sources.manifests import ManifestDirectory
 from agent.state import codec
-from agent.state.checkpoint import Checkpoint
+from agent.state.checkpoint import Checkpoint, SharedPod
 from agent.state.codec import Encoder, decode
 from agent.state.errors import (
     DamagedCheckpointError,
@@ -55,15 +55,26 @@ def altered(*path: str | int, to: object) -> bytes:
     return with_body(json.dumps(document["state"]))
 
 
-def test_a_release_without_cordons_finds_nothing_that_it_does_not_know() -> None:
+CORDONS = Cordons((CordonEntry(Cordon(Mask.parse("4-7"), Mask.of(1)), "DIMM", 5.0),))
+SHARED = SharedPod("1", "web", "shop", Source("kubelet", "pods/1"), "OutOfcpu: 8 CPUs")
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        (replace(example(), cordons=CORDONS), "cordon.0"),
+        (replace(example(), shared=MappingProxyType({"1": SHARED})), "shared.0"),
+    ],
+)
+def test_a_release_without_cordons_or_shared_pods_finds_nothing_that_it_does_not_know(
+    changed: Checkpoint, key: str
+) -> None:
     """Such a release takes an unknown field for damage; values of the policy are any text."""
-    cordons = Cordons((CordonEntry(Cordon(Mask.parse("4-7"), Mask.of(1)), "DIMM", 5.0),))
     plain = json.loads(Encoder().encode(example()))["state"]
-    with_cordon = json.loads(Encoder().encode(replace(example(), cordons=cordons)))["state"]
-    added = with_cordon["policy"].keys() - plain["policy"].keys()
-    assert added == {"cordon.0"}
-    assert with_cordon.keys() == plain.keys()
-    assert {key: with_cordon[key] for key in plain if key != "policy"} == {
+    found = json.loads(Encoder().encode(changed))["state"]
+    assert found["policy"].keys() - plain["policy"].keys() == {key}
+    assert found.keys() == plain.keys()
+    assert {key: found[key] for key in plain if key != "policy"} == {
         key: plain[key] for key in plain if key != "policy"
     }
 
@@ -72,6 +83,12 @@ def test_a_release_without_cordons_finds_nothing_that_it_does_not_know() -> None
 def test_a_cordon_that_cannot_be_read_is_damage(text: str) -> None:
     with pytest.raises(DamagedCheckpointError, match="cordon"):
         decode(altered("policy", to={"cordon.0": text}), FILE)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"uid": "", "why": "", "source": "a"}', "full"])
+def test_a_shared_pod_that_cannot_be_read_is_damage(text: str) -> None:
+    with pytest.raises(DamagedCheckpointError, match="shared"):
+        decode(altered("policy", to={"shared.0": text}), FILE)
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import CgroupDriver
+from agent.config.config import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
 from agent.server.clock import SystemClock
 from sysfs.mask import Mask
@@ -324,6 +324,33 @@ async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is
         cluster.remove("first")
         await until(lambda: cluster.phase(uid) == "Running")
         assert len(cluster.cpus("two")) == 8
+
+
+@in_loop
+async def test_a_rejected_pod_that_runs_shared_goes_on_so_after_a_restart_of_the_agent(
+    cluster: Cluster,
+) -> None:
+    agent = cluster.world.config.agent
+    beside = replace(agent.kubelet, on_reject=OnReject.SHARE)
+    cluster.world.config = replace(cluster.world.config, agent=replace(agent, kubelet=beside))
+    async with cluster.with_runtime(), cluster.with_kubelet():
+        async with cluster.with_agent():
+            first = cluster.put(pod("first", container("one", 12)))
+            await until(lambda: cluster.phase(first) == "Running")
+            uid = cluster.put(pod("second", container("two", 8)))
+            await until(lambda: cluster.phase(uid) == "Running")
+            await until(lambda: cluster.cpus("two") <= cluster.pool())
+        cluster.remove("first")
+        async with cluster.with_agent():
+            await until(lambda: first not in cluster.admitted())
+            third = cluster.put(pod("third", container("three", 2)))
+            await until(lambda: cluster.phase(third) == "Running")
+            assert cluster.admitted() == {third}
+            await until(lambda: cluster.cpus("two") <= cluster.pool())
+            conditions = cluster.agent.controller.state.condition_lines()
+            assert [line for line in conditions if f"pods/{uid} is shared: " in line]
+            cluster.remove("second")
+            await until(lambda: not cluster.agent.controller.state.durable.shared)
 
 
 def waiting(cluster: Cluster, uid: str, name: str) -> str:

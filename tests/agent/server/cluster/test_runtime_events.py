@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import BesideKubeletConfig, CgroupDriver, OnReject
+from agent.managers.allocations.origin import Source
 from agent.reconcile.diff import Cause, Difference
 from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.runtimes.nri.messages import subscription
@@ -26,6 +27,7 @@ from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.server.metrics import names
 from agent.sources.errors import SourceUnreadableError
 from agent.sources.source import SourceEntry, SourceReading
+from agent.state.checkpoint import SharedPod
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.properties import allowed_cpus, cpu_quota, cpu_weight
@@ -50,7 +52,6 @@ class Pods:
     on_request: dict[str, Pod] = field(default_factory=dict)
     calls: list[tuple[str, ...]] = field(default_factory=list)
     error: Exception | None = None
-    shared: dict[str, str] = field(default_factory=dict)
     name: str = "kubelet"
     removal: str = "delete the pod"
 
@@ -72,9 +73,6 @@ class Pods:
     def sandbox_removed(self, uid: str, sandbox: str) -> None:
         self.calls.append(("removed", uid, sandbox))
 
-    def runs_shared(self, uid: str, why: str) -> None:
-        self.shared[uid] = why
-
     async def ask_for(self, uid: str, seconds: float) -> Pod | None:
         assert seconds <= 0.1
         if uid in self.on_request:
@@ -84,11 +82,7 @@ class Pods:
     def read(self) -> SourceReading:
         if self.error is not None:
             raise self.error
-        entries = [
-            SourceEntry(self.key(uid), pod)
-            for uid, pod in self.known.items()
-            if uid not in self.shared
-        ]
+        entries = [SourceEntry(self.key(uid), pod) for uid, pod in self.known.items()]
         return SourceReading(tuple(entries))
 
     async def changes(self) -> AsyncIterator[object]:
@@ -280,12 +274,88 @@ def test_the_pod_whose_container_waits_is_decided_before_the_others(site: Site) 
     beside(site, live)
 
 
-def test_a_rejected_pod_may_run_shared_and_its_source_knows(site: Site) -> None:
+def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_starts(
+    site: Site,
+) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=64")
         assert await created(agent, "db") is None
-        assert agent.pods.shared[UID].startswith("OutOfcpu: ")
+        saved = site.saved()
+        assert saved is not None
+        shared = saved.shared[UID]
+        assert shared.why.startswith("OutOfcpu: ")
+        assert shared.source == Source("kubelet", f"pods/{UID}")
         assert await created(agent, "cache") is None
+        await agent.intake.sync()
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert (document.state, document.message) == ("shared", shared.why)
+
+    beside(site, live, OnReject.SHARE)
+
+
+async def shared_beside_another(agent: Beside) -> None:
+    """Have a pod run shared, since another has the CPUs, and then end the other."""
+    agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+    await agent.intake.sync()
+    agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+    assert await created(agent, "db") is None
+    del agent.pods.known[OTHER]
+    await agent.intake.sync()
+    assert OTHER not in agent.controller.state.ledger.allocations
+
+
+def test_a_pod_that_runs_shared_goes_on_when_there_is_room(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        await shared_beside_another(agent)
+        assert not agent.controller.state.ledger.allocations
+        assert await created(agent, "db") is None
+
+    beside(site, live, OnReject.SHARE)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
+    site: Site, on_reject: OnReject
+) -> None:
+    async def again(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.events.synchronize((sandbox(),), ())
+        assert await created(agent, "db") is None
+        assert not agent.controller.state.ledger.allocations
+        assert UID in agent.controller.state.durable.shared
+        del agent.pods.known[UID]
+        await agent.intake.sync()
+        assert not agent.controller.state.durable.shared
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        assert await created(agent, "db") is not None
+
+    beside(site, shared_beside_another, OnReject.SHARE)
+    beside(site, again, on_reject)
+
+
+def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
+        sharing = asyncio.create_task(agent.controller.shared_pods.share(shared))
+        await asyncio.sleep(0)
+        assert not agent.controller.state.durable.shared
+        await agent.intake.sync()
+        await sharing
+        assert not agent.controller.state.ledger.allocations
+        assert set(agent.controller.state.durable.shared) == {UID}
+
+    beside(site, live)
+
+
+def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.intake.sync()
+        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
+        await agent.controller.shared_pods.share(shared)
+        assert not agent.controller.state.durable.shared
+        assert await created(agent, "db") is not None
 
     beside(site, live, OnReject.SHARE)
 
@@ -373,7 +443,7 @@ def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site, event
         else:
             asked = ContainerResources(quota_us=200_000, period_us=100_000)
             await agent.events.container_updated(sandbox(), container("db"), asked)
-        while tasks := (*agent.events._deciding.values(), *agent.events._enforcing):
+        while tasks := (*agent.events._deciding.values(), *agent.events._following):
             await asyncio.wait(tasks)
         assert shown(site, cgroup, "cpu.max") == ["max 100000"]
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.config.config import ConfigError
+from agent.managers.allocations.origin import Source
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -22,7 +23,7 @@ from agent.managers.violation import Rule
 from agent.pods.quantity import Quantity
 from agent.server.configured_host import situate
 from agent.server.start import wiring as assembly
-from agent.state.checkpoint import policy_summary
+from agent.state.checkpoint import SharedPod, policy_summary
 from agent.state.store import CHECKPOINT_NAME
 from sysfs.described.shapes import regular_host, with_offline
 from sysfs.mask import Mask
@@ -384,3 +385,19 @@ async def test_after_a_reboot_memory_follows_nodes_that_were_renumbered(
         shown = await asyncio.to_thread(agent.client.pod, UID)
         assert (shown.exclusive_cpus, shown.containers[0].mems) == ("1,9", "1")
         assert rules_of(await status(agent)) == []
+
+
+@pytest.mark.parametrize(("boot", "shared"), [("before", {UID}), ("after", set())])
+@in_loop
+async def test_pods_that_run_shared_go_on_until_the_next_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot: str, shared: set[str]
+) -> None:
+    world = make_world(tmp_path)
+    monkeypatch.setattr(assembly, "_boot_id", lambda: "before")
+    async with running(world) as agent:
+        source = Source("kubelet", f"pods/{UID}")
+        pod = SharedPod(UID, "web", "default", source, "OutOfcpu: 8 CPUs")
+        await agent.controller.shared_pods.share(pod)
+    monkeypatch.setattr(assembly, "_boot_id", lambda: boot)
+    async with running(world) as agent:
+        assert set(agent.controller.state.durable.shared) == shared
