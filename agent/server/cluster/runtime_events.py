@@ -30,7 +30,7 @@ from agent.sources.source import CONFLICT, REJECTED
 from agent.state.checkpoint import SharedPod
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.status import ManifestDocument
     from agent.managers.allocations.ledger import PodAllocation
@@ -56,6 +56,10 @@ _NOT_ADMITTED: Final = (REJECTED, CONFLICT)
 #: the creation of a container waits.
 ASK_SECONDS: Final = 0.1
 DECISION_SECONDS: Final = 0.15
+#: How long the kubelet may take for all pods that it is asked for after the runtime synchronized,
+#: in seconds, and for how many it is asked at once.
+ASK_ALL_SECONDS: Final = 2.0
+_ASKED_AT_ONCE: Final = 64
 _CREATION: Final = "CreateContainer"
 #: Subject of the condition that the runtime is not connected.
 SUBJECT: Final = "container runtime"
@@ -292,15 +296,34 @@ class RuntimeEvents:
             return None
 
     async def _settle_all(self, uids: frozenset[str]) -> None:
-        for uid in uids:
-            if self._allocation(uid) is None:
-                await self._pods.ask_for(uid, ASK_SECONDS)
+        """Decide the pods that are known, have all compared, then ask for the other pods."""
         await self._synced()
         try:
             await self._controller.reconcile()
         except QueueStopped:
             return
+        self._note_decided(uids)
+        others = uids - self._decided
+        unknown = [uid for uid in others if self._pods.specification(uid) is None]
+        if unknown:
+            await self._ask_for_all(unknown)
+            await self._synced()
+            self._note_decided(unknown)
+
+    def _note_decided(self, uids: Iterable[str]) -> None:
         self._decided.update(uid for uid in uids if self._allocation(uid) is not None)
+
+    async def _ask_for_all(self, uids: Sequence[str]) -> None:
+        """Ask for pods together; those that are not answered in time come by another way."""
+        turns = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def ask(uid: str) -> None:
+            async with turns:
+                await self._pods.ask_for(uid, ASK_SECONDS)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_ALL_SECONDS):
+                await asyncio.gather(*map(ask, uids))
 
     async def _synced(self) -> None:
         try:

@@ -3,91 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
-from agent.config.config import BesideKubeletConfig, CgroupDriver, OnReject
-from agent.managers.allocations.origin import Source
+from agent.config.config import OnReject
 from agent.reconcile.diff import Cause, Difference
 from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.runtimes.nri.messages import subscription
 from agent.runtimes.nri.values import (
-    Adjustment,
     ContainerResources,
-    PodSandbox,
-    RuntimeContainer,
     RuntimeInfo,
 )
 from agent.server.cluster import runtime_events
-from agent.server.cluster.runtime_events import SUBJECT, RuntimeEvents
-from agent.server.intake import ControllerAdmissions, PodIntake
+from agent.server.cluster.runtime_events import SUBJECT
 from agent.server.metrics import names
 from agent.sources.errors import SourceUnreadableError
-from agent.sources.source import SourceEntry, SourceReading
-from agent.state.checkpoint import SharedPod
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
-from systemd.properties import allowed_cpus, cpu_quota, cpu_weight
-from tests.agent.server.sites import Site, make_site, pod_of, site_config, with_agent
-from tests.agent.server.support import UID, make_world
+from systemd.properties import cpu_quota
+from tests.agent.server.cluster.beside import (
+    OTHER,
+    Beside,
+    beside,
+    container,
+    created,
+    make_node,
+    make_slice,
+    sandbox,
+    shown,
+)
+from tests.agent.server.sites import Site, pod_of
+from tests.agent.server.support import UID
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
     from pathlib import Path
-
-    from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
-
-OTHER: Final = "88888888-2222-3333-4444-555555555555"
-
-
-@dataclass
-class Pods:
-    """A source whose specifications are `known`, or become so when they are asked for."""
-
-    known: dict[str, Pod] = field(default_factory=dict)
-    on_request: dict[str, Pod] = field(default_factory=dict)
-    calls: list[tuple[str, ...]] = field(default_factory=list)
-    error: Exception | None = None
-    name: str = "kubelet"
-    removal: str = "delete the pod"
-
-    def key(self, uid: str) -> str:
-        return f"pods/{uid}"
-
-    def covers(self, key: str) -> bool:
-        return key.startswith("pods/")
-
-    def resume(self, keys: Collection[str]) -> None:
-        self.calls.append(("resumed", *keys))
-
-    def specification(self, uid: str) -> Pod | None:
-        return self.known.get(uid)
-
-    def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
-        self.calls.append(("started", uid, sandbox, name))
-
-    def sandbox_removed(self, uid: str, sandbox: str) -> None:
-        self.calls.append(("removed", uid, sandbox))
-
-    async def ask_for(self, uid: str, seconds: float) -> Pod | None:
-        assert seconds <= 0.1
-        if uid in self.on_request:
-            self.known[uid] = self.on_request[uid]
-        return self.known.get(uid)
-
-    def read(self) -> SourceReading:
-        if self.error is not None:
-            raise self.error
-        entries = [SourceEntry(self.key(uid), pod) for uid, pod in self.known.items()]
-        return SourceReading(tuple(entries))
-
-    async def changes(self) -> AsyncIterator[object]:
-        return
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -98,66 +48,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """Return a host on which a kubelet has made its cgroups."""
-    config = site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD)
-    beside = BesideKubeletConfig(enabled=True, nri_socket=None)
-    made = make_site(replace(config, agent=replace(config.agent, kubelet=beside)))
-    assert made.systemd is not None
-    made.systemd.start_transient("kubepods.slice", [allowed_cpus(Mask.parse("0-15"))])
-    for name in ("burstable", "besteffort"):
-        made.systemd.start_transient(f"kubepods-{name}.slice", [cpu_weight(17)])
-    return made
-
-
-@dataclass
-class Beside:
-    """An agent beside a kubelet."""
-
-    controller: Controller
-    events: RuntimeEvents
-    pods: Pods
-    intake: PodIntake
-    never: asyncio.Event = field(default_factory=asyncio.Event)
-    tasks: list[asyncio.Task[object]] = field(default_factory=list)
-
-
-def beside(
-    site: Site,
-    action: Callable[[Beside], Awaitable[None]],
-    on_reject: OnReject = OnReject.FAIL,
-) -> None:
-    async def live(controller: Controller) -> None:
-        pods = Pods()
-        controller.state.register(pods)
-        intake = PodIntake(pods, ControllerAdmissions(controller))
-        events = RuntimeEvents(controller, pods, intake, on_reject)
-        await action(Beside(controller, events, pods, intake))
-
-    with_agent(site, live, sources=())
-
-
-def make_slice(site: Site, uid: str, tier: Tier = Tier.GUARANTEED) -> str:
-    """Make a pod's cgroup as the kubelet does; return its path."""
-    assert site.systemd is not None
-    path = site.cgroup(uid, tier)
-    site.systemd.start_transient(path.rpartition("/")[2], [cpu_weight(60)])
-    return path
-
-
-def sandbox(uid: str = UID) -> PodSandbox:
-    return PodSandbox(id=f"sandbox-{uid[:4]}", uid=uid, namespace="default", name="shop")
-
-
-def container(name: str, uid: str = UID) -> RuntimeContainer:
-    return RuntimeContainer(id=f"{name}-1", sandbox_id=sandbox(uid).id, name=name)
-
-
-def shown(site: Site, path: str, *files: str) -> list[str]:
-    return [(text or "").strip() for text in site.kernel.read_many(path, files)]
-
-
-async def created(agent: Beside, name: str, uid: str = UID) -> Adjustment | None:
-    return await agent.events.container_created(sandbox(uid), container(name, uid))
+    return make_node(tmp_path)
 
 
 def test_a_container_gets_its_cpus_after_they_left_the_pool(site: Site) -> None:
@@ -274,92 +165,6 @@ def test_the_pod_whose_container_waits_is_decided_before_the_others(site: Site) 
     beside(site, live)
 
 
-def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_starts(
-    site: Site,
-) -> None:
-    async def live(agent: Beside) -> None:
-        agent.pods.known[UID] = pod_of("shop", UID, "db=64")
-        assert await created(agent, "db") is None
-        saved = site.saved()
-        assert saved is not None
-        shared = saved.shared[UID]
-        assert shared.why.startswith("OutOfcpu: ")
-        assert shared.source == Source("kubelet", f"pods/{UID}")
-        assert await created(agent, "cache") is None
-        await agent.intake.sync()
-        (document,) = agent.controller.state.sources["kubelet"].entries.values()
-        assert (document.state, document.message) == ("shared", shared.why)
-
-    beside(site, live, OnReject.SHARE)
-
-
-async def shared_beside_another(agent: Beside) -> None:
-    """Have a pod run shared, since another has the CPUs, and then end the other."""
-    agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
-    await agent.intake.sync()
-    agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-    assert await created(agent, "db") is None
-    del agent.pods.known[OTHER]
-    await agent.intake.sync()
-    assert OTHER not in agent.controller.state.ledger.allocations
-
-
-def test_a_pod_that_runs_shared_goes_on_when_there_is_room(site: Site) -> None:
-    async def live(agent: Beside) -> None:
-        await shared_beside_another(agent)
-        assert not agent.controller.state.ledger.allocations
-        assert await created(agent, "db") is None
-
-    beside(site, live, OnReject.SHARE)
-
-
-@pytest.mark.parametrize("on_reject", list(OnReject))
-def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
-    site: Site, on_reject: OnReject
-) -> None:
-    async def again(agent: Beside) -> None:
-        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-        await agent.events.synchronize((sandbox(),), ())
-        assert await created(agent, "db") is None
-        assert not agent.controller.state.ledger.allocations
-        assert UID in agent.controller.state.durable.shared
-        del agent.pods.known[UID]
-        await agent.intake.sync()
-        assert not agent.controller.state.durable.shared
-        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-        assert await created(agent, "db") is not None
-
-    beside(site, shared_beside_another, OnReject.SHARE)
-    beside(site, again, on_reject)
-
-
-def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site: Site) -> None:
-    async def live(agent: Beside) -> None:
-        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
-        sharing = asyncio.create_task(agent.controller.shared_pods.share(shared))
-        await asyncio.sleep(0)
-        assert not agent.controller.state.durable.shared
-        await agent.intake.sync()
-        await sharing
-        assert not agent.controller.state.ledger.allocations
-        assert set(agent.controller.state.durable.shared) == {UID}
-
-    beside(site, live)
-
-
-def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> None:
-    async def live(agent: Beside) -> None:
-        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-        await agent.intake.sync()
-        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
-        await agent.controller.shared_pods.share(shared)
-        assert not agent.controller.state.durable.shared
-        assert await created(agent, "db") is not None
-
-    beside(site, live, OnReject.SHARE)
-
-
 def test_a_rejected_pod_that_has_nothing_of_its_own_runs(site: Site) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "web~64")
@@ -446,28 +251,6 @@ def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site, event
         while tasks := (*agent.events._deciding.values(), *agent.events._following):
             await asyncio.wait(tasks)
         assert shown(site, cgroup, "cpu.max") == ["max 100000"]
-
-    beside(site, live)
-
-
-def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: Site) -> None:
-    async def live(agent: Beside) -> None:
-        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
-        agent.pods.on_request[OTHER] = pod_of("late", OTHER, "db=2")
-        given = await created(agent, "db")
-        assert given is not None
-        right = ContainerResources(str(given.cpus), str(given.mems), -1, 100_000)
-        running = [
-            replace(container("db"), resources=right),
-            replace(container("db"), resources=replace(right, cpus="0-15"), id="db-2"),
-            container("unknown", OTHER),
-        ]
-        updates = await agent.events.synchronize([sandbox(), sandbox(OTHER)], running)
-        assert [*updates] == ["db-2"]
-        assert updates["db-2"].cpus == given.cpus
-        # What was not in the ledger is decided in the background.
-        assert await created(agent, "db", OTHER) is not None
-        assert OTHER in agent.controller.state.ledger.allocations
 
     beside(site, live)
 

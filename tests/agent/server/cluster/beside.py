@@ -1,0 +1,148 @@
+"""An agent beside a kubelet and a runtime of which the tests say what they do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from agent.config.config import BesideKubeletConfig, CgroupDriver, OnReject
+from agent.runtimes.nri.values import (
+    Adjustment,
+    PodSandbox,
+    RuntimeContainer,
+)
+from agent.server.cluster.runtime_events import RuntimeEvents
+from agent.server.intake import ControllerAdmissions, PodIntake
+from agent.sources.source import SourceEntry, SourceReading
+from cgroupfs.names import Tier
+from sysfs.mask import Mask
+from systemd.properties import allowed_cpus, cpu_weight
+from tests.agent.server.sites import Site, make_site, site_config, with_agent
+from tests.agent.server.support import UID, make_world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from pathlib import Path
+
+    from agent.pods.model import Pod
+    from agent.server.control.controller import Controller
+
+OTHER: Final = "88888888-2222-3333-4444-555555555555"
+
+
+@dataclass
+class Pods:
+    """A source whose specifications are `known`, or become so when they are asked for."""
+
+    known: dict[str, Pod] = field(default_factory=dict)
+    on_request: dict[str, Pod] = field(default_factory=dict)
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    #: While this is not set no question for a pod is answered; `asked` are those that wait.
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    name: str = "kubelet"
+    removal: str = "delete the pod"
+
+    def key(self, uid: str) -> str:
+        return f"pods/{uid}"
+
+    def covers(self, key: str) -> bool:
+        return key.startswith("pods/")
+
+    def resume(self, keys: Collection[str]) -> None:
+        self.calls.append(("resumed", *keys))
+
+    def specification(self, uid: str) -> Pod | None:
+        return self.known.get(uid)
+
+    def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
+        self.calls.append(("started", uid, sandbox, name))
+
+    def sandbox_removed(self, uid: str, sandbox: str) -> None:
+        self.calls.append(("removed", uid, sandbox))
+
+    async def ask_for(self, uid: str, seconds: float) -> Pod | None:
+        assert seconds <= 0.1
+        self.asked.append(uid)
+        await self.answering.wait()
+        if uid in self.on_request:
+            self.known[uid] = self.on_request[uid]
+        return self.known.get(uid)
+
+    def read(self) -> SourceReading:
+        if self.error is not None:
+            raise self.error
+        entries = [SourceEntry(self.key(uid), pod) for uid, pod in self.known.items()]
+        return SourceReading(tuple(entries))
+
+    async def changes(self) -> AsyncIterator[object]:
+        return
+        yield
+
+
+def make_node(tmp_path: Path) -> Site:
+    """Return a host on which a kubelet has made its cgroups."""
+    config = site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD)
+    beside = BesideKubeletConfig(enabled=True, nri_socket=None)
+    made = make_site(replace(config, agent=replace(config.agent, kubelet=beside)))
+    assert made.systemd is not None
+    made.systemd.start_transient("kubepods.slice", [allowed_cpus(Mask.parse("0-15"))])
+    for name in ("burstable", "besteffort"):
+        made.systemd.start_transient(f"kubepods-{name}.slice", [cpu_weight(17)])
+    return made
+
+
+@dataclass
+class Beside:
+    """An agent beside a kubelet."""
+
+    controller: Controller
+    events: RuntimeEvents
+    pods: Pods
+    intake: PodIntake
+    never: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: list[asyncio.Task[object]] = field(default_factory=list)
+
+
+def beside(
+    site: Site,
+    action: Callable[[Beside], Awaitable[None]],
+    on_reject: OnReject = OnReject.FAIL,
+) -> None:
+    async def live(controller: Controller) -> None:
+        pods = Pods()
+        pods.answering.set()
+        controller.state.register(pods)
+        intake = PodIntake(pods, ControllerAdmissions(controller))
+        events = RuntimeEvents(controller, pods, intake, on_reject)
+        await action(Beside(controller, events, pods, intake))
+
+    with_agent(site, live, sources=())
+
+
+def make_slice(site: Site, uid: str, tier: Tier = Tier.GUARANTEED) -> str:
+    """Make a pod's cgroup as the kubelet does; return its path."""
+    assert site.systemd is not None
+    path = site.cgroup(uid, tier)
+    site.systemd.start_transient(path.rpartition("/")[2], [cpu_weight(60)])
+    return path
+
+
+def sandbox(uid: str = UID) -> PodSandbox:
+    return PodSandbox(id=f"sandbox-{uid[:4]}", uid=uid, namespace="default", name="shop")
+
+
+def container(name: str, uid: str = UID) -> RuntimeContainer:
+    return RuntimeContainer(id=f"{name}-1", sandbox_id=sandbox(uid).id, name=name)
+
+
+def shown(site: Site, path: str, *files: str) -> list[str]:
+    return [(text or "").strip() for text in site.kernel.read_many(path, files)]
+
+
+async def created(agent: Beside, name: str, uid: str = UID) -> Adjustment | None:
+    return await agent.events.container_created(sandbox(uid), container(name, uid))

@@ -1,0 +1,123 @@
+"""Pods that were rejected and run in the shared pool until they end, whatever restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.config.config import OnReject
+from agent.managers.allocations.origin import Source
+from agent.server.cluster import runtime_events
+from agent.state.checkpoint import SharedPod
+from tests.agent.server.cluster.beside import (
+    OTHER,
+    Beside,
+    beside,
+    created,
+    make_node,
+    sandbox,
+)
+from tests.agent.server.sites import Site, pod_of
+from tests.agent.server.support import UID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let decisions be ready in time on a busy machine, too."""
+    monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_node(tmp_path)
+
+
+def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_starts(
+    site: Site,
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=64")
+        assert await created(agent, "db") is None
+        saved = site.saved()
+        assert saved is not None
+        shared = saved.shared[UID]
+        assert shared.why.startswith("OutOfcpu: ")
+        assert shared.source == Source("kubelet", f"pods/{UID}")
+        assert await created(agent, "cache") is None
+        await agent.intake.sync()
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert (document.state, document.message) == ("shared", shared.why)
+
+    beside(site, live, OnReject.SHARE)
+
+
+async def shared_beside_another(agent: Beside) -> None:
+    """Have a pod run shared, since another has the CPUs, and then end the other."""
+    agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+    await agent.intake.sync()
+    agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+    assert await created(agent, "db") is None
+    del agent.pods.known[OTHER]
+    await agent.intake.sync()
+    assert OTHER not in agent.controller.state.ledger.allocations
+
+
+def test_a_pod_that_runs_shared_goes_on_when_there_is_room(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        await shared_beside_another(agent)
+        assert not agent.controller.state.ledger.allocations
+        assert await created(agent, "db") is None
+
+    beside(site, live, OnReject.SHARE)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
+    site: Site, on_reject: OnReject
+) -> None:
+    async def again(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.events.synchronize((sandbox(),), ())
+        assert await created(agent, "db") is None
+        assert not agent.controller.state.ledger.allocations
+        assert UID in agent.controller.state.durable.shared
+        del agent.pods.known[UID]
+        await agent.intake.sync()
+        assert not agent.controller.state.durable.shared
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        assert await created(agent, "db") is not None
+
+    beside(site, shared_beside_another, OnReject.SHARE)
+    beside(site, again, on_reject)
+
+
+def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
+        sharing = asyncio.create_task(agent.controller.shared_pods.share(shared))
+        await asyncio.sleep(0)
+        assert not agent.controller.state.durable.shared
+        await agent.intake.sync()
+        await sharing
+        assert not agent.controller.state.ledger.allocations
+        assert set(agent.controller.state.durable.shared) == {UID}
+
+    beside(site, live)
+
+
+def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.intake.sync()
+        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
+        await agent.controller.shared_pods.share(shared)
+        assert not agent.controller.state.durable.shared
+        assert await created(agent, "db") is not None
+
+    beside(site, live, OnReject.SHARE)
