@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
+    from agent.clock import Clock
     from agent.rpc.messages import Message
 
 log = structlog.get_logger(__name__)
@@ -75,16 +76,6 @@ _OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
 Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
 
 
-class PluginClock(Protocol):
-    """Time and timers; all values in seconds."""
-
-    def monotonic(self) -> float:
-        """Return the time since an arbitrary moment; it never runs backwards."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""
-
-
 class ExclusivePlugin:
     """The plugin of `resource` in the kubelet's `directory`, such as `/var/lib/kubelet`.
 
@@ -100,7 +91,7 @@ class ExclusivePlugin:
         resource: str,
         decide: Decide,
         names: Callable[[Path], AsyncIterator[object]],
-        clock: PluginClock,
+        clock: Clock,
         report: Callable[[str], None],
         count: Callable[[str], None],
     ) -> None:

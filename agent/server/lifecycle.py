@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.server.clock import wait_for
+from agent.clock import wait_for
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.listeners.connections import Connections
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
         Iterator,
     )
 
+    from agent.clock import Clock
     from agent.devices.provider import DeviceProvider
     from agent.server.api import Api
-    from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
     from agent.server.control.controller import Controller
     from agent.server.intake import PodIntake

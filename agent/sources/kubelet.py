@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
     from pathlib import Path
 
-    from agent.devices.plugins.limits import Timer
+    from agent.clock import Clock
     from agent.kubelet.pods_api import PodEvent, PodsApi
     from agent.kubelet.pods_endpoint import PodsEndpoint
     from agent.kubelet.reported_pods import ReportedPods
@@ -92,7 +92,7 @@ class KubeletPods:
     def __init__(
         self,
         ways: KubeletWays,
-        timer: Timer,
+        clock: Clock,
         cgroups: Callable[[], Collection[str]],
         *,
         pod_level: bool,
@@ -100,7 +100,7 @@ class KubeletPods:
     ) -> None:
         self._ways = ways
         self._awaits = awaits
-        self._timer = timer
+        self._clock = clock
         self._cgroups = cgroups
         self._tracked = TrackedPods(pod_level=pod_level)
         self._changed = asyncio.Event()
@@ -130,7 +130,7 @@ class KubeletPods:
 
     def read(self) -> SourceReading:
         """Return the pods as they are known, without asking the kubelet; looks at cgroups."""
-        now, blind = self._timer.monotonic(), ""
+        now, blind = self._clock.monotonic(), ""
         try:
             self._tracked.cgroups(self._cgroups(), now)
         except OSError as error:
@@ -214,7 +214,7 @@ class KubeletPods:
 
     def sandbox_removed(self, uid: str, sandbox: str = "") -> None:
         """Take over that the runtime removed a sandbox of a pod."""
-        self._tracked.sandbox_removed(uid, sandbox, self._timer.monotonic())
+        self._tracked.sandbox_removed(uid, sandbox, self._clock.monotonic())
 
     # --- following the kubelet ------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class KubeletPods:
                 pause = FIRST_PAUSE
             await self._read_others()
             self._changed.set()
-            await self._timer.sleep(pause)
+            await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _watch(self) -> bool:
@@ -281,7 +281,7 @@ class KubeletPods:
         """Ask for another list as long as pods are missing from the last one of a watch."""
         api = self._ways.api
         while True:
-            await self._timer.sleep(CONFIRM_PERIOD)
+            await self._clock.sleep(CONFIRM_PERIOD)
             if self._in_use == api.way and self._tracked.missing:
                 try:
                     await self._take(await api.pods(self._ways.deadlines.listing))
@@ -327,7 +327,7 @@ class KubeletPods:
             self._tracked.unreadable(UnreadablePodError(error.found, uid))
             return True
         if pod is not None:
-            self._tracked.report(pod, self._timer.monotonic())
+            self._tracked.report(pod, self._clock.monotonic())
         return pod is not None
 
     async def _listed(self, seconds: float) -> ReportedPods:
@@ -342,7 +342,7 @@ class KubeletPods:
     # --- taking over ----------------------------------------------------------------------------
 
     def _note(self, event: PodEvent) -> None:
-        now = self._timer.monotonic()
+        now = self._clock.monotonic()
         if event.error is not None:
             self._unreadable = f"a pod of the kubelet cannot be read: {event.error}"
         elif event.pod is not None and event.type is EventType.DELETED:
@@ -356,7 +356,7 @@ class KubeletPods:
             f"{len(bad)} pods of the kubelet cannot be read, the first: {bad[0]}" if bad else ""
         )
         # Thousands of pods that are new take a second to read, in which others are answered.
-        await asyncio.to_thread(self._tracked.listed, listing, self._timer.monotonic())
+        await asyncio.to_thread(self._tracked.listed, listing, self._clock.monotonic())
 
     def _use(self, way: str) -> None:
         self._faults.pop(way, None)

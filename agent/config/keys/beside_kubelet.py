@@ -61,8 +61,8 @@ BESIDE_KUBELET: Final = Section(
                     values={
                         OnReject.FAIL: "its containers are not created, so that it waits until "
                         "there are",
-                        OnReject.SHARE: "it runs in the shared pool until it ends, over restarts of "
-                        "the agent, too",
+                        OnReject.SHARE: "it runs in the shared pool until it ends, over restarts "
+                        "of the agent, too",
                     },
                 ),
                 Key(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from msgspec import Struct
 
@@ -42,13 +42,3 @@ class Deadlines(Struct, frozen=True):
     def of_calls(cls, seconds: float) -> Self:
         """Return the deadlines that follow from `agent.devicePlugins.callTimeout`."""
         return cls(options=seconds, preference=seconds / 2, allocation=seconds)
-
-
-class Timer(Protocol):
-    """Time and timers; all values in seconds."""
-
-    def monotonic(self) -> float:
-        """Return the time since an arbitrary moment; it never runs backwards."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from agent.devices.plugins.limits import Timer
+    from agent.clock import Clock
 
 #: At least so long after a list is the next one used, in seconds.
 PAUSE: Final = 0.1
@@ -24,9 +24,9 @@ BURST: Final = 256
 class NewestList:
     """Uses the lists of one stream: the first at once, of those that follow too fast the newest."""
 
-    def __init__(self, use: Callable[[bytes], None], timer: Timer) -> None:
+    def __init__(self, use: Callable[[bytes], None], clock: Clock) -> None:
         self._use = use
-        self._timer = timer
+        self._clock = clock
         self._newest: bytes | None = None
         self._arrived = asyncio.Event()
         self._used = asyncio.Event()
@@ -61,10 +61,10 @@ class NewestList:
     async def _use_all(self) -> None:
         while True:
             await self._arrived.wait()
-            started = self._timer.monotonic()
+            started = self._clock.monotonic()
             self._use_newest()
-            spent = self._timer.monotonic() - started
-            await self._timer.sleep(max(PAUSE, PAUSES_PER_USE * spent))
+            spent = self._clock.monotonic() - started
+            await self._clock.sleep(max(PAUSE, PAUSES_PER_USE * spent))
             self._unused = 0
             self._used.set()
 

@@ -23,7 +23,8 @@ from agent.rpc.messages import RawMessage
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from agent.devices.plugins.limits import Deadlines, Timer
+    from agent.clock import Clock
+    from agent.devices.plugins.limits import Deadlines
     from agent.devices.plugins.metrics import Measure
     from agent.devices.plugins.registration import Registrant
     from agent.managers.allocations.delivery import Delivery
@@ -68,16 +69,16 @@ class Plugin:
         registrant: Registrant,
         client: PluginClient,
         deadlines: Deadlines,
-        timer: Timer,
+        clock: Clock,
         measure: Measure,
     ) -> None:
         self.resource = registrant.resource
         self.socket = registrant.socket
         self.options = PluginOptions()
-        self.breaker = CallBreaker(timer.monotonic)
+        self.breaker = CallBreaker(clock.monotonic)
         self._client = client
         self._deadlines = deadlines
-        self._timer = timer
+        self._clock = clock
         self._measure = measure
 
     async def connect(self) -> None:
@@ -156,7 +157,7 @@ class Plugin:
                 f"{self.breaker.timeouts} calls in a row were not answered in time, so it is "
                 f"called again in {math.ceil(remaining)} s"
             )
-        started = self._timer.monotonic()
+        started = self._clock.monotonic()
         try:
             raw: bytes = await self._client.call(method, request, RawMessage, seconds)
         except CallError as error:
@@ -170,7 +171,7 @@ class Plugin:
             raise _printable(error) from error
         finally:
             if method == "Allocate":
-                taken = self._timer.monotonic() - started
+                taken = self._clock.monotonic() - started
                 self._measure.observe(ALLOCATION_DURATION, taken, self.resource)
         self.breaker.answered()
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from agent.devices.plugins.limits import Timer
+    from agent.clock import Clock
     from agent.devices.plugins.metrics import Measure
     from agent.devices.plugins.plugin import PluginClient
     from agent.managers.allocations.delivery import Delivery
@@ -67,7 +67,7 @@ class DevicePlugins:
     def __init__(
         self,
         directory: Path,
-        timer: Timer,
+        clock: Clock,
         measure: Measure,
         *,
         configured: Collection[str] = (),
@@ -76,13 +76,13 @@ class DevicePlugins:
         dial: Callable[[Path], PluginClient] = dial,
     ) -> None:
         self._directory = PluginDirectory(directory)
-        self._timer = timer
+        self._clock = clock
         self._measure = measure
         self._configured = frozenset(configured)
         self._deadlines = deadlines
         self._dial = dial
         former = {name: known[name] for name in known.keys() - self._configured}
-        self._resources = PluginResources(former, timer.monotonic)
+        self._resources = PluginResources(former, clock.monotonic)
         self._server: aio.Server | None = None
         self._following: dict[Plugin, asyncio.Task[str]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -124,7 +124,7 @@ class DevicePlugins:
         self._check_registrable(resource)
         self._measure.add(REGISTRATIONS, resource)
         client = self._dial(registrant.socket)
-        plugin = Plugin(registrant, client, self._deadlines, self._timer, self._measure)
+        plugin = Plugin(registrant, client, self._deadlines, self._clock, self._measure)
         connected = False
         try:
             await plugin.connect()
@@ -226,7 +226,7 @@ class DevicePlugins:
     async def _follow(self, plugin: Plugin) -> str:
         """Take over the lists of a plugin until it is gone; return why it is."""
         try:
-            newest = NewestList(lambda raw: self._use_list(plugin, raw), self._timer)
+            newest = NewestList(lambda raw: self._use_list(plugin, raw), self._clock)
             await newest.follow(plugin.lists())
         except CallError as error:
             return f"its plugin is gone: {error}"
@@ -273,7 +273,7 @@ class DevicePlugins:
             for resource in self._resources.expire():
                 log.warning("device plugin resource dropped", resource=resource, after=GRACE)
             self._update()
-            await self._timer.sleep(RETRY_PERIOD if self._fault else PERIOD)
+            await self._clock.sleep(RETRY_PERIOD if self._fault else PERIOD)
 
     async def _look_after_directory(self) -> None:
         """Serve the directory if it is not served and no other process serves it."""
@@ -295,7 +295,7 @@ class DevicePlugins:
             return
         self._fault = ""
         if vanished:
-            self._vanished_at = self._timer.monotonic()
+            self._vanished_at = self._clock.monotonic()
         log.info("device plugins served", socket=str(self._directory.socket), again=vanished)
 
     async def _start_serving(self) -> None:
@@ -326,7 +326,7 @@ class DevicePlugins:
     def _lines(self) -> Iterator[str]:
         if self._fault:
             yield self._fault
-        if self._timer.monotonic() - self._vanished_at < GRACE:
+        if self._clock.monotonic() - self._vanished_at < GRACE:
             yield (
                 f"another process removed {self._directory.socket}, it is served again; plugins "
                 "that watch it register again"
@@ -338,4 +338,4 @@ class DevicePlugins:
             await self._changes.wait()
             self._changes.clear()
             changed()
-            await self._timer.sleep(_BETWEEN_CHANGES)
+            await self._clock.sleep(_BETWEEN_CHANGES)

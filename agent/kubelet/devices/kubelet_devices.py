@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from agent.clock import Clock
     from agent.pods.model import GivenDevices, Pod
 
 log = structlog.get_logger(__name__)
@@ -36,13 +37,6 @@ class InThread(Protocol):
     def __call__(self, call: Callable[[], _Result], /) -> Awaitable[_Result]:
         """Return what the call returns."""
         ...
-
-
-class Sleeping(Protocol):
-    """What time is waited by."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
 
 
 class KubeletDevices:
@@ -89,7 +83,7 @@ class KubeletDevices:
         except CallError:  # what the file has is all that is known
             return given
 
-    async def follow(self, clock: Sleeping) -> None:
+    async def follow(self, clock: Clock) -> None:
         """Ask for the devices of all pods again and again, until cancelled."""
         while True:
             await self.refresh()

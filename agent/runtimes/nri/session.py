@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
+    from agent.clock import Clock
     from agent.rpc.messages import Message
     from agent.runtimes.nri.handler import EventCount, RuntimeHandler
     from agent.runtimes.nri.messages import NriEvent
@@ -49,19 +50,6 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 #: After a connection that lasted so long, the first pause is the first again, in seconds.
 _LASTED: Final = 10.0
-
-
-class SessionClock(Protocol):
-    """Time and timers; all values in seconds."""
-
-    def time(self) -> float:
-        """Return the time since 1970 (UTC)."""
-
-    def monotonic(self) -> float:
-        """Return the time since an arbitrary moment; it never runs backwards."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""
 
 
 class SessionState(Struct, frozen=True):
@@ -93,7 +81,7 @@ class NriSession:
         self,
         socket: Path,
         handler: RuntimeHandler,
-        clock: SessionClock,
+        clock: Clock,
         *,
         name: str = "numawarden",
         index: str = "90",
@@ -259,7 +247,7 @@ class NriSession:
 class _Connection:
     """What becomes of one connection."""
 
-    def __init__(self, clock: SessionClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         #: For each time that the runtime synchronized the plugin the updates that did not fit.
         self.synchronizations: asyncio.Queue[list[Message]] = asyncio.Queue()

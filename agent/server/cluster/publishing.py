@@ -14,12 +14,12 @@ import structlog
 from msgspec import Struct
 
 from agent.api.documents import INVALID_MANIFEST
+from agent.clock import wait_for
 from agent.kubernetes.access import AccessError, api_access, node_name
 from agent.kubernetes.api_server import ApiServer
 from agent.kubernetes.node_topology import node_topology
 from agent.kubernetes.pod_events import PodEvents, PodReference
 from agent.kubernetes.publisher import TopologyPublisher
-from agent.server.clock import wait_for
 from agent.server.errors import StartError
 from agent.server.lifecycle import Companion
 from agent.server.metrics import names

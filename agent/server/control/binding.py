@@ -16,7 +16,7 @@ from agent.server.reporting.records import details
 if TYPE_CHECKING:
     from agent.api.documents import BindRequest
     from agent.managers.allocations.bindings import Binding
-    from agent.server.control.changes import Changes
+    from agent.server.control.change_steps import ChangeSteps
 
 log = structlog.get_logger(__name__)
 
@@ -24,23 +24,23 @@ log = structlog.get_logger(__name__)
 class Binder:
     """Binds containers and removes bindings; the controller queues both with all other changes."""
 
-    def __init__(self, changes: Changes) -> None:
-        self._state = changes.state
-        self._changes = changes
+    def __init__(self, steps: ChangeSteps) -> None:
+        self._state = steps.state
+        self._steps = steps
 
     async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup and save that; raises `BindError` and `RequestError`s."""
         allocation = self._state.allocation(uid, container)
         durable, target = self._state.durable, self._state.target()
-        changes = self._changes
-        binding = await changes.worker.run(
-            changes.kernel.locate, target, allocation, container, request
+        steps = self._steps
+        binding = await steps.worker.run(
+            steps.kernel.locate, target, allocation, container, request
         )
-        await changes.commit(replace(durable, bindings=durable.bindings.with_binding(binding)))
-        await changes.enforce_pod(uid)
+        await steps.commit(replace(durable, bindings=durable.bindings.with_binding(binding)))
+        await steps.enforce_pod(uid)
         log.info("container bound", cgroup=f"/{binding.cgroup}")
         message = f"{container} is /{binding.cgroup}"
-        changes.publish("ContainerBound", uid, full_name(allocation), message)
+        steps.publish("ContainerBound", uid, full_name(allocation), message)
         return self._bound(binding)
 
     async def unbind(self, uid: str, container: str) -> BindDocument:
@@ -50,12 +50,12 @@ class Binder:
         if binding is None:
             raise BindingNotFoundError(full_name(allocation), container)
         bindings = durable.bindings.without_binding(binding)
-        await self._changes.commit(replace(durable, bindings=bindings))
+        await self._steps.commit(replace(durable, bindings=bindings))
         # The unbound cgroup is confined before the container's CPUs may be allocated again.
-        await self._changes.enforce_pod(uid)
+        await self._steps.enforce_pod(uid)
         cgroup = f"/{binding.cgroup}"
         log.info("container unbound", cgroup=cgroup)
-        self._changes.publish(
+        self._steps.publish(
             "ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}"
         )
         return self._bound(binding)

@@ -32,7 +32,7 @@ from agent.pods.identity import full_name
 from agent.pods.lifetime import End
 from agent.reconcile.errors import BindingError
 from agent.server.control.binding import Binder
-from agent.server.control.changes import Changes
+from agent.server.control.change_steps import ChangeSteps
 from agent.server.control.cordoning import Cordoning
 from agent.server.control.decisions import Decisions
 from agent.server.control.endings import Endings
@@ -66,13 +66,13 @@ if TYPE_CHECKING:
     )
     from agent.api.status import ReconcileDocument
     from agent.api.verification import VerificationDocument
+    from agent.clock import Clock
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport
-    from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
     from agent.server.kernel.ports import Enforcement, Saver
     from agent.server.state import AgentState, DurableState
@@ -97,10 +97,10 @@ class Controller:
         self.worker = Worker(clock)
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
-        changes = Changes(state, kernel, self._saving, self.worker, self.outcomes, reporter)
-        self._binder = Binder(changes)
-        self.cordoning = Cordoning(changes, clock)
-        self._enforce = changes.enforce_pod
+        steps = ChangeSteps(state, kernel, self._saving, self.worker, self.outcomes, reporter)
+        self._binder = Binder(steps)
+        self.cordoning = Cordoning(steps, clock)
+        self._enforce = steps.enforce_pod
         self.shared_pods = SharedPods(state, self.queue, self._saving)
         self.clock = clock
         self._endings = Endings()

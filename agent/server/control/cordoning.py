@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.maintenance import CordonRequest
+    from agent.clock import Clock
     from agent.managers.allocations.cordons import Cordons
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.trials.drain import Drain, DrainedPod
-    from agent.server.clock import Clock
-    from agent.server.control.changes import Changes
+    from agent.server.control.change_steps import ChangeSteps
     from agent.server.state import AgentState
     from sysfs.host import Host
 
@@ -44,9 +44,9 @@ log = structlog.get_logger(__name__)
 class Cordoning:
     """Sets and ends cordons; the controller queues both with all other changes."""
 
-    def __init__(self, changes: Changes, clock: Clock) -> None:
-        self._state = changes.state
-        self._changes = changes
+    def __init__(self, steps: ChangeSteps, clock: Clock) -> None:
+        self._state = steps.state
+        self._steps = steps
         self._clock = clock
 
     async def cordon(self, request: CordonRequest) -> CordonsDocument:
@@ -63,7 +63,7 @@ class Cordoning:
         answer = await self._take(self._state.durable.cordons.with_entry(entry))
         log.info("cordoned", target=str(cordon), reason=request.reason, cordoned=answer.cpus)
         why = f" ({request.reason})" if request.reason else ""
-        self._changes.publish("Cordoned", message=f"{cordon}{why}")
+        self._steps.publish("Cordoned", message=f"{cordon}{why}")
         return answer
 
     async def uncordon(self, request: CordonRequest) -> CordonsDocument:
@@ -85,16 +85,16 @@ class Cordoning:
         # There may be room now for what was rejected.
         self._state.releases += 1
         log.info("uncordoned", target=str(asked), cordoned=answer.cpus)
-        self._changes.publish("Uncordoned", message=str(asked))
+        self._steps.publish("Uncordoned", message=str(asked))
         return answer
 
     async def _take(self, cordons: Cordons) -> CordonsDocument:
         """Save the cordons, decide by them from then on, and enforce the shared pool."""
         state = self._state
-        await self._changes.commit(replace(state.durable, cordons=cordons))
+        await self._steps.commit(replace(state.durable, cordons=cordons))
         rules = with_cordon(state.configured.rules, cordons.total)
         state.configured = replace(state.configured, rules=rules)
-        outcome = await self._changes.enforce_pool()
+        outcome = await self._steps.enforce_pool()
         return cordons_document(state, details(outcome.remaining))
 
     async def drain(self, target: str) -> DrainDocument:

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
+    from agent.clock import Clock
     from agent.managers.allocations.ledger import Ledger, PodAllocation
     from agent.managers.allocations.origin import Source
     from agent.managers.decision import RejectionCause
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.server.clock import Clock
     from agent.server.metrics.exposition import Metrics
     from agent.server.reporting.records import RejectedPod
     from agent.server.state import AgentState

@@ -17,8 +17,8 @@ from cgroupfs.tree import ancestors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from agent.clock import Clock
     from agent.reconcile.report import EnforcementReport
-    from agent.server.clock import Clock
     from agent.server.metrics.counters import Counters
     from agent.server.reporting.events import EventReporter
     from agent.server.state import AgentState

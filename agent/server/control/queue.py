@@ -13,7 +13,7 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from agent.server.clock import Clock
+    from agent.clock import Clock
 
 _Result = TypeVar("_Result")
 _Params = ParamSpec("_Params")

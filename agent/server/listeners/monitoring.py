@@ -13,7 +13,7 @@ from agent.server.listeners.http import Response, Routes
 from agent.server.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from agent.server.clock import Clock
+    from agent.clock import Clock
     from agent.server.control.queue import SerialQueue
     from agent.server.listeners.http import Request
     from agent.server.metrics.exposition import Metrics

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from grpc.aio import Server
 
+    from agent.clock import Clock
     from agent.managers.decision import MetricSpec
     from agent.rpc.calls import Handler
     from agent.rpc.messages import Message, MessageClass
-    from agent.server.clock import Clock
     from agent.server.metrics.counters import Counters
     from agent.server.state import AgentState
 

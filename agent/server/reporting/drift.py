@@ -16,9 +16,9 @@ from agent.reconcile.report import count_causes
 from agent.server.metrics import names
 
 if TYPE_CHECKING:
+    from agent.clock import Clock
     from agent.reconcile.diff import Difference
     from agent.reconcile.report import EnforcementReport
-    from agent.server.clock import Clock
     from agent.server.metrics.counters import Counters
     from agent.server.reporting.events import EventReporter
     from agent.server.state import AgentState

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from agent.api.history import RequesterDocument
     from agent.api.status import DriftDocument
+    from agent.clock import Clock
     from agent.pods.model import GivenDevices
-    from agent.server.clock import Clock
     from agent.server.reporting.history import HistoryRecorder
 
 QUEUE_LENGTH: Final = 1024

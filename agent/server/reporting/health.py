@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from agent.server.clock import Clock
+    from agent.clock import Clock
     from agent.server.control.queue import SerialQueue, Worker
 
 #: An action may wait for systemd or for page migration; after this time it counts as hung.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from agent.api.documents import EventDocument
     from agent.api.history import HistoryDocument, RequesterDocument
     from agent.api.status import DriftDocument
+    from agent.clock import Clock
     from agent.pods.model import GivenDevices
-    from agent.server.clock import Clock
     from agent.server.metrics.counters import Counters
     from agent.state.history import HistoryQuery, HistoryStore
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent import __version__
-from agent.server.clock import SystemClock
+from agent.clock import SystemClock
 from agent.server.reporting.log import logs
 from agent.server.start.memory import settle_memory
 from agent.server.start.service_manager import ServiceManager

@@ -14,12 +14,12 @@ from agent.server.errors import missing_extra
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from agent.clock import Clock
     from agent.config.config import Config
     from agent.devices.plugins.metrics import Measure
     from agent.devices.provider import DeviceProvider
     from agent.managers.allocations.ledger import PodAllocation
     from agent.managers.decision import MetricSpec
-    from agent.server.clock import Clock
     from agent.server.metrics.exposition import Metrics
 
 

@@ -53,13 +53,13 @@ from sysfs.uevents import watch_hotplug
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from agent.clock import Clock
     from agent.config.config import Config
     from agent.managers.effective_policy import ResourceManager
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.intruding_tasks import Task
     from agent.runtimes.identifier import ContainerIdentifier
-    from agent.server.clock import Clock
     from agent.server.configured_host import ConfiguredHost
     from agent.server.start.providers import ProviderFactory
     from agent.server.start.service_manager import ServiceManager

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import structlog
 
 from agent.api.maintenance import LogLevelDocument
+from agent.clock import wait_for
 from agent.config.config import LogLevel
 from agent.parsing.errors import Mistake
-from agent.server.clock import wait_for
 from agent.server.errors import RequestError
 from agent.server.reporting.log.logs import set_level
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.api.maintenance import LogLevelRequest
-    from agent.server.clock import Clock
+    from agent.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -23,6 +23,9 @@ class StandingClock:
         self.slept: list[float] = []
         self._go_on = asyncio.Semaphore(0)
 
+    def time(self) -> float:
+        return self.now
+
     def monotonic(self) -> float:
         return self.now
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pytest
 from msgspec.structs import replace
 
+from agent.clock import SystemClock
 from agent.config.config import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
-from agent.server.clock import SystemClock
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop, make_world, running
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of

@@ -13,8 +13,8 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from agent.clock import SystemClock
 from agent.config.file import load_config_file
-from agent.server.clock import SystemClock
 from agent.server.errors import StartError
 from agent.server.start.environment import obstacles
 from agent.server.start.service_manager import ServiceManager

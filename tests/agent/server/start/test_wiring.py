@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.cli.errors import ExitCode, exit_code_of, lines_of
+from agent.clock import SystemClock
 from agent.config.config import CgroupDriver, ConfigError, MetricsConfig
 from agent.managers.machine import Machine
 from agent.reconcile.errors import EnforcementStartError
-from agent.server.clock import SystemClock
 from agent.server.configured_host import situate
 from agent.server.errors import StartError
 from agent.server.start.wiring import Fakes, Wiring

@@ -1,4 +1,4 @@
-"""The clock of the service, which tests replace."""
+"""The clock that everything waits by, which tests replace."""
 
 from __future__ import annotations
 

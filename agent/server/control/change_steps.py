@@ -1,4 +1,4 @@
-"""How a change takes effect: it is saved, the kernel enforces it, and watchers get an event."""
+"""The steps by which a change takes effect: it is saved, enforced, and watchers get an event."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from agent.server.state import AgentState, DurableState
 
 
-class Changes:
-    """What a queued action of the controller changes the state with.
+class ChangeSteps:
+    """The steps of a queued action of the controller that changes the state.
 
     `kernel` and `worker` are for the blocking questions of an action, `publish` publishes an event
     to all watchers.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.server.clock import SystemClock, wait_for
+from agent.clock import SystemClock, wait_for
 from tests.agent.server.support import FakeClock, in_loop
 
 
