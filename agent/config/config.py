@@ -180,6 +180,11 @@ class BesideKubeletConfig(Struct, frozen=True):
     verify_certificate: bool = True
     exclusive_resource: str = "numawarden.dev/exclusive"
 
+    @property
+    def plugin_directory(self) -> Path:
+        """The directory in which the kubelet and its device plugins have their sockets."""
+        return self.directory / "device-plugins"
+
 
 class KubernetesConfig(Struct, frozen=True):
     """What the agent writes to the API server of the cluster, and how it reaches that server.

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The directory of plugins below the kubelet's, and the file name of this plugin's socket there.
-PLUGIN_DIRECTORY: Final = "device-plugins"
+#: The file name of this plugin's socket in the directory of plugins.
 ENDPOINT: Final = "numawarden.sock"
 #: How many containers of a node can have the resource at a time: more than a kubelet runs (its
 #: maxPods is 110, large nodes have 250), even if each pod has four. The kubelet keeps their names
@@ -77,7 +76,7 @@ Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
 
 
 class ExclusivePlugin:
-    """The plugin of `resource` in the kubelet's `directory`, such as `/var/lib/kubelet`.
+    """The plugin of `resource` in a directory of plugins (`/var/lib/kubelet/device-plugins`).
 
     `names` watches a directory: it yields when the watch is set and whenever a name appears or
     disappears, ends when the directory is gone, and raises `OSError`. `report` is called with the
@@ -101,7 +100,7 @@ class ExclusivePlugin:
         self._decide = decide
         self._names = names
         self._clock = clock
-        self._directory = directory / PLUGIN_DIRECTORY
+        self._directory = directory
         self._kubelet = self._directory / KUBELET_SOCKET
         self._socket = PluginSocket(self._directory, ENDPOINT, self._make_server)
         #: The kubelet's socket (`socket_stamp`) at the last registration, and at the last attempt.

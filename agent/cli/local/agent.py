@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.status import ConfigurationDocument
-    from agent.config.config import Config
+    from agent.config.config import BesideKubeletConfig, Config
     from agent.server.start.wiring import Fakes
+
+#: The mode of the directories that the kubelet makes for itself.
+_KUBELETS_MODE: Final = 0o750
 
 
 @click.command()
@@ -26,7 +29,16 @@ if TYPE_CHECKING:
     help="For trying the agent without root: write cgroups as plain "
     "files in the directory agent.cgroupMount, under the kernel's rules.",
 )
-def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None:
+@click.option(
+    "--make-directories",
+    is_flag=True,
+    help="Only make the directory of the kubelet's device plugins, if the agent is to be one "
+    "(agent.kubelet.exclusiveResource) and the directory is missing. The systemd unit does so "
+    "before the agent starts, which may not make directories there.",
+)
+def run(
+    file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool, make_directories: bool
+) -> None:
     """Run the agent in the foreground until it is sent SIGTERM or SIGINT.
 
     Stopping the agent does not change running workloads; the next start continues.
@@ -36,12 +48,28 @@ def run(file: Path, settings: tuple[str, ...], *, emulate_cgroups: bool) -> None
     from agent.config.file import load_config  # noqa: PLC0415
 
     config = load_config(_content(file), str(file), settings)
+    if make_directories:
+        _make_directories(config.agent.kubelet)
+        return
     run_agent = import_agent()
     fakes = _emulated(config) if emulate_cgroups else None
     try:
         run_agent(config, fakes, _written(config, file, settings))
     except OSError as error:
         # Not a wrong path in the configuration, but an error of the host, which may be temporary.
+        raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
+
+
+def _make_directories(kubelet: BesideKubeletConfig) -> None:
+    """Make what a kubelet would make at its start, with its mode, where the agent is its plugin."""
+    if not (kubelet.enabled and kubelet.exclusive_resource):
+        return
+    try:
+        for directory in (kubelet.directory, kubelet.plugin_directory):
+            if not directory.exists():
+                directory.mkdir(parents=True)
+                directory.chmod(_KUBELETS_MODE)  # which the umask of a unit may not allow at first
+    except OSError as error:
         raise CommandError(text_of(error), ExitCode.ENVIRONMENT) from error
 
 

@@ -84,7 +84,7 @@ def _exclusive_plugin(
 
     decisions = OptInAdmissions(config.exclusive_resource, controller, pods, intake.sync)
     return ExclusivePlugin(
-        config.directory,
+        config.plugin_directory,
         config.exclusive_resource,
         decisions.decide,
         directory_names,

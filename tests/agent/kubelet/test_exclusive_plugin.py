@@ -77,7 +77,7 @@ class Served:
 
     def made(self, names: Callable[[Path], AsyncIterator[object]]) -> ExclusivePlugin:
         return ExclusivePlugin(
-            self.directory,
+            self.plugins,
             RESOURCE,
             self.decisions,
             names,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.kubelet.exclusive_plugin import PLUGIN_DIRECTORY
 from agent.server.lifecycle import SHUTDOWN_SECONDS
 from systemd.bus import PATIENCE_SECONDS
 
@@ -51,7 +50,7 @@ def test_the_agent_is_ready_before_a_kubelet_starts_which_it_does_not_need(
 
 
 def test_the_socket_of_the_plugin_can_be_made_where_the_kubelet_looks_for_it() -> None:
-    directory = AgentConfig().kubelet.directory / PLUGIN_DIRECTORY
+    directory = AgentConfig().kubelet.plugin_directory
     writable = [
         path.removeprefix("-")
         for line in UNIT.read_text().splitlines()
@@ -59,6 +58,14 @@ def test_the_socket_of_the_plugin_can_be_made_where_the_kubelet_looks_for_it() -
         for path in line.partition("=")[2].split()
     ]
     assert str(directory) in writable
+
+
+def test_that_directory_is_made_before_the_start_by_the_agents_own_program(
+    settings: dict[str, str],
+) -> None:
+    """Outside of the sandbox ("+"), and a failure ("-") is the agent's to report."""
+    start = settings["ExecStart"]
+    assert settings["ExecStartPre"] == f"-+{start} --make-directories"
 
 
 def test_threads_are_bounded(settings: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.guest.inside import containerd, kernel
 from tests.guest.inside.agent import SERVICE, Agent
 from tests.guest.inside.commands import run
-from tests.guest.inside.kubelet import DIRECTORY, FakeKubelet, Kubelet, amounts, container
+from tests.guest.inside.kubelet import FakeKubelet, Kubelet, amounts, container
 from tests.guest.inside.real_kubelet import RealKubelet
 
 if TYPE_CHECKING:
@@ -80,8 +80,6 @@ class Node:
         containerd.start(guest, "systemd", nri=True)  # which may come with the real kubelet
         node = cls(guest.checks, kubelet, Agent(guest), dict(settings or {}))
         node.configure()
-        # A kubelet ran here before: what its directory lacks at its start, the agent cannot write.
-        (DIRECTORY / "device-plugins").mkdir(mode=0o750, parents=True)
         UNWATCHED.parent.mkdir(parents=True, exist_ok=True)
         UNWATCHED.write_text("[Service]\nWatchdogSec=0\n")
         node.agent.start()
