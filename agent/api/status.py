@@ -162,6 +162,23 @@ class DoctorDocument(Document, frozen=True):
     checks: tuple[HostCheckDocument, ...]
 
 
+class RuntimeDocument(Document, frozen=True):
+    """The container runtime that asks the agent over NRI what containers get.
+
+    `connected` since, or not since, the Unix time `since`; `error` says why not. `name`, `version`
+    and `nri_version` are those of the last one that was connected, "" before; runtimes before NRI
+    0.12 do not say its version. `connections` counts since the agent started.
+    """
+
+    connected: bool
+    since: float
+    name: str = ""
+    version: str = ""
+    nri_version: str = ""
+    connections: int = 0
+    error: str = ""
+
+
 class ReconcileDocument(Document, frozen=True):
     """The outcome of one comparison of the kernel with the ledger, counts by cause."""
 
@@ -198,7 +215,7 @@ class StatusDocument(Document, frozen=True):
     `drift` the latest settings that another process changed. `unready` says why no pod can be
     admitted, "" if `ready`. `state` and `configuration` are null where the agent has none.
     `cordons` are what an operator took out of use, `cordoned_cpus` the online CPUs among that.
-    `log_level` is that of the log.
+    `log_level` is that of the log. `runtime` is null where the agent is not asked over NRI.
     """
 
     version: str
@@ -225,6 +242,7 @@ class StatusDocument(Document, frozen=True):
     cordons: tuple[CordonDocument, ...] = ()
     cordoned_cpus: str = ""
     log_level: LogLevelDocument | None = None
+    runtime: RuntimeDocument | None = None
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""

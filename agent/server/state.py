@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
+    from agent.runtimes.nri.session import NriSession
     from agent.server.configured_host import ConfiguredHost
     from agent.server.reporting.history import HistoryRecorder
     from agent.sources.errors import SourceUnreadableError
@@ -150,10 +151,10 @@ class AgentState(Struct):
     checkpoint whose CPUs are used by another running pod, by uid, until their pods are admitted or
     removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
     deliver. `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without
-    one. `log_level` is that of the log. `history` is None if none is kept. `changed_before` is
-    what changed since the last run of the agent. `conditions` are all others, by subject.
-    `last_publication` is the Unix time at which the topology was last published to a cluster.
-    `reconcile_period` (in seconds) and
+    one. `runtime` is the session with the container runtime, None without one. `log_level` is that
+    of the log. `history` is None if none is kept. `changed_before` is what changed since the last
+    run of the agent. `conditions` are all others, by subject. `last_publication` is the Unix time
+    at which the topology was last published to a cluster. `reconcile_period` (in seconds) and
     `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
     threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
     were looked for.
@@ -181,6 +182,7 @@ class AgentState(Struct):
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
     kubelet_devices: KubeletDevices | None = None
+    runtime: NriSession | None = None
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
     log_level: LogLevelSwitch = field(default_factory=LogLevelSwitch)
     history: HistoryRecorder | None = None

@@ -78,7 +78,6 @@ async def _check(data: bytes) -> bool:
         lambda remaining: demand(not remaining, "updates that do not fit"),
         seconds=60,
         synchronizing=60,
-        counts={},
         observe=lambda _method, _outcome, seconds: demand(seconds >= 0, "negative seconds"),
         events=lambda info: subscription(info.name, info.version, info.nri_version),
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import EventDocument, FailedPodDocument
     from agent.api.maintenance import CordonDocument
-    from agent.api.status import DriftDocument, StatusDocument
+    from agent.api.status import DriftDocument, RuntimeDocument, StatusDocument
     from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
@@ -70,6 +70,8 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     level = answer.log_level
     if level is not None and level.level != level.configured:
         yield f"  log level  {level_text(level)}"
+    if answer.runtime is not None:
+        yield f"  runtime    {_runtime(answer.runtime)}"
     yield f"  pods       {answer.pods} with {answer.containers} containers"
     yield (
         f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"
@@ -82,6 +84,14 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         yield f"  manifest   {manifest.file}: {manifest.state}{why}"
         if len(manifest.details) > 1:  # a single one is the message
             yield from (f"               {detail}" for detail in manifest.details)
+
+
+def _runtime(runtime: RuntimeDocument) -> str:
+    since = moment(runtime.since)
+    if not runtime.connected:
+        return f"not connected over NRI since {since}: {runtime.error or 'not yet'}"
+    nri = f"NRI {runtime.nri_version}" if runtime.nri_version else "NRI"
+    return f"{runtime.name} {runtime.version}, connected over {nri} since {since}"
 
 
 def _cordoned(cordons: Sequence[CordonDocument]) -> Iterator[str]:

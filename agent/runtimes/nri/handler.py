@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
-
 from agent.runtimes.nri.ttrpc import STATUS_CODES
 
 if TYPE_CHECKING:
@@ -92,18 +90,3 @@ class RuntimeHandler(Protocol):
 
     def disconnected(self, why: str) -> None:
         """Take note of the end of a connection after `configured`; events are missed now."""
-
-
-class EventCount(Struct, frozen=True):
-    """How an event was answered since the agent started.
-
-    `late` are the answers that missed their deadline, `failed` those whose handler raised what it
-    may not raise; the seconds are those of handlers.
-    """
-
-    answered: int = 0
-    rejected: int = 0
-    late: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    slowest: float = 0.0

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
-from msgspec.structs import replace
 
-from agent.runtimes.nri.handler import ContainerRejectedError, EventCount
+from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
 from agent.runtimes.nri.mux import LONGEST_SENT, NriProtocolError
 from agent.runtimes.nri.ttrpc import LateError, TtrpcError, within, words
@@ -52,9 +51,9 @@ class PluginService:
 
     `seconds` is the deadline of a handler, `synchronizing` that of `synchronize`. `events` chooses
     what to subscribe to from a runtime that registered the plugin. `synchronized` is called after
-    the last part of Synchronize with the updates that did not fit in its answer. `counts` are
-    those of all connections, and `observe` gets of each answer the method, the outcome (a field of
-    `EventCount`) and the seconds.
+    the last part of Synchronize with the updates that did not fit in its answer. `observe` gets
+    of each answer the method, the outcome and the seconds of the handler; outcomes are `answered`,
+    `rejected`, `late` (after its deadline) and `failed` (the handler raised what it may not).
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class PluginService:
         *,
         seconds: float,
         synchronizing: float,
-        counts: dict[str, EventCount],
         observe: Callable[[str, str, float], None],
         events: Callable[[RuntimeInfo], Collection[NriEvent]],
     ) -> None:
@@ -72,7 +70,6 @@ class PluginService:
         self._synchronized = synchronized
         self._seconds = seconds
         self._synchronizing = synchronizing
-        self._counts = counts
         self._observe = observe
         self._events = events
         #: The parts of Synchronize until its last, and their bytes.
@@ -247,7 +244,7 @@ class PluginService:
         else:
             return result
         finally:
-            self._count(method, outcome, perf_counter() - began)
+            self._observe(method, outcome, perf_counter() - began)
 
     def _deadline(self, method: str, call: RuntimeCall) -> float:
         seconds = self._synchronizing if method == "Synchronize" else self._seconds
@@ -255,16 +252,6 @@ class PluginService:
         if self.runtime is not None:
             timeouts.append(self.runtime.request_timeout_ms / 1000)
         return min([seconds, *(_SHARE_OF_TIMEOUT * each for each in timeouts if each)])
-
-    def _count(self, method: str, outcome: str, seconds: float) -> None:
-        count = self._counts.get(method, EventCount())
-        self._counts[method] = replace(
-            count,
-            seconds=count.seconds + seconds,
-            slowest=max(count.slowest, seconds),
-            **{outcome: getattr(count, outcome) + 1},
-        )
-        self._observe(method, outcome, seconds)
 
 
 def split_updates(updates: list[Message]) -> tuple[list[Message], list[Message]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -21,17 +20,16 @@ from agent.runtimes.nri.messages import (
 from agent.runtimes.nri.mux import NriProtocolError
 from agent.runtimes.nri.service import PluginService, split_updates
 from agent.runtimes.nri.ttrpc import LateError, TtrpcError, TtrpcLink, within
-from agent.runtimes.nri.values import update_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from agent.clock import Clock
     from agent.rpc.messages import Message
-    from agent.runtimes.nri.handler import EventCount, RuntimeHandler
+    from agent.runtimes.nri.handler import RuntimeHandler
     from agent.runtimes.nri.messages import NriEvent
-    from agent.runtimes.nri.values import Adjustment, RuntimeInfo
+    from agent.runtimes.nri.values import RuntimeInfo
 
 log = structlog.get_logger(__name__)
 
@@ -56,9 +54,8 @@ class SessionState(Struct, frozen=True):
     """What a session does and did.
 
     `connected` is from Synchronize to the end of the connection; `since` is when that last changed
-    (seconds since 1970). `runtime` is the last one that registered the plugin, `last_error` why it
-    is not connected, or was not before. `connections` counts those that were synchronized,
-    `events` what was answered, by method.
+    (seconds since 1970). `runtime` is the last one that synchronized the plugin, `last_error` why
+    it is not connected, or was not before. `connections` counts those that were synchronized.
     """
 
     connected: bool = False
@@ -66,7 +63,6 @@ class SessionState(Struct, frozen=True):
     runtime: RuntimeInfo | None = None
     last_error: str = ""
     connections: int = 0
-    events: Mapping[str, EventCount] = MappingProxyType({})
 
 
 class NriSession:
@@ -74,7 +70,7 @@ class NriSession:
 
     `name` and `index` (two digits; plugins are called in their order) are how the runtime calls the
     plugin. `seconds` is the deadline of every handler, `synchronizing` that of `synchronize`.
-    `observe` gets the method, the outcome (a field of `EventCount`) and the seconds of each answer.
+    `observe` gets the method, the outcome and the seconds of each answer (`PluginService`).
     """
 
     def __init__(  # noqa: PLR0913  # each is one fact about the plugin
@@ -97,16 +93,14 @@ class NriSession:
         self._seconds = seconds
         self._synchronizing = synchronizing
         self._observe = observe
-        self._counts: dict[str, EventCount] = {}
         #: The runtime that did not synchronize the plugin.
         self._silent: RuntimeInfo | None = None
         self._state = SessionState(since=clock.time())
-        self._link: TtrpcLink | None = None
 
     @property
     def state(self) -> SessionState:
-        """What the session does and did, as of now."""
-        return replace(self._state, events=MappingProxyType(dict(self._counts)))
+        """What the session does and did."""
+        return self._state
 
     async def serve(self) -> None:
         """Serve the runtime until cancelled, whatever becomes of it and of its socket."""
@@ -119,19 +113,6 @@ class NriSession:
                 pause = FIRST_PAUSE
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-
-    async def update_containers(
-        self, adjustments: Mapping[str, Adjustment], seconds: float = UPDATE_SECONDS
-    ) -> frozenset[str]:
-        """Let the runtime update containers, by id; return those that it could not update.
-
-        Raises `TtrpcError`: UNAVAILABLE without a connection, DEADLINE_EXCEEDED after `seconds`
-        without an answer; what does not fit in one message takes several calls.
-        Never to be awaited by a handler: the runtime answers after the handler.
-        """
-        if self._link is None:
-            raise TtrpcError("UNAVAILABLE", "no runtime is connected")
-        return await _updated(self._link, update_messages(adjustments), seconds)
 
     async def _served_once(self) -> str:
         """Serve one connection; return why it ended."""
@@ -149,7 +130,6 @@ class NriSession:
             connection.synchronizations.put_nowait,
             seconds=self._seconds,
             synchronizing=self._synchronizing,
-            counts=self._counts,
             observe=self._observe,
             events=self._subscription,
         )
@@ -157,7 +137,6 @@ class NriSession:
         try:
             return await self._until_ended(link, service, connection)
         finally:
-            self._link = None
             writer.transport.abort()
             if service.runtime is not None:
                 self._disconnected(connection.why)
@@ -198,7 +177,7 @@ class NriSession:
                 f"the runtime registered the plugin and did not synchronize it within "
                 f"{SYNCHRONIZE_SECONDS:g} s"
             )
-        self._connected(link, service)
+        self._connected(service)
         while True:
             await _repair(link, remaining)
             remaining = await connection.synchronizations.get()
@@ -208,8 +187,7 @@ class NriSession:
             return smallest_subscription()
         return subscription(runtime.name, runtime.version, runtime.nri_version)
 
-    def _connected(self, link: TtrpcLink, service: PluginService) -> None:
-        self._link = link
+    def _connected(self, service: PluginService) -> None:
         runtime = service.runtime
         self._state = replace(
             self._state,
@@ -268,7 +246,7 @@ class _Connection:
 async def _repair(link: TtrpcLink, remaining: list[Message]) -> None:
     """Update the containers of Synchronize that did not fit in its answer."""
     try:
-        failed = await _updated(link, remaining, UPDATE_SECONDS)
+        failed = await _updated(link, remaining)
     except TtrpcError as error:
         log.warning("NRI containers not repaired", containers=len(remaining), error=str(error))
     else:
@@ -276,14 +254,16 @@ async def _repair(link: TtrpcLink, remaining: list[Message]) -> None:
             log.warning("NRI containers not repaired", containers=len(failed), error="")
 
 
-async def _updated(link: TtrpcLink, updates: list[Message], seconds: float) -> frozenset[str]:
+async def _updated(link: TtrpcLink, updates: list[Message]) -> frozenset[str]:
     """Let the runtime update containers in as few calls as can be; return those that failed."""
     failed: set[str] = set()
     while updates:
         part, updates = split_updates(updates)
         request = V1ALPHA1["UpdateContainersRequest"]()
         request.update.extend(part)
-        data = await link.call(RUNTIME, "UpdateContainers", request.SerializeToString(), seconds)
+        data = await link.call(
+            RUNTIME, "UpdateContainers", request.SerializeToString(), UPDATE_SECONDS
+        )
         try:
             response = V1ALPHA1["UpdateContainersResponse"].FromString(data)
         except DecodeError as error:

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api import views
-from agent.api.status import StateDirectoryDocument, StatusDocument
+from agent.api.status import RuntimeDocument, StateDirectoryDocument, StatusDocument
 from agent.api.views import cordon_documents
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
+    from agent.runtimes.nri.session import SessionState
     from agent.server.state import AgentState
 
 
@@ -45,9 +46,23 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         conditions=state.dated_conditions(now),
         drift=state.drift,
         log_level=state.log_level.document(),
+        runtime=None if state.runtime is None else _runtime_document(state.runtime.state),
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),
         # The full reasons are in `rejected` and in the pod's document.
         failed=tuple(replace(each.status, rejection=None, explanation=None) for each in rejections),
+    )
+
+
+def _runtime_document(session: SessionState) -> RuntimeDocument:
+    runtime = session.runtime
+    return RuntimeDocument(
+        connected=session.connected,
+        since=session.since,
+        name="" if runtime is None else runtime.name,
+        version="" if runtime is None else runtime.version,
+        nri_version="" if runtime is None else runtime.nri_version,
+        connections=session.connections,
+        error="" if session.connected else session.last_error,
     )

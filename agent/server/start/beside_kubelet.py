@@ -59,6 +59,8 @@ def _runtime(
         socket, events, controller.clock, seconds=_LONGEST_ANSWER, observe=events.observe
     )
 
+    controller.state.runtime = session
+
     async def serve() -> None:
         try:
             await session.serve()

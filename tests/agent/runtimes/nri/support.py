@@ -117,6 +117,12 @@ class RecordingHandler:
         self.cancelled: list[str] = []
         self.fails_when_cancelled = False
         self.ended = asyncio.Event()
+        #: Of each answer the method and the outcome.
+        self.outcomes: list[tuple[str, str]] = []
+
+    def observe(self, method: str, outcome: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.outcomes.append((method, outcome))
 
     def _note(self, method: str, text: str, value: object = None) -> None:
         self.events.append(f"{method} {text}".rstrip())
@@ -196,7 +202,9 @@ async def serving(
     **options: Any,  # noqa: ANN401  # those of NriSession
 ) -> AsyncIterator[NriSession]:
     """Let a session serve the runtime behind a socket."""
-    session = NriSession(socket, handler, clock or ManualClock(), **options)
+    session = NriSession(
+        socket, handler, clock or ManualClock(), observe=handler.observe, **options
+    )
     task = asyncio.create_task(session.serve())
     try:
         yield session

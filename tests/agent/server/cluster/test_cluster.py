@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pytest
 from msgspec.structs import replace
 
+from agent.cli.main import run_command
 from agent.clock import SystemClock
 from agent.config.config import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
@@ -208,6 +209,29 @@ async def test_a_mixed_pod_gets_what_its_manifest_asks_for(cluster: Cluster) -> 
         check_mixed(cluster)
         variables = cluster.runtime.of("app").environment
         assert str(cluster.cpus("app")) in variables.values()
+
+
+@in_loop
+async def test_the_status_shows_the_runtime_and_since_when_it_is_connected_or_not(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def shown() -> str:
+        socket = cluster.world.socket
+        await asyncio.to_thread(run_command, ["status", "--socket", str(socket)])
+        [line] = [each for each in capsys.readouterr().out.splitlines() if "  runtime  " in each]
+        return line
+
+    async with cluster.with_runtime(), cluster.with_agent():
+        runtime = (await asyncio.to_thread(cluster.agent.client.status)).runtime
+        assert runtime is not None
+        assert (runtime.connected, runtime.connections, runtime.error) == (True, 1, "")
+        line = await shown()
+        assert f"{runtime.name} {runtime.version}, connected over NRI" in line
+        assert runtime.nri_version in line
+        await cluster.runtime.stop()
+        session = cluster.agent.controller.state.runtime
+        await until(lambda: session is not None and not session.state.connected)
+        assert "  runtime    not connected over NRI since " in await shown()
 
 
 @in_loop
