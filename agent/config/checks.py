@@ -29,6 +29,8 @@ from agent.parsing.errors import Mistake
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+#: What to do where packages of the extra `grpc` are missing.
+INSTALL_GRPC: Final = "install the extra: pip install 'numawarden[grpc]'"
 _CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
 #: The packages of the extra `grpc` by the modules that are imported of them.
@@ -174,8 +176,7 @@ def _extra_problems(config: Config) -> Iterator[Mistake]:
         if asked and missing:
             yield Mistake(
                 key,
-                f"{what} {' and '.join(missing)}, not installed here; run: pip install "
-                "'numawarden[grpc]'",
+                f"{what} {' and '.join(missing)}, not installed here; {INSTALL_GRPC}",
             )
 
 

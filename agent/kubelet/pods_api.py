@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 from msgspec import Struct
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.kubelet.reported_pods import ReportedPod, ReportedPods
-    from agent.rpc.messages import Message, MessageClass
+    from agent.rpc.calls import SocketClient
+    from agent.rpc.messages import Message
 
 SERVICE: Final = "v1alpha1.Pods"
 #: The socket below the kubelet's directory.
@@ -65,24 +66,7 @@ class PodEvent(Struct, frozen=True):
     error: UnreadablePodError | None = None
 
 
-class PodsClient(Protocol):
-    """The client of a socket (`agent.rpc.calls.Client`)."""
-
-    async def call(
-        self, method: str, request: Message, response: MessageClass, seconds: float
-    ) -> Any:  # noqa: ANN401  # messages are made at run time
-        """Return the response of a method; raises `CallError`, also after `seconds`."""
-
-    def stream(
-        self, method: str, request: Message, response: MessageClass
-    ) -> AsyncGenerator[Any, None]:
-        """Yield the responses of a method until the server ends; raises `CallError`."""
-
-    async def close(self) -> None:
-        """Close the connection and end all calls."""
-
-
-def dial(socket: Path) -> PodsClient:
+def dial(socket: Path) -> SocketClient:
     """Return a client of a kubelet's socket."""
     return Client(socket, SERVICE)
 
@@ -90,11 +74,11 @@ def dial(socket: Path) -> PodsClient:
 class PodsApi:
     """The Pods API of one kubelet; its socket need not exist yet. Close it in the end."""
 
-    def __init__(self, directory: Path, dial: Callable[[Path], PodsClient] = dial) -> None:
+    def __init__(self, directory: Path, dial: Callable[[Path], SocketClient] = dial) -> None:
         self.socket = directory / SOCKET
         self.way = f"Pods API ({self.socket})"
         self._dial = dial
-        self._client: PodsClient | None = None
+        self._client: SocketClient | None = None
 
     async def pods(self, seconds: float) -> ReportedPods:
         """Return all pods of the kubelet, those before their admission included.
@@ -170,7 +154,7 @@ class PodsApi:
         except UnreadablePodError as error:
             return PodEvent(kind, error=error)
 
-    def _connected(self) -> PodsClient:
+    def _connected(self) -> SocketClient:
         """Return the client; raises `PodsUnavailableError` where there is no socket to connect."""
         if self._client is None:
             # Without a socket gRPC would try for the whole deadline.

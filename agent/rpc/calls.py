@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -46,6 +46,23 @@ class CallError(Exception):
         super().__init__(f"{code}: {message}" if message else code)
         self.code = code
         self.message = message
+
+
+class SocketClient(Protocol):
+    """What is asked of a `Client`, in whose place a test may have another."""
+
+    async def call(
+        self, method: str, request: Message, response: MessageClass, seconds: float
+    ) -> Any:  # noqa: ANN401  # messages are made at run time
+        """Return the response of a method; raises `CallError`, also after `seconds`."""
+
+    def stream(
+        self, method: str, request: Message, response: MessageClass
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the responses of a method until the server ends; raises `CallError`."""
+
+    async def close(self) -> None:
+        """Close the connection and end all calls."""
 
 
 class Client:

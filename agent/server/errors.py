@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from agent.config.checks import INSTALL_GRPC
 from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.errors import ManagerError
 from agent.parsing.errors import DocumentError, Mistake
@@ -80,7 +81,7 @@ class NotReadyError(RequestError):
 def missing_extra(key: str, error: ImportError) -> StartError:
     """Return the error for a key that needs the extra `grpc`, which is not installed."""
     found = f"{error.name} is not installed"
-    return StartError(key, found, "install the extra: pip install 'numawarden[grpc]'")
+    return StartError(key, found, INSTALL_GRPC)
 
 
 class BusyError(RequestError):

@@ -67,8 +67,10 @@ def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredF
     try:
         from agent.tools.doctor.calls import with_answers  # noqa: PLC0415  # not for help
     except ModuleNotFoundError as error:
-        message = f"to ask the kubelet and the runtime takes {error.name}, which is not installed; "
-        message += "install the extra: pip install 'numawarden[grpc]'"
+        from agent.config.checks import INSTALL_GRPC  # noqa: PLC0415  # not for help
+
+        message = f"asking the kubelet and the runtime: {error.name} is not installed; "
+        message += INSTALL_GRPC
         raise CommandError(message, ExitCode.ENVIRONMENT) from error
     return with_answers(config, facts, root)
 

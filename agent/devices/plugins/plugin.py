@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.devices.plugins.answers import (
     PluginOptions,
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from agent.devices.plugins.metrics import Measure
     from agent.devices.plugins.registration import Registrant
     from agent.managers.allocations.delivery import Delivery
-    from agent.rpc.messages import Message, MessageClass
+    from agent.rpc.calls import SocketClient
+    from agent.rpc.messages import Message
 
 _UNREACHABLE: Final = "UNAVAILABLE"
 _TIMEOUT: Final = "DEADLINE_EXCEEDED"
@@ -38,23 +39,6 @@ _GET_OPTIONS: Final = "get device plugin options"
 LONGEST_WORDS: Final = 500
 
 AnswerT = TypeVar("AnswerT")
-
-
-class PluginClient(Protocol):
-    """The client of a plugin's socket (`agent.rpc.calls.Client`)."""
-
-    async def call(
-        self, method: str, request: Message, response: MessageClass, seconds: float
-    ) -> Any:  # noqa: ANN401  # messages are made at run time
-        """Return the response of a method; raises `CallError`, also after `seconds`."""
-
-    def stream(
-        self, method: str, request: Message, response: MessageClass
-    ) -> AsyncGenerator[Any, None]:
-        """Yield the responses of a method until the server ends; raises `CallError`."""
-
-    async def close(self) -> None:
-        """Close the connection and end all calls."""
 
 
 class SkippedCallError(Exception):
@@ -67,7 +51,7 @@ class Plugin:
     def __init__(
         self,
         registrant: Registrant,
-        client: PluginClient,
+        client: SocketClient,
         deadlines: Deadlines,
         clock: Clock,
         measure: Measure,

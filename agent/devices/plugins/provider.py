@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.devices.plugins.metrics import Measure
-    from agent.devices.plugins.plugin import PluginClient
     from agent.managers.allocations.delivery import Delivery
     from agent.managers.policy import PluginDevice
+    from agent.rpc.calls import SocketClient
     from agent.rpc.messages import Message
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ _REGISTERING: Final = 16
 AnswerT = TypeVar("AnswerT")
 
 
-def dial(socket: Path) -> PluginClient:
+def dial(socket: Path) -> SocketClient:
     """Return a client of the plugin that serves a socket."""
     return Client(socket, DEVICE_PLUGIN)
 
@@ -73,7 +73,7 @@ class DevicePlugins:
         configured: Collection[str] = (),
         known: Mapping[str, tuple[PluginDevice, ...]],
         deadlines: Deadlines = Deadlines(),  # noqa: B008  # a frozen value
-        dial: Callable[[Path], PluginClient] = dial,
+        dial: Callable[[Path], SocketClient] = dial,
     ) -> None:
         self._directory = PluginDirectory(directory)
         self._clock = clock

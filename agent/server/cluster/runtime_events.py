@@ -3,8 +3,8 @@
 What a pod gets is decided for the whole pod when its sandbox starts, in the controller's queue as
 for any pod; CPUs that become exclusive have then left the shared pool, and that was verified. So
 the creation of a container is answered from memory. Where it comes before the decision is ready,
-the kubelet has to try again, unless the pod has nothing of its own. What started while the agent
-did not answer gets its settings from the next comparison.
+the kubelet has to try again, unless the pod requests no exclusive resources. What started while the
+agent did not answer gets its settings from the next comparison.
 
 A sandbox is never rejected: that leaks processes, and a later start of containerd 2.1.9 fails for
 good (containerd#13609). A pod is rejected at the creation of its first container.
@@ -207,7 +207,7 @@ class RuntimeEvents:
     ) -> Adjustment | None:
         """Return what a container gets; raises `ContainerRejectedError`.
 
-        A container of a pod that has nothing of its own waits for no decision.
+        A container of a pod that requests no exclusive resources waits for no decision.
         """
         uid = sandbox.uid
         deadline = asyncio.get_running_loop().time() + DECISION_SECONDS
@@ -348,14 +348,14 @@ class RuntimeEvents:
             yield from record.unenforced
 
     async def _without_allocation(self, uid: str, deadline: float) -> None:
-        """Reject a pod that demands resources of its own, unless it may run without them.
+        """Reject a pod that requests exclusive resources, unless it may run without them.
 
         That it runs without them is saved first, so that it is decided on but once; a save that
         takes until after the `deadline` of the loop's clock goes on.
         """
         why, pod = self._rejected.get(uid, ""), self._pods.specification(uid)
-        if not why or pod is None or not self._demands_own(pod):
-            return  # its specification is not known, or it has nothing of its own to lose
+        if not why or pod is None or not self._requests_exclusive(pod):
+            return  # its specification is not known, or it requests no exclusive resources
         if self._on_reject is OnReject.FAIL:
             raise ContainerRejectedError(_REJECTED, why)
         sharing = asyncio.create_task(self._share(pod, why))
@@ -377,11 +377,11 @@ class RuntimeEvents:
             return  # the container starts without the agent, which decides once it runs again
 
     def _shares(self, uid: str) -> bool:
-        """Return whether it is known that a pod demands nothing of its own."""
+        """Return whether it is known that a pod requests no exclusive resources."""
         pod = self._pods.specification(uid)
-        return pod is not None and not self._demands_own(pod)
+        return pod is not None and not self._requests_exclusive(pod)
 
-    def _demands_own(self, pod: Pod) -> bool:
+    def _requests_exclusive(self, pod: Pod) -> bool:
         demand = self._controller.state.configured.rules.demand(pod)
         return any(each.may_have(name) for each in demand.containers for name in demand.parts)
 
@@ -392,7 +392,7 @@ class RuntimeEvents:
         value of the counter.
         """
         pod = self._pods.specification(sandbox.uid)
-        fails = self._on_reject is OnReject.FAIL and pod is not None and self._demands_own(pod)
+        fails = self._on_reject is OnReject.FAIL and pod is not None and self._requests_exclusive(pod)
         result = "rejected" if fails else "shared"
         self._controller.metrics.counters.add(names.CONTAINERS_NOT_READY, reason, result)
         if fails:

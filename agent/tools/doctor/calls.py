@@ -90,14 +90,7 @@ async def _pods_api(
     if not facts.kubelet.pods_api.there:
         return None
     api = PodsApi(below(root, config.agent.kubelet.directory))
-    way = f"the Pods API at {facts.kubelet.pods_api.path}"
-    try:
-        listed = await api.pods(seconds)
-    except PodsUnavailableError as error:
-        return AskedWay(way, problem=error.found)
-    finally:
-        await api.close()
-    return AskedWay(way, len(listed.pods))
+    return await _asked(f"the Pods API at {facts.kubelet.pods_api.path}", api, seconds)
 
 
 async def _pods_endpoint(config: Config, seconds: float) -> AskedWay | None:
@@ -106,11 +99,15 @@ async def _pods_endpoint(config: Config, seconds: float) -> AskedWay | None:
         return None
     trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
     endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
-    way = f"the kubelet's endpoint {kubelet.pods_endpoint}"
+    return await _asked(f"the kubelet's endpoint {kubelet.pods_endpoint}", endpoint, seconds)
+
+
+async def _asked(way: str, pods: PodsApi | PodsEndpoint, seconds: float) -> AskedWay:
+    """Return how many pods a way lists, or why it does not, and close it."""
     try:
-        listed = await endpoint.pods(seconds)
+        listed = await pods.pods(seconds)
     except PodsUnavailableError as error:
         return AskedWay(way, problem=error.found)
     finally:
-        await endpoint.close()
+        await pods.close()
     return AskedWay(way, len(listed.pods))

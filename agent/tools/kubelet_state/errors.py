@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.config.checks import INSTALL_GRPC
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -56,10 +58,7 @@ class MissingExtraError(KubeletStateError):
     """The device manager's file has what only a package of the extra grpc can read or write."""
 
     def __init__(self, package: str) -> None:
-        super().__init__(
-            f"responses of device plugins: {package} is not installed;"
-            " install the extra: pip install 'numawarden[grpc]'"
-        )
+        super().__init__(f"responses of device plugins: {package} is not installed; {INSTALL_GRPC}")
         self.package = package
 
 
