@@ -54,7 +54,7 @@ def initial_state(
         changed = _log_changes(configured, saved)
         ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
         orphaned = orphaned_since(saved, boot_id)
-        # What runs shared is decided anew at a boot, before its containers start again.
+        # What runs shared is decided again at a boot, before its containers start.
         shared = NONE_SHARED if _rebooted(saved, boot_id) else saved.shared
         durable = DurableState(ledger, saved.bindings, orphaned, saved.cordons, shared)
     state = AgentState(configured, durable, boot_id, started=now, changed_before=changed)
