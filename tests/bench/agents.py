@@ -48,6 +48,7 @@ _UID: Final = "00000000-0000-4000-8000-{:012d}"
 #: Admissions of one figure; each is followed by a removal, which is not timed.
 _ADMISSIONS: Final = {10: 100, 250: 30, 2500: 5}
 _CONTAINERS: Final = 5
+_PASSES: Final = 30
 _SETTLING_SECONDS: Final = 2.0
 _REST_SECONDS: Final = 30.0
 
@@ -65,7 +66,7 @@ def admissions() -> Iterator[Figure]:
             run = partial(_decide_and_save, rules, ledger, store, asked)
             yield measure(f"admit/{_HOST}/saved-pods{pods}", run, most=300)
     for pods in ADMITTED:
-        samples = asyncio.run(_started(pods, _ADMISSIONS[pods]))[1]
+        samples = asyncio.run(started(pods, _ADMISSIONS[pods]))[1]
         yield of_samples(f"admit/{_HOST}/enforced-pods{pods}", samples)
 
 
@@ -75,12 +76,12 @@ def starts() -> Iterator[Figure]:
     for _ in range(5):
         with on_tmpfs() as folder:
             host = EmbeddedHost(folder)
-            started = perf_counter_ns()
+            begun = perf_counter_ns()
             with host.agent("pod"):
-                samples.append(perf_counter_ns() - started)
+                samples.append(perf_counter_ns() - begun)
     yield of_samples(f"start/{_HOST}/process", samples)
     for pods in ADMITTED:
-        yield of_samples(f"start/{_HOST}/pods{pods}", [asyncio.run(_started(pods, 0))[0]])
+        yield of_samples(f"start/{_HOST}/pods{pods}", [asyncio.run(started(pods, 0))[0]])
 
 
 def at_rest() -> Iterator[Rest]:
@@ -98,7 +99,7 @@ def at_rest() -> Iterator[Rest]:
 def reconciling() -> Iterator[Figure]:
     """Reconcile 100 and 500 pods of five containers each, with nothing to repair and no write."""
     for pods in (100, 500):
-        yield asyncio.run(_reconciling(pods))
+        yield asyncio.run(reconciled(pods))
 
 
 class CountingKernel(EmulatedKernel):
@@ -162,14 +163,14 @@ def _checkpoint(world: World, pods: int) -> None:
         store.save(state_of(rules, ledger))
 
 
-async def _started(pods: int, admissions: int) -> tuple[int, list[int]]:
+async def started(pods: int, admissions: int) -> tuple[int, list[int]]:
     """Return how long a start with so many pods in the checkpoint took, and then admissions."""
     with on_tmpfs() as folder:
         world = _world(folder)
         _checkpoint(world, pods)
-        started = perf_counter_ns()
+        begun = perf_counter_ns()
         async with running(world) as agent:
-            ready = perf_counter_ns() - started
+            ready = perf_counter_ns() - begun
             await agent.controller.reconcile()
             settle_memory()
             return ready, [await _admitted(agent, 10_000 + n) for n in range(admissions)]
@@ -187,7 +188,7 @@ async def _admitted(agent: Running, number: int) -> int:
     return taken
 
 
-async def _reconciling(pods: int) -> Figure:
+async def reconciled(pods: int, passes: int = _PASSES) -> Figure:
     """Return how long a pass takes that finds nothing; raises when it wrote or found anything."""
     with on_tmpfs() as folder:
         world = _world(folder)
@@ -200,7 +201,7 @@ async def _reconciling(pods: int) -> Figure:
             settled = sum(map(kernel.is_set, _cgroups(pods)))
             kernel.writes = 0
             settle_memory()
-            samples = [await _pass(agent) for _ in range(30)]
+            samples = [await _pass(agent) for _ in range(passes)]
     if settled != pods * _CONTAINERS:
         raise RuntimeError(f"the agent has found {settled} containers only")
     if kernel.writes:
@@ -210,7 +211,9 @@ async def _reconciling(pods: int) -> Figure:
 
 async def _run_pod(agent: Running, uid: str) -> None:
     members = [app(f"c{place}", resources("cpu=1m", "cpu=20m")) for place in range(_CONTAINERS)]
-    await agent.controller.admit(pod(*members, uid=uid))
+    answer = await agent.controller.admit(pod(*members, uid=uid, name=uid))
+    if not answer.admitted:
+        raise RuntimeError(f"the pod of a figure was not admitted: {answer.rejection}")
     for place, cgroup in enumerate(_containers(uid)):
         agent.world.kernel.mkdir(cgroup)
         agent.world.kernel.spawn(cgroup, int(uid[-12:]) * 10 + place + 2)

@@ -142,19 +142,19 @@ def _devices(kind: str, machine: Machine, each: int, every: int) -> Iterator[Plu
 
 def pod_of(uid: str, asked: str) -> Pod:
     """Return a pod of one Guaranteed container that asks for this."""
-    return pod(app("main", guaranteed(asked)), uid=uid)
+    return pod(app("main", guaranteed(asked)), uid=uid, name=uid)
 
 
 def guaranteed_pod(uid: str, cpus: int = 2) -> Pod:
     """Return a pod of one Guaranteed container."""
-    return pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid)
+    return pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid, name=uid)
 
 
 def pod_level_pod(uid: str) -> Pod:
     """Return a pod with a budget: one container exclusive, two sharing."""
     budget = guaranteed("cpu=4 memory=2Gi")
     exclusive = app("main", guaranteed("cpu=2 memory=1Gi"))
-    return pod(exclusive, app("side"), app("logs"), of_pod=budget, uid=uid)
+    return pod(exclusive, app("side"), app("logs"), of_pod=budget, uid=uid, name=uid)
 
 
 def unalignable(rules_in_force: EffectivePolicy, ledger: Ledger) -> Iterator[tuple[str, str]]:
@@ -173,7 +173,7 @@ def unalignable(rules_in_force: EffectivePolicy, ledger: Ledger) -> Iterator[tup
 
 def shared_pod(uid: str) -> Pod:
     """Return a pod that holds nothing exclusively."""
-    return pod(app("main"), uid=uid)
+    return pod(app("main"), uid=uid, name=uid)
 
 
 def filled(rules_in_force: EffectivePolicy, share: float) -> Ledger:

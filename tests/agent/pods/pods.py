@@ -42,11 +42,12 @@ def pod(
     of_pod: Resources | None = None,
     status_qos: QosClass | None = None,
     uid: str = "u-1",
+    name: str = "p",
     annotations: Mapping[str, str] | None = None,
 ) -> Pod:
     return Pod(
         uid=uid,
-        name="p",
+        name=name,
         namespace="default",
         containers=tuple(c for c in containers if c.kind is ContainerKind.APP),
         init_containers=tuple(c for c in containers if c.kind is not ContainerKind.APP),
