@@ -20,7 +20,7 @@ from cgroupfs.errors import CgroupPathError, TreeLockedError
 from cgroupfs.mount import check_root
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 
 _NAME_MAX: Final = 255
@@ -135,6 +135,16 @@ def ancestors(path: str) -> tuple[str, ...]:
         return ()
     parts = path.split("/")
     return tuple("/".join(parts[:depth]) for depth in range(len(parts)))
+
+
+def all_ancestors(paths: Iterable[str]) -> frozenset[str]:
+    """Return every ancestor of any of the paths, each found once however many lie below."""
+    found: set[str] = set()
+    above = {parent(path) for path in paths if path}
+    while above:
+        found |= above
+        above = {parent(path) for path in above if path} - found
+    return frozenset(found)
 
 
 def is_within(path: str, places: Collection[str]) -> bool:

@@ -24,7 +24,7 @@ from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from agent.managers.allocations.demand import PodDemand
     from agent.managers.allocations.ledger import ContainerAllocation, Ledger
@@ -173,6 +173,18 @@ def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
     violations) stays with the other pod. An unknown uid changes nothing.
     """
     return released(rules, ledger, uid)
+
+
+def start_containers(
+    rules: EffectivePolicy, ledger: Ledger, uid: str, names: Iterable[str]
+) -> Ledger:
+    """Return the ledger after these containers of a pod started; see `start_container`."""
+    allocation = ledger.allocations.get(uid)
+    if allocation is None or all(c.kind is not ContainerKind.INIT for c in allocation.containers):
+        return ledger  # nearly every pod, and each comparison asks about all of them
+    for name in names:
+        ledger = start_container(rules, ledger, uid, name)
+    return ledger
 
 
 def start_container(rules: EffectivePolicy, ledger: Ledger, uid: str, name: str) -> Ledger:

@@ -13,7 +13,7 @@ from agent.reconcile.desired.settings import ABOVE_PODS, Role
 from cgroupfs.apply import WriteResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.diff import Difference
@@ -137,17 +137,15 @@ class EnforcementReport(Struct, frozen=True, dict=True):
         """The cgroups whose repair is delayed."""
         return tuple(sorted({each.cgroup for each in self.postponed}))
 
-    @property
-    def running(self) -> tuple[tuple[str, str], ...]:
-        """The containers (uid, name) with a populated cgroup."""
-        return tuple(
-            (each.desired.pod, each.desired.container)
-            for each in self.cgroups
-            if each.desired.role is Role.CONTAINER
-            and each.desired.container
-            and each.state is not None
-            and each.state.populated
-        )
+    @cached_property
+    def running(self) -> Mapping[str, Sequence[str]]:
+        """The names of the containers with a populated cgroup, by the uid of their pod."""
+        found: dict[str, list[str]] = {}
+        for each in self.cgroups:
+            desired, state = each.desired, each.state
+            if desired.role is Role.CONTAINER and desired.container and state and state.populated:
+                found.setdefault(desired.pod, []).append(desired.container)
+        return MappingProxyType(found)
 
     def cgroups_of(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import CgroupPathError
-from cgroupfs.tree import KernelTree, ancestors, check_file, check_path, is_within, join, parent
+from cgroupfs.tree import (
+    KernelTree,
+    all_ancestors,
+    ancestors,
+    check_file,
+    check_path,
+    is_within,
+    join,
+    parent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,6 +157,13 @@ def test_no_descriptor_is_left_open(tree: KernelTree) -> None:
 def test_paths_are_taken_apart_and_put_together() -> None:
     assert ancestors("a/b/c") == ("", "a", "a/b")
     assert ancestors("") == ()
+
+
+def test_ancestors_of_several_cgroups_are_those_of_each() -> None:
+    paths = ["a/b/c", "a/b/d", "a", "e/f", ""]
+
+    assert all_ancestors(paths) == {above for path in paths for above in ancestors(path)}
+    assert all_ancestors([]) == all_ancestors([""]) == frozenset()
     assert (parent("a/b"), parent("a"), parent("")) == ("a", "", "")
     assert (join("", "a"), join("a", "b")) == ("a", "a/b")
 

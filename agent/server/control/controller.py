@@ -433,8 +433,8 @@ class Controller:
     async def _note_started(self, outcome: EnforcementReport) -> None:
         """Free allocations of init containers whose successors run (the kubelet's AddContainer)."""
         rules, ledger = self.state.configured.rules, self.state.ledger
-        for uid, container in outcome.running:
-            ledger = admission.start_container(rules, ledger, uid, container)
+        for uid, containers in outcome.running.items():
+            ledger = admission.start_containers(rules, ledger, uid, containers)
         if ledger is not self.state.ledger:
             await self._saving.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1

@@ -12,7 +12,7 @@ from agent.reconcile.report import count_causes
 from agent.server.metrics import names
 from agent.server.reporting.drift import DriftReporter
 from agent.server.reporting.records import details
-from cgroupfs.tree import ancestors
+from cgroupfs.tree import all_ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,14 +65,14 @@ class OutcomeReporter:
 
     def _note_cgroups(self, outcome: EnforcementReport) -> None:
         self.renewed.update(outcome.renewed)
+        paths = outcome.paths
         if outcome.pods is not None:
-            self.cgroups.update(outcome.paths)
-        elif outcome.paths:
-            self.cgroups = set(outcome.paths)
+            self.cgroups.update(paths)
+        elif paths:
+            self.cgroups = set(paths)
             if self.renewed:
                 # Removed cgroups need no watch; without watches the set would only grow.
-                around = {above for cgroup in self.cgroups for above in ancestors(cgroup)}
-                self.renewed &= self.cgroups | around
+                self.renewed &= self.cgroups | all_ancestors(self.cgroups)
         self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
 
     def note_contest(self, outcome: EnforcementReport) -> None:

@@ -72,10 +72,14 @@ def verification(
 
 def territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
     """Yield the exclusive CPUs of each pod, with the cgroups of the pod that were observed."""
-    for uid, allocation in target.ledger.allocations.items():
-        cgroups = tuple(each.desired.setting.cgroup for each in report.cgroups_of(uid))
-        if allocation.exclusive_cpus:
-            yield ExclusiveTerritory(uid, allocation.exclusive_cpus, cgroups)
+    owned: dict[str, list[str]] = {
+        uid: [] for uid, pod in target.ledger.allocations.items() if pod.exclusive_cpus
+    }
+    for each in report.cgroups:
+        if each.desired.pod in owned:
+            owned[each.desired.pod].append(each.desired.setting.cgroup)
+    for uid, cgroups in owned.items():
+        yield ExclusiveTerritory(uid, target.ledger.allocations[uid].exclusive_cpus, tuple(cgroups))
 
 
 def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[AncestorDocument]:

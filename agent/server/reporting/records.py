@@ -103,15 +103,14 @@ class PodRecords(Struct):
         return MappingProxyType(news)
 
     def note_running(
-        self, running: Iterable[tuple[str, str]], pods: Collection[str] | None
+        self, running: Mapping[str, Collection[str]], pods: Collection[str] | None
     ) -> None:
-        """Take over which containers (pod uid, name) have a cgroup; None: of all pods."""
-        found: dict[str, set[str]] = {uid: set() for uid in (self.pods if pods is None else pods)}
-        for uid, container in running:
-            found.setdefault(uid, set()).add(container)
-        for uid, containers in found.items():
-            if uid in self.pods or containers:
-                self.of(uid).running = frozenset(containers)
+        """Take over which containers (names by pod uid) have a cgroup; None: of all pods."""
+        for uid, containers in running.items():
+            self.of(uid).running = frozenset(containers)
+        for uid in self.pods if pods is None else pods:
+            if uid not in running and uid in self.pods:
+                self.pods[uid].running = frozenset()
 
     @property
     def unenforced(self) -> int:

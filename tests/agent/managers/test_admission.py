@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.admission import admit, remove, start_container
+from agent.managers.admission import admit, remove, start_container, start_containers
 from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
 from agent.managers.decision import Decision, Reason
 from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
@@ -260,6 +260,15 @@ class TestInitContainers:
         rules, ledger = self.rules_and_ledger()
         assert start_container(rules, ledger, "u-1", "i1") is ledger
         assert start_container(rules, ledger, "unknown", "c1") is ledger
+
+    def test_several_containers_are_as_each_after_the_other(self) -> None:
+        rules, ledger = self.rules_and_ledger()
+        for names in ([], ["i1"], ["c1"], ["c1", "i1"], ["i1", "c1"]):
+            expected = ledger
+            for name in names:
+                expected = start_container(rules, expected, "u-1", name)
+            assert start_containers(rules, ledger, "u-1", names) == expected
+        assert start_containers(rules, ledger, "unknown", ["c1"]) is ledger
 
 
 class TestQuota:

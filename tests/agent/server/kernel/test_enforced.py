@@ -118,7 +118,7 @@ def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
     for name in ("a", "b"):
         tree.mkdir(f"{POD}/{name}")
     tree.spawn(f"{POD}/a", 7)
-    assert kernel.reconcile(desired).running == (("u-1", "a"),)
+    assert kernel.reconcile(desired).running == {"u-1": ["a"]}
 
 
 def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -> None:
