@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -25,6 +26,8 @@ _UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _UID_MAX: Final = 128
 #: Of a unit name in systemd and of a directory name in the kernel.
 _NAME_MAX: Final = 255
+#: So many paths of pods and names of containers are remembered: each comparison needs them all.
+_REMEMBERED: Final = 8192
 _ROOT_PART: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
@@ -82,6 +85,7 @@ class Layout(Struct, frozen=True):
         """Return the path of one quality-of-service level."""
         return self._path((*self._root_parts(), _PODS, *_TIER_PARTS[tier]))
 
+    @lru_cache(maxsize=_REMEMBERED)  # noqa: B019  # a layout is a value, and there is one
     def pod(self, uid: str, tier: Tier) -> str:
         """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
         parts = (*self._root_parts(), _PODS, *_TIER_PARTS[tier], "pod" + check_uid(uid))
@@ -180,6 +184,7 @@ _UNIT_SUFFIXES: Final = (".scope", ".service")
 RUNTIME_SUBGROUPS: Final = ("container",)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def parse_container(name: str) -> ContainerName | None:
     """Return runtime and id of a directory in a pod cgroup, None if it is not a container.
 
@@ -208,13 +213,21 @@ def _stem(name: str) -> str | None:
 def containers(tree: CgroupTree, pod: str) -> tuple[str, ...]:
     """Return the paths of the container cgroups directly in the pod cgroup `pod`, sorted.
 
-    Empty when the pod cgroup is gone. A sandbox (pause) of a container runtime is among them: its
-    name does not distinguish it from a container.
+    Empty when the pod cgroup is gone; see `containers_if_there`.
+    """
+    return containers_if_there(tree, pod) or ()
+
+
+def containers_if_there(tree: CgroupTree, pod: str) -> tuple[str, ...] | None:
+    """Return the paths of the containers in a pod cgroup, sorted, None when that is gone.
+
+    A sandbox (pause) of a container runtime is among them: its name does not distinguish it from a
+    container.
     """
     try:
         names = tree.children(pod)
     except FileNotFoundError:
-        return ()
+        return None
     return tuple(join(pod, name) for name in names if parse_container(name) is not None)
 
 

@@ -47,6 +47,8 @@ _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 #: Thousands of cgroups show few different limits, and are read again and again.
 _REMEMBERED: Final = 256
+#: So many different cgroups are remembered by all of their texts.
+_STATES: Final = 1024
 
 
 class CpuMax(Struct, frozen=True):
@@ -127,7 +129,9 @@ CPU_MAX: Final = "cpu.max"
 
 EVENTS: Final = "cgroup.events"
 
-_FILES: Final = (CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE, CPU_MAX, EVENTS)
+_FILES: Final = (CPUS, CPUS_EFFECTIVE, CPU_MAX, EVENTS)
+
+_NODES: Final = (MEMS, MEMS_EFFECTIVE)
 #: The files of one value each that are always read.
 VALUES: Final = (CPU_WEIGHT, MEMORY_MAX)
 
@@ -135,9 +139,10 @@ VALUES: Final = (CPU_WEIGHT, MEMORY_MAX)
 class CgroupState(Struct, frozen=True):
     """One cgroup as read: empty `cpus`/`mems` is unset, that is the parent's.
 
-    None stands for a file that is not there because the controller is not enabled. `values` holds
-    the texts of files of one value (`cpu.weight`, `memory.max`, `hugetlb.2MB.max`) as far as they
-    are there, `in_use` the bytes in use of those limits of which that was asked (`with_use`).
+    None stands for a file that is not there because the controller is not enabled, and for memory
+    nodes that were not asked for. `values` holds the texts of files of one value (`cpu.weight`,
+    `memory.max`, `hugetlb.2MB.max`) as far as they are there, `in_use` the bytes in use of those
+    limits of which that was asked (`with_use`).
     """
 
     cpus: Mask | None
@@ -164,25 +169,35 @@ class WriterRecord(Struct, frozen=True):
         return value is not None and str(value) == text
 
 
-def read_state(tree: CgroupTree, path: str, values: tuple[str, ...] = VALUES) -> CgroupState | None:
+def read_state(
+    tree: CgroupTree, path: str, values: tuple[str, ...] = VALUES, *, nodes: bool = True
+) -> CgroupState | None:
     """Read one cgroup, None when it is gone. Raises `OSError` for anything but its absence.
 
-    `values` are the files of one value that are read as well.
+    `values` are the files of one value that are read as well, with `nodes` also the memory nodes.
     """
+    files = (*_FILES, *_NODES, *values) if nodes else (*_FILES, *values)
     try:
-        texts = tree.read_many(path, (*_FILES, *values))
+        texts = tree.read_many(path, files)
     except FileNotFoundError:
         return None
-    cpus, cpus_now, mems, mems_now, cpu_max, events = texts[: len(_FILES)]
-    shown = zip(values, texts[len(_FILES) :], strict=True)
+    return _state_of(files, texts)
+
+
+@lru_cache(maxsize=_STATES)
+def _state_of(files: tuple[str, ...], texts: tuple[str | None, ...]) -> CgroupState:
+    """Return the state that these files show. Most cgroups of a host show the same texts."""
+    shown = {file: text for file, text in zip(files, texts, strict=True) if text is not None}
+    cpu_max = shown.get(CPU_MAX)
+    values = {f: text.strip() for f, text in shown.items() if f not in _FILES and f not in _NODES}
     return CgroupState(
-        cpus=_mask(cpus),
-        cpus_effective=_mask(cpus_now),
-        mems=_mask(mems),
-        mems_effective=_mask(mems_now),
+        cpus=_mask(shown.get(CPUS)),
+        cpus_effective=_mask(shown.get(CPUS_EFFECTIVE)),
+        mems=_mask(shown.get(MEMS)),
+        mems_effective=_mask(shown.get(MEMS_EFFECTIVE)),
         cpu_max=None if cpu_max is None else CpuMax.parse(cpu_max),
-        populated=events is not None and "populated 1" in events,
-        values={file: text.strip() for file, text in shown if text is not None},
+        populated="populated 1" in shown.get(EVENTS, ""),
+        values=MappingProxyType(values),
     )
 
 

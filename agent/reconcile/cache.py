@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.diff import diff
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -40,7 +43,10 @@ class ObservationCache:
         known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
         if known is None or state is None or known.setting == item.setting:
             return False
-        return not diff(known, state)
+        former = known.setting
+        if item.setting.mems is None and not item.setting.whole_mems:
+            former = replace(former, mems=None, whole_mems=EMPTY)  # they were not read
+        return not diff(replace(known, setting=former), state)
 
     def shares(self, uid: str, pool: Mask) -> bool:
         """Return whether the cgroup of a pod was to include this shared pool; True if unknown."""

@@ -107,10 +107,11 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
     setting = item.setting
     if state is None:
         return (_gone(item),) if item.role is Role.POD else ()
-    found = [
-        *_of_set(item, state, CPUS),
-        *_of_set(item, state, MEMS),
-    ]
+    found: list[Difference] = []
+    if setting.cpus is not None or setting.whole_cpus.bits:
+        found.extend(_of_set(item, state, CPUS))
+    if setting.mems is not None or setting.whole_mems.bits:
+        found.extend(_of_set(item, state, MEMS))
     if setting.cpu_max is not None and setting.cpu_max != state.cpu_max:
         shown = None if state.cpu_max is None else str(state.cpu_max)
         found.append(_difference(item, CPU_MAX, str(setting.cpu_max), shown))

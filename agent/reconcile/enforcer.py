@@ -22,7 +22,7 @@ from agent.reconcile.cache import ObservationCache
 from agent.reconcile.desired.beside_kubelet import without_the_kubelets
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import HostSets, Role, desired_cgroups
+from agent.reconcile.desired.settings import HostSets, KnownPods, Role, desired_cgroups
 from agent.reconcile.diff import Cause, Difference, WriterRecords, assess, unknown_writer
 from agent.reconcile.drivers.pod_cgroups import CreateError
 from agent.reconcile.drivers.unit_record import record_of
@@ -138,6 +138,7 @@ class Enforcer:
         self._left: frozenset[Difference] = frozenset()
         #: The QoS classes of the last ledger that was enforced, from which the next are made.
         self._classes = NO_PODS
+        self._known = KnownPods()
         #: What was last enforced in full, None as soon as an enforcement fails.
         self._last: Desired | None = None
 
@@ -237,7 +238,7 @@ class Enforcer:
         # If anything fails from here on, the next change observes all cgroups.
         self._last = None
         # A record in systemd has weight and limits as they are shown.
-        observed = self._observe(target, scope, all_values=self._pods.records)
+        observed = self._observe(target, scope, all_values=self._pods.records, all_nodes=False)
         resting = still_resting(observed, resting)
         differing = observed.differing()
         wrong = self._assess(self._not_as_before(observed, differing))
@@ -316,7 +317,12 @@ class Enforcer:
         return scope_of(self._last, target, uid, shares, all_pods, self._classes)
 
     def _observe(
-        self, target: Desired, scope: AffectedPods | None = None, *, all_values: bool = True
+        self,
+        target: Desired,
+        scope: AffectedPods | None = None,
+        *,
+        all_values: bool = True,
+        all_nodes: bool = True,
     ) -> Observation:
         self._classes = self._classes.of(target.ledger.allocations)
         tree, enforced = self._tree, self._enforced
@@ -326,12 +332,19 @@ class Enforcer:
                 tree, self._layout, target.ledger, target.bindings, self._finder, scope
             )
             host = HostSets(*effective_sets(tree, parent(self._layout.pods())))
-            desired = desired_cgroups(target, identified, enforced, host, self._classes)
+            desired = desired_cgroups(
+                target, identified, enforced, host, self._classes, self._known
+            )
             if not self._pods.makes:
                 pods = identified.pods
                 desired = without_the_kubelets(desired, target.ledger.allocations, pods)
             return Observation(
-                identified, desired, scope=scope, enforced=enforced, all_values=all_values
+                identified,
+                desired,
+                scope=scope,
+                enforced=enforced,
+                all_values=all_values,
+                all_nodes=all_nodes,
             ).with_states(tree)
 
         return steadily(observed)

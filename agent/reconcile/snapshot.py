@@ -49,8 +49,8 @@ class NeededControllers(Struct, frozen=True):
 class Observation(Struct, frozen=True):
     """What was observed in the tree, or in a part of it (`scope`, None: all of it).
 
-    With `all_values` every cgroup is read with its weight and limits, else only with those that
-    are desired of it.
+    With `all_values` every cgroup is read with its weight and limits, with `all_nodes` with its
+    memory nodes, else only with those that are desired of it.
     """
 
     identified: IdentifiedCgroups
@@ -59,6 +59,7 @@ class Observation(Struct, frozen=True):
     scope: AffectedPods | None = None
     enforced: EnforcedControllers = EVERYTHING
     all_values: bool = True
+    all_nodes: bool = True
 
     def with_states(self, tree: CgroupTree) -> Observation:
         """Return the observation with every desired cgroup read.
@@ -85,7 +86,9 @@ class Observation(Struct, frozen=True):
             setting, path = item.setting, item.setting.cgroup
             if path not in cgroups:
                 continue
-            state = read_state(tree, path, always or (*setting.values, *setting.defaults))
+            nodes = self.all_nodes or setting.mems is not None or bool(setting.whole_mems.bits)
+            files = always or (*setting.values, *setting.defaults)
+            state = read_state(tree, path, files, nodes=nodes)
             if state is not None:
                 differing = differing_values(setting, state)
                 states[path] = with_use(tree, path, state, differing) if differing else state
@@ -171,7 +174,7 @@ def _has_all(state: CgroupState | None, setting: Setting) -> bool:
     """Return whether a cgroup has every file that may be desired: the quick and common case."""
     if state is None or state.cpu_max is None:
         return False
-    if (state.cpus is None or state.mems is None) and not setting.inherits:
+    if state.cpus is None and not setting.inherits:
         return False
     shown = state.values.keys()
     return setting.values.keys() <= shown and setting.defaults.keys() <= shown
@@ -179,7 +182,7 @@ def _has_all(state: CgroupState | None, setting: Setting) -> bool:
 
 def _has(state: CgroupState, controller: str) -> bool:
     if controller == CPUSET:
-        return state.cpus is not None and state.mems is not None
+        return state.cpus is not None  # whether the memory nodes were asked for or not
     return state.cpu_max is not None
 
 

@@ -81,7 +81,9 @@ class EmulatedKernel:
         known, offered = self._files(group)
         texts: list[str | None] = []
         for file in files:
-            found = known.get(check_file(file))
+            found = known.get(file)
+            if found is None:
+                check_file(file)
             is_there = found is not None and found.offered(offered)
             texts.append(found.show(self, group) if found is not None and is_there else None)
         return tuple(texts)

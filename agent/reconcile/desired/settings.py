@@ -117,6 +117,7 @@ def desired_cgroups(
     enforced: EnforcedControllers = EVERYTHING,
     host: HostSets = UNKNOWN_HOST,
     classes: PodClasses = NO_PODS,
+    known: KnownPods | None = None,
 ) -> tuple[DesiredCgroup, ...]:
     """Return what is desired of every cgroup, those above first.
 
@@ -124,13 +125,15 @@ def desired_cgroups(
     its containers, the node's shared pool where a container runs there. Memory nodes are pinned
     only where memory was allocated. A pod's own cgroup is listed although it may not exist yet.
     Files of controllers that are not `enforced` are left as they are. `classes` are those of a
-    ledger before, from which the present ones are made.
+    ledger before, from which the present ones are made; `known` is what was desired before.
     """
     classes = classes.of(target.ledger.allocations)
     pool = SharedPool.of(target, identified, host, classes)
+    pods = known or KnownPods()
+    pods.start(pool, enforced, target.ledger.allocations)
     desired: list[DesiredCgroup] = []
     for uid, located in identified.pods.items():
-        desired.extend(_pod(target.ledger.allocations[uid], located, pool, enforced))
+        desired.extend(pods.of(target.ledger.allocations[uid], located))
     for orphan in identified.orphaned:
         desired.extend(_orphaned(orphan, pool))
     above = _above_pods(identified, pool, _nodes_of(desired, host), classes)
@@ -171,6 +174,43 @@ class SharedPool(Struct, frozen=True):
     def below(self, cgroup: str, cpus: Mask | None) -> Setting:
         """Return the setting of a cgroup that inherits `cpus`; None leaves its set as it is."""
         return Setting(cgroup, cpus=cpus, whole_cpus=self.whole if cpus else EMPTY)
+
+
+class KnownPods:
+    """What is desired of the cgroups of each pod, made again only when an input changed.
+
+    The inputs are compared, not assumed: the allocation (the same object), the pod's cgroups as
+    they were found, the shared pool and the controllers that are enforced. What cgroups show is no
+    input.
+    """
+
+    def __init__(self) -> None:
+        self._pool = SharedPool(EMPTY, EMPTY)
+        self._enforced = EVERYTHING
+        self._pods: dict[str, tuple[PodAllocation, LocatedPod, tuple[DesiredCgroup, ...]]] = {}
+
+    def start(
+        self,
+        pool: SharedPool,
+        enforced: EnforcedControllers,
+        allocations: Mapping[str, PodAllocation],
+    ) -> None:
+        """Take the inputs that all pods have in common; forget the pods without an allocation."""
+        if pool != self._pool or enforced != self._enforced:
+            self._pool, self._enforced = pool, enforced
+            self._pods.clear()
+        if len(self._pods) > len(allocations):
+            self._pods = {uid: one for uid, one in self._pods.items() if uid in allocations}
+
+    def of(self, pod: PodAllocation, located: LocatedPod) -> tuple[DesiredCgroup, ...]:
+        """Return what is desired of a pod's cgroup and of those of its containers."""
+        before = self._pods.get(pod.uid)
+        if before is not None and before[0] is pod and before[1] == located:
+            return before[2]
+        desired = tuple(_pod(pod, located, self._pool, self._enforced))
+        if not located.boundary:  # of such a pod the containers are not known
+            self._pods[pod.uid] = (pod, located, desired)
+        return desired
 
 
 def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:

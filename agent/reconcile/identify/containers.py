@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,7 @@ from cgroupfs.names import (
     Runtime,
     Tier,
     containers,
+    containers_if_there,
     parse_container,
 )
 from cgroupfs.state import CPU_MAX, CPUS, EVENTS
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 _SEPARATORS: Final = "-_.@"
+_BY_CGROUP: Final = attrgetter("cgroup")
 _NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
 
 
@@ -194,10 +197,12 @@ def subgroups(
     These are the ones that a runtime made there, and those of `released` that lie in it. A cgroup
     without the cpuset controller follows the container and is left out.
     """
-    inside = sorted(path for path in released if path.startswith(f"{cgroup}/"))
-    paths = dict.fromkeys((*(join(cgroup, name) for name in RUNTIME_SUBGROUPS), *inside))
-    found = (_subgroup(tree, path) for path in paths)
-    return tuple(each for each in found if each is not None)
+    paths = [join(cgroup, name) for name in RUNTIME_SUBGROUPS]
+    if released:
+        paths.extend(sorted({p for p in released if p.startswith(f"{cgroup}/")} - {*paths}))
+    there = [path for path in paths if tree.exists(path)]
+    found = (_subgroup(tree, path) for path in there)
+    return tuple(each for each in found if each is not None) if there else ()
 
 
 def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:
@@ -322,18 +327,19 @@ def _identified_pod(
     finder: ContainerIdentifier | None,
     released: frozenset[str] = frozenset(),
 ) -> LocatedPod:
+    found = containers_if_there(tree, path)
     located = [
         Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
     ]
-    for cgroup in containers(tree, path):
+    for cgroup in found or ():
         # A cgroup around a bound one is not a container itself; its settings stay as they are.
-        if cgroup not in bound and not any(b.startswith(f"{cgroup}/") for b in bound):
-            name, identity = identify(pod, cgroup, finder)
-            below = subgroups(tree, cgroup, released)
-            located.append(Located(cgroup, name, identity, below))
+        if bound and (cgroup in bound or any(b.startswith(f"{cgroup}/") for b in bound)):
+            continue
+        name, identity = identify(pod, cgroup, finder)
+        located.append(Located(cgroup, name, identity, subgroups(tree, cgroup, released)))
     located = _by_cpus(tree, pod, located)
-    return LocatedPod(path, tree.exists(path), tuple(sorted(located, key=lambda c: c.cgroup)))
+    return LocatedPod(path, found is not None, tuple(sorted(located, key=_BY_CGROUP)))
 
 
 def _by_cpus(tree: CgroupTree, pod: PodAllocation, located: list[Located]) -> list[Located]:
