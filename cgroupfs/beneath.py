@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 _SYS_OPENAT2: Final = 437  # the same number on every architecture (added after unification)
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
@@ -48,16 +49,19 @@ def open_beneath(root_fd: int, path: str, flags: int) -> int:
     file descriptor that the caller closes; raises `OSError` with the path as filename.
     """
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW
-    how = _OpenHow(flags, 0, _RESOLVE)
-    fd = int(
-        _SYSCALL(_SYS_OPENAT2, root_fd, os.fsencode(path or "."), ctypes.byref(how), _HOW_SIZE)
-    )
+    fd = int(_SYSCALL(_SYS_OPENAT2, root_fd, os.fsencode(path or "."), _how(flags), _HOW_SIZE))
     if fd >= 0:
         return fd
     number = ctypes.get_errno()
     if number in _NOT_OFFERED:
         return open_by_walk(root_fd, path, flags)
     raise OSError(number, os.strerror(number), path)
+
+
+@lru_cache(maxsize=16)
+def _how(flags: int) -> Any:  # noqa: ANN401  # what ctypes.byref returns has no name
+    """Return a reference to how to open with these flags; the kernel only reads it."""
+    return ctypes.byref(_OpenHow(flags, 0, _RESOLVE))
 
 
 def open_by_walk(root_fd: int, path: str, flags: int) -> int:

@@ -128,7 +128,7 @@ def _of_set(item: DesiredCgroup, state: CgroupState, file: str) -> tuple[Differe
             return (_own_set(item, file, whole, written),)
     elif desired not in (None, written):
         return (_difference(item, file, str(desired), None if written is None else str(written)),)
-    if desired is None or effective is None or effective == desired:
+    if desired is None or effective is None or effective.bits == desired.bits:
         return ()
     return (_difference(item, _EFFECTIVE_OF[file], str(desired), str(effective)),)
 

@@ -103,14 +103,17 @@ def reports(observed: Observation, differences: Iterable[Difference]) -> tuple[C
     The own cgroup of a pod of which only that was observed is left out as well, unless it differs.
     """
     boundaries = frozenset[str]() if observed.scope is None else observed.scope.boundaries
-    mine: dict[str, list[Difference]] = {}
+    mine: dict[str, tuple[Difference, ...]] = {}
     for difference in differences:
-        mine.setdefault(difference.cgroup, []).append(difference)
+        mine[difference.cgroup] = (*mine.get(difference.cgroup, ()), difference)
+    states = observed.states
     return tuple(
-        CgroupReport(item, observed.states.get(cgroup), tuple(mine.get(cgroup, ())))
-        for item in observed.desired
-        if (cgroup := item.setting.cgroup) in mine
-        or (cgroup in observed.states and item.pod not in boundaries)
+        [
+            CgroupReport(item, states.get(cgroup), mine.get(cgroup, ()))
+            for item in observed.desired
+            if (cgroup := item.setting.cgroup) in mine
+            or (cgroup in states and item.pod not in boundaries)
+        ]
     )
 
 

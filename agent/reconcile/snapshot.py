@@ -102,10 +102,14 @@ class Observation(Struct, frozen=True):
 
     def differing(self) -> tuple[tuple[DesiredCgroup, tuple[Difference, ...]], ...]:
         """Return the cgroups that are not as desired with how they differ, causes not yet known."""
-        compared = (
-            (item, diff(item, self.states.get(item.setting.cgroup))) for item in self.desired
+        states = self.states
+        return tuple(
+            [
+                (item, differences)
+                for item in self.desired
+                if (differences := diff(item, states.get(item.setting.cgroup)))
+            ]
         )
-        return tuple((item, differences) for item, differences in compared if differences)
 
     def missing(self) -> dict[str, str]:
         """Return the pod cgroups that do not exist, with the pods' uids."""
@@ -118,14 +122,18 @@ class Observation(Struct, frozen=True):
         A new pod's cgroup passes them on before its first container starts, unless the cgroup
         could not be created.
         """
-        # The containers of a pod that inherits do so as well.
-        own = {item.pod: item for item in self.desired if item.role is Role.POD}
-        inside = {
-            join(pod.cgroup, ANY_CHILD): NeededControllers(
-                uid, own[uid].needed(self.enforced.needed)
-            )
+        empty = {
+            uid: pod.cgroup
             for uid, pod in self.identified.pods.items()
-            if pod.cgroup not in unmade and not pod.boundary and self._is_empty(pod)
+            if not (pod.containers or pod.boundary or pod.cgroup in unmade) and self._is_empty(pod)
+        }
+        # The containers of a pod that inherits do so as well.
+        inside = {
+            join(empty[item.pod], ANY_CHILD): NeededControllers(
+                item.pod, item.needed(self.enforced.needed)
+            )
+            for item in (self.desired if empty else ())
+            if item.role is Role.POD and item.pod in empty
         }
         needs = (
             self._need(tree, item)
@@ -176,8 +184,9 @@ def _has_all(state: CgroupState | None, setting: Setting) -> bool:
         return False
     if state.cpus is None and not setting.inherits:
         return False
-    shown = state.values.keys()
-    return setting.values.keys() <= shown and setting.defaults.keys() <= shown
+    if not (setting.values or setting.defaults):
+        return True
+    return state.values.keys() >= {*setting.values, *setting.defaults}
 
 
 def _has(state: CgroupState, controller: str) -> bool:

@@ -84,8 +84,11 @@ class EmulatedKernel:
             found = known.get(file)
             if found is None:
                 check_file(file)
-            is_there = found is not None and found.offered(offered)
-            texts.append(found.show(self, group) if found is not None and is_there else None)
+                texts.append(None)
+            elif found.controller is None or found.controller in offered:
+                texts.append(found.show(self, group))
+            else:
+                texts.append(None)
         return tuple(texts)
 
     def write(self, path: str, file: str, value: str) -> None:
@@ -276,9 +279,12 @@ class EmulatedKernel:
     # --- lookup -----------------------------------------------------------------------------
 
     def _find(self, path: str) -> Group | None:
-        group: Group | None = self.root
+        group = self.root
         for name in check_path(path).split("/") if path else ():
-            group = group.children.get(name) if group is not None else None
+            child = group.children.get(name)
+            if child is None:
+                return None
+            group = child
         return group
 
     def _group(self, path: str) -> Group:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 _SEPARATORS: Final = "-_.@"
+_TIERS: Final = {qos: Tier(str(qos)) for qos in QosClass}
 _BY_CGROUP: Final = attrgetter("cgroup")
 _NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
 
@@ -175,7 +176,7 @@ def identify_cgroups(
 def _classes(layout: Layout) -> Mapping[QosClass, str]:
     """Return the cgroups of the QoS classes; Guaranteed pods are siblings of these."""
     classes = (qos for qos in QosClass if qos is not QosClass.GUARANTEED)
-    return {qos: layout.tier(Tier(str(qos))) for qos in classes}
+    return {qos: layout.tier(_TIERS[qos]) for qos in classes}
 
 
 def orphaned(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
@@ -186,7 +187,7 @@ def orphaned(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[Orphaned
 
 def pod_cgroup(layout: Layout, pod: PodAllocation) -> str:
     """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
-    return layout.pod(pod.uid, Tier(str(pod.qos)))
+    return layout.pod(pod.uid, _TIERS[pod.qos])
 
 
 def subgroups(
@@ -197,12 +198,16 @@ def subgroups(
     These are the ones that a runtime made there, and those of `released` that lie in it. A cgroup
     without the cpuset controller follows the container and is left out.
     """
-    paths = [join(cgroup, name) for name in RUNTIME_SUBGROUPS]
+    paths = [f"{cgroup}/{name}" for name in RUNTIME_SUBGROUPS]
     if released:
         paths.extend(sorted({p for p in released if p.startswith(f"{cgroup}/")} - {*paths}))
-    there = [path for path in paths if tree.exists(path)]
-    found = (_subgroup(tree, path) for path in there)
-    return tuple(each for each in found if each is not None) if there else ()
+    found: list[Subgroup] = []
+    for path in paths:
+        # Nearly no container has one, and an error for each missing one costs more than the look.
+        subgroup = _subgroup(tree, path) if tree.exists(path) else None
+        if subgroup is not None:
+            found.append(subgroup)
+    return tuple(found)
 
 
 def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:

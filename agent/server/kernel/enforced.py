@@ -270,7 +270,8 @@ class KernelEnforcement:
         before = self._seen
         if report.pods is None or before is None:
             self._seen = there
-            return frozenset() if before is None else _all(there) - _all(before)
+            same = before is None or before == there
+            return frozenset() if same else _all(there) - _all(before or {})
         appeared = _all(there).difference(*(before.pop(uid, ()) for uid in report.pods))
         # Only a part of the cgroups without a pod was observed.
         there.setdefault("", set()).update(before.get("", ()))

@@ -4,9 +4,11 @@ from msgspec.structs import replace
 
 from agent.reconcile.affected import AffectedPods
 from agent.reconcile.cache import ObservationCache
-from agent.reconcile.desired.settings import desired_cgroups
-from agent.reconcile.identify.containers import identify_cgroups
+from agent.reconcile.desired.settings import DesiredCgroup, Role, desired_cgroups
+from agent.reconcile.identify.containers import IdentifiedCgroups, identify_cgroups
 from agent.reconcile.snapshot import Observation
+from cgroupfs.plan import Setting
+from cgroupfs.state import CgroupState
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
@@ -48,3 +50,16 @@ def test_a_pod_shares_the_pool_when_its_cgroup_includes_it_or_nothing_is_known()
     memory.note_asked(look())
     assert memory.shares("web", POOL)
     assert not memory.shares(UID, POOL)
+
+
+def test_a_cgroup_shows_its_former_setting_although_its_nodes_are_no_longer_read() -> None:
+    memory = ObservationCache()
+    item = DesiredCgroup(Setting("pod", Mask.parse("2-3"), Mask.of(0)), Role.POD, UID)
+    state = CgroupState(Mask.parse("2-3"), Mask.parse("2-3"), None, None, None, populated=True)
+    known = Observation(IdentifiedCgroups({}), (item,), {"pod": state})
+    memory.note_asked(known)
+    wider = replace(item, setting=Setting("pod", Mask.parse("2-5")))
+    assert memory.shows_former(wider, state)
+    assert not memory.shows_former(wider, replace(state, cpus=Mask.of(2)))
+    pinned = replace(item, setting=Setting("pod", Mask.parse("2-5"), Mask.of(1)))
+    assert not memory.shows_former(pinned, state)

@@ -1,0 +1,205 @@
+"""Comparisons made again and again: what is kept between them changes no result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.pods.model import QosClass
+from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
+from agent.reconcile.desired.settings import HostSets, KnownPods, desired_cgroups
+from agent.reconcile.desired.state import Desired
+from agent.reconcile.identify.containers import (
+    IdentifiedBy,
+    IdentifiedCgroups,
+    Located,
+    LocatedPod,
+    Subgroup,
+)
+from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.mask import EMPTY, Mask
+from tests.agent.reconcile.pods import (
+    ONLINE,
+    OTHER,
+    directories,
+    exclusive,
+    ledger,
+    mixed,
+    on_host,
+    path_of,
+    pod,
+    run,
+    target,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.reconcile.enforcer import Enforcer
+
+#: Pods by two uids, each as it may be at one time or another.
+_VARIANTS = (
+    mixed(),
+    pod(exclusive("db", "2-5", node=1), on_host("log")),
+    pod(on_host("web"), uid=OTHER),
+    pod(on_host("web", limit=500, request=100), on_host("log"), uid=OTHER),
+)
+_HOST = HostSets(ONLINE, Mask.parse("0-1"))
+_CLASSES = {QosClass.BURSTABLE: "kubepods/burstable", QosClass.BEST_EFFORT: "kubepods/besteffort"}
+
+
+def located(pods: Sequence[PodAllocation]) -> st.SearchStrategy[IdentifiedCgroups]:
+    """Draw cgroups of pods: any of their containers, subgroups, or only the pod's own."""
+    return st.fixed_dictionaries({each.uid: _located(each) for each in pods}).map(
+        lambda found: IdentifiedCgroups(found, classes=_CLASSES, all_pods="kubepods")
+    )
+
+
+def _located(allocation: PodAllocation) -> st.SearchStrategy[LocatedPod]:
+    path = path_of(allocation)
+    names = [container.name for container in allocation.containers]
+    members = st.builds(
+        lambda name, by, inner: Located(f"{path}/{name}", name, by, inner),
+        st.sampled_from(names),
+        st.sampled_from([IdentifiedBy.NAME, IdentifiedBy.UNKNOWN]),
+        st.sampled_from([(), (Subgroup(f"{path}/x/container", quota=True),)]),
+    )
+    containers = st.lists(members, max_size=2, unique_by=lambda m: m.cgroup).map(tuple)
+    whole = st.builds(LocatedPod, st.just(path), st.booleans(), containers)
+    return st.one_of(whole, st.just(LocatedPod(path, exists=True, boundary=True)))
+
+
+@st.composite
+def observations(
+    draw: st.DrawFn,
+) -> tuple[Desired, IdentifiedCgroups, EnforcedControllers]:
+    pods = draw(st.lists(st.sampled_from(_VARIANTS), unique_by=lambda p: p.uid, max_size=2))
+    pool = draw(st.sampled_from([EMPTY, Mask.parse("0-1"), Mask.parse("0-1,8-15")]))
+    enforced = draw(st.sampled_from([EVERYTHING, EnforcedControllers(frozenset({"cpuset"}))]))
+    return Desired(ledger(*pods), pool), draw(located(pods)), enforced
+
+
+@given(st.lists(observations(), min_size=2, max_size=6))
+def test_what_was_desired_before_changes_nothing_of_what_is_desired_now(
+    series: list[tuple[Desired, IdentifiedCgroups, EnforcedControllers]],
+) -> None:
+    known = KnownPods()
+    for aim, identified, enforced in series:
+        alone = desired_cgroups(aim, identified, enforced, _HOST)
+        assert desired_cgroups(aim, identified, enforced, _HOST, known=known) == alone
+
+
+@pytest.mark.parametrize(("before", "after"), [_VARIANTS[:2], _VARIANTS[1::-1], _VARIANTS[2:]])
+def test_another_allocation_is_desired_in_the_same_cgroups(
+    before: PodAllocation, after: PodAllocation
+) -> None:
+    known, path, name = KnownPods(), path_of(after), after.containers[0].name
+    member = Located(f"{path}/{name}", name, IdentifiedBy.NAME)
+    found = IdentifiedCgroups({after.uid: LocatedPod(path, exists=True, containers=(member,))})
+    former, aim = (Desired(ledger(each), Mask.parse("0-1")) for each in (before, after))
+    was = desired_cgroups(former, found, host=_HOST, known=known)
+    now = desired_cgroups(aim, found, host=_HOST, known=known)
+    assert was != now
+    assert now == desired_cgroups(aim, found, host=_HOST)
+
+
+def test_what_is_desired_of_an_unchanged_pod_is_the_same_object() -> None:
+    known, aim = KnownPods(), target(*_VARIANTS[::2])
+    first, second = (
+        desired_cgroups(
+            aim,
+            IdentifiedCgroups({p.uid: LocatedPod(path_of(p), exists=True) for p in _VARIANTS[::2]}),
+            known=known,
+        )
+        for _ in range(2)
+    )
+    assert len(first) == 2
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+# --- the kernel is asked every time --------------------------------------------------------------
+
+POD = path_of(mixed())
+WEB = pod(on_host("web", limit=500), uid=OTHER)
+WEB_POD = path_of(WEB)
+
+
+class RecordingKernel(EmulatedKernel):
+    """An emulated kernel that records which files of a cgroup are read together."""
+
+    def __init__(self, possible: Mask, memory: Mask) -> None:
+        super().__init__(possible, memory)
+        self.reads: list[tuple[str, str]] = []
+
+    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+        self.reads.extend((path, file) for file in files)
+        return super().read_many(path, files)
+
+
+def settled() -> tuple[RecordingKernel, Enforcer, Desired]:
+    """Return a kernel after two comparisons that found nothing."""
+    tree = RecordingKernel(ONLINE, Mask.parse("0-1"))
+    enforcer, aim = directories(tree), target(mixed(), WEB)
+    assert enforcer.enforce(aim).ok
+    run(tree, f"{POD}/db", 1)
+    run(tree, f"{WEB_POD}/web", 2)
+    assert enforcer.repair(aim).ok
+    for _ in range(2):
+        report = enforcer.repair(aim)
+        assert report.ok
+        assert not report.changed
+    tree.reads = []
+    return tree, enforcer, aim
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "value"),
+    [
+        ("kubepods", "cpuset.cpus", "0-3"),
+        (POD, "cpuset.cpus", "2-3"),
+        (POD, "cpuset.mems", "0-1"),
+        (POD, "cpu.max", "50000 100000"),
+        (POD, "cpu.weight", "7"),
+        (f"{POD}/db", "cpuset.cpus", "2-3"),
+        (f"{POD}/db", "cpuset.mems", "1"),
+        (f"{POD}/db", "cpu.max", "140000 100000"),
+        (WEB_POD, "cpuset.cpus", "0"),
+        (WEB_POD, "cpu.weight", "7"),
+        (f"{WEB_POD}/web", "cpuset.cpus", "4-5"),
+        (f"{WEB_POD}/web", "cpu.max", "140000 100000"),
+    ],
+)
+def test_every_change_is_found_as_often_as_it_is_made(cgroup: str, file: str, value: str) -> None:
+    tree, enforcer, aim = settled()
+    for _ in range(3):
+        tree.write(cgroup, file, value)
+        report = enforcer.repair(aim)
+        assert (cgroup, file, value) in {(f.cgroup, f.file, f.observed) for f in report.drift}
+        assert report.ok
+        quiet = enforcer.repair(aim)
+        assert not quiet.found
+        assert not quiet.changed
+
+
+def test_every_comparison_reads_each_cgroup_and_memory_nodes_where_they_are_desired() -> None:
+    tree, enforcer, aim = settled()
+    for _ in range(2):
+        tree.reads = []
+        enforcer.repair(aim)
+        always = {"cpuset.cpus", "cpuset.cpus.effective", "cpu.max", "cgroup.events"}
+        for cgroup in (POD, f"{POD}/db", WEB_POD, f"{WEB_POD}/web"):
+            assert {(cgroup, file) for file in always} <= {*tree.reads}
+        assert (f"{POD}/db", "cpuset.mems.effective") in tree.reads
+        assert (f"{WEB_POD}/web", "cpuset.mems") not in tree.reads
+        assert len(tree.reads) == len({*tree.reads})
+
+
+def test_verify_reads_memory_nodes_of_every_cgroup() -> None:
+    tree, enforcer, aim = settled()
+    enforcer.verify(aim)
+    for cgroup in (POD, f"{POD}/db", WEB_POD, f"{WEB_POD}/web"):
+        assert (cgroup, "cpuset.mems") in tree.reads
