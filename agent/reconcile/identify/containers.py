@@ -219,12 +219,24 @@ def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:
 
 
 def identify(
-    pod: PodAllocation, cgroup: str, finder: ContainerIdentifier | None = None
-) -> tuple[str | None, IdentifiedBy]:
-    """Return which container an unbound cgroup is, and how that is known (rules 2 to 5).
+    pod: PodAllocation, cgroups: Iterable[str], finder: ContainerIdentifier | None = None
+) -> tuple[tuple[str | None, IdentifiedBy], ...]:
+    """Return which container each unbound cgroup is, and how that is known (rules 2 to 5).
 
     The containers of a pod that was recovered from its cgroups are named after the directories.
     """
+    found = [_recognized(pod, cgroup, finder) for cgroup in cgroups]
+    if None not in found:
+        return tuple(each for each in found if each is not None)
+    alike = bool(pod.containers) and all_alike(pod)
+    other = (None, IdentifiedBy.ALIKE if alike else IdentifiedBy.UNKNOWN)
+    return tuple(each or other for each in found)
+
+
+def _recognized(
+    pod: PodAllocation, cgroup: str, finder: ContainerIdentifier | None
+) -> tuple[str | None, IdentifiedBy] | None:
+    """Return which container a cgroup is by rules 2 to 4, None where these do not say."""
     directory = cgroup.rpartition("/")[2]
     if pod.container(directory) is not None:
         return directory, IdentifiedBy.NAME
@@ -237,7 +249,7 @@ def identify(
         return named, IdentifiedBy.NAME
     if len(pod.containers) == 1:
         return pod.containers[0].name, IdentifiedBy.ONLY
-    return None, IdentifiedBy.ALIKE if pod.containers and all_alike(pod) else IdentifiedBy.UNKNOWN
+    return None
 
 
 def _as_said(pod: PodAllocation, said: RuntimeName) -> tuple[str | None, IdentifiedBy]:
@@ -337,12 +349,18 @@ def _identified_pod(
         Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
     ]
-    for cgroup in found or ():
-        # A cgroup around a bound one is not a container itself; its settings stay as they are.
-        if bound and (cgroup in bound or any(b.startswith(f"{cgroup}/") for b in bound)):
-            continue
-        name, identity = identify(pod, cgroup, finder)
-        located.append(Located(cgroup, name, identity, subgroups(tree, cgroup, released)))
+    # A cgroup around a bound one is not a container itself; its settings stay as they are.
+    unbound = [
+        cgroup
+        for cgroup in found or ()
+        if not bound
+        or not (cgroup in bound or any(inner.startswith(f"{cgroup}/") for inner in bound))
+    ]
+    identified = zip(unbound, identify(pod, unbound, finder), strict=True)
+    located += [
+        Located(cgroup, name, identity, subgroups(tree, cgroup, released))
+        for cgroup, (name, identity) in identified
+    ]
     located = _by_cpus(tree, pod, located)
     return LocatedPod(path, found is not None, tuple(sorted(located, key=_BY_CGROUP)))
 

@@ -181,16 +181,16 @@ class Finder:
 
 
 def test_a_finder_is_asked_before_names_are_looked_at() -> None:
-    assert identify(mixed(), f"{POD}/x", Finder()) == ("backup", IdentifiedBy.RUNTIME)
-    assert identify(mixed(), f"{POD}/y", Finder()) == (None, IdentifiedBy.UNKNOWN)
-    assert identify(mixed(), f"{POD}/db", Finder()) == ("db", IdentifiedBy.NAME)
+    assert identify(mixed(), [f"{POD}/x"], Finder()) == (("backup", IdentifiedBy.RUNTIME),)
+    assert identify(mixed(), [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.UNKNOWN),)
+    assert identify(mixed(), [f"{POD}/db"], Finder()) == (("db", IdentifiedBy.NAME),)
 
 
 def test_in_a_pod_with_one_container_neither_sandbox_nor_unknown_cgroup_is_taken_for_it() -> None:
     one = pod(exclusive("db", "2-5"))
-    assert identify(one, f"{POD}/z", Finder()) == (None, IdentifiedBy.SANDBOX)
-    assert identify(one, f"{POD}/y", Finder()) == (None, IdentifiedBy.UNKNOWN)
-    assert identify(one, f"{POD}/unknown", Finder()) == ("db", IdentifiedBy.ONLY)
+    assert identify(one, [f"{POD}/z"], Finder()) == ((None, IdentifiedBy.SANDBOX),)
+    assert identify(one, [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.UNKNOWN),)
+    assert identify(one, [f"{POD}/unknown"], Finder()) == (("db", IdentifiedBy.ONLY),)
 
 
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:
@@ -258,4 +258,4 @@ def test_pod_cgroups_without_a_pod_are_orphaned(driver: Driver) -> None:
 
 def test_sidecars_and_apps_of_a_pod_pool_are_found_alike() -> None:
     allocation = pod(pod_shared("a", "2-3"), pod_shared("b", "2-3"), cpus="2-3", limit=2000)
-    assert identify(allocation, f"{POD}/0f3a") == (None, IdentifiedBy.ALIKE)
+    assert identify(allocation, [f"{POD}/0f3a"]) == ((None, IdentifiedBy.ALIKE),)
