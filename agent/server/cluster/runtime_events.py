@@ -392,7 +392,9 @@ class RuntimeEvents:
         value of the counter.
         """
         pod = self._pods.specification(sandbox.uid)
-        fails = self._on_reject is OnReject.FAIL and pod is not None and self._requests_exclusive(pod)
+        fails = (
+            self._on_reject is OnReject.FAIL and pod is not None and self._requests_exclusive(pod)
+        )
         result = "rejected" if fails else "shared"
         self._controller.metrics.counters.add(names.CONTAINERS_NOT_READY, reason, result)
         if fails:
