@@ -40,7 +40,7 @@ def has_pod_level_resources(pod: Pod) -> bool:
     return any(map(is_pod_level_resource, stated))
 
 
-def exclusive_cpus(
+def exclusive_cpu_requests(
     pod: Pod, container: Container, qos: QosClass, *, pod_level_managers: bool
 ) -> int:
     """Return how many exclusive CPUs a container requests; 0 means that it shares CPUs.
@@ -59,14 +59,14 @@ def exclusive_cpus(
     return _whole(container.resources.requests.get(CPU, ZERO))
 
 
-def pod_exclusive_cpus(
+def pod_exclusive_cpu_requests(
     pod: Pod, qos: QosClass, counts: Sequence[int], *, pod_level_managers: bool
 ) -> int:
     """Return the CPUs that a pod requests as a whole: its budget, or the peak of its containers.
 
-    `counts` are their `exclusive_cpus` in the order of `Pod.all_containers`. The peak is the larger
-    of the apps with all sidecars, and each standard init container with the sidecars before it. A
-    fractional pod-level budget is 0: the pod runs shared.
+    `counts` are their `exclusive_cpu_requests` in the order of `Pod.all_containers`. The peak is
+    the larger of the apps with all sidecars, and each standard init container with the sidecars
+    before it. A fractional pod-level budget is 0: the pod runs shared.
     """
     if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
         if qos is not QosClass.GUARANTEED:

@@ -12,11 +12,11 @@ from agent.managers.policy import Policy
 from agent.parsing.document import from_plain
 from agent.pods.manifest import apply_defaults, read_pod
 from agent.pods.requests import (
-    exclusive_cpus,
+    exclusive_cpu_requests,
     has_pod_level_resources,
     is_container_guaranteed,
     memory_requests,
-    pod_exclusive_cpus,
+    pod_exclusive_cpu_requests,
     pod_limits,
     pod_memory_requests,
     pod_requests,
@@ -103,7 +103,7 @@ def _answer(pod: Pod, policy: Policy) -> dict[str, Any]:
     pod_level, managed = policy.gates.pod_level_resources, policy.pod_level_managers
     qos = qos_class(pod, pod_level_resources=pod_level)
     containers = tuple(pod.all_containers())
-    counts = [exclusive_cpus(pod, c, qos, pod_level_managers=managed) for c in containers]
+    counts = [exclusive_cpu_requests(pod, c, qos, pod_level_managers=managed) for c in containers]
     return {
         "qos": qos,
         "container_guaranteed": {c.name: is_container_guaranteed(c) for c in containers},
@@ -112,7 +112,7 @@ def _answer(pod: Pod, policy: Policy) -> dict[str, Any]:
             c.name: _unsigned(memory_requests(pod, c, pod_level_managers=managed))
             for c in containers
         },
-        "pod_cpus": pod_exclusive_cpus(pod, qos, counts, pod_level_managers=managed),
+        "pod_cpus": pod_exclusive_cpu_requests(pod, qos, counts, pod_level_managers=managed),
         "pod_memory": _unsigned(pod_memory_requests(pod, pod_level_managers=managed)),
         "pod_level_set": has_pod_level_resources(pod),
         "pod_requests": _texts(pod_requests(pod, pod_level_resources=pod_level)),

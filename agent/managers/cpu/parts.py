@@ -16,7 +16,7 @@ from agent.managers.policy import CpuManagerPolicy
 from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU
 from agent.pods.quantity import MAX_INT64, ZERO
-from agent.pods.requests import exclusive_cpus, pod_exclusive_cpus
+from agent.pods.requests import exclusive_cpu_requests, pod_exclusive_cpu_requests
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -102,9 +102,14 @@ def cpu_demand(request: PodRequest) -> ResourceDemand:
     """
     pod, qos, managed = request.pod, request.qos, request.policy.pod_level_managers
     counts = tuple(
-        [exclusive_cpus(pod, each, qos, pod_level_managers=managed) for each in request.containers]
+        [
+            exclusive_cpu_requests(pod, each, qos, pod_level_managers=managed)
+            for each in request.containers
+        ]
     )
-    of_pod = min(pod_exclusive_cpus(pod, qos, counts, pod_level_managers=managed), MAX_INT64)
+    of_pod = min(
+        pod_exclusive_cpu_requests(pod, qos, counts, pod_level_managers=managed), MAX_INT64
+    )
     active = _why_none(request) is None and not (request.from_budget and not of_pod)
     exclusive = tuple([active and count > 0 for count in counts])
     return ResourceDemand(of_pod, counts, active, exclusive, CpuReasons(request, of_pod, counts))

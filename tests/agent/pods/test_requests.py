@@ -10,10 +10,10 @@ from agent.pods.model import Container, ContainerKind, QosClass
 from agent.pods.quantity import Quantity
 from agent.pods.requests import (
     aggregate,
-    exclusive_cpus,
+    exclusive_cpu_requests,
     has_pod_level_resources,
     memory_requests,
-    pod_exclusive_cpus,
+    pod_exclusive_cpu_requests,
     pod_limits,
     pod_memory_requests,
     pod_requests,
@@ -30,9 +30,10 @@ _G = QosClass.GUARANTEED
 
 def pod_cpus(of: Pod, qos: QosClass, *, managed: bool) -> int:
     counts = [
-        exclusive_cpus(of, each, qos, pod_level_managers=managed) for each in of.all_containers()
+        exclusive_cpu_requests(of, each, qos, pod_level_managers=managed)
+        for each in of.all_containers()
     ]
-    return pod_exclusive_cpus(of, qos, counts, pod_level_managers=managed)
+    return pod_exclusive_cpu_requests(of, qos, counts, pod_level_managers=managed)
 
 
 @pytest.mark.parametrize(
@@ -40,20 +41,20 @@ def pod_cpus(of: Pod, qos: QosClass, *, managed: bool) -> int:
 )
 def test_only_a_whole_number_of_cpus_is_exclusive(cpu: str, cpus: int) -> None:
     container = app("a", guaranteed(f"cpu={cpu} memory=1Gi"))
-    assert exclusive_cpus(pod(container), container, _G, pod_level_managers=False) == cpus
+    assert exclusive_cpu_requests(pod(container), container, _G, pod_level_managers=False) == cpus
 
 
 def test_only_guaranteed_pods_have_exclusive_cpus() -> None:
     container = app("a", guaranteed("cpu=3 memory=1Gi"))
     for qos in (QosClass.BURSTABLE, QosClass.BEST_EFFORT):
-        assert exclusive_cpus(pod(container), container, qos, pod_level_managers=False) == 0
+        assert exclusive_cpu_requests(pod(container), container, qos, pod_level_managers=False) == 0
 
 
 def test_a_container_of_a_pod_with_a_budget_has_to_be_guaranteed_itself() -> None:
     loose = app("a", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi"))
     mixed = pod(loose, of_pod=guaranteed("cpu=6 memory=4Gi"))
-    assert exclusive_cpus(mixed, loose, _G, pod_level_managers=True) == 0
-    assert exclusive_cpus(mixed, loose, _G, pod_level_managers=False) == 2
+    assert exclusive_cpu_requests(mixed, loose, _G, pod_level_managers=True) == 0
+    assert exclusive_cpu_requests(mixed, loose, _G, pod_level_managers=False) == 2
     assert memory_requests(mixed, loose, pod_level_managers=True) == {}
     assert memory_requests(mixed, loose, pod_level_managers=False) == {"memory": 2**30}
 
@@ -117,7 +118,9 @@ def test_memory_is_counted_in_whole_bytes_of_63_bits(amount: str, size: int) -> 
 @pytest.mark.parametrize(("amount", "cpus"), [("1e30", 2**63 - 1), ("9223372036854775807500m", 0)])
 def test_more_cpus_than_can_be_counted_are_whole_where_they_are(amount: str, cpus: int) -> None:
     container = app("a", guaranteed(f"cpu={amount} memory=1Gi"))
-    asked = exclusive_cpus(pod(container), container, QosClass.GUARANTEED, pod_level_managers=False)
+    asked = exclusive_cpu_requests(
+        pod(container), container, QosClass.GUARANTEED, pod_level_managers=False
+    )
     assert asked == cpus
 
 
