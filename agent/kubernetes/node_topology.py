@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from msgspec import Struct
 
 from agent.kubernetes.fingerprint import pod_fingerprint
+from agent.managers.cpu.parts import shared_pool
 from agent.managers.device.given import NOT_LISTED
-from agent.managers.effective_policy import shared_pool
-from agent.managers.memory.state import free_memory, initial_memory
+from agent.managers.device.manager import allocated_devices
+from agent.managers.memory.state import free_memory, initial_memory, memory_charge
 from agent.managers.policy import PluginDevice
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity
@@ -116,8 +117,9 @@ def _inventories(
 
     Of a resource that the agent offers itself the kubelet's devices are left out.
     """
+    allocated = allocated_devices(ledger)
     own = {
-        resource: _Inventory(devices, ledger.devices.get(resource, frozenset()))
+        resource: _Inventory(devices, allocated.get(resource, frozenset()))
         for resource, devices in rules.policy.devices.items()
     }
     return dict(sorted({**_of_kubelet(ledger, kubelet), **own}.items()))
@@ -185,7 +187,7 @@ class _Resources:
         self._inventories = inventories
         self._free = shared_pool(rules, ledger) & rules.open_cpus
         # Under policy None no memory is charged to a node, and to a new node not yet.
-        charge = {**initial_memory(rules.memory), **ledger.memory}
+        charge = {**initial_memory(rules.memory), **memory_charge(ledger)}
         self._free_memory = {
             kind: free_memory(rules.memory, charge, kind) for kind in rules.memory.types
         }

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.cpu.manager import free_cpus_by_node
+from agent.managers.cpu.parts import exclusive_cpus, uncordoned_shared_cpus
 from agent.managers.decision import Reason, Rejection
-from agent.managers.effective_policy import uncordoned_shared_cpus
 from agent.managers.errors import cpus_text, nodes_text
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.implicit_hints import best_few
@@ -135,7 +135,7 @@ def last_shared_cpus(
         f"{rules.policy.cpu.reserved & rules.cordoned_cpus} are cordoned",
         resource=CPU,
         asked=len(allocation.exclusive_cpus),
-        free=free_cpus_by_node(rules, rules.open_cpus - before.exclusive_cpus),
+        free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(before)),
     )
 
 

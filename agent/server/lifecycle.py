@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.clock import wait_for
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.listeners.connections import Connections
@@ -479,7 +480,7 @@ class Service:
 
     def _status(self) -> str:
         state = self._controller.state
-        pods, cpus = len(state.ledger.allocations), len(state.ledger.exclusive_cpus)
+        pods, cpus = len(state.ledger.allocations), len(exclusive_cpus(state.ledger))
         text = f"{pods} pods, {cpus} exclusive CPUs, shared pool {state.shared_pool or 'empty'}"
         unenforced = state.records.unenforced
         return f"{text}, {unenforced} pods not enforced" if unenforced else text

@@ -17,8 +17,8 @@ from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from agent.managers.allocations.origin import API, Origin, Source
+from agent.managers.cpu.parts import shared_cpus, shared_pool
 from agent.managers.device.given import NOT_LISTED, KubeletListing
-from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.managers.validity import invalid_allocations
 from agent.pods.identity import full_name

@@ -22,10 +22,10 @@ from agent.managers.allocations.ledger import (
     Isolation,
     Ledger,
     MemoryBlock,
-    NodeMemory,
     PodAllocation,
 )
 from agent.managers.allocations.origin import API, Origin, Source
+from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, End, Lifetime
 from agent.pods.model import MEMORY, ContainerKind, QosClass
@@ -209,7 +209,7 @@ def state_to_wire(state: Checkpoint, pods: list[msgspec.Raw]) -> StateV1[msgspec
         policy={**state.policy, **texts_of(state.cordons, state.shared)},
         memory=[
             ChargeV1(node, charge.assignments, charge.cells, dict(charge.reserved))
-            for node, charge in sorted(state.ledger.memory.items())
+            for node, charge in sorted(memory_charge(state.ledger).items())
         ],
         bindings=[BindingV1(b.pod_uid, b.container, b.cgroup) for b in state.bindings],
         pods=pods,

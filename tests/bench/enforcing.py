@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.effective_policy import shared_cpus
+from agent.managers.cpu.parts import shared_cpus
 from agent.managers.policy import NodeFit
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups

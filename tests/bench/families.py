@@ -15,6 +15,7 @@ from agent.api.pod_resources import Listing
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.assignment import take_by_topology
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.effective_policy import Draft
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.topology.manager import merge_or_defer
@@ -199,7 +200,7 @@ def choose() -> Iterator[Figure]:
     for name in hosts.HOSTS:
         rules = hosts.rules(name)
         for state in ("empty", "fragmented"):
-            free = rules.assignable_cpus - hosts.ledger_on(name, state).exclusive_cpus
+            free = rules.assignable_cpus - exclusive_cpus(hosts.ledger_on(name, state))
             for option in hosts.OPTIONS:
                 options = CpuPolicyOptions(**dict.fromkeys(option, True))
                 run = partial(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.allocations.ledger import Taken
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -162,7 +163,7 @@ def unalignable(rules_in_force: EffectivePolicy, ledger: Ledger) -> Iterator[tup
 
     More CPUs than are free; more than any node has free; either of them with all six resources.
     """
-    free = rules_in_force.assignable_cpus - ledger.exclusive_cpus
+    free = rules_in_force.assignable_cpus - exclusive_cpus(ledger)
     nodes = rules_in_force.machine.cpus.nodes
     roomiest = max((node.cpus & free.bits).bit_count() for node in nodes)
     for variant, cpus in (("large", len(free) + 2), ("wide", roomiest + 2)):
@@ -186,7 +187,7 @@ def filled(rules_in_force: EffectivePolicy, share: float) -> Ledger:
     desired = int(len(rules_in_force.assignable_cpus) * share)
     draw = Random(7)  # noqa: S311  (the same ledger in every run)
     for number in range(desired):
-        if len(ledger.exclusive_cpus) >= desired:
+        if len(exclusive_cpus(ledger)) >= desired:
             break
         ledger = admit(rules_in_force, ledger, pod_of(f"pod-{number}", _some(draw))).ledger
     return ledger

@@ -13,6 +13,7 @@ from agent.api import views
 from agent.api.documents import EventDocument, PodListDocument, encode
 from agent.api.host.mapped import map_of_allocations
 from agent.api.status import StatusDocument
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.verdict import verdict
 from agent.tools.dashboard.server import Dashboard, address_of, listen
 from sysfs.mask import Mask
@@ -73,7 +74,7 @@ class FakeAgent:
     ) -> None:
         """Answer as the agent of a host does whose pods are in a ledger, all of them running."""
         allocations = tuple(ledger.allocations.values())
-        pool = host.online - ledger.exclusive_cpus
+        pool = host.online - exclusive_cpus(ledger)
         running = {each.uid: {c.name for c in each.containers} for each in allocations}
         pods = tuple(
             views.pod_document(each, pool, judgements=verdict(rules, each)) for each in allocations
@@ -90,7 +91,7 @@ class FakeAgent:
                 online_cpus=str(host.online),
                 nodes=str(Mask.from_ids(node.id for node in host.nodes)),
                 shared_pool=str(pool),
-                exclusive_cpus=str(ledger.exclusive_cpus),
+                exclusive_cpus=str(exclusive_cpus(ledger)),
                 pods=len(pods),
                 containers=sum(len(each.containers) for each in allocations),
                 rejected=(),

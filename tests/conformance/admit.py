@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from agent.config.config import ConfigError
 from agent.managers.admission import MANAGERS, admit, remove, start_container
+from agent.managers.cpu.parts import shared_pool
 from agent.managers.decision import DECISION_COUNTERS
-from agent.managers.effective_policy import EffectivePolicy, shared_pool
-from agent.managers.memory.state import free_memory
+from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.memory.state import free_memory, memory_charge
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
 from agent.pods.model import MEMORY
@@ -275,7 +276,7 @@ class Replay:
         for key in ("config", "gates", "topology"):
             if key in step:
                 self.case = {**self.case, key: step[key]}
-        self.before = Before(frozenset(self.ledger.allocations), self.ledger.memory)
+        self.before = Before(frozenset(self.ledger.allocations), memory_charge(self.ledger))
         try:
             self.rules = _rules(self.case)
         except ConfigError as error:
@@ -388,13 +389,13 @@ def _state_differences(replay: Replay, expected: Step) -> Iterator[str]:
 
 
 def _node_memory(replay: Replay, node: int) -> dict[str, object]:
-    facts, charge = replay.rules.memory, replay.ledger.memory[node]
+    facts, charge = replay.rules.memory, memory_charge(replay.ledger)[node]
     return {
         "assignments": charge.assignments,
         "cells": list(charge.cells),
         "memory": {
             kind: [
-                free_memory(facts, replay.ledger.memory, kind)[node],
+                free_memory(facts, memory_charge(replay.ledger), kind)[node],
                 charge.reserved.get(kind, 0),
             ]
             for kind in facts.allocatable[node]

@@ -6,8 +6,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agent.managers.allocations.allocation import PodPart, make_allocation
-from agent.managers.allocations.ledger import DEVICES, MemoryBlock, NodeMemory
-from agent.managers.effective_policy import charged, released, shared_pool
+from agent.managers.allocations.ledger import DEVICES, MemoryBlock
+from agent.managers.cpu.parts import shared_pool
+from agent.managers.effective_policy import charged, released
+from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.topology.hints import Hint
 from agent.pods.model import CPU, MEMORY
 from sysfs.mask import Mask
@@ -52,7 +54,7 @@ def followed(
 def recorded_memory(ledger: Ledger, state: Document) -> Mapping[int, NodeMemory]:
     """Return the recorded charge of memory by node, the ledger's own where none was recorded."""
     if "mem_nodes" not in state:
-        return ledger.memory
+        return memory_charge(ledger)
     return MappingProxyType(
         {
             int(node): NodeMemory(

@@ -7,7 +7,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.allocations.ledger import Isolation, Ledger, total_requests
-from agent.managers.effective_policy import shared_cpus
+from agent.managers.cpu.parts import exclusive_cpus, shared_cpus
+from agent.managers.device.manager import allocated_devices
+from agent.managers.memory.state import memory_charge
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.ledgers import ledger_with
@@ -15,8 +17,8 @@ from tests.agent.managers.ledgers import ledger_with
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import NodeMemory
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.memory.state import NodeMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _unrunnable_containers(rules: EffectivePolicy, ledger: Ledger) -> Iterator[s
 
 
 def _overcharged_memory(rules: EffectivePolicy, ledger: Ledger, before: Before) -> Iterator[str]:
-    for node, memory in ledger.memory.items():
+    for node, memory in memory_charge(ledger).items():
         for kind, size in memory.reserved.items():
             charged = before.memory[node].reserved.get(kind, 0) if node in before.memory else 0
             capacity = max(rules.memory.allocatable.get(node, {}).get(kind, 0), charged)
@@ -109,8 +111,11 @@ def _devices_of_two_pods(rules: EffectivePolicy, ledger: Ledger, before: Before)
         seen |= own
         if allocation.uid not in before.uids and own - _healthy(rules):
             yield f"pod {allocation.uid} got devices {own - _healthy(rules)} that are not healthy"
-    if seen != {(name, device) for name, devices in ledger.devices.items() for device in devices}:
-        yield f"the ledger says {ledger.devices} are allocated, its allocations say {seen}"
+    if seen != {
+        (name, device) for name, devices in allocated_devices(ledger).items() for device in devices
+    }:
+        said = allocated_devices(ledger)
+        yield f"the ledger says {said} are allocated, its allocations say {seen}"
 
 
 def _healthy(rules: EffectivePolicy) -> set[tuple[str, str]]:
@@ -126,9 +131,9 @@ def _derived_values(ledger: Ledger) -> Iterator[str]:
     union = Mask(0)
     for allocation in ledger.allocations.values():
         union |= allocation.exclusive_cpus
-    if union != ledger.exclusive_cpus:
-        yield f"the ledger says {ledger.exclusive_cpus} are exclusive, its allocations say {union}"
-    again = ledger_with(*ledger.allocations.values(), memory=ledger.memory).parts
+    if union != exclusive_cpus(ledger):
+        yield f"the ledger says {exclusive_cpus(ledger)} are exclusive, its allocations say {union}"
+    again = ledger_with(*ledger.allocations.values(), memory=memory_charge(ledger)).parts
     if again != ledger.parts:
         yield f"the ledger keeps {ledger.parts}, its allocations say {again}"
     requested = total_requests(ledger.allocations.values())

@@ -13,6 +13,7 @@ from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine, MachineNode
+from agent.managers.memory.state import memory_charge
 from agent.managers.topology.hints import Hint
 from agent.pods.model import MEMORY
 from sysfs.described.shapes import regular_host
@@ -334,7 +335,7 @@ def test_memory_may_be_spread_otherwise_but_must_add_up_by_type() -> None:
     empty = rules.empty_ledger()
     charged = {
         node: replace(memory, reserved=MappingProxyType({"memory": GIB}))
-        for node, memory in empty.memory.items()
+        for node, memory in memory_charge(empty).items()
     }
     ours = empty.with_part(MEMORY, charged)
 

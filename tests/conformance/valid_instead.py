@@ -9,7 +9,9 @@ from itertools import combinations
 from statistics import pstdev
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.decision import ALIGNED_COUNT, Reason
+from agent.managers.memory.state import memory_charge
 from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
 from sysfs.mask import Mask
 from tests.conformance.effective import (
@@ -49,7 +51,7 @@ def valid_instead(
     splits a core it is not a measure: then ours has to give every container what it asks for. A
     rejection for the cores' sake is valid when the free whole cores do not add up to the request.
     """
-    free = rules.assignable_cpus - before.exclusive_cpus
+    free = rules.assignable_cpus - exclusive_cpus(before)
     broken = expected["admitted"] and _is_broken(rules, free, pod, expected["pod"])
     if decision.allocation is None:
         return broken or _rejection_is_valid(rules, before, pod, decision, expected)
@@ -96,7 +98,7 @@ def evenly_distributed(
         return False
     if not expected["admitted"]:
         return False
-    free = rules.assignable_cpus - before.exclusive_cpus
+    free = rules.assignable_cpus - exclusive_cpus(before)
     theirs = Mask(0)
     for _, cpus in _pairs(decision, expected["pod"]):
         theirs |= cpus or Mask(0)
@@ -162,7 +164,7 @@ def on_fewer_sockets(
     pairs = list(_pairs(decision, expected["pod"]))
     if any((a is None) != (b is None) or len(a or ()) != len(b or ()) for a, b in pairs):
         return False
-    if decision.allocation.exclusive_cpus - (rules.assignable_cpus - before.exclusive_cpus):
+    if decision.allocation.exclusive_cpus - (rules.assignable_cpus - exclusive_cpus(before)):
         return False
     ours, theirs = _sockets(rules, decision, expected)
     return ours < theirs
@@ -247,7 +249,7 @@ def same_memory_in_all(ledger: Ledger, expected: Mapping[str, Any]) -> bool:
     for node, memory in expected.get("mem_nodes", {}).items():
         for kind, (_, reserved) in memory["memory"].items():
             theirs[kind] = theirs.get(kind, 0) + reserved
-            charged = ledger.memory[int(node)].reserved.get(kind, 0)
+            charged = memory_charge(ledger)[int(node)].reserved.get(kind, 0)
             ours[kind] = ours.get(kind, 0) + charged
     return ours == theirs
 
@@ -335,7 +337,7 @@ def _no_whole_cores(rules: EffectivePolicy, before: Ledger, pod: Pod, rejection:
     if rejection.reason is not Reason.SMT_ALIGNMENT or rejection.asked is None:
         return False
     first = next((c.name for c in rules.demand(pod).containers if c.cpus), None)
-    free = rules.assignable_cpus - before.exclusive_cpus - rules.closed_physical_cpus
+    free = rules.assignable_cpus - exclusive_cpus(before) - rules.closed_physical_cpus
     sums = {0}
     for core in rules.machine.cpus.cores:
         if not core.cpus & ~free.bits:

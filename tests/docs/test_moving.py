@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 import yaml
 
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.state.store import peek
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
@@ -151,7 +152,7 @@ def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) 
     assert done.returncode == 0, done.stderr
     saved = peek(node.state)
     assert saved is not None
-    assert str(saved.ledger.exclusive_cpus) == "1-3,9-10"
+    assert str(exclusive_cpus(saved.ledger)) == "1-3,9-10"
     assert [one.name for one in saved.ledger.allocations.values()] == ["web", ""]
     node.turn_off()
     assert node.doctor()["kubelet CPU manager"] == "error"

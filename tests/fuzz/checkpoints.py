@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.managers.admission import admit, remove
+from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.device.manager import allocated_devices
 from agent.managers.effective_policy import restored
 from agent.managers.validity import invalid_allocations
 from agent.managers.violation import Rule
@@ -115,11 +117,13 @@ def check_checkpoint(data: bytes) -> bool:
             or_, (allocation.exclusive_cpus for allocation in ledger.allocations.values()), EMPTY
         )
         demand(
-            ledger.exclusive_cpus == allocated,
-            f"{allocated}, not {ledger.exclusive_cpus}",
+            exclusive_cpus(ledger) == allocated,
+            f"{allocated}, not {exclusive_cpus(ledger)}",
         )
-    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are of no pod")
-    demand(not any(ledger.devices.values()), f"{ledger.devices} are of no pod")
+    demand(not exclusive_cpus(ledger), f"{exclusive_cpus(ledger)} are of no pod")
+    demand(
+        not any(allocated_devices(ledger).values()), f"{allocated_devices(ledger)} are of no pod"
+    )
     msgspec.json.encode(sorted(state.ledger.allocations))  # names are text that can be sent
     return True
 
@@ -149,7 +153,7 @@ def _check_kept(ledger: Ledger) -> None:
         demand(decision.ledger == ledger, "a rejected pod left something behind")
         return
     taken = decision.allocation.exclusive_cpus
-    demand(not taken & ledger.exclusive_cpus, f"{taken} are given a second time")
+    demand(not taken & exclusive_cpus(ledger), f"{taken} are given a second time")
     for uid, allocation in ledger.allocations.items():
         demand(decision.ledger.allocations[uid] == allocation, f"{uid} changed")
 

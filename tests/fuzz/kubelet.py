@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import remove
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.tools.kubelet_state import cpu_file, memory_file
 from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
 from agent.tools.kubelet_state.errors import UnfitStateError, UnreadableStateFileError
@@ -110,7 +111,7 @@ def check_state_files(data: bytes) -> bool:
             Layout(driver).pod(uid, Tier(str(allocation.qos)))
     for uid in tuple(ledger.allocations):
         ledger = remove(_RULES, ledger, uid)
-    demand(not ledger.exclusive_cpus, f"{ledger.exclusive_cpus} are of no pod")
+    demand(not exclusive_cpus(ledger), f"{exclusive_cpus(ledger)} are of no pod")
     return True
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.decision import Reason, out_of
 from agent.parsing.reader import UnreadableError, read_document
 from agent.tools.replay.play import Admit, Restart, StepOutcome, play
@@ -75,7 +76,9 @@ def _check_outcome(outcome: StepOutcome, *, lasting: bool) -> None:
         broken = broken_invariants(state.rules, state.ledger)
         demand(not broken, f"{broken}")
     allocated = [allocation.exclusive_cpus for allocation in state.ledger.allocations.values()]
-    demand(sum(map(len, allocated)) == len(state.ledger.exclusive_cpus), "a CPU is allocated twice")
+    demand(
+        sum(map(len, allocated)) == len(exclusive_cpus(state.ledger)), "a CPU is allocated twice"
+    )
 
 
 REPLAYS: Final = Target("replay", make_replay, plain_check(check_replay))

@@ -23,7 +23,7 @@ from agent.api.host.map import (
 from agent.api.views import policy_document
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.device.given import NOT_LISTED, listed_name
-from agent.managers.memory.state import hugepages_type
+from agent.managers.memory.state import hugepages_type, memory_charge
 from agent.managers.policy import NO_CORDON
 from agent.pods.identity import full_name
 from agent.pods.model import MEMORY, ContainerKind
@@ -197,7 +197,7 @@ def _charged_memory(
 ) -> Iterator[MapMemoryDocument]:
     """Yield the memory of a node with what of it is reserved and allocated, if that is known."""
     facts = rules.memory
-    charged = ledger.memory.get(node.id)
+    charged = memory_charge(ledger).get(node.id)
     for part in _total_memory(node):
         if not rules.static_memory or part.total is None or node.id not in facts.total:
             yield part

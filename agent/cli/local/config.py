@@ -176,7 +176,8 @@ def import_config(file: Path, target: Path | None) -> None:
 
 def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
-    from agent.managers.effective_policy import restored, shared_pool, with_cordon  # noqa: PLC0415
+    from agent.managers.cpu.parts import exclusive_cpus, shared_pool  # noqa: PLC0415
+    from agent.managers.effective_policy import restored, with_cordon  # noqa: PLC0415
     from agent.managers.validity import invalid_allocations  # noqa: PLC0415
     from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 
@@ -190,7 +191,7 @@ def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[
     lines = [
         f"{directory / CHECKPOINT_NAME}: {pods} pods, all of them keep their allocations",
         f"  valid             {pods - affected} of {pods} pods",
-        f"  exclusive CPUs    {ledger.exclusive_cpus or 'none'}",
+        f"  exclusive CPUs    {exclusive_cpus(ledger) or 'none'}",
         f"  shared pool       {shared_pool(rules, ledger) or 'none'}",
         *(f"  not valid         {violation}" for violation in found),
     ]

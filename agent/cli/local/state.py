@@ -225,11 +225,11 @@ def _state_of(place: _Place, ledger: Ledger) -> Checkpoint:
 
 
 def _summary(rules: EffectivePolicy, ledger: Ledger) -> Iterator[str]:
-    from agent.managers.effective_policy import shared_pool  # noqa: PLC0415
+    from agent.managers.cpu.parts import exclusive_cpus, shared_pool  # noqa: PLC0415
 
     yield f"{len(ledger.allocations)} pods taken over"
     if rules.static_cpus:
-        exclusive = ledger.exclusive_cpus or "none"
+        exclusive = exclusive_cpus(ledger) or "none"
         yield f"  exclusive CPUs  {exclusive}"
         yield f"  shared pool     {shared_pool(rules, ledger) or 'none'}"
 

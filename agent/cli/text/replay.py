@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from agent.api.documents import AdmissionDocument
 from agent.api.views import explanation_document, pod_document, rejection_document
 from agent.cli.text.pods import admission_lines
-from agent.managers.effective_policy import shared_cpus, shared_pool
+from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.errors import size_text
-from agent.managers.memory.state import free_memory
+from agent.managers.memory.state import free_memory, memory_charge
 from agent.pods.model import MEMORY
 from agent.tools.replay.documents import operation
 from agent.tools.replay.play import Admit, Remove, Start
@@ -73,8 +73,9 @@ def _answer(step: Admit, decision: Decision, state: ReplayState) -> AdmissionDoc
 def _free(state: ReplayState) -> Iterator[str]:
     rules, ledger = state.rules, state.ledger
     yield f"  shared pool {shared_pool(rules, ledger) or 'empty'}"
-    free = rules.open_cpus - ledger.exclusive_cpus
-    memory = free_memory(rules.memory, ledger.memory, MEMORY) if ledger.memory else {}
+    free = rules.open_cpus - exclusive_cpus(ledger)
+    charge = memory_charge(ledger)
+    memory = free_memory(rules.memory, charge, MEMORY) if charge else {}
     cpus = {node.id: (node.cpus & free.bits).bit_count() for node in rules.machine.cpus.nodes}
     parts = []
     for node in rules.machine.node_mask:

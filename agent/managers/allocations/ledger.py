@@ -16,7 +16,7 @@ from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, Lifetime
 from agent.pods.model import CPU, MEMORY
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -194,18 +194,6 @@ def _part(allocation: ContainerAllocation | PodAllocation, manager: str) -> Any:
     return part if part or isinstance(part, Mask) else None
 
 
-class NodeMemory(Struct, frozen=True):
-    """How much of one node's memory is charged.
-
-    `reserved` is bytes by memory type; `assignments` counts the blocks that touch the node and
-    `cells` is the group of nodes it currently serves together with (itself alone when unused).
-    """
-
-    assignments: int
-    cells: Mask
-    reserved: Mapping[str, int]
-
-
 class Taken(Struct, Generic[SetT], frozen=True):
     """Resources with a name each, such as CPUs and devices, that allocations have.
 
@@ -243,44 +231,15 @@ class Taken(Struct, Generic[SetT], frozen=True):
         return Taken(self.ids - ids, tuple(reversed(again)))
 
 
-class LedgerParts(Struct, frozen=True):
-    """The parts of a ledger by the name of the resource manager, and what enforcement reads there.
+class Ledger(Struct, frozen=True):
+    """Every allocation, in the order of admission, and what the resource managers keep of them.
 
-    The parts are the managers' own. A manager without a part has allocated nothing. The mapping
-    no longer changes.
+    `parts` are those of the managers, by their names; a manager without a part has allocated
+    nothing. They are the managers' own: each has functions that read its part. The mapping no
+    longer changes. `requests` is the sum of `PodAllocation.node_requests` (`total_requests`).
     """
 
     parts: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def exclusive_cpus(self) -> Mask:
-        """All CPUs that are allocated exclusively."""
-        taken: Taken[Mask] | None = self.parts.get(CPU)
-        return EMPTY if taken is None else taken.ids
-
-    @property
-    def memory(self) -> Mapping[int, NodeMemory]:
-        """The charge of memory by node.
-
-        Over a NUMA group it is the sum of the blocks, and how the charge is spread over its members
-        depends on the order of releases (the kubelet's rule), so it is stored, not derived.
-        """
-        charge: Mapping[int, NodeMemory] = self.parts.get(MEMORY, {})
-        return charge
-
-    @property
-    def devices(self) -> Mapping[str, frozenset[str]]:
-        """The ids of all allocated devices, by resource."""
-        taken: Mapping[str, Taken[frozenset[str]]] = self.parts.get(DEVICES, {})
-        return {resource: of.ids for resource, of in taken.items()}
-
-
-class Ledger(LedgerParts, frozen=True):
-    """Every allocation, in the order of admission, and what the resource managers keep of them.
-
-    `requests` is the sum of `PodAllocation.node_requests` (`total_requests`).
-    """
-
     allocations: Mapping[str, PodAllocation] = MappingProxyType({})
     requests: Mapping[str, int] = MappingProxyType({})
 

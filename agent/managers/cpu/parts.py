@@ -1,4 +1,4 @@
-"""The parts of the CPU manager: what pods demand, what a draft and the ledger have."""
+"""The parts of the CPU manager: what pods demand, what drafts and ledgers have, what is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
-from agent.managers.effective_policy import shared_cpus, shared_pool
 from agent.managers.policy import CpuManagerPolicy
 from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU
@@ -23,7 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.allocations.demand import PodRequest
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.ledger import (
+        ContainerAllocation,
+        Ledger,
+        PodAllocation,
+        Taken,
+    )
     from agent.managers.effective_policy import Draft, EffectivePolicy
 
 
@@ -149,11 +153,59 @@ class CpuReasons(Struct, frozen=True):
 # --- what is allocated --------------------------------------------------------------------------
 
 
+def exclusive_cpus(ledger: Ledger) -> Mask:
+    """Return all CPUs that are allocated exclusively."""
+    taken: Taken[Mask] | None = ledger.parts.get(CPU)
+    return EMPTY if taken is None else taken.ids
+
+
+def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+    """Return the node's shared pool (the kubelet's default CPU set).
+
+    All online CPUs that are neither allocated exclusively nor cordoned. Reserved CPUs are in the
+    pool unless `strict-cpu-reservation` keeps them for the system (KEP-4540); then the pool can be
+    empty.
+    """
+    pool = rules.machine.cpus.all - exclusive_cpus(ledger) - rules.cordoned_cpus
+    if rules.policy.cpu.options.strict_cpu_reservation:
+        pool -= rules.policy.cpu.reserved
+    return pool
+
+
+def uncordoned_shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+    """Return the CPUs of containers without exclusive CPUs, as far as these are not cordoned.
+
+    The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty. A
+    cordon, or an admission beside a cordon, that would leave none is rejected.
+    """
+    reserved = rules.policy.cpu.reserved - exclusive_cpus(ledger) - rules.cordoned_cpus
+    return shared_pool(rules, ledger) or reserved
+
+
+def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+    """Return the CPUs on which containers without exclusive CPUs run; never empty.
+
+    The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty: the
+    kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let these containers
+    run on exclusive CPUs. Cordoned reserved CPUs come after these (CPUs went offline beside a
+    cordon), then reserved CPUs that were allocated before they were reserved; all CPUs only if
+    nothing is reserved either: after a restart with policy none, while the last free CPU is
+    offline.
+    """
+    reserved = rules.policy.cpu.reserved
+    return (
+        uncordoned_shared_cpus(rules, ledger)
+        or reserved - exclusive_cpus(ledger)
+        or reserved
+        or rules.machine.cpus.all
+    )
+
+
 def cpu_violations(
     rules: EffectivePolicy, ledger: Ledger, offline: Mask
 ) -> Callable[[PodAllocation], Iterator[Violation]]:
     """Return a function that yields the violations of one allocation after the other."""
-    exposed = shared_cpus(rules, ledger) & ledger.exclusive_cpus
+    exposed = shared_cpus(rules, ledger) & exclusive_cpus(ledger)
     earlier = EMPTY
 
     def check(allocation: PodAllocation) -> Iterator[Violation]:
@@ -211,7 +263,7 @@ def nodes_of_cpus(rules: EffectivePolicy, cpus: Mask) -> Mask:
 
 def cpu_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples of the gauges of CPUs."""
-    exclusive, shared = ledger.exclusive_cpus, shared_pool(rules, ledger)
+    exclusive, shared = exclusive_cpus(ledger), shared_pool(rules, ledger)
     yield Sample(SHARED_POOL_MILLICORES, (), len(shared) * 1000)
     yield Sample(EXCLUSIVE_CPU_COUNT, (), len(exclusive))
     yield Sample(CPUS, ("exclusive",), len(exclusive))

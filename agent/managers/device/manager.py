@@ -159,7 +159,7 @@ class DeviceManager(ResourceManager):
     def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
         """Yield how many devices of each resource are allocated, and free."""
         for resource, devices in rules.devices.items():
-            allocated = ledger.devices.get(resource, _NONE)
+            allocated = allocated_devices(ledger).get(resource, _NONE)
             free = [device for device in devices if device.healthy and device.id not in allocated]
             yield Sample(DEVICE_COUNT, (resource, "allocated"), len(allocated))
             yield Sample(DEVICE_COUNT, (resource, "free"), len(free))
@@ -196,6 +196,12 @@ class DeviceManager(ResourceManager):
             return part
         left = {**part, **{name: part.get(name, _UNUSED).removed(ids[name]) for name in ids}}
         return {name: taken for name, taken in left.items() if taken.ids}
+
+
+def allocated_devices(ledger: Ledger) -> Mapping[str, frozenset[str]]:
+    """Return the ids of all allocated devices, by resource."""
+    taken: TakenDevices = ledger.parts.get(DEVICES, {})
+    return {resource: of.ids for resource, of in taken.items()}
 
 
 _NONE: frozenset[str] = frozenset()

@@ -29,9 +29,8 @@ from sysfs.mask import Mask, iter_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import NodeMemory
     from agent.managers.memory.hints import Reusable
-    from agent.managers.memory.state import MemoryFacts
+    from agent.managers.memory.state import MemoryFacts, NodeMemory
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints
     from agent.managers.topology.search_budget import SearchBudget

@@ -17,8 +17,7 @@ from sysfs.mask import iter_bits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import NodeMemory
-    from agent.managers.memory.state import MemoryFacts
+    from agent.managers.memory.state import MemoryFacts, NodeMemory
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
 

@@ -62,11 +62,11 @@ if TYPE_CHECKING:
         ContainerAllocation,
         Ledger,
         MemoryBlock,
-        NodeMemory,
         PodAllocation,
     )
     from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.memory.state import NodeMemory
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.managers.violation import Violation

@@ -12,7 +12,7 @@ from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
-from agent.managers.memory.state import charged_blocks
+from agent.managers.memory.state import charged_blocks, memory_charge
 from agent.managers.policy import MemoryManagerPolicy
 from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import MEMORY
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
         ContainerAllocation,
         Ledger,
         MemoryBlock,
-        NodeMemory,
         PodAllocation,
     )
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.machine import MachineNode
+    from agent.managers.memory.state import NodeMemory
     from sysfs.mask import Mask
 
 NODE_MEMORY: Final = gauge(
@@ -218,7 +218,7 @@ def memory_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
 
 
 def _node_samples(rules: EffectivePolicy, ledger: Ledger, node: MachineNode) -> Iterator[Sample]:
-    facts, charge = rules.memory, ledger.memory.get(node.id)
+    facts, charge = rules.memory, memory_charge(ledger).get(node.id)
     allocated_by_type: Mapping[str, int] = charge.reserved if charge is not None else {}
     for type_name, total in _usable(facts.total[node.id]):
         if type_name == MEMORY and node.memory_bytes is None:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import NodeMemory
 from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import MemoryBlock, PodAllocation
+    from agent.managers.allocations.ledger import Ledger, MemoryBlock, PodAllocation
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import MemoryPolicy
 
@@ -118,6 +117,28 @@ class MemoryFacts(Struct, frozen=True, dict=True):
     def types(self) -> frozenset[str]:
         """The memory types that any node has."""
         return frozenset(name for types in self.allocatable.values() for name in types)
+
+
+class NodeMemory(Struct, frozen=True):
+    """How much of one node's memory is charged.
+
+    `reserved` is bytes by memory type; `assignments` counts the blocks that touch the node and
+    `cells` is the group of nodes it currently serves together with (itself alone when unused).
+    """
+
+    assignments: int
+    cells: Mask
+    reserved: Mapping[str, int]
+
+
+def memory_charge(ledger: Ledger) -> Mapping[int, NodeMemory]:
+    """Return the charge of memory by node.
+
+    Over a NUMA group it is the sum of the blocks, and how the charge is spread over its members
+    depends on the order of releases (the kubelet's rule), so it is stored, not derived.
+    """
+    charge: Mapping[int, NodeMemory] = ledger.parts.get(MEMORY, {})
+    return charge
 
 
 def initial_memory(facts: MemoryFacts) -> dict[int, NodeMemory]:

@@ -17,7 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import remove
-from agent.managers.effective_policy import charged, shared_cpus
+from agent.managers.cpu.parts import exclusive_cpus, shared_cpus
+from agent.managers.effective_policy import charged
 from agent.managers.recovery.from_cgroups import contradictions, shown_allocation
 from agent.pods.identity import name_and_uid
 from sysfs.mask import EMPTY, Mask
@@ -160,7 +161,7 @@ def _displace(
 
 
 def _conflicting(ledger: Ledger, one: PodAllocation) -> tuple[PodAllocation, ...]:
-    if not ledger.exclusive_cpus & one.exclusive_cpus:
+    if not exclusive_cpus(ledger) & one.exclusive_cpus:
         return ()
     return tuple(
         each for each in ledger.allocations.values() if each.exclusive_cpus & one.exclusive_cpus

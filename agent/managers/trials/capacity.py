@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.effective_policy import shared_pool
+from agent.managers.cpu.parts import shared_pool
 from agent.managers.trials.advice import decided
 from sysfs.mask import EMPTY
 

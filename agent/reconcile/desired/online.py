@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import Isolation, Taken
 from agent.managers.allocations.shared_map import differences
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import CPU
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
     if not reduced:
         return ledger
     changed = replace(ledger, allocations=MappingProxyType({**allocations, **reduced}))
-    return changed.with_part(CPU, Taken(ledger.exclusive_cpus & host.online))
+    return changed.with_part(CPU, Taken(exclusive_cpus(ledger) & host.online))
 
 
 def _pod(allocation: PodAllocation, host: Host, nodes: Mask) -> PodAllocation:

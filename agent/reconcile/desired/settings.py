@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import CPU
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.container import container_settings, default_settings
@@ -159,7 +160,7 @@ class SharedPool(Struct, frozen=True):
         cls, target: Desired, identified: IdentifiedCgroups, host: HostSets, classes: PodClasses
     ) -> SharedPool:
         """Return the pool; a class carries it unless a pod of the class has CPUs of its own."""
-        whole = host.cpus | target.shared_pool | target.ledger.exclusive_cpus
+        whole = host.cpus | target.shared_pool | exclusive_cpus(target.ledger)
         if not target.shared_pool:
             return cls(EMPTY, whole)
         split = classes.split_classes()

@@ -27,7 +27,8 @@ from agent.api.documents import (
 )
 from agent.managers import admission
 from agent.managers.allocations.origin import API, Origin, Source
-from agent.managers.effective_policy import restored, shared_cpus
+from agent.managers.cpu.parts import shared_cpus
+from agent.managers.effective_policy import restored
 from agent.pods.identity import full_name
 from agent.pods.lifetime import End
 from agent.reconcile.errors import BindingError

@@ -16,7 +16,8 @@ from agent.api.maintenance import (
 )
 from agent.api.views import cordon_documents
 from agent.managers.allocations.cordons import CordonEntry
-from agent.managers.effective_policy import shared_pool, uncordoned_shared_cpus, with_cordon
+from agent.managers.cpu.parts import exclusive_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.effective_policy import with_cordon
 from agent.managers.policy import Cordon
 from agent.managers.trials.capacity import free_cpus, nodes_of
 from agent.managers.trials.drain import drain, used
@@ -163,7 +164,7 @@ def _rejection(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> str:
     beside = with_cordon(rules, rules.policy.cordon | cordon)
     if uncordoned_shared_cpus(beside, ledger) or not uncordoned_shared_cpus(rules, ledger):
         return ""
-    exclusive = ledger.exclusive_cpus - beside.cordoned_cpus
+    exclusive = exclusive_cpus(ledger) - beside.cordoned_cpus
     others = f", and {exclusive} are allocated exclusively" if exclusive else ""
     return (
         "no CPU would be left for containers without exclusive CPUs: "

@@ -11,6 +11,7 @@ from agent import __version__
 from agent.api import views
 from agent.api.status import RuntimeDocument, StateDirectoryDocument, StatusDocument
 from agent.api.views import cordon_documents
+from agent.managers.cpu.parts import exclusive_cpus
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         online_cpus=str(host.online),
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),
         shared_pool=str(state.shared_pool),
-        exclusive_cpus=str(state.ledger.exclusive_cpus),
+        exclusive_cpus=str(exclusive_cpus(state.ledger)),
         pods=len(allocations),
         containers=sum(len(allocation.containers) for allocation in allocations),
         rejected=tuple(each.answer for each in rejections if each.answer is not None),

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.managers.memory.state import renumbered_nodes
+from agent.managers.memory.state import memory_charge, renumbered_nodes
 from agent.pods.model import MEMORY
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import (
-        ContainerAllocation,
-        Ledger,
-        NodeMemory,
-        PodAllocation,
-    )
+    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
     from agent.managers.effective_policy import ResourceManager
+    from agent.managers.memory.state import NodeMemory
     from agent.managers.topology.hints import Hint
     from agent.state.checkpoint import HostFacts
 
@@ -59,7 +55,8 @@ def renumbered(
     """Return a ledger with every node under its new number."""
     known = tuple(managers)
     moved = {uid: _pod(known, each, moves) for uid, each in ledger.allocations.items()}
-    charge = {moves.get(n, n): _charge(memory, moves) for n, memory in ledger.memory.items()}
+    charges = memory_charge(ledger)
+    charge = {moves.get(n, n): _charge(memory, moves) for n, memory in charges.items()}
     changed = replace(ledger, allocations=MappingProxyType(moved))
     return changed.with_part(MEMORY, MappingProxyType(dict(sorted(charge.items()))))
 

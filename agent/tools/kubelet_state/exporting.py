@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.effective_policy import shared_pool
+from agent.managers.cpu.parts import shared_pool
+from agent.managers.memory.state import memory_charge
 from agent.tools.kubelet_state import cpu_file, memory_file
 from agent.tools.kubelet_state.cpu_check import cpu_problems
 from agent.tools.kubelet_state.cpu_file import CpuState
@@ -92,7 +93,7 @@ def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:
     }
     return MemoryState(
         policy=str(rules.policy.memory.policy),
-        nodes={node: _node(rules, ledger, node) for node in ledger.memory},
+        nodes={node: _node(rules, ledger, node) for node in memory_charge(ledger)},
         containers={uid: members for uid, members in containers.items() if members},
         pods={
             uid: allocation.memory
@@ -146,7 +147,7 @@ def _device_entries(
 
 
 def _node(rules: EffectivePolicy, ledger: Ledger, node: int) -> MemoryNode:
-    memory, facts = ledger.memory[node], rules.memory
+    memory, facts = memory_charge(ledger)[node], rules.memory
     total, reserved = facts.total[node], facts.reserved[node]
     allocatable = allocatable_bytes(total, reserved)
     tables = {}

@@ -17,15 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.managers.allocations.delivery import NOTHING, merged
-from agent.managers.allocations.ledger import (
-    ContainerAllocation,
-    Isolation,
-    Ledger,
-    NodeMemory,
-    PodAllocation,
-)
+from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
 from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import restored
+from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.readmission import NotMatchedError, match_imported
 from agent.parsing.document import plain, shown
 from agent.parsing.errors import Mistake
@@ -295,7 +290,7 @@ def _described(matched: PodAllocation, imported: PodAllocation) -> PodAllocation
 
 def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMemory]:
     if not rules.static_memory or memory_check.is_fresh(memory):
-        return rules.empty_ledger().memory
+        return memory_charge(rules.empty_ledger())
     return MappingProxyType(
         {
             node: NodeMemory(

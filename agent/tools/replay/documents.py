@@ -12,10 +12,10 @@ from agent.api.documents import (
     RejectionDocument,
 )
 from agent.api.views import explanation_document, given_document, rejection_document
+from agent.managers.cpu.parts import shared_cpus, shared_pool
 from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.device.given import given_devices
-from agent.managers.effective_policy import shared_cpus, shared_pool
-from agent.managers.memory.state import free_memory
+from agent.managers.memory.state import free_memory, memory_charge
 from agent.reconcile.desired.quota import pod_quotas
 from agent.tools.replay.play import Admit, Ignored, Remove, Restart, Start
 from sysfs.mask import Mask
@@ -185,7 +185,7 @@ def _blocks(blocks: Iterable[MemoryBlock]) -> tuple[MemoryDocument, ...]:
 
 
 def _memory(state: ReplayState) -> dict[str, dict[str, AmountLine]]:
-    facts, charged = state.rules.memory, state.ledger.memory
+    facts, charged = state.rules.memory, memory_charge(state.ledger)
     if not charged:
         return {}
     free = {kind: free_memory(facts, charged, kind) for kind in sorted(facts.types)}

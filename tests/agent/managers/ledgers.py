@@ -11,7 +11,8 @@ from agent.pods.model import CPU, MEMORY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import NodeMemory, PodAllocation
+    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.memory.state import NodeMemory
     from sysfs.mask import Mask
 
 

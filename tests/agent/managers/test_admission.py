@@ -6,8 +6,9 @@ import pytest
 
 from agent.managers.admission import admit, remove, start_container, start_containers
 from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
+from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.decision import Decision, Reason
-from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
+from agent.managers.memory.state import memory_charge
 from agent.pods.model import QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import (
@@ -22,6 +23,7 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 
 BUDGET_4 = guaranteed("cpu=4 memory=4Gi")
@@ -140,7 +142,7 @@ class TestContainerScopeExamplesOfKep5526:
             rules, rules.empty_ledger(), pod(app("c1"), app("c2"), app("c3"), of_pod=BUDGET_4)
         )
         assert cpus(allocated(decision)) == {"c1": None, "c2": None, "c3": None}
-        assert not decision.ledger.exclusive_cpus
+        assert not exclusive_cpus(decision.ledger)
 
 
 def test_without_the_gate_a_pod_with_a_budget_runs_shared() -> None:
@@ -247,13 +249,13 @@ class TestInitContainers:
         allocation = ledger.allocations["u-1"]
         assert cpus(allocation) == {"i1": "1-3", "c1": "1-2"}
         assert sum(block.size for c in allocation.containers for block in c.memory) == 3 << 30
-        assert ledger.memory[0].reserved["memory"] == 3 << 30
+        assert memory_charge(ledger)[0].reserved["memory"] == 3 << 30
 
     def test_their_memory_goes_back_when_a_later_container_starts(self) -> None:
         rules, ledger = self.rules_and_ledger()
         running = start_container(rules, ledger, "u-1", "c1")
-        assert running.memory[0].reserved["memory"] == 1 << 30
-        assert running.exclusive_cpus == ledger.exclusive_cpus
+        assert memory_charge(running)[0].reserved["memory"] == 1 << 30
+        assert exclusive_cpus(running) == exclusive_cpus(ledger)
         assert start_container(rules, running, "u-1", "c1") is running
 
     def test_starting_the_init_container_itself_changes_nothing(self) -> None:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.effective_policy import shared_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.cpu.parts import shared_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.machine import Machine
 from agent.managers.memory.hints import best_hint, fitting_hints
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Cordon, NodeFit, PluginDevice
 from agent.managers.topology.hints import Hint
 from agent.managers.trials.advice import AdviceKind, advise, decided
@@ -170,7 +171,7 @@ def test_a_group_with_a_cordoned_node_gets_no_further_memory() -> None:
 def test_a_group_with_a_cordoned_node_gives_no_hint_on_a_host_of_many_nodes() -> None:
     machine = Machine.of(regular_host(packages=12, cores_per_node=1, threads=1))
     rules = make_rules(machine, topology=NO_POLICY)
-    charge = with_pod(rules, asking(1, memory="20Gi", uid="u-0")).memory
+    charge = memory_charge(with_pod(rules, asking(1, memory="20Gi", uid="u-0")))
     for closed, group in ((EMPTY, Hint(0b11, preferred=False)), (Mask.of(0), None)):
         facts = replace(rules.memory, cordoned=closed)
         assert best_hint(fitting_hints(facts, charge, {"memory": GIB}), containing=2) == group
@@ -183,7 +184,7 @@ def test_no_set_of_nodes_for_memory_has_a_cordoned_one(nodes: int) -> None:
     rules = make_rules(machine, topology=NO_POLICY)
     facts = replace(rules.memory, cordoned=Mask.of(1))
     size = {"memory": 10 * GIB}
-    hints = fitting_hints(facts, rules.empty_ledger().memory, size)
+    hints = fitting_hints(facts, memory_charge(rules.empty_ledger()), size)
     assert best_hint(hints) == Hint(1, preferred=True)
     assert best_hint(hints, containing=0b10) is None
 

@@ -11,9 +11,10 @@ from agent.api import documents as wire
 from agent.api.views import rejection_document
 from agent.managers.admission import MANAGERS, admit, start_container
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
-from agent.managers.effective_policy import EffectivePolicy, restored, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.topology.hints import Hint
@@ -61,10 +62,10 @@ def test_no_pod_of_an_uneven_host_gets_a_cpu_that_is_busy_or_reserved(
         desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid=f"u-{number}")
         decision = admit(rules, ledger, desired)
         if decision.allocation is not None:
-            assert not decision.allocation.exclusive_cpus & ledger.exclusive_cpus
+            assert not decision.allocation.exclusive_cpus & exclusive_cpus(ledger)
             assert not decision.allocation.exclusive_cpus & Mask.of(1)
         ledger = decision.ledger
-    assert len(ledger.exclusive_cpus) == sum(
+    assert len(exclusive_cpus(ledger)) == sum(
         len(g.exclusive_cpus) for g in ledger.allocations.values()
     )
 
@@ -112,16 +113,16 @@ class TestRestart:
         """The kubelet rejects to start: its CPUs are not those of the state."""
         before = make_rules(HYBRID, NO_POLICY, CONTAINER, memory=False)
         ledger = with_pod(before, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
-        gone = ledger.exclusive_cpus.lowest
+        gone = exclusive_cpus(ledger).lowest
         rows = [tuple(row) for row in HYBRID.cpus.rows if row.cpu != gone]
         machine = replace(HYBRID, cpus=CpuTopology.from_rows(rows))  # type: ignore[arg-type]  # rows
         rules = make_rules(machine, NO_POLICY, CONTAINER, memory=False)
         assert gone not in shared_pool(rules, ledger)
-        rest = len(rules.assignable_cpus - ledger.exclusive_cpus)
+        rest = len(rules.assignable_cpus - exclusive_cpus(ledger))
         later = with_pod(
             rules, pod(app("a", guaranteed(f"cpu={rest} memory=1Gi")), uid="u-2"), ledger
         )
-        assert not later.allocations["u-2"].exclusive_cpus & ledger.exclusive_cpus
+        assert not later.allocations["u-2"].exclusive_cpus & exclusive_cpus(ledger)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from agent.managers.admission import MANAGERS
-from agent.managers.cpu.parts import cpus_of
-from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
+from agent.managers.cpu.parts import cpus_of, shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.memory.parts import memory_of
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Policy
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import draft_of, with_pod
@@ -21,9 +22,9 @@ def test_siblings_of_reserved_cpus_are_out_of_reach_for_whole_cores() -> None:
 
 
 def test_memory_is_charged_only_by_the_static_policy() -> None:
-    assert make_rules(memory=False).empty_ledger().memory == {}
+    assert memory_charge(make_rules(memory=False).empty_ledger()) == {}
     ledger = make_rules().empty_ledger()
-    assert {node: charge.reserved["memory"] for node, charge in ledger.memory.items()} == {
+    assert {node: charge.reserved["memory"] for node, charge in memory_charge(ledger).items()} == {
         0: 0,
         1: 0,
     }
@@ -69,7 +70,7 @@ class TestDraft:
         draft = draft_of(self.RULES, pod(app("c1")), ledger)
         cpus = cpus_of(draft)
         assert cpus.free == Mask.parse("4-15")
-        assert memory_of(draft).charge == ledger.memory
+        assert memory_of(draft).charge == memory_charge(ledger)
         assert (cpus.reusable, cpus.pod, cpus.containers) == (EMPTY, None, {})
 
     def test_counters_add_up_by_name_and_labels(self) -> None:

@@ -21,9 +21,12 @@ from hypothesis.stateful import (
 )
 
 from agent.managers.admission import admit, remove, start_container
+from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.effective_policy import restored, shared_pool
+from agent.managers.device.manager import allocated_devices
+from agent.managers.effective_policy import restored
 from agent.managers.machine import Machine, MachineNode
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, make_rules
@@ -175,8 +178,8 @@ class Host(RuleBasedStateMachine):
             self.admitted[desired.uid] = desired
             if not self.before.memory:
                 undone = remove(self.in_force, decision.ledger, desired.uid)
-                assert undone.exclusive_cpus == self.ledger.exclusive_cpus
-                assert undone.devices == self.ledger.devices
+                assert exclusive_cpus(undone) == exclusive_cpus(self.ledger)
+                assert allocated_devices(undone) == allocated_devices(self.ledger)
         else:
             assert decision.rejection is not None
             assert decision.ledger is self.ledger, "a rejected pod changes nothing"
@@ -225,13 +228,13 @@ class Host(RuleBasedStateMachine):
         allocations = dict(self.ledger.allocations)
         self.in_force = rules
         self.ledger = restored(rules, self.ledger)
-        self.before = Before(frozenset(allocations), self.ledger.memory)
+        self.before = Before(frozenset(allocations), memory_charge(self.ledger))
         assert dict(self.ledger.allocations) == allocations, "what was allocated is a fact"
 
     @invariant()
     def nothing_is_broken(self) -> None:
         assert broken_invariants(self.in_force, self.ledger, self.before) == []
-        assert not shared_pool(self.in_force, self.ledger) & self.ledger.exclusive_cpus
+        assert not shared_pool(self.in_force, self.ledger) & exclusive_cpus(self.ledger)
         assert set(self.ledger.allocations) == set(self.admitted)
 
     def teardown(self) -> None:

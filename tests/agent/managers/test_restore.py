@@ -9,6 +9,7 @@ from agent.managers import admission
 from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,
@@ -50,7 +51,7 @@ def filled(in_force: EffectivePolicy) -> Ledger:
 
 
 def charged(ledger: Ledger) -> int:
-    return sum(node.reserved.get("memory", 0) for node in ledger.memory.values())
+    return sum(node.reserved.get("memory", 0) for node in memory_charge(ledger).values())
 
 
 def test_a_ledger_of_the_same_machine_is_taken_as_it_is() -> None:
@@ -70,9 +71,12 @@ def test_less_memory_of_the_same_shape_changes_nothing() -> None:
 def test_without_memory_pinning_nothing_is_charged_and_allocations_stay() -> None:
     ledger = filled(rules(TWO_NODES))
     taken = restored(rules(TWO_NODES, MemoryManagerPolicy.NONE), ledger)
-    assert taken.memory == {}
+    assert memory_charge(taken) == {}
     assert taken.allocations is ledger.allocations
-    assert admission.remove(rules(TWO_NODES, MemoryManagerPolicy.NONE), taken, UID).memory == {}
+    assert (
+        memory_charge(admission.remove(rules(TWO_NODES, MemoryManagerPolicy.NONE), taken, UID))
+        == {}
+    )
 
 
 def test_with_memory_pinning_again_what_allocations_hold_is_charged_again() -> None:
@@ -81,12 +85,12 @@ def test_with_memory_pinning_again_what_allocations_hold_is_charged_again() -> N
     back = restored(static, restored(none, ledger))
     assert charged(back) == charged(ledger) == 2 * GIB
     emptied = admission.remove(static, admission.remove(static, back, UID), OTHER_UID)
-    assert emptied.memory == static.empty_ledger().memory
+    assert memory_charge(emptied) == memory_charge(static.empty_ledger())
 
 
 def test_what_the_machine_no_longer_has_is_not_charged() -> None:
     ledger = filled(rules(TWO_NODES))
     moved = restored(rules(ONE_NODE), ledger)
-    assert moved.memory.keys() == {0}
+    assert memory_charge(moved).keys() == {0}
     assert moved.allocations is ledger.allocations
     assert admission.remove(rules(ONE_NODE), moved, UID).allocations.keys() == {OTHER_UID}

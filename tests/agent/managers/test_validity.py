@@ -8,15 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.effective_policy import (
-    EffectivePolicy,
-    charged,
-    restored,
-    shared_cpus,
-    shared_pool,
-)
+from agent.managers.device.manager import allocated_devices
+from agent.managers.effective_policy import EffectivePolicy, charged, restored
 from agent.managers.machine import Machine
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
 from agent.managers.validity import invalid_allocations
 from agent.managers.violation import Rule
@@ -227,10 +224,11 @@ def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> Non
     twin = replace(ledger.allocations["u-1"], uid="u-2")
     doubled = charged(rules, ledger, twin)
     left = remove(rules, doubled, removed)
-    assert (left.exclusive_cpus, left.devices) == (ledger.exclusive_cpus, ledger.devices)
+    assert exclusive_cpus(left) == exclusive_cpus(ledger)
+    assert allocated_devices(left) == allocated_devices(ledger)
     assert found(rules, left) == []
     empty = remove(rules, left, *left.allocations)
-    assert (empty.exclusive_cpus, empty.devices) == (EMPTY, {})
+    assert (exclusive_cpus(empty), allocated_devices(empty)) == (EMPTY, {})
 
 
 def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:
@@ -239,7 +237,8 @@ def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:
     allocation = ledger.allocations["u-1"]
     (container,) = allocation.containers
     nothing = replace(allocation, containers=(replace(container, devices={GPU: ()}),))
-    assert remove(rules, ledger_with(nothing, memory=ledger.memory), "u-1").devices == {}
+    removed = remove(rules, ledger_with(nothing, memory=memory_charge(ledger)), "u-1")
+    assert allocated_devices(removed) == {}
 
 
 def test_it_is_reported_when_others_have_to_run_on_a_pods_cpus() -> None:
@@ -298,7 +297,7 @@ def test_whatever_changes_every_allocation_stays_and_no_pod_is_given_anothers(
         ledger = admit(rules, ledger, replace(desired, uid=f"u-{number}")).ledger
     changed = data.draw(rule_sets(data.draw(changed_hosts(rules.machine))))
     taken = restored(changed, ledger)
-    before = Before(frozenset(ledger.allocations), taken.memory)
+    before = Before(frozenset(ledger.allocations), memory_charge(taken))
     invalid_allocations(changed, taken)
     assert taken.allocations == ledger.allocations
     for number, desired in enumerate(data.draw(st.lists(pods(), max_size=3))):

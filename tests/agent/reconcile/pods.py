@@ -13,6 +13,7 @@ from agent.managers.allocations.ledger import (
     MemoryBlock,
     PodAllocation,
 )
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import DesiredCgroup, Role
@@ -111,7 +112,7 @@ def ledger(*pods: PodAllocation) -> Ledger:
 
 def target(*pods: PodAllocation) -> Desired:
     allocated = ledger(*pods)
-    return Desired(allocated, ONLINE - allocated.exclusive_cpus)
+    return Desired(allocated, ONLINE - exclusive_cpus(allocated))
 
 
 def layout(driver: Driver = Driver.CGROUPFS) -> Layout:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.allocations.bindings import Binding
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.desired.state import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
@@ -182,7 +183,7 @@ class Pair:
 
     def _change(self, uid: str | None) -> EnforcementReport:
         allocations = ledger(*self.admitted.values())
-        pool = ONLINE - allocations.exclusive_cpus
+        pool = ONLINE - exclusive_cpus(allocations)
         self.target = Desired(allocations, pool, self.target.bindings)
         found = self.part.enforcer.enforce_change(self.target, uid)
         reference = self.whole.enforcer.enforce(self.target)
@@ -276,7 +277,7 @@ SHARED, OWN, HALF = PODS[0], PODS[4], PODS[3]
 
 def desired(*pods: PodAllocation) -> Desired:
     allocations = ledger(*pods)
-    return Desired(allocations, ONLINE - allocations.exclusive_cpus)
+    return Desired(allocations, ONLINE - exclusive_cpus(allocations))
 
 
 def test_a_container_moved_to_cpus_given_away_is_found_although_its_pod_did_not_change() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import QosClass
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.desired.state import Desired
@@ -551,7 +552,7 @@ def test_after_every_change_all_containers_run_where_the_ledger_says(
             continue
         if tree.exists(path_of(pod(uid=uid))):
             continue
-        free = cpus - ledger(*pods.values()).exclusive_cpus
+        free = cpus - exclusive_cpus(ledger(*pods.values()))
         containers = [exclusive("own", str(free))] if free else []
         if not alone or not containers:
             containers.append(on_host("shared"))
@@ -568,7 +569,7 @@ def test_after_every_change_all_containers_run_where_the_ledger_says(
 def _all_run_where_they_should(
     tree: EmulatedKernel, pods: dict[str, PodAllocation], pids: dict[str, list[int]]
 ) -> None:
-    pool = ONLINE - ledger(*pods.values()).exclusive_cpus
+    pool = ONLINE - exclusive_cpus(ledger(*pods.values()))
     for uid, running in pids.items():
         if uid not in pods:
             assert all(tree.allowed(pid)[0] == pool for pid in running)

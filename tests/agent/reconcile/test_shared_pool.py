@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.config.config import CgroupDriver
+from agent.managers.cpu.parts import exclusive_cpus
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
@@ -75,7 +76,7 @@ def test_a_verification_says_who_inherits_and_what(site: Site) -> None:
             (False, pool),
             (True, pool),
         ]
-        assert found[f"/{own}"] == (False, str(controller.state.ledger.exclusive_cpus))
+        assert found[f"/{own}"] == (False, str(exclusive_cpus(controller.state.ledger)))
 
     with_agent(site, live)
 

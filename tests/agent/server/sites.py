@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec.structs import replace
 
 from agent.config.config import CgroupDriver, HistoryConfig
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
@@ -222,7 +223,10 @@ def allocated(state: Checkpoint | DurableState) -> Allocated:
     """Return what is allocated in a checkpoint or in an agent's memory."""
     ledger = state.ledger
     return Allocated(
-        dict(ledger.allocations), tuple(state.bindings), dict(ledger.memory), state.cordons.total
+        dict(ledger.allocations),
+        tuple(state.bindings),
+        dict(memory_charge(ledger)),
+        state.cordons.total,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.config.config import CgroupDriver
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.reconcile.errors import BindingError
 from agent.server.errors import BindingNotFoundError
 from sysfs.mask import Mask
@@ -55,7 +56,7 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
     async def admit_another(controller: Controller) -> None:
         await controller.reconcile()
         await controller.admit(pod_of("other", OTHER, "main=2"))
-        assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
+        assert exclusive_cpus(controller.state.ledger) == Mask.of(1, 9)
 
     async def compare(controller: Controller) -> int:
         answer = await controller.reconcile()
@@ -98,7 +99,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
         assert controller.state.durable.bindings.released == (mistaken,)
         await controller.remove(ONE)
         await controller.admit(pod_of("other", OTHER, "main=2"))
-        assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
+        assert exclusive_cpus(controller.state.ledger) == Mask.of(1, 9)
         answer = await controller.reconcile()
         assert (answer.found, answer.differences) == ({}, ())
         for cgroup in (mistaken, right):
@@ -207,7 +208,7 @@ def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(
         await controller.reconcile()
         assert [each.cgroup for each in controller.state.durable.bindings] == [bound]
         await controller.admit(pod_of("other", OTHER, "main=2"))
-        assert controller.state.ledger.exclusive_cpus == Mask.of(1, 9)
+        assert exclusive_cpus(controller.state.ledger) == Mask.of(1, 9)
         assert site.kernel.allowed(site.processes)[0] == Mask.parse("0,2-8,10-15")
 
     with_agent(site, play, Effects(start_late))

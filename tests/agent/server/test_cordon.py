@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentError
 from agent.api.maintenance import CordonRequest
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.policy import MemoryManagerPolicy
 from agent.state.errors import CheckpointIOError
 from sysfs.described.shapes import regular_host
@@ -108,7 +109,7 @@ async def test_a_cordon_that_would_leave_no_shared_cpu_is_rejected_with_the_reas
         error = await rejected(agent, "0-15")
         assert (error.status, error.error.code) == (409, "CordonRejected")
         assert "no CPU would be left" in error.error.message
-        taken = before.ledger.exclusive_cpus
+        taken = exclusive_cpus(before.ledger)
         rest = Mask.parse("0-15") - taken
         error = await rejected(agent, str(rest))
         assert f"{taken} are allocated exclusively" in error.error.message

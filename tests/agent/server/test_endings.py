@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
 from agent.config.config import CgroupDriver
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.lifetime import END, UNIT
 from agent.server.control.endings import START_SECONDS, STOPPED_SECONDS
 from sysfs.mask import Mask
@@ -153,7 +154,7 @@ def test_a_pod_of_a_unit_is_bound_to_it_and_keeps_its_cpus_over_a_restart(units:
         cgroup = start_service(units)
         await controller.admit(annotated("db", ONE, unit=SERVICE))
         await controller.end_pods()
-        own = controller.state.ledger.exclusive_cpus
+        own = exclusive_cpus(controller.state.ledger)
         assert cpus_of(units, cgroup) == own == Mask.of(1, 9)
         stop_service(units)
         await controller.reconcile()

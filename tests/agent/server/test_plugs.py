@@ -17,6 +17,7 @@ import pytest
 from agent.api.client import AgentError
 from agent.managers.admission import MANAGERS
 from agent.managers.allocations.origin import API, Origin, Source
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
@@ -197,7 +198,7 @@ async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restar
         # Decision and checkpoint: the CPUs are those of the node that has the lanes.
         ledger = agent.controller.state.ledger
         assert ledger.allocations[UID].containers[0].part("lanes") == ["1.0", "1.1"]
-        assert str(ledger.exclusive_cpus) == "4,12"
+        assert str(exclusive_cpus(ledger)) == "4,12"
         saved = peek(world.config.agent.state_directory)
         assert saved is not None
         assert saved.ledger.allocations == ledger.allocations

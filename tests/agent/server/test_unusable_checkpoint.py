@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import EnforcedController
+from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.quantity import Quantity
 from agent.state.store import CHECKPOINT_NAME
@@ -158,7 +160,7 @@ async def test_what_was_recovered_is_saved_and_freed_by_removing_it(world: World
         pass
     saved = saved_state(world.config.agent.state_directory)
     assert saved is not None
-    assert str(saved.ledger.exclusive_cpus) == "1,9"
+    assert str(exclusive_cpus(saved.ledger)) == "1,9"
     async with running(world) as agent:
         (pod,) = await asyncio.to_thread(agent.client.pods)
         assert (pod.origin, pod.name, pod.namespace) == ("recovered", "", "")
@@ -275,7 +277,7 @@ def with_static_memory(world: World, *controllers: EnforcedController) -> None:
 
 
 def reserved(agent: Running) -> dict[int, dict[str, int]]:
-    memory = agent.controller.state.ledger.memory
+    memory = memory_charge(agent.controller.state.ledger)
     return {node: dict(one.reserved) for node, one in memory.items()}
 
 

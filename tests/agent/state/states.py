@@ -14,10 +14,10 @@ from agent.managers.allocations.ledger import (
     Isolation,
     Ledger,
     MemoryBlock,
-    NodeMemory,
     PodAllocation,
 )
 from agent.managers.allocations.origin import Origin, Source
+from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import Cordon
 from agent.managers.topology.hints import Hint
 from agent.pods.lifetime import End, Lifetime

@@ -13,11 +13,11 @@ from agent.managers.allocations.ledger import (
     ContainerAllocation,
     Isolation,
     MemoryBlock,
-    NodeMemory,
     PodAllocation,
 )
 from agent.managers.device.given import KUBELET_DEVICES, KubeletListing
 from agent.managers.machine import Machine
+from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice
 from agent.managers.violation import Violation
 from agent.pods.model import ContainerKind, GivenDevice, QosClass

@@ -10,6 +10,7 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.workloads.run import NOT_EXECUTABLE, NOT_FOUND
+from agent.managers.cpu.parts import exclusive_cpus
 from sysfs.mask import Mask
 from tests.agent.cli.workloads.hosts import PID
 
@@ -75,7 +76,7 @@ def test_a_shared_command_may_ask_for_a_part_of_a_cpu(host: CommandHost) -> None
     code, _, _ = host.run("run", "--shared", "--cpus", "0.5", "true")
     assert code == ExitCode.OK
     assert host.started[0].cpus == Mask.parse("0-15")
-    assert host.agent.controller.state.ledger.exclusive_cpus == Mask.of()
+    assert exclusive_cpus(host.agent.controller.state.ledger) == Mask.of()
 
 
 @pytest.mark.parametrize("node", [0, 1])

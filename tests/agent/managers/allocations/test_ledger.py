@@ -14,7 +14,10 @@ from msgspec.structs import replace
 from agent.managers.admission import remove
 from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
 from agent.managers.allocations.shared_map import SharedMap
+from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.device.manager import allocated_devices
 from agent.managers.effective_policy import charged
+from agent.managers.memory.state import memory_charge
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import make_rules
@@ -65,7 +68,7 @@ def said(ledger: Ledger) -> tuple[object, ...]:
     for resource, taken in ledger.parts["devices"].items():
         layers += [(resource, layer) for layer in taken.again]
     again = Counter((name, each) for name, layer in layers for each in layer)
-    return ledger.exclusive_cpus, dict(ledger.devices), dict(again)
+    return exclusive_cpus(ledger), dict(allocated_devices(ledger)), dict(again)
 
 
 @given(RESOURCES, st.randoms(use_true_random=False), st.booleans())
@@ -117,9 +120,9 @@ def test_a_removal_looks_at_no_other_pod(*, twice: bool) -> None:
     rules = make_rules()
     single = [allocation(f"u-{cpu}", 1 << cpu, gpus=frozenset(str(cpu))) for cpu in range(1, 9)]
     twins = [allocation("twin", 1 << 1, gpus=frozenset("1"))] if twice else []
-    ledger = ledger_with(*single, *twins, memory=rules.empty_ledger().memory)
+    ledger = ledger_with(*single, *twins, memory=memory_charge(rules.empty_ledger()))
     watched = Watched(ledger.allocations)
     left = remove(rules, replace(ledger, allocations=SharedMap.of(watched)), "u-1")
     assert watched.looked_at == {"u-1"}
     assert said(left) == derived(left)
-    assert (1 in left.exclusive_cpus) is twice
+    assert (1 in exclusive_cpus(left)) is twice

@@ -10,6 +10,7 @@ import pytest
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Isolation
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.cpu.hosts_of_uneven_cores import (
@@ -97,7 +98,7 @@ class Story:
         decision = admit(self.rules, before, self._pod(uid))
         self.ledger = decision.ledger
         if decision.allocation is not None:
-            others = before.exclusive_cpus
+            others = exclusive_cpus(before)
             self._note(decision.allocation, self.rules.assignable_cpus - others, others)
 
     def _pod(self, uid: str) -> Pod:

@@ -7,7 +7,7 @@ import pytest
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import DEVICES
 from agent.managers.decision import Reason, Rejected
-from agent.managers.device.manager import DeviceManager
+from agent.managers.device.manager import DeviceManager, allocated_devices
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.model import QosClass
@@ -152,7 +152,7 @@ class TestPodsWithABudget:
             ledger = decision.ledger
             admitted.append(decision.admitted)
         assert admitted == [True, False, False]
-        assert ledger.devices == {GPU: frozenset({"gpu0", "gpu1"})}
+        assert allocated_devices(ledger) == {GPU: frozenset({"gpu0", "gpu1"})}
         given = list(ledger.allocations["u-0"].allocated_devices())
         assert given == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
 

@@ -13,7 +13,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import MemoryBlock, NodeMemory
+    from agent.managers.allocations.ledger import MemoryBlock
+    from agent.managers.memory.state import NodeMemory
 
 MI = 1 << 20
 GI = 1 << 30

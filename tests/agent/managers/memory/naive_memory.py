@@ -11,9 +11,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import NodeMemory
     from agent.managers.memory.hints import Reusable
-    from agent.managers.memory.state import MemoryFacts
+    from agent.managers.memory.state import MemoryFacts, NodeMemory
 
 
 def naive_hints(

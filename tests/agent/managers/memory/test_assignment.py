@@ -43,8 +43,7 @@ from tests.agent.managers.memory.naive_memory import naive_hints
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import NodeMemory
-    from agent.managers.memory.state import MemoryFacts
+    from agent.managers.memory.state import MemoryFacts, NodeMemory
 
 TWO = plain_facts(4 * GI, 4 * GI)
 FOUR = plain_facts(4 * GI, 4 * GI, 4 * GI, 4 * GI)

@@ -9,6 +9,7 @@ from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.memory.parts import memory_of
+from agent.managers.memory.state import memory_charge
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
@@ -157,7 +158,7 @@ class TestBudget:
             MANAGER.allocate_pod(draft, ON_NODE_0)
         assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
         assert caught.value.cause.explain().resource == "memory"
-        assert memory_of(draft).charge == draft.ledger.memory
+        assert memory_of(draft).charge == memory_charge(draft.ledger)
         assert counted(draft, "allocation_errors") == {
             "resource_manager_allocation_errors_total memory,pod": 1
         }
@@ -175,5 +176,7 @@ def test_release_gives_back_what_the_pod_or_its_containers_were_charged(scope: o
     rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value
     ledger = with_pod(rules, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
     allocation = ledger.allocations["u-1"]
-    assert ledger.memory[0].reserved["memory"] == (4 if scope is POD else 1) * GIB
-    assert MANAGER.released(rules, ledger.memory, allocation) == rules.empty_ledger().memory
+    assert memory_charge(ledger)[0].reserved["memory"] == (4 if scope is POD else 1) * GIB
+    assert MANAGER.released(rules, memory_charge(ledger), allocation) == memory_charge(
+        rules.empty_ledger()
+    )

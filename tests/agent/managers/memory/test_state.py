@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocations.ledger import MemoryBlock, NodeMemory
+from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.memory.state import (
+    NodeMemory,
     charge,
     free_memory,
     hugepages_type,

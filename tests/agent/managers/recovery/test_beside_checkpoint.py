@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.origin import Origin, Source
-from agent.managers.effective_policy import shared_cpus
+from agent.managers.cpu.parts import shared_cpus
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
 from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
 from agent.pods.model import QosClass

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.origin import Origin
-from agent.managers.effective_policy import EffectivePolicy, shared_cpus, shared_pool
+from agent.managers.cpu.parts import shared_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuManagerPolicy, NodeFit
 from agent.managers.recovery.beside_checkpoint import Recovery, recover
 from agent.managers.recovery.from_cgroups import (
@@ -193,7 +195,7 @@ class TestConfirming:
         decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
         assert decision.allocation is not None
         assert decision.allocation.containers[0].mems == Mask.of(1)
-        assert decision.ledger.memory[1].reserved["memory"] == 3 * GIB
+        assert memory_charge(decision.ledger)[1].reserved["memory"] == 3 * GIB
         assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
 
     def test_memory_of_a_container_that_shares_cpus_stays_where_it_is(self) -> None:
@@ -209,7 +211,7 @@ class TestConfirming:
         assert decision.allocation is not None
         (container,) = decision.allocation.containers
         assert (container.cpus, container.mems) == (None, Mask.of(1))
-        assert decision.ledger.memory[1].reserved["memory"] == 3 * GIB
+        assert memory_charge(decision.ledger)[1].reserved["memory"] == 3 * GIB
         assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
 
     def test_memory_is_pinned_also_where_cpus_are_nobodys_own(self) -> None:
@@ -228,7 +230,7 @@ class TestConfirming:
         asked = pod(app("c1", resources("cpu=1")), uid="a")
         decision = confirmed(rules, asked, running)
         assert (decision.admitted, decision.already_admitted) == (True, False)
-        assert decision.ledger.memory == rules.empty_ledger().memory
+        assert memory_charge(decision.ledger) == memory_charge(rules.empty_ledger())
 
     def test_a_pod_that_runs_is_not_asked_whether_the_node_has_room(self) -> None:
         rules = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_500}))
@@ -258,7 +260,7 @@ class TestConfirming:
         rules = make_rules(scope=CONTAINER)
         limited = replace(seen("x", "9-10", "1"), memory=3 * GIB)
         ledger = without_checkpoint(rules, [shown("a", "9-10", limited)]).ledger
-        assert ledger.memory[1].reserved["memory"] == 3 * GIB
+        assert memory_charge(ledger)[1].reserved["memory"] == 3 * GIB
         assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
         assert remove(rules, ledger, "a") == rules.empty_ledger()
 
@@ -268,7 +270,7 @@ class TestConfirming:
         ledger = without_checkpoint(
             rules, [replace(whole, own=replace(whole.own, memory=2 * GIB))]
         ).ledger
-        assert ledger.memory[1].reserved["memory"] == 2 * GIB
+        assert memory_charge(ledger)[1].reserved["memory"] == 2 * GIB
         assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
 
     def test_memory_that_is_not_pinned_is_a_conflict(self) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import NO_POLICY, RESTRICTED, SINGLE, SMT, make_rules
@@ -71,7 +72,7 @@ def test_the_figures_agree_with_counting(rules: EffectivePolicy, others: list[Po
         one = pod(*other.all_containers(), of_pod=other.resources, uid=f"u-{number}")
         ledger = admit(rules, ledger, one).ledger
     rows = rules.machine.cpus.rows
-    taken = {*ledger.exclusive_cpus, *rules.policy.cpu.reserved}
+    taken = {*exclusive_cpus(ledger), *rules.policy.cpu.reserved}
     free = {row.cpu for row in rows} - taken
     nodes = {row.node for row in rows}
     by_node = [len({row.cpu for row in rows if row.node == node} & free) for node in nodes]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
+from agent.managers.cpu.parts import exclusive_cpus
 from agent.reconcile.desired.online import usable
 from sysfs.described.shapes import regular_host, with_offline
 from sysfs.mask import Mask
@@ -55,7 +56,7 @@ def test_a_container_without_cpus_runs_in_what_is_left_of_its_pod() -> None:
 
 def test_a_pod_without_cpus_runs_in_the_nodes_pool() -> None:
     allocated = without("1-4")
-    assert allocated.exclusive_cpus == Mask(0)
+    assert exclusive_cpus(allocated) == Mask(0)
     assert only(allocated).cpus is None
     assert [(c.cpus, c.isolation) for c in only(allocated).containers] == [
         (None, Isolation.HOST)

@@ -18,6 +18,7 @@ from agent.managers.allocations.origin import Origin, Source
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
+from agent.managers.memory.state import memory_charge
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,
@@ -383,10 +384,14 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
     recorder = Recorder()
     async with keeping(recorder, rules(static_memory=True)) as controller:
         await controller.admit(load_pod(text, "test"))
-        allocated = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
+        allocated = sum(
+            node.reserved["memory"] for node in memory_charge(controller.state.ledger).values()
+        )
         recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("x", UID, "c0"),))
         await controller.reconcile()
-        left = sum(node.reserved["memory"] for node in controller.state.ledger.memory.values())
+        left = sum(
+            node.reserved["memory"] for node in memory_charge(controller.state.ledger).values()
+        )
         assert left < allocated
         assert left == 2 << 30
         assert recorder.saved[-1].ledger is controller.state.ledger
@@ -404,7 +409,7 @@ async def test_memory_that_was_added_can_be_given() -> None:
         larger = ConfiguredHost(two_packages(), rules(static_memory=True))
         recorder.save_error = disk_full()
         assert await controller.take_over(lambda: larger)
-        assert controller.state.ledger.memory.keys() == {0, 1}
+        assert memory_charge(controller.state.ledger).keys() == {0, 1}
         assert UID in controller.state.ledger.allocations
         recorder.save_error = None
         assert (await controller.admit(pod("db", OTHER_UID))).admitted

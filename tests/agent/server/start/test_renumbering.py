@@ -3,6 +3,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS
+from agent.managers.memory.state import memory_charge
 from agent.server.start.renumbering import node_moves, renumbered
 from agent.state.checkpoint import HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask
@@ -47,6 +48,6 @@ def test_memory_hints_and_charges_follow_their_node_and_come_back() -> None:
     assert after.containers[0].mems == Mask.of(1)
     assert after.containers[0].hint.nodes == 0b10
     assert after.containers[0].cpus == before.containers[0].cpus
-    assert moved.memory[1].reserved == ledger.memory[0].reserved
-    assert moved.memory[1].cells == Mask.of(1)
+    assert memory_charge(moved)[1].reserved == memory_charge(ledger)[0].reserved
+    assert memory_charge(moved)[1].cells == Mask.of(1)
     assert renumbered(MANAGERS, moved, {0: 1, 1: 0}) == ledger

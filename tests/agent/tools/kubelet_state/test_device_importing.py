@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.delivery import Delivery
+from agent.managers.device.manager import allocated_devices
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.pods.model import QosClass
 from agent.tools.kubelet_state.device_file import DeviceEntry, DeviceState
@@ -58,7 +59,7 @@ def test_devices_and_what_the_plugin_returned_are_taken_over() -> None:
 
 def test_devices_that_were_taken_over_are_given_to_no_other_pod() -> None:
     ledger = take_over(RULES, state(G0)).ledger
-    assert ledger.devices == {GPU: frozenset({"g0"})}
+    assert allocated_devices(ledger) == {GPU: frozenset({"g0"})}
     decision = admit(RULES, ledger, pod(app("b", resources(limits=f"{GPU}=2")), uid="u-2"))
     assert not decision.admitted
 
@@ -146,7 +147,7 @@ def test_containers_of_one_pod_may_use_a_device_in_turn() -> None:
 def test_devices_of_a_plugin_are_taken_over_and_noted() -> None:
     found = DeviceState((replace(G0, resource=NIC, devices={-1: ("n0",)}),), {NIC: ()})
     taken = take_over(RULES, KubeletState(CPUS, None, found))
-    assert taken.ledger.devices == {NIC: frozenset({"n0"})}
+    assert allocated_devices(taken.ledger) == {NIC: frozenset({"n0"})}
     assert any(note.startswith(f"agent.devices does not list {NIC}") for note in taken.notes)
     written = kubelet_state(RULES, taken.ledger).devices
     assert written is not None
@@ -156,7 +157,7 @@ def test_devices_of_a_plugin_are_taken_over_and_noted() -> None:
 def test_devices_of_an_ignored_resource_are_left_to_who_provides_them() -> None:
     rules = make_rules(memory=False, fit=NodeFit(ignored=frozenset({GPU})))
     found = take_over(rules, state(G0, replace(G0, uid="u-2")))
-    assert not found.ledger.devices
+    assert not allocated_devices(found.ledger)
     expected = f"agent.ignoredResources lists {GPU}: its devices are left out"
     assert expected in found.notes
 
@@ -164,7 +165,7 @@ def test_devices_of_an_ignored_resource_are_left_to_who_provides_them() -> None:
 def test_beside_a_kubelet_devices_of_its_plugins_are_left_to_the_kubelet() -> None:
     rules = make_rules(memory=False, fit=NodeFit(beside_kubelet=True))
     found = take_over(rules, state(G0, replace(G0, uid="u-2")))
-    assert not found.ledger.devices
+    assert not allocated_devices(found.ledger)
     expected = (
         f"{GPU} is a resource of the kubelet's plugins (agent.kubelet.enabled): its devices are "
         "left out"

@@ -9,7 +9,10 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.allocations.origin import Origin
+from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
+from agent.managers.memory.state import memory_charge
 from agent.managers.topology.hints import NO_AFFINITY
 from agent.tools.kubelet_state import device_file
 from agent.tools.kubelet_state.cpu_file import read_cpu_state
@@ -73,8 +76,8 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
     read, contents = through_files(rules, ledger)
     taken = take_over(rules, KubeletState(read.cpu, read.memory))
 
-    assert taken.ledger.exclusive_cpus == ledger.exclusive_cpus
-    assert taken.ledger.memory == ledger.memory
+    assert exclusive_cpus(taken.ledger) == exclusive_cpus(ledger)
+    assert memory_charge(taken.ledger) == memory_charge(ledger)
     assert of_managers(through_files(rules, taken.ledger)[1]) == of_managers(contents)
     for uid in taken.ledger.allocations:
         confirmed = admit(rules, taken.ledger, asked[uid])
@@ -83,7 +86,7 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
         assert of_managers(through_files(rules, confirmed.ledger)[1]) == of_managers(contents)
     completed = take_over(rules, read, asked).ledger
     assert through_files(rules, completed)[1] == contents
-    assert completed.devices == ledger.devices
+    assert allocated_devices(completed) == allocated_devices(ledger)
     assert {uid: what_files_hold(replace(
         allocation, spec_digest=ledger.allocations[uid].spec_digest, origin=Origin.DECIDED
     ))

@@ -8,8 +8,8 @@ import pytest
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Isolation
 from agent.managers.allocations.origin import Origin
+from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason
-from agent.managers.effective_policy import shared_pool
 from agent.pods.errors import ManifestError
 from agent.pods.model import ContainerKind, QosClass, spec_digest
 from agent.tools.kubelet_state.errors import ContainerListError, UnfitStateError
@@ -68,7 +68,7 @@ def test_the_first_specification_that_fits_completes_the_allocation_and_changes_
         ("b", None),
     ]
     assert allocation.cpu.limit_millis == 2500
-    assert decision.ledger.exclusive_cpus == ledger.exclusive_cpus
+    assert exclusive_cpus(decision.ledger) == exclusive_cpus(ledger)
     again = admit(RULES, decision.ledger, TWO)
     assert (again.allocation, again.ledger) == (allocation, decision.ledger)
 
@@ -133,7 +133,7 @@ def test_all_reasons_are_reported_at_once_with_their_files() -> None:
 
 def test_a_budget_without_containers_binds_its_cpus_only_while_they_are_not_shared() -> None:
     kept = take_over(RULES, files("0,5-15", {}, {"u": "1-4"}))
-    assert str(kept.ledger.exclusive_cpus) == "1-4"
+    assert str(exclusive_cpus(kept.ledger)) == "1-4"
     assert any("'numawarden remove u' frees them" in note for note in kept.notes)
     inert = take_over(RULES, files("0-15", {}, {"u": "1-4"}))
     assert inert.ledger == RULES.empty_ledger()

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.managers.cpu.parts import shared_pool
 from agent.managers.decision import Reason
-from agent.managers.effective_policy import shared_pool
+from agent.managers.memory.state import memory_charge
 from agent.tools.replay.play import StepOutcome, play
 from agent.tools.replay.recorded import recorded_sequence
 from tests.agent.tools.replay.cases import line_of
@@ -53,7 +54,7 @@ def test_starting_a_container_ends_the_init_containers_before_it(tmp_path: Path)
     )
     outcomes = played(tmp_path, pod, "start: {pod: p, container: c}", head=head)
     reserved = [
-        sum(node.reserved["memory"] for node in outcome.state.ledger.memory.values()) >> 30
+        sum(node.reserved["memory"] for node in memory_charge(outcome.state.ledger).values()) >> 30
         for outcome in outcomes
         if outcome.state
     ]
