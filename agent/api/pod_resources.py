@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.sharing import is_specified
 from agent.managers.device.given import NOT_LISTED, listed_name
 from agent.pods.model import ContainerKind
@@ -21,12 +21,12 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import (
+    from agent.managers.allocations.allocation import (
         ContainerAllocation,
-        Ledger,
         MemoryBlock,
         PodAllocation,
     )
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import PluginDevice

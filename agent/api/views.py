@@ -21,8 +21,12 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.managers.allocations.allocation import (
+        ContainerAllocation,
+        MemoryBlock,
+        PodAllocation,
+    )
     from agent.managers.allocations.cordons import Cordons
-    from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
     from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection

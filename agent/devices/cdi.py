@@ -16,8 +16,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-    from agent.managers.allocations.ledger import PodAllocation
 
 KIND: Final = "numawarden.dev/pod"
 #: The versions of the specification that a runtime with CDI 0.8 reads, oldest first.

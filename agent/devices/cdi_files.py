@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.devices.cdi import Specification
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
 
 _FILE: Final = re.compile(r"numawarden-(.+)\.json")
 #: A file that is being written: runtimes read names that end with .json or .yaml alone.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.devices.provider import DeviceProvider
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Answers, Question
     from agent.managers.policy import PluginDevice
 

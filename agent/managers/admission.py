@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers import node_fit
-from agent.managers.allocations.allocation import make_allocation
 from agent.managers.allocations.demand import node_requests
+from agent.managers.allocations.from_parts import make_allocation
 from agent.managers.cpu.manager import CpuManager
 from agent.managers.decision import Decision, Eligibility, Rejected, Unanswered
 from agent.managers.device.manager import DeviceManager
@@ -26,8 +26,9 @@ from agent.pods.validation import find_warnings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from agent.managers.allocations.allocation import ContainerAllocation
     from agent.managers.allocations.demand import PodDemand
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Answers, HintTrace, Question
     from agent.managers.effective_policy import EffectivePolicy, ResourceManager
     from agent.managers.topology.search_budget import SearchBudget

@@ -21,7 +21,8 @@ from agent.managers.topology.hints import NO_AFFINITY, Hint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.topology.implicit_hints import ProviderHints
 
 #: One sample of a counter: its full name and its label values, in the order of the metric.

@@ -26,14 +26,14 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.allocation import PodPart
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import (
         ContainerDemand,
         PodDemand,
         PodRequest,
         ResourceDemand,
     )
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.from_parts import PodPart
     from agent.managers.cpu.sockets import SocketOrder
     from agent.managers.decision import (
         Answers,

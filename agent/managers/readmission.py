@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import PodPart, make_allocation
+from agent.managers.allocations.allocation import DEVICES, Isolation, MemoryBlock
 from agent.managers.allocations.delivery import NOTHING
-from agent.managers.allocations.ledger import DEVICES, Isolation, MemoryBlock
+from agent.managers.allocations.from_parts import PodPart, make_allocation
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.device.given import with_given_devices
@@ -31,8 +31,9 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodDemand
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 

@@ -22,7 +22,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import RejectionCause
     from agent.managers.effective_policy import Draft, EffectivePolicy, ResourceManager
     from agent.managers.topology.hints import Hint

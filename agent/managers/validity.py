@@ -17,7 +17,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.decision import Reason, Rejection
 from agent.managers.device.given import given_devices
 from agent.managers.errors import nodes_text
@@ -21,7 +21,7 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from sysfs.mask import Mask

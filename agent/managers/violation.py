@@ -10,7 +10,7 @@ from msgspec import Struct
 from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
 
 #: The remedy where only another decision helps.
 ADMIT_AGAIN: Final = "remove the pod and admit it again"

@@ -36,8 +36,8 @@ from agent.pods.model import QosClass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.bindings import Binding, Bindings
-    from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.classes import PodClasses
     from agent.reconcile.desired.state import Desired
     from sysfs.mask import Mask

@@ -16,7 +16,7 @@ from cgroupfs.state import CPUS, MEMS
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.cache import ObservationCache
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.drivers.pod_cgroups import PodCgroups

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
         ReconcileDocument,
     )
     from agent.kubelet.devices.kubelet_devices import KubeletDevices
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
     from agent.managers.violation import Violation

@@ -15,7 +15,8 @@ from agent.pods.lifetime import lifetime_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.allocations.origin import Source
     from agent.pods.identity import Named
     from agent.pods.model import Pod

@@ -15,15 +15,15 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agent.managers.admission import MANAGERS
-from agent.managers.allocations.bindings import Binding, Bindings
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     CpuLimits,
     Isolation,
-    Ledger,
     MemoryBlock,
     PodAllocation,
 )
+from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocations.ledger import Ledger
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.topology.hints import NO_AFFINITY, Hint

@@ -47,12 +47,12 @@ from tests.conformance.valid_instead import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.ledger import (
+    from agent.managers.allocations.allocation import (
         ContainerAllocation,
-        Ledger,
         MemoryBlock,
         PodAllocation,
     )
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.topology.hints import Hint
     from agent.pods.model import Pod

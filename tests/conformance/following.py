@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.allocations.allocation import PodPart, make_allocation
-from agent.managers.allocations.ledger import DEVICES, MemoryBlock
+from agent.managers.allocations.allocation import DEVICES, MemoryBlock
+from agent.managers.allocations.from_parts import PodPart, make_allocation
 from agent.managers.cpu.parts import shared_pool
 from agent.managers.effective_policy import charged, released
 from agent.managers.memory.state import NodeMemory, memory_charge

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.ledger import Isolation, Ledger, total_requests
+from agent.managers.allocations.allocation import Isolation
+from agent.managers.allocations.ledger import Ledger, total_requests
 from agent.managers.cpu.parts import exclusive_cpus, shared_cpus
 from agent.managers.device.manager import allocated_devices
 from agent.managers.memory.state import memory_charge

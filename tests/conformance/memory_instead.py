@@ -19,7 +19,7 @@ from tests.conformance.valid_instead import as_many_as_asked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import ContainerAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod

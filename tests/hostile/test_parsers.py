@@ -12,7 +12,7 @@ from agent.api import documents as wire
 from agent.config.config import ConfigError
 from agent.config.file import load_config, override
 from agent.config.keys.scalars import seconds_of
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import (

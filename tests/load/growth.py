@@ -27,7 +27,7 @@ from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport

@@ -21,7 +21,7 @@ from agent.api.host.map import (
     MapWarningDocument,
 )
 from agent.api.views import policy_document
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.device.given import NOT_LISTED, listed_name
 from agent.managers.memory.state import hugepages_type, memory_charge
 from agent.managers.policy import NO_CORDON
@@ -32,7 +32,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy

@@ -1,172 +1,191 @@
-"""Building the allocation of a pod: resources, isolation levels, limits and quotas.
-
-Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota Management".
-"""
+"""Allocations: what one container and one pod have."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import (
-    DEVICES,
-    ContainerAllocation,
-    CpuLimits,
-    Isolation,
-    PodAllocation,
-)
+from agent.managers.allocations.delivery import NOTHING, Delivery
+from agent.managers.allocations.origin import Origin, Source
 from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, spec_digest
-from agent.pods.quantity import ZERO
-from agent.pods.requests import is_memory_type, pod_limits
+from agent.pods.lifetime import UNTIL_REMOVED, Lifetime
+from agent.pods.model import CPU, MEMORY
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.demand import ContainerDemand, PodDemand
-    from agent.managers.policy import Policy
-    from agent.pods.model import Pod
-    from agent.pods.quantity import Quantity
-    from sysfs.mask import Mask
+    from agent.pods.model import ContainerKind, QosClass
 
-#: Without a pod-level limit, the pod has a limit of these only if every container has.
-_SUMMED: Final = (CPU, MEMORY)
+#: The name of the device manager.
+DEVICES: Final = "devices"
+#: The fields of a container's allocation that hold parts of managers.
+_FIELDS: Final = {CPU: "cpus", MEMORY: "memory", DEVICES: "devices"}
 
 
-class PodPart(Struct):
-    """What one resource manager has allocated to a pod, in the manager's own types.
+class Isolation(StrEnum):
+    """Which containers share the CPUs of a container (KEP-5526, ResourceIsolationLevel)."""
 
-    `containers` are by name, and lack those without a part; `pod` is the budget, None without one.
+    HOST = "host"
+    POD = "pod"
+    CONTAINER = "container"
+
+
+class MemoryBlock(Struct, frozen=True):
+    """`size` bytes of one memory type (`memory`, `hugepages-2Mi`, ...) on the nodes of a mask."""
+
+    type: str
+    size: int
+    nodes: Mask
+
+
+class CpuLimits(Struct, frozen=True):
+    """What the CFS quota of a cgroup follows, in millicores; None where none is set."""
+
+    request_millis: int | None = None
+    limit_millis: int | None = None
+
+
+class ContainerAllocation(Struct, frozen=True):
+    """The allocation of one container.
+
+    `cpus` None: the container runs in the node's shared pool. With isolation POD, `cpus` is the pod
+    shared pool (or, for a standard init container, the part of the budget that it may use).
+    `memory` empty: the memory is not pinned, or the container is a standard init container whose
+    memory was released when a later container started. `limits` are the specified limits in bytes
+    by memory type. `why` is the reason why its CPUs are exclusive or not, "" without a known
+    specification. `cpus`, `memory` and `devices` are the parts of the kubelet's managers, which
+    enforcement reads; `others` are those of further managers by name, values as JSON has them.
+    `delivery` is what the providers of its devices returned for it after the decision.
     """
 
-    containers: dict[str, Any] = field(default_factory=dict)
-    pod: Any = None
+    name: str
+    kind: ContainerKind
+    isolation: Isolation = Isolation.HOST
+    cpus: Mask | None = None
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    hint: Hint = NO_AFFINITY
+    cpu: CpuLimits = CpuLimits()
+    quota_disabled: bool = False
+    limits: Mapping[str, int] = MappingProxyType({})
+    why: str = ""
+    others: Mapping[str, Any] = MappingProxyType({})
+    delivery: Delivery = NOTHING
+
+    def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return what a resource manager has allocated to the container, None for nothing."""
+        return _part(self, manager)
+
+    def with_part(self, manager: str, part: Any) -> ContainerAllocation:  # noqa: ANN401
+        """Return this allocation with another part of one manager, which has a part already."""
+        if manager in _FIELDS:
+            return replace(self, **{_FIELDS[manager]: part})
+        return replace(self, others=MappingProxyType({**self.others, manager: part}))
+
+    @property
+    def mems(self) -> Mask:
+        """The NUMA nodes that the memory is pinned to; empty when it is not pinned."""
+        bits = 0
+        for block in self.memory:
+            bits |= block.nodes.bits
+        return Mask(bits)
 
 
-_NO_HINTS: Final[Mapping[str, Hint]] = MappingProxyType({})
-_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+class PodAllocation(Struct, frozen=True, dict=True):
+    """The allocation of one pod.
 
-
-def make_allocation(
-    policy: Policy,
-    demand: PodDemand,
-    parts: Mapping[str, PodPart],
-    hints: Mapping[str, Hint] = _NO_HINTS,
-) -> PodAllocation:
-    """Return the allocation of the pod of `demand`: the `parts` of the managers, by their names.
-
-    `hints` are the alignments of the containers, by name.
+    `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope); None and
+    empty without a budget. `spec_digest` identifies the decided specification, so that admitting it
+    again returns the same allocation. `requests` are the effective requests by resource (KEP-753,
+    KEP-2837, overhead included): `cpu` in millicores, all others in whole units. `limits` are the
+    limits of the pod's own cgroup in bytes by memory type. Without a known specification (`origin`
+    imported or recovered) `spec_digest` is "", and so are `name` and `namespace` if only the uid is
+    known. `source` is who asked for the pod, None if no source has: decisions neither set nor read
+    it, the controller sets it with the admission (`Ledger.with_source`); so with `lifetime`, which
+    says what ends the pod (`Ledger.with_lifetime`). `others` are what further
+    managers have for the pod as a whole, by name.
     """
-    pod, gates = demand.pod, policy.gates
-    containers = tuple(
-        _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY))
-        for each in demand.containers
-    )
-    of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
-    limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
-    return PodAllocation(
-        uid=pod.uid,
-        name=pod.name,
-        namespace=pod.namespace,
-        qos=demand.qos,
-        spec_digest=spec_digest(pod),
-        containers=containers,
-        cpus=of_pod.pop(CPU, None),
-        memory=of_pod.pop(MEMORY, ()),
-        cpu=CpuLimits(
-            request_millis=demand.requests.get(CPU),
-            limit_millis=limits[CPU].milli_value if CPU in limits else None,
-        ),
-        quota_disabled=_pod_quota_disabled(policy, demand, containers),
-        requests=MappingProxyType(dict(demand.requests)),
-        limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
-        others=MappingProxyType(of_pod) if of_pod else _NONE,
-    )
+
+    uid: str
+    name: str
+    namespace: str
+    qos: QosClass
+    spec_digest: str
+    containers: tuple[ContainerAllocation, ...]
+    cpus: Mask | None = None
+    memory: tuple[MemoryBlock, ...] = ()
+    cpu: CpuLimits = CpuLimits()
+    quota_disabled: bool = False
+    requests: Mapping[str, int] = MappingProxyType({})
+    limits: Mapping[str, int] = MappingProxyType({})
+    origin: Origin = Origin.DECIDED
+    source: Source | None = None
+    others: Mapping[str, Any] = MappingProxyType({})
+    lifetime: Lifetime = UNTIL_REMOVED
+
+    def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return what a resource manager has allocated to the pod as a whole, None for nothing."""
+        return _part(self, manager)
+
+    def with_part(self, manager: str, part: Any) -> PodAllocation:  # noqa: ANN401
+        """Return this allocation with another budget of one manager, which has one already."""
+        if manager in _FIELDS:
+            return replace(self, **{_FIELDS[manager]: part})
+        return replace(self, others=MappingProxyType({**self.others, manager: part}))
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the pod has something as a whole, which is divided among its containers."""
+        return self.cpus is not None or bool(self.memory) or bool(self.others)
+
+    @cached_property
+    def exclusive_cpus(self) -> Mask:
+        """All CPUs that this pod takes out of the node's shared pool."""
+        bits = self.cpus.bits if self.cpus is not None else 0
+        for container in self.containers:
+            if container.cpus is not None:
+                bits |= container.cpus.bits
+        return Mask(bits)
+
+    @cached_property
+    def node_requests(self) -> Mapping[str, int]:
+        """The pod's share of the node's allocatable, in the units of `requests`.
+
+        For a pod whose specification is unknown (imported, recovered, saved by an older version)
+        this is what is allocated: the pod must have requested at least as much.
+        """
+        return self.requests or self._allocated_amounts()
+
+    def _allocated_amounts(self) -> Mapping[str, int]:
+        amounts = {CPU: 1000 * len(self.exclusive_cpus)}
+        containers = (block for container in self.containers for block in container.memory)
+        for block in self.memory or containers:
+            amounts[block.type] = amounts.get(block.type, 0) + block.size
+        for resource, _ in {(resource, device) for _, resource, device in self.allocated_devices()}:
+            amounts[resource] = amounts.get(resource, 0) + 1
+        return MappingProxyType({name: amount for name, amount in amounts.items() if amount})
+
+    def allocated_devices(self) -> Iterator[tuple[str, str, str]]:
+        """Yield container, resource and id of every device."""
+        for container in self.containers:
+            for resource, ids in sorted(container.devices.items()):
+                for device in ids:
+                    yield container.name, resource, device
+
+    def container(self, name: str) -> ContainerAllocation | None:
+        """Return the allocation of the named container, None when the pod has no such container."""
+        return next((allocation for allocation in self.containers if allocation.name == name), None)
 
 
-def _container(
-    policy: Policy,
-    demand: PodDemand,
-    container: ContainerDemand,
-    parts: Mapping[str, PodPart],
-    hint: Hint,
-) -> ContainerAllocation:
-    name = container.name
-    own = {key: part.containers[name] for key, part in parts.items() if name in part.containers}
-    cpus: Mask | None = own.pop(CPU, None)
-    isolation = _isolation(demand, container, cpus)
-    resources = container.container.resources
-    lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
-    return ContainerAllocation(
-        name=name,
-        kind=container.kind,
-        isolation=isolation,
-        cpus=cpus,
-        memory=own.pop(MEMORY, ()),
-        devices=MappingProxyType(dict(own.pop(DEVICES, {}))),
-        hint=hint,
-        cpu=_cpu_limits(resources.requests, resources.limits),
-        quota_disabled=isolation is Isolation.CONTAINER and lifted,
-        limits=_memory_limits(resources.limits),
-        why=container.why(CPU),
-        others=MappingProxyType(own) if own else _NONE,
-    )
-
-
-def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:
-    """Return which containers share the CPUs of a container (KEP-5526, ResourceIsolationLevel)."""
-    if cpus is None:
-        return Isolation.HOST
-    if demand.pod_level and not container.cpus:
-        return Isolation.POD
-    return Isolation.CONTAINER
-
-
-def _pod_quota_disabled(
-    policy: Policy, demand: PodDemand, containers: tuple[ContainerAllocation, ...]
-) -> bool:
-    """Return whether the kubelet removes the pod's CPU quota.
-
-    It does so if any container has exclusive CPUs; with pod-level resources only if all have.
-    """
-    exclusive = [allocation.isolation is Isolation.CONTAINER for allocation in containers]
-    lifted = all(exclusive) if demand.pod_level else any(exclusive)
-    return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
-
-
-def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
-    """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
-
-    For cpu and memory: the pod-level limit, else the sum over its containers. If any container has
-    no limit, the pod has none.
-    """
-    limits = pod_limits(pod, pod_level_resources=pod_level)
-    stated = pod.resources.limits if pod_level and pod.resources is not None else {}
-    for name in _SUMMED:
-        if not stated.get(name, ZERO) and not all(
-            container.resources.limits.get(name, ZERO) for container in pod.all_containers()
-        ):
-            limits.pop(name, None)
-    return limits
-
-
-def _hugepages(requests: Mapping[str, int]) -> dict[str, int]:
-    """Return the limit of each huge page size, which equals the request (HugePageLimits)."""
-    return {name: size for name, size in requests.items() if name.startswith(HUGEPAGES_PREFIX)}
-
-
-def _memory_limits(limits: Mapping[str, Quantity]) -> Mapping[str, int]:
-    """Return the bytes by memory type; a limit of zero bytes means no limit."""
-    sizes = {name: size.value for name, size in limits.items() if is_memory_type(name)}
-    if not sizes.get(MEMORY):
-        sizes.pop(MEMORY, None)
-    return MappingProxyType(sizes)
-
-
-def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:
-    return CpuLimits(
-        request_millis=requests[CPU].milli_value if CPU in requests else None,
-        limit_millis=limits[CPU].milli_value if CPU in limits else None,
-    )
+def _part(allocation: ContainerAllocation | PodAllocation, manager: str) -> Any:  # noqa: ANN401
+    """Return the part of a manager; an empty set of CPUs is a part, nothing else that is empty."""
+    if manager not in _FIELDS:
+        return allocation.others.get(manager)
+    part = getattr(allocation, _FIELDS[manager], None)  # a pod as a whole has no devices
+    return part if part or isinstance(part, Mask) else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
@@ -23,7 +23,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 
 #: The most containers with the same CPUs that are named.
 NAMED: Final = 8

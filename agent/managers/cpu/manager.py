@@ -40,8 +40,9 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy

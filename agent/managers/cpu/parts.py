@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.from_parts import PodPart
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
 from agent.managers.policy import CpuManagerPolicy
@@ -21,13 +21,9 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import PodRequest
-    from agent.managers.allocations.ledger import (
-        ContainerAllocation,
-        Ledger,
-        PodAllocation,
-        Taken,
-    )
+    from agent.managers.allocations.ledger import Ledger, Taken
     from agent.managers.effective_policy import Draft, EffectivePolicy
 
 

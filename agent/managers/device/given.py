@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
+from agent.managers.allocations.from_parts import PodPart
 from agent.managers.device.assignment import given_hints
 from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import nodes_text
@@ -25,8 +25,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from msgspec import field
 
-from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.allocation import DEVICES
 from agent.managers.allocations.demand import ResourceDemand
-from agent.managers.allocations.ledger import DEVICES, Taken
+from agent.managers.allocations.from_parts import PodPart
+from agent.managers.allocations.ledger import Taken
 from agent.managers.decision import Question, Reason, Rejected, Rejection, Sample, Unanswered, gauge
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.effective_policy import ResourceManager
@@ -23,8 +24,9 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints

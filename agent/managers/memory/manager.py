@@ -57,13 +57,13 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
-    from agent.managers.allocations.ledger import (
+    from agent.managers.allocations.allocation import (
         ContainerAllocation,
-        Ledger,
         MemoryBlock,
         PodAllocation,
     )
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.memory.state import NodeMemory

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from agent.managers.allocations.allocation import PodPart
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.from_parts import PodPart
 from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
 from agent.managers.memory.state import charged_blocks, memory_charge
@@ -23,13 +23,13 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.demand import PodRequest
-    from agent.managers.allocations.ledger import (
+    from agent.managers.allocations.allocation import (
         ContainerAllocation,
-        Ledger,
         MemoryBlock,
         PodAllocation,
     )
+    from agent.managers.allocations.demand import PodRequest
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.machine import MachineNode
     from agent.managers.memory.state import NodeMemory

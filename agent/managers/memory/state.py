@@ -17,7 +17,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import Ledger, MemoryBlock, PodAllocation
+    from agent.managers.allocations.allocation import MemoryBlock, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import MemoryPolicy
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     Isolation,
     MemoryBlock,

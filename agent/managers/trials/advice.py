@@ -39,7 +39,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy

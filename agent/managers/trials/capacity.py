@@ -14,7 +14,8 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod

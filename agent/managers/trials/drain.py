@@ -25,7 +25,8 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.ledger import CpuLimits, Ledger, PodAllocation
+    from agent.managers.allocations.allocation import CpuLimits, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Rejection
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Cordon

@@ -19,7 +19,7 @@ from agent.reconcile.desired.settings import Role
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.desired.settings import DesiredCgroup
     from agent.reconcile.identify.containers import LocatedPod
 

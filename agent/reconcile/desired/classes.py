@@ -14,7 +14,7 @@ from agent.reconcile.desired.limits import cpu_weight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
 
 
 class PodClasses(Struct, frozen=True):

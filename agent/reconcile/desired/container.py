@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.pods.model import ContainerKind
 from agent.reconcile.desired.quota import pod_quotas
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.reconcile.desired.quota import PodQuotas
     from cgroupfs.state import CpuMax
     from sysfs.mask import Mask

@@ -25,7 +25,7 @@ from cgroupfs.state import CPU_WEIGHT, MEMORY_MAX, hugetlb_max, limit_text
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 
 #: cgroup v1's shares and what they become in v2: the kubelet still computes in shares
 #: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import Isolation, Taken
+from agent.managers.allocations.allocation import Isolation
+from agent.managers.allocations.ledger import Taken
 from agent.managers.allocations.shared_map import differences
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import CPU
@@ -20,12 +21,12 @@ from agent.pods.model import CPU
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.managers.allocations.ledger import (
+    from agent.managers.allocations.allocation import (
         ContainerAllocation,
-        Ledger,
         MemoryBlock,
         PodAllocation,
     )
+    from agent.managers.allocations.ledger import Ledger
     from sysfs.host import Host
     from sysfs.mask import Mask
 

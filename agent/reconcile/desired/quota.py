@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.pods.model import ContainerKind
 from cgroupfs.state import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMITED, CpuMax
@@ -30,7 +30,7 @@ from cgroupfs.state import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMI
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 
 _MILLIS_PER_CPU: Final = 1000
 #: The least that the kernel takes as a quota, in millicores.

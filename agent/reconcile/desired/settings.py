@@ -39,7 +39,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.desired.classes import PodClasses
     from agent.reconcile.desired.container import ContainerSettings
     from agent.reconcile.desired.limits import EnforcedControllers

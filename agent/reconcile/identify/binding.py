@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree
 

@@ -48,8 +48,9 @@ from cgroupfs.tree import join
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.bindings import Binding, Bindings
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.reconcile.affected import AffectedPods
     from agent.runtimes.identifier import ContainerIdentifier, RuntimeName
     from cgroupfs.names import Layout

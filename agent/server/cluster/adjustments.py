@@ -16,7 +16,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.diff import Difference
     from agent.runtimes.nri.values import ContainerResources
     from cgroupfs.state import CpuMax

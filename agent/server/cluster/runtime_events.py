@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.status import ManifestDocument
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
     from agent.runtimes.nri.values import (

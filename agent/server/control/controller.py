@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from agent.api.status import ReconcileDocument
     from agent.api.verification import VerificationDocument
     from agent.clock import Clock
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.violation import Violation
     from agent.pods.model import Pod

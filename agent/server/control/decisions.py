@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
     from agent.clock import Clock
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.allocations.origin import Source
     from agent.managers.decision import RejectionCause
     from agent.managers.effective_policy import EffectivePolicy

@@ -11,8 +11,8 @@ from agent.pods.lifetime import End
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.bindings import Bindings
-    from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.drivers.pod_cgroups import UnitState
 
 #: How long a pod that ends with its processes may wait for the first one, in seconds.

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from agent.api.documents import BindRequest, KernelDocument
     from agent.api.verification import VerificationDocument
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.bindings import Binding
-    from agent.managers.allocations.ledger import PodAllocation
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport, PlannedChange
     from agent.server.control.endings import Lives

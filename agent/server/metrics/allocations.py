@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from agent.api.host.mapped import owners_of, shared_by
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.decision import Sample
 from agent.managers.verdict import verdict
 from agent.pods.requirements import Quality
@@ -22,7 +22,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.verdict import Judgement
 

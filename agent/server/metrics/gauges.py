@@ -11,7 +11,7 @@ from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.devices.plugins.metrics import CONNECTED
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.decision import Sample
 from agent.managers.node_fit import PODS
 from agent.managers.trials.capacity import free_cpus

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import ExplanationDocument, KernelDocument, PodDocument
     from agent.devices.cdi_files import CdiFiles
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.violation import Violation

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agent.api.documents import ErrorDetail
     from agent.api.status import ManifestDocument
     from agent.clock import Clock
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection
     from agent.pods.model import Pod
     from agent.server.errors import InvalidManifestError

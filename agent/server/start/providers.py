@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.devices.plugins.metrics import Measure
     from agent.devices.provider import DeviceProvider
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import MetricSpec
     from agent.server.metrics.exposition import Metrics
 

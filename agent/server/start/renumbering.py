@@ -19,7 +19,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import ResourceManager
     from agent.managers.memory.state import NodeMemory
     from agent.managers.topology.hints import Hint

@@ -20,7 +20,8 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger
+    from agent.managers.allocations.allocation import ContainerAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import PluginDevice
 

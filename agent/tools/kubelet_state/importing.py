@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.allocations.delivery import NOTHING, merged
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, Ledger, PodAllocation
+from agent.managers.allocations.ledger import Ledger
 from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import restored
 from agent.managers.memory.state import NodeMemory, memory_charge

@@ -16,7 +16,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import MemoryBlock
+    from agent.managers.allocations.allocation import MemoryBlock
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.memory.state import MemoryFacts
     from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, MemoryTable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.tools.kubelet_state.checksums import (
     Name,
     NodeId,

@@ -23,7 +23,11 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.managers.allocations.ledger import ContainerAllocation, MemoryBlock, PodAllocation
+    from agent.managers.allocations.allocation import (
+        ContainerAllocation,
+        MemoryBlock,
+        PodAllocation,
+    )
     from agent.managers.decision import CounterKey
     from agent.tools.replay.play import ReplayState, Step, StepOutcome
     from cgroupfs.state import CpuMax

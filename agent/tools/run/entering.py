@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.tools.run.pod import CONTAINER
 from cgroupfs.tree import join
 from sysfs.mask import Mask

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import strategies as st
 
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     Isolation,
     MemoryBlock,

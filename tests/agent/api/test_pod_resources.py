@@ -24,7 +24,8 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from agent.rpc.messages import Message

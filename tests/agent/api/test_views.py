@@ -3,14 +3,14 @@ from __future__ import annotations
 from agent.api import views
 from agent.api.delivery import DeliveryDocument, DeviceNodeDocument, MountDocument
 from agent.api.documents import KernelDocument
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     Isolation,
-    Ledger,
     MemoryBlock,
     PodAllocation,
 )
+from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
+from agent.managers.allocations.ledger import Ledger
 from agent.managers.decision import Decision, HintTrace
 from agent.managers.topology.hints import Hint
 from agent.pods.model import ContainerKind, QosClass

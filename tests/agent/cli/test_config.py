@@ -9,7 +9,7 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.config.config import Config
 from agent.config.file import load_config_file
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store

@@ -6,8 +6,8 @@ from typing import Final
 
 from hypothesis import strategies as st
 
+from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from tests.strategies import built
 

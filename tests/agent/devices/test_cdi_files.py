@@ -22,7 +22,7 @@ from tests.agent.devices.pods import DELIVERY, UID, pod
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
 
 POD = pod(main=DELIVERY)
 NAME = f"numawarden-{UID}.json"

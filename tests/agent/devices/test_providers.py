@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.devices.providers import DeliveryError, Providers, allocated_ids, variable_of
-from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 from agent.managers.decision import Question
 from agent.managers.policy import PluginDevice
 from agent.pods.model import ContainerKind, QosClass

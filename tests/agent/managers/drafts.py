@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
+from agent.managers.allocations.from_parts import PodPart
 from agent.managers.effective_policy import Draft, ResourceManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints

@@ -11,7 +11,7 @@ from agent.pods.model import CPU, MEMORY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.memory.state import NodeMemory
     from sysfs.mask import Mask
 

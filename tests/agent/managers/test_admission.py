@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove, start_container, start_containers
-from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
+from agent.managers.allocations.allocation import Isolation, PodAllocation
+from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.decision import Decision, Reason
 from agent.managers.memory.state import memory_charge
@@ -23,6 +24,7 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.api import documents as wire
 from agent.api.views import rejection_document
 from agent.managers.admission import MANAGERS, admit, start_container
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.managers.allocations.delivery import Delivery
-from agent.managers.allocations.ledger import MemoryBlock
 from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Reason
 from agent.managers.memory.state import memory_charge
@@ -20,7 +20,7 @@ from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod

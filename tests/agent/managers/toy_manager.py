@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.allocation import PodPart
 from agent.managers.allocations.demand import ResourceDemand
+from agent.managers.allocations.from_parts import PodPart
 from agent.managers.decision import (
     MetricSpec,
     MetricType,
@@ -29,8 +29,9 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.implicit_hints import ProviderHints
 

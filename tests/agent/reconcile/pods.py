@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     CpuLimits,
     Isolation,
-    Ledger,
     MemoryBlock,
     PodAllocation,
 )
@@ -37,6 +36,7 @@ from tests.agent.managers.ledgers import ledger_with
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.managers.allocations.ledger import Ledger
     from agent.reconcile.report import EnforcementReport
     from cgroupfs.tree import CgroupTree
 

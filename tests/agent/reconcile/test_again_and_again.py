@@ -38,7 +38,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.enforcer import Enforcer
 
 #: Pods by two uids, each as it may be at one time or another.

@@ -33,7 +33,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.report import EnforcementReport
     from tests.agent.reconcile.pods import FakeSystemd

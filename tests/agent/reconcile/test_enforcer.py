@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.bindings import Binding, Bindings
-from agent.managers.allocations.ledger import Isolation
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import QosClass
 from agent.reconcile.desired.settings import Role
@@ -42,7 +42,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.tree import CgroupTree, TreeLock
 

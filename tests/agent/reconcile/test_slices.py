@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import CpuLimits
+from agent.managers.allocations.allocation import CpuLimits
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import SliceCgroups
 from agent.reconcile.drivers.unit_record import read_record, to_properties

@@ -28,7 +28,7 @@ from tests.agent.runtimes.bundles import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
 
 POD = path_of(mixed())
 SCOPE = f"{POD}/cri-containerd-{ID}.scope"

@@ -15,7 +15,7 @@ from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.server.start.providers import ProviderInputs
     from tests.agent.server.support import Running, World
 

@@ -23,7 +23,7 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.config.config import CgroupDriver
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.pods.model import ContainerKind
 from agent.reconcile.errors import BindingError
 from agent.server.errors import BindingNotFoundError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterator
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from agent.managers.allocations.bindings import Binding, Bindings
-from agent.managers.allocations.cordons import CordonEntry, Cordons
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     CpuLimits,
     Isolation,
-    Ledger,
     MemoryBlock,
     PodAllocation,
 )
+from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocations.cordons import CordonEntry, Cordons
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import Cordon
@@ -26,6 +26,9 @@ from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts, SharedPod
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.ledgers import ledger_with
 from tests.strategies import built
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger
 
 
 def ledger_of(*allocations: PodAllocation, memory: dict[int, NodeMemory] | None = None) -> Ledger:

@@ -19,8 +19,8 @@ from agent.cli.errors import CommandError
 from agent.cli.text.delivery import Tool, arguments
 from agent.devices.cdi_files import CdiFiles
 from agent.devices.delivery_checks import checked
+from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
 

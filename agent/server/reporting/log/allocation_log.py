@@ -17,7 +17,7 @@ from agent.server.reporting.shorten import first, shortened
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.sharing import Share
     from sysfs.mask import Mask
 

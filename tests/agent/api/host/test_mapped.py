@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from agent.api.documents import decode, encode
 from agent.api.host.map import MapDocument, MapOwnerDocument
 from agent.api.host.mapped import WARNINGS_LISTED, map_of_allocations, map_of_host
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     DEVICES,
     ContainerAllocation,
     Isolation,

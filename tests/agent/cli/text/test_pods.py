@@ -21,7 +21,7 @@ from tests.agent.reconcile.pods import unenforced
 
 if TYPE_CHECKING:
     from agent.api.documents import PodDocument
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.model import Container
 
 ONE = guaranteed("cpu=1 memory=1Gi")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit
 from agent.managers.allocations import demand as demands
-from agent.managers.allocations.ledger import DEVICES, Isolation
+from agent.managers.allocations.allocation import DEVICES, Isolation
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.pods.model import ContainerKind, Pod, QosClass
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import remove
-from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 from agent.managers.allocations.shared_map import SharedMap
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.device.manager import allocated_devices
@@ -26,6 +26,8 @@ from tests.agent.managers.ledgers import ledger_with
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
+
+    from agent.managers.allocations.ledger import Ledger
 
 RULES = make_rules(memory=False)
 GPU, NIC = "example.com/gpu", "example.com/nic"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.allocations.origin import Origin
 from agent.managers.allocations.sharing import (
     NAMED,

@@ -15,7 +15,7 @@ from tests.agent.managers.test_invariants import pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import EMPTY, Mask
@@ -32,7 +32,8 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod

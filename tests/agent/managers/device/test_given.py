@@ -41,7 +41,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope

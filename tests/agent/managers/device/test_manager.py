@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.ledger import DEVICES
+from agent.managers.allocations.allocation import DEVICES
 from agent.managers.decision import Reason, Rejected
 from agent.managers.device.manager import DeviceManager, allocated_devices
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy

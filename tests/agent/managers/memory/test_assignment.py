@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.managers.errors import (
     CannotExtendHintError,
     HintViolatesGroupsError,

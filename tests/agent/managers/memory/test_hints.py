@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.managers.errors import UnknownMemoryTypeError
 from agent.managers.memory.hints import (
     best_hint,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.managers.cpu.parts import shared_cpus, shared_pool
 from agent.managers.effective_policy import EffectivePolicy
@@ -30,7 +30,8 @@ from tests.conformance.invariants import broken_invariants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import ContainerAllocation, Ledger, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import CpuLimits, PodAllocation
+from agent.managers.allocations.allocation import CpuLimits, PodAllocation
 from agent.managers.allocations.shared_map import SharedMap
 from agent.pods.model import QosClass
 from agent.reconcile.desired.classes import NO_PODS, PodClasses

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import ContainerAllocation, CpuLimits, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, CpuLimits, PodAllocation
 from agent.managers.allocations.origin import Origin
 from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import (

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import Isolation, Ledger, PodAllocation
+from agent.managers.allocations.allocation import Isolation, PodAllocation
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.reconcile.desired.online import usable
 from sysfs.described.shapes import regular_host, with_offline
@@ -11,6 +13,9 @@ from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
 from tests.agent.managers.ledgers import ledger_with
 from tests.agent.pods.pods import app, guaranteed, pod
+
+if TYPE_CHECKING:
+    from agent.managers.allocations.ledger import Ledger
 
 HOST = regular_host(cores_per_node=8, threads=1)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.ledger import CpuLimits, Isolation
+from agent.managers.allocations.allocation import CpuLimits, Isolation
 from agent.managers.allocations.origin import Origin
 from agent.pods.manifest import apply_defaults
 from agent.pods.model import ContainerKind
@@ -23,7 +23,7 @@ from tests.agent.reconcile.pods import exclusive, on_host, pod, pod_shared
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.ledger import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Container, Pod
     from agent.reconcile.desired.quota import PodQuotas

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind
 from agent.reconcile.desired.settings import Role, desired_cgroups
 from agent.reconcile.desired.state import Desired

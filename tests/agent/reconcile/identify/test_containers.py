@@ -31,7 +31,7 @@ from tests.agent.reconcile.pods import (
 )
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.identity import Named
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.state import WriterRecord

@@ -26,7 +26,7 @@ from tests.agent.reconcile.pods import (
 from tests.agent.reconcile.pods import directories as enforcer_of
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
 
 POOL = ONLINE - mixed().exclusive_cpus
 

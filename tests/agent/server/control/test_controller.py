@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import KernelDocument
     from agent.api.verification import VerificationDocument
-    from agent.managers.allocations.ledger import PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired
     from agent.state.checkpoint import Checkpoint

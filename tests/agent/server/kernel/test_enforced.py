@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.documents import BindRequest
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.allocations.bindings import NO_BINDINGS
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.errors import BindingError

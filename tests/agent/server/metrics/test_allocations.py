@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from agent.api.host.mapped import map_of_allocations
 from agent.managers import admission
-from agent.managers.allocations.ledger import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.verdict import verdict
 from agent.pods.model import ContainerKind, QosClass
 from agent.pods.requirements import Quality

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from agent.managers import admission
 from agent.managers.admission import MANAGERS
-from agent.managers.allocations.ledger import DEVICES, Taken
+from agent.managers.allocations.allocation import DEVICES
+from agent.managers.allocations.ledger import Taken
 from agent.managers.decision import ASSIGNED_CONTAINERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine

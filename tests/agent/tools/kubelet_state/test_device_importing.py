@@ -26,7 +26,7 @@ from tests.agent.pods.pods import app, guaranteed, pod, resources
 from tests.agent.tools.kubelet_state.machines import cpu_state
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import ContainerAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 RULES = make_rules(

@@ -28,7 +28,8 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.tools.kubelet_state.machines import PATH, admitted
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger, PodAllocation
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.ledger import Isolation
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.memory_check import allocatable_bytes, memory_problems
 from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, MemoryTable

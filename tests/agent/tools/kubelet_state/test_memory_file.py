@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.allocations.ledger import MemoryBlock
+from agent.managers.allocations.allocation import MemoryBlock
 from agent.tools.kubelet_state.errors import UnreadableStateFileError
 from agent.tools.kubelet_state.memory_file import (
     MemoryFileVersion,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from agent.managers.admission import admit
-from agent.managers.allocations.ledger import (
+from agent.managers.allocations.allocation import (
     ContainerAllocation,
     Isolation,
     MemoryBlock,
