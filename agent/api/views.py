@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from agent.managers.allocations.cordons import Cordons
     from agent.managers.allocations.sharing import Share
     from agent.managers.allocations.unused_budget import UnusedBudget
+    from agent.managers.assessment.verdict import Judgement
+    from agent.managers.assessment.violation import Violation
     from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
     from agent.managers.device.given import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.managers.trials.advice import Advice
-    from agent.managers.verdict import Judgement
-    from agent.managers.violation import Violation
     from agent.parsing.errors import Mistake
     from agent.pods.model import GivenDevice, GivenDevices
     from cgroupfs.plan import Write

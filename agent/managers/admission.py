@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from agent.managers import node_fit
 from agent.managers.allocations.demand import node_requests
 from agent.managers.allocations.from_parts import make_allocation
+from agent.managers.assessment.verdict import unmet
 from agent.managers.cpu.manager import CpuManager
 from agent.managers.decision import Decision, Eligibility, Rejected, Unanswered
 from agent.managers.device.manager import DeviceManager
 from agent.managers.effective_policy import Draft, released
 from agent.managers.memory.manager import MemoryManager
-from agent.managers.readmission import readmit
+from agent.managers.recovery.readmission import readmit
 from agent.managers.rejection import beside_cordon, last_shared_cpus
 from agent.managers.topology.scope import align_and_allocate
-from agent.managers.verdict import unmet
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
 
@@ -84,9 +84,9 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
 
     Pure: the same arguments give the same decision. A pod that is already in the ledger keeps its
     allocation; the first specification that fits completes an imported or recovered allocation
-    (`agent.managers.readmission`). A rejected pod changes nothing. Steps: node fit, eligibility,
-    hints, merge, allocation. Where device plugins have a preference the decision is suspended until
-    they have answered (`SuspendedDecision.resume`).
+    (`agent.managers.recovery.readmission`). A rejected pod changes nothing. Steps: node fit,
+    eligibility, hints, merge, allocation. Where device plugins have a preference the decision is
+    suspended until they have answered (`SuspendedDecision.resume`).
     """
     existing = ledger.allocations.get(pod.uid)
     if existing is None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ResourceDemand,
     )
     from agent.managers.allocations.from_parts import PodPart
+    from agent.managers.assessment.violation import Violation
     from agent.managers.cpu.sockets import SocketOrder
     from agent.managers.decision import (
         Answers,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from agent.managers.policy import Cordon, PluginDevice, Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
-    from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from sysfs.mask import Mask
 
@@ -360,7 +360,7 @@ class ResourceManager(ABC):
     counters: tuple[MetricSpec, ...] = ()
     #: The gauges that `samples` yields, beside those of every manager.
     gauges: tuple[MetricSpec, ...] = ()
-    #: What `violations` names as violated, beside `agent.managers.violation.Rule`.
+    #: What `violations` names as violated, beside `agent.managers.assessment.violation.Rule`.
     rule_names: tuple[str, ...] = ()
 
     def violations(

@@ -17,7 +17,7 @@ from agent.api.status import ConditionDocument
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.managers.violation import Violation
+    from agent.managers.assessment.violation import Violation
     from agent.reconcile.diff import Difference
 
 

@@ -17,10 +17,10 @@ from agent.devices.providers import Providers
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from agent.managers.allocations.origin import API, Origin, Source
+from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.cpu.parts import shared_cpus, shared_pool
 from agent.managers.device.given import NOT_LISTED, KubeletListing
 from agent.managers.recovery.from_cgroups import describe_recovered
-from agent.managers.validity import invalid_allocations
 from agent.pods.identity import full_name
 from agent.reconcile.desired.online import usable
 from agent.reconcile.desired.state import Desired
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from agent.kubelet.devices.kubelet_devices import KubeletDevices
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.violation import Violation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.recovery.beside_checkpoint import Displaced
-    from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
     from agent.runtimes.nri.session import NriSession

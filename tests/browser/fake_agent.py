@@ -13,8 +13,8 @@ from agent.api import views
 from agent.api.documents import EventDocument, PodListDocument, encode
 from agent.api.host.mapped import map_of_allocations
 from agent.api.status import StatusDocument
+from agent.managers.assessment.verdict import verdict
 from agent.managers.cpu.parts import exclusive_cpus
-from agent.managers.verdict import verdict
 from agent.tools.dashboard.server import Dashboard, address_of, listen
 from sysfs.mask import Mask
 

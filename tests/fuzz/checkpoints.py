@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.managers.admission import admit, remove
+from agent.managers.assessment.validity import invalid_allocations
+from agent.managers.assessment.violation import Rule
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.device.manager import allocated_devices
 from agent.managers.effective_policy import restored
-from agent.managers.validity import invalid_allocations
-from agent.managers.violation import Rule
 from agent.state.codec import Encoder, decode
 from agent.state.errors import UnusableCheckpointError
 from sysfs.mask import EMPTY

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.violation import Violation
     from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy
-    from agent.managers.violation import Violation
     from agent.pods.model import GivenDevice
     from sysfs.host import Host, Node
 

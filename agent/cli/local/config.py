@@ -176,9 +176,9 @@ def import_config(file: Path, target: Path | None) -> None:
 
 def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
+    from agent.managers.assessment.validity import invalid_allocations  # noqa: PLC0415
     from agent.managers.cpu.parts import exclusive_cpus, shared_pool  # noqa: PLC0415
     from agent.managers.effective_policy import restored, with_cordon  # noqa: PLC0415
-    from agent.managers.validity import invalid_allocations  # noqa: PLC0415
     from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
 
     saved = peek(directory)

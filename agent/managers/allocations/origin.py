@@ -14,7 +14,7 @@ class Origin(StrEnum):
     `DECIDED`: for a specification, or matched with one later. `IMPORTED`: taken over from the
     kubelet's state files. `RECOVERED`: taken from what the cgroups of the running pod show. Of the
     last two no specification is known; the first that fits makes the allocation `DECIDED`
-    (`agent.managers.readmission`).
+    (`agent.managers.recovery.readmission`).
     """
 
     DECIDED = "decided"

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.violation import Violation
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
-    from agent.managers.violation import Violation
 
 _NODE: Final = "node"
 

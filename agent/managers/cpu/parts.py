@@ -10,9 +10,9 @@ from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
 from agent.managers.allocations.from_parts import PodPart
 from agent.managers.allocations.unused_budget import unused_budget
+from agent.managers.assessment.violation import ADMIT_AGAIN, Rule, Violation
 from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
 from agent.managers.policy import CpuManagerPolicy
-from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU
 from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import exclusive_cpu_requests, pod_exclusive_cpu_requests

@@ -11,12 +11,12 @@ from agent.managers.allocations.allocation import DEVICES
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.from_parts import PodPart
 from agent.managers.allocations.ledger import Taken
+from agent.managers.assessment.violation import Rule, Violation
 from agent.managers.decision import Question, Reason, Rejected, Rejection, Sample, Unanswered, gauge
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
 from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import ManagerError
 from agent.managers.policy import PluginDevice
-from agent.managers.violation import Rule, Violation
 from agent.pods.requests import aggregate
 from agent.pods.requirements import near_nodes
 from sysfs.mask import EMPTY

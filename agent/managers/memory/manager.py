@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     )
     from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.violation import Violation
     from agent.managers.decision import Sample
     from agent.managers.effective_policy import Draft, EffectivePolicy
     from agent.managers.memory.state import NodeMemory
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
-    from agent.managers.violation import Violation
     from sysfs.mask import Mask
 
 _NODE: Final = "node"

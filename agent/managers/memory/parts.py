@@ -11,10 +11,10 @@ from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.demand import NOT_GUARANTEED, ResourceDemand
 from agent.managers.allocations.from_parts import PodPart
 from agent.managers.allocations.unused_budget import unused_budget
+from agent.managers.assessment.violation import ADMIT_AGAIN, Rule, Violation
 from agent.managers.decision import SHARED, Sample, assignment_samples, gauge
 from agent.managers.memory.state import charged_blocks, memory_charge
 from agent.managers.policy import MemoryManagerPolicy
-from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import MEMORY
 from agent.pods.quantity import MAX_INT64, Quantity
 from agent.pods.requests import is_memory_type, memory_requests, pod_memory_requests

@@ -1,1 +1,1 @@
-"""Allocations of running pods that are not in the checkpoint, recovered from cgroups."""
+"""Allocations without a specification: from the cgroups of running pods, until one fits them."""

@@ -3,10 +3,10 @@
 A pod cgroup with processes in it, whose CPUs no other cgroup shows, is evidence that these CPUs
 were allocated to its pod; so are memory nodes written into it. The pod gets an allocation of both
 without a name: no task is moved or stopped, and no other pod gets them. The first specification of
-its uid that asks for as much completes it (`agent.managers.readmission`); removing the pod frees
-it. CPUs that are shared, reserved or not online are not evidence of an allocation: such pods run on
-unchanged and are admitted again. The amount of memory is known if `memory.max` is set. Cgroups do
-not show devices.
+its uid that asks for as much completes it (`agent.managers.recovery.readmission`); removing the pod
+frees it. CPUs that are shared, reserved or not online are not evidence of an allocation: such pods
+run on unchanged and are admitted again. The amount of memory is known if `memory.max` is set.
+Cgroups do not show devices.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from agent.api.verification import VerificationDocument
     from agent.clock import Clock
     from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.assessment.violation import Violation
     from agent.managers.decision import Decision
-    from agent.managers.violation import Violation
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.host.mapped import owners_of, shared_by
 from agent.managers.allocations.allocation import Isolation
+from agent.managers.assessment.verdict import verdict
 from agent.managers.decision import Sample
-from agent.managers.verdict import verdict
 from agent.pods.requirements import Quality
 from agent.server.metrics import names
 from sysfs.mask import Mask
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.verdict import Judgement
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.verdict import Judgement
 
 #: The longest list of CPUs or nodes in a label, in characters. On a host with thousands of CPUs,
 #: half of a container's core each, it would be tens of kilobytes in every series.

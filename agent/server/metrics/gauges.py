@@ -12,10 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 
 from agent.devices.plugins.metrics import CONNECTED
 from agent.managers.allocations.allocation import Isolation
+from agent.managers.assessment.violation import Rule
 from agent.managers.decision import Sample
 from agent.managers.node_fit import PODS
 from agent.managers.trials.capacity import free_cpus
-from agent.managers.violation import Rule
 from agent.server.conditions import ConditionType
 from agent.server.metrics import names
 from agent.state.checkpoint import policy_summary
@@ -35,9 +35,9 @@ class GaugeInput(Struct, frozen=True):
     `reconcile_period` is seconds. `intruding` counts threads by kind, None before they were looked
     for. `containers` is how many containers are exported one by one at most.
 
-    `manifests` counts files by state, `invalid` what `agent.managers.validity` finds by rule;
-    `last_reconcile` and `last_publication` are Unix times, None before the first. `plugins` says of
-    each resource of device plugins whether its plugin is connected.
+    `manifests` counts files by state, `invalid` what `agent.managers.assessment.validity` finds by
+    rule; `last_reconcile` and `last_publication` are Unix times, None before the first. `plugins`
+    says of each resource of device plugins whether its plugin is connected.
     """
 
     version: str

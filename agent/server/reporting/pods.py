@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.api.views import pod_document
-from agent.managers.verdict import verdict
+from agent.managers.assessment.verdict import verdict
 from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from agent.api.documents import ExplanationDocument, KernelDocument, PodDocument
     from agent.devices.cdi_files import CdiFiles
     from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.assessment.violation import Violation
     from agent.managers.device.given import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.violation import Violation
     from agent.pods.model import GivenDevices
     from agent.server.reporting.records import PodRecord
     from agent.server.state import AgentState

@@ -3,7 +3,7 @@
 The files know pod uids, container names, CPUs, memory and devices, the main part of an allocation.
 The rest (the pod's name, kinds of containers, isolation, limits) comes from the pods' manifests or
 a list of the cluster's pods where these are given, and otherwise with the pod's next admission
-(`agent.managers.readmission`).
+(`agent.managers.recovery.readmission`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.managers.allocations.ledger import Ledger
 from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import restored
 from agent.managers.memory.state import NodeMemory, memory_charge
-from agent.managers.readmission import NotMatchedError, match_imported
+from agent.managers.recovery.readmission import NotMatchedError, match_imported
 from agent.parsing.document import plain, shown
 from agent.parsing.errors import Mistake
 from agent.parsing.reader import UnreadableError, read_document

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.cpu.parts import shared_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.machine import Machine
 from agent.managers.memory.hints import best_hint, fitting_hints
@@ -18,7 +19,6 @@ from agent.managers.policy import Cordon, NodeFit, PluginDevice
 from agent.managers.topology.hints import Hint
 from agent.managers.trials.advice import AdviceKind, advise, decided
 from agent.managers.trials.capacity import free_cpus
-from agent.managers.validity import invalid_allocations
 from sysfs.described.shapes import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
 from agent.managers.allocations.origin import Origin
+from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.effective_policy import charged, restored
 from agent.managers.policy import NodeFit
-from agent.managers.validity import invalid_allocations
 from agent.server.start.renumbering import renumbered
 from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder, decode

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.from_parts import PodPart
+from agent.managers.assessment.violation import Violation
 from agent.managers.decision import (
     MetricSpec,
     MetricType,
@@ -23,7 +24,6 @@ from agent.managers.decision import (
 )
 from agent.managers.effective_policy import ResourceManager
 from agent.managers.topology.hints import Hint
-from agent.managers.violation import Violation
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from agent.managers.allocations.allocation import (
     MemoryBlock,
     PodAllocation,
 )
+from agent.managers.assessment.violation import Violation
 from agent.managers.device.given import KUBELET_DEVICES, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice
-from agent.managers.violation import Violation
 from agent.pods.model import ContainerKind, GivenDevice, QosClass
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask

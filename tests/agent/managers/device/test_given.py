@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocations.origin import Origin
+from agent.managers.assessment.verdict import verdict
 from agent.managers.decision import Reason
 from agent.managers.device.given import KUBELET_DEVICES, GivenDeviceManager, given_devices
 from agent.managers.effective_policy import charged
 from agent.managers.machine import Machine
 from agent.managers.policy import FeatureGates
 from agent.managers.topology.hints import Hint
-from agent.managers.verdict import verdict
 from agent.pods.model import GivenDevice
 from agent.pods.requirements import REQUIRE, Quality
 from agent.server.start.renumbering import renumbered

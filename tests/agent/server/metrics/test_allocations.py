@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from agent.api.host.mapped import map_of_allocations
 from agent.managers import admission
 from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
-from agent.managers.verdict import verdict
+from agent.managers.assessment.verdict import verdict
 from agent.pods.model import ContainerKind, QosClass
 from agent.pods.requirements import Quality
 from agent.server.metrics import allocations, names
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pytest
 
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.verdict import Judgement
     from agent.managers.decision import MetricSpec
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.verdict import Judgement
     from tests.agent.api.maps import Occupied
 
 RULES = make_rules(SMT)

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from agent.config.config import ConfigError
 from agent.managers.allocations.origin import Source
+from agent.managers.assessment.violation import Rule
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -19,7 +20,6 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.managers.violation import Rule
 from agent.pods.quantity import Quantity
 from agent.server.configured_host import situate
 from agent.server.start import wiring as assembly

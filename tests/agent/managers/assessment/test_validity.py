@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.assessment.validity import invalid_allocations
+from agent.managers.assessment.violation import Rule
 from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.device.manager import allocated_devices
@@ -15,8 +17,6 @@ from agent.managers.effective_policy import EffectivePolicy, charged, restored
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
-from agent.managers.validity import invalid_allocations
-from agent.managers.violation import Rule
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit
+from agent.managers.assessment.verdict import verdict
 from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
 from agent.managers.trials.advice import advise
-from agent.managers.verdict import verdict
 from agent.pods.requirements import NEAR_NODES, REQUIRE, Quality
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, POD, RESTRICTED, SMT, make_rules

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.allocations.origin import Origin
+from agent.managers.assessment.violation import ADMIT_AGAIN, Rule, Violation
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.violation import ADMIT_AGAIN, Rule, Violation
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

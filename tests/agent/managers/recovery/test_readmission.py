@@ -14,7 +14,7 @@ from agent.managers.allocations.origin import Origin
 from agent.managers.decision import Reason
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, Policy
-from agent.managers.readmission import NotMatchedError, match_imported
+from agent.managers.recovery.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources

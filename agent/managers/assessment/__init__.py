@@ -1,0 +1,1 @@
+"""What an allocation is worth: how good it is, and what of the current policy it violates."""
