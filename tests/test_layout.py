@@ -7,6 +7,7 @@ it does not look at.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,13 @@ PACKAGES: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 
 MOST_MODULES_OF_A_FOLDER: Final = 12
 MOST_LINES_OF_A_MODULE: Final = 500
+
+#: The modules that know no resource by name, but any number of resource managers.
+NO_RESOURCE: Final = (
+    "agent.managers.admission",
+    "agent.managers.allocations.ledger",
+)
+RESOURCES: Final = frozenset({"cpu", "cpus", "memory", "device", "devices", "hugepages", "mems"})
 
 #: What does not follow the rules yet. `test_exceptions_are_still_needed` fails as soon as one does:
 #: delete it here then.
@@ -93,6 +101,23 @@ def repeated_names(modules: Mapping[str, Path]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
+def words_in(tree: ast.Module) -> Iterator[str]:
+    """Yield the words of all names and strings of a module, but not those of its docstrings.
+
+    A name is divided at its underscores and capitals: `ExclusiveCpus` has the words of
+    `exclusive_cpus`.
+    """
+    alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    prose = {id(value) for value in alone if isinstance(value, ast.Constant)}
+    for node in ast.walk(tree):
+        if id(node) in prose:
+            continue
+        for _, value in ast.iter_fields(node):
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    yield from (word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", text))
+
+
 def full_folders(modules: Mapping[str, Path], root: Path) -> dict[str, int]:
     """Return how many modules a folder holds, by its path, where there are too many."""
     counts: dict[str, int] = defaultdict(int)
@@ -143,6 +168,11 @@ def test_exceptions_are_still_needed(modules: dict[str, Path]) -> None:
     assert long_modules(modules, ROOT).keys() >= MODULES_TO_SHORTEN
 
 
+@pytest.mark.parametrize("name", NO_RESOURCE)
+def test_what_serves_every_manager_names_no_resource(modules: dict[str, Path], name: str) -> None:
+    assert RESOURCES & set(words_in(ast.parse(modules[name].read_text()))) == set()
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Path]:
     """Return the modules of a small package that follows no rule."""
@@ -183,6 +213,28 @@ def test_what_imports_a_circle_is_not_part_of_it() -> None:
 def test_two_circles_are_kept_apart() -> None:
     graph = {"a": frozenset("b"), "b": frozenset("ac"), "c": frozenset("d"), "d": frozenset("c")}
     assert cycles_in(graph) == {frozenset("ab"), frozenset("cd")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from agent.managers.cpu import manager",
+        "from agent.managers.registry import CpuManager as Manager",
+        "ledger.exclusive_cpus",
+        "def f(memory): ...",
+        "f(devices=1)",
+        "parts['memory']",
+        "f'{size} of memory'",
+        "class FreeCPUs: ...",
+    ],
+)
+def test_a_resource_is_found_wherever_code_names_one(text: str) -> None:
+    assert RESOURCES & set(words_in(ast.parse(text)))
+
+
+def test_prose_and_longer_words_name_no_resource() -> None:
+    text = '''def f(memorable):\n    """Return CPUs."""\n    return memorable  # memory'''
+    assert not RESOURCES & set(words_in(ast.parse(text)))
 
 
 def test_private_classes_may_share_a_name(small: dict[str, Path]) -> None:

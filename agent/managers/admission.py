@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,13 +12,10 @@ from agent.managers import node_fit
 from agent.managers.allocations.demand import node_requests
 from agent.managers.allocations.from_parts import make_allocation
 from agent.managers.assessment.verdict import unmet
-from agent.managers.cpu.manager import CpuManager
-from agent.managers.decision import Decision, Eligibility, Rejected, Unanswered
-from agent.managers.device.manager import DeviceManager
+from agent.managers.decision import Decision, Eligibility, Rejected, Rejection, Unanswered
 from agent.managers.effective_policy import Draft, released
-from agent.managers.memory.manager import MemoryManager
 from agent.managers.recovery.readmission import readmit
-from agent.managers.rejection import beside_cordon, last_shared_cpus
+from agent.managers.rejection import beside_cordon
 from agent.managers.topology.scope import align_and_allocate
 from agent.pods.model import ContainerKind
 from agent.pods.validation import find_warnings
@@ -26,16 +23,13 @@ from agent.pods.validation import find_warnings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from agent.managers.allocations.allocation import ContainerAllocation
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import PodDemand
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Answers, HintTrace, Question
-    from agent.managers.effective_policy import EffectivePolicy, ResourceManager
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.search_budget import SearchBudget
     from agent.pods.model import Pod
-
-#: All resource managers, in the kubelet's order of hint providers.
-MANAGERS: Final[tuple[ResourceManager, ...]] = (DeviceManager(), CpuManager(), MemoryManager())
 
 
 class Undecided(Struct, frozen=True):
@@ -135,12 +129,10 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
             counters=MappingProxyType(draft.counters),
         )
     allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
-    # A pod that runs already, in place of a former allocation, is judged and not rejected.
-    lacking = unmet(rules, demand.pod, allocation) if draft.ledger is before else None
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
     ledger = draft.ledger.with_allocation(allocation, parts)
-    if lacking is None and draft.ledger is before:
-        lacking = last_shared_cpus(rules, before, ledger, allocation)
+    # A pod that runs already, in place of a former allocation, is judged and not rejected.
+    lacking = _lacking(draft, ledger, allocation) if draft.ledger is before else None
     if lacking is not None:
         cause = beside_cordon(rules, lacking)
         return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand)
@@ -152,6 +144,15 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
         asked=demand,
         counters=MappingProxyType(draft.counters),
     )
+
+
+def _lacking(draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
+    """Return why a pod may not have what was allocated to it, None if it may."""
+    lacking = unmet(draft.rules, draft.demand.pod, allocation)
+    if lacking is not None:
+        return lacking
+    vetoes = (manager.veto(draft, ledger, allocation) for manager in draft.rules.managers)
+    return next(filter(None, vetoes), None)
 
 
 def _suspended(draft: Draft, before: Ledger, questions: tuple[Question, ...]) -> SuspendedDecision:

@@ -252,6 +252,18 @@ class ResourceManager(ABC):
         """Return why the containers that share the pod's budget would get nothing, None if not."""
         return None
 
+    def veto(
+        self,
+        draft: Draft,  # noqa: ARG002  (the default)
+        ledger: Ledger,  # noqa: ARG002
+        allocation: PodAllocation,  # noqa: ARG002
+    ) -> Rejection | None:
+        """Return why a pod may not have what all managers have allocated, None if it may.
+
+        `ledger` is the one with the allocation. Not asked for a pod that runs already.
+        """
+        return None
+
     @abstractmethod
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         """Return how much of a resource is free for the pod, by NUMA node.

@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.cpu.manager import free_cpus_by_node
-from agent.managers.cpu.parts import exclusive_cpus, uncordoned_shared_cpus
 from agent.managers.decision import Reason, Rejection
 from agent.managers.errors import cpus_text, nodes_text
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.implicit_hints import best_few
-from agent.pods.model import CPU
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import RejectionCause
     from agent.managers.effective_policy import Draft, EffectivePolicy, ResourceManager
     from agent.managers.topology.hints import Hint
@@ -116,28 +111,6 @@ def cordon_text(rules: EffectivePolicy) -> str:
 def beside_cordon(rules: EffectivePolicy, cause: RejectionCause) -> RejectionCause:
     """Return why a pod was rejected, with what is cordoned if anything is."""
     return BesideCordon(cause, rules) if rules.policy.cordon else cause
-
-
-def last_shared_cpus(
-    rules: EffectivePolicy, before: Ledger, ledger: Ledger, allocation: PodAllocation
-) -> Rejection | None:
-    """Return why a pod may not have its exclusive CPUs beside a cordon, None if it may.
-
-    Reserved CPUs are never allocated, so the node's shared pool keeps these, unless they are
-    cordoned.
-    """
-    if not rules.policy.cordon or not allocation.exclusive_cpus:
-        return None
-    if uncordoned_shared_cpus(rules, ledger) or not uncordoned_shared_cpus(rules, before):
-        return None
-    return Rejection(
-        Reason.UNEXPECTED,
-        "the pod would get the last CPUs of the node's shared pool, since the reserved CPUs "
-        f"{rules.policy.cpu.reserved & rules.cordoned_cpus} are cordoned",
-        resource=CPU,
-        asked=len(allocation.exclusive_cpus),
-        free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(before)),
-    )
 
 
 def affinity_rejection(

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from agent.config.config import ConfigError
 from agent.config.resolve import resolve, resolve_what_fits
 from agent.devices.provider import NO_OFFER
-from agent.managers.admission import MANAGERS, admit
+from agent.managers.admission import admit
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy, with_cordon
 from agent.managers.machine import Machine
 from agent.managers.policy import NO_CORDON
+from agent.managers.registry import MANAGERS
 
 if TYPE_CHECKING:
     from agent.config.config import Config

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.allocation import (
     ContainerAllocation,
     CpuLimits,
@@ -26,6 +25,7 @@ from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.memory.state import NodeMemory, memory_charge
+from agent.managers.registry import MANAGERS
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, End, Lifetime
 from agent.pods.model import MEMORY, ContainerKind, QosClass

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing
-from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.effective_policy import Draft
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.registry import MANAGERS
 from agent.managers.topology.manager import merge_or_defer
 from agent.managers.topology.search_budget import SearchBudget
 from agent.state.store import Store

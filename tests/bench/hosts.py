@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Taken
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.effective_policy import EffectivePolicy
@@ -28,6 +28,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
+from agent.managers.registry import MANAGERS
 from agent.pods.model import CPU
 from sysfs.described.shapes import regular_host, with_memory_only_nodes
 from sysfs.mask import EMPTY, Mask

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agent.config.config import ConfigError
-from agent.managers.admission import MANAGERS, admit, remove, start_container
+from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu.parts import shared_pool
 from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.memory.state import free_memory, memory_charge
+from agent.managers.registry import MANAGERS
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
 from agent.pods.model import MEMORY

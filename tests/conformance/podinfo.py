@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.demand import demand_of
 from agent.managers.cpu.pod_level import empty_pool_problem
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.policy import Policy
+from agent.managers.registry import MANAGERS
 from agent.parsing.document import from_plain
 from agent.pods.manifest import apply_defaults, read_pod
 from agent.pods.requests import (

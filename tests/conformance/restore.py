@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import to_builtins
 
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.registry import MANAGERS
 from agent.tools.kubelet_state.cpu_file import (
     CpuStateDocument,
     cpu_document,

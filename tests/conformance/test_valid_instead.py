@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit
+from agent.managers.admission import admit
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.memory.state import memory_charge
+from agent.managers.registry import MANAGERS
 from agent.managers.topology.hints import Hint
 from agent.pods.model import MEMORY
 from sysfs.described.shapes import regular_host

@@ -13,9 +13,9 @@ import yaml
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
-from agent.managers.admission import MANAGERS
 from agent.managers.assessment.violation import Rule
 from agent.managers.decision import Reason, out_of
+from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import Cause
 from agent.server.metrics import names
 from agent.state.store import CHECKPOINT_NAME

@@ -11,9 +11,9 @@ import yaml
 
 from agent.cli.main import numawarden
 from agent.config.keys.root import CONFIGURATION
-from agent.managers.admission import MANAGERS
 from agent.managers.assessment.violation import Rule
 from agent.managers.decision import ASSIGNMENT_TYPES, Reason
+from agent.managers.registry import MANAGERS
 from agent.server.metrics import names
 from tests.docs.consoles import shown_in
 from tests.docs.hosts import ROOT

@@ -12,8 +12,8 @@ from agent.config.config import ConfigError
 from agent.config.file import load_config
 from agent.config.keys.host_devices import criteria_text
 from agent.config.resolve import resolve
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.registry import MANAGERS
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import SMT
 from tests.agent.pods.pods import app, guaranteed, pod

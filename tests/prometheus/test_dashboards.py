@@ -14,8 +14,8 @@ import yaml
 from msgspec.structs import replace
 
 from agent.config.config import MetricsConfig
-from agent.managers.admission import MANAGERS
 from agent.managers.policy import PluginDevice
+from agent.managers.registry import MANAGERS
 from agent.server.metrics import names
 from tests.agent.server.support import OTHER_UID, PATIENCE, make_world, manifest, running
 from tests.prometheus import ROOT, program

@@ -68,9 +68,9 @@ def check(
         overcommitted_memory,
         resolve,
     )
-    from agent.managers.admission import MANAGERS  # noqa: PLC0415
     from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
+    from agent.managers.registry import MANAGERS  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
     loaded = load_config_file(file, settings)

@@ -144,9 +144,9 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
     from agent.cli.access import warn  # noqa: PLC0415
     from agent.config.file import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
-    from agent.managers.admission import MANAGERS  # noqa: PLC0415
     from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415
+    from agent.managers.registry import MANAGERS  # noqa: PLC0415
     from sysfs.discover import discover  # noqa: PLC0415
 
     config = load_config_file(file, settings)

@@ -16,7 +16,9 @@ from agent.managers.cpu.parts import (
     cpu_samples,
     cpu_violations,
     cpus_of,
+    exclusive_cpus,
     nodes_of_cpus,
+    uncordoned_shared_cpus,
 )
 from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
@@ -155,6 +157,26 @@ class CpuManager(ResourceManager):
         """Return the nodes of exclusive CPUs; with `align-by-socket`, one node for a socket."""
         cpus = allocation.exclusive_cpus if container is None else container.cpus or EMPTY
         return nodes_of_cpus(rules, cpus)
+
+    def veto(self, draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
+        """Return why a pod may not have its exclusive CPUs beside a cordon, None if it may.
+
+        Reserved CPUs are never allocated, so the node's shared pool keeps these, unless they are
+        cordoned.
+        """
+        rules, before = draft.rules, draft.ledger
+        if not rules.policy.cordon or not allocation.exclusive_cpus:
+            return None
+        if uncordoned_shared_cpus(rules, ledger) or not uncordoned_shared_cpus(rules, before):
+            return None
+        return Rejection(
+            Reason.UNEXPECTED,
+            "the pod would get the last CPUs of the node's shared pool, since the reserved CPUs "
+            f"{rules.policy.cpu.reserved & rules.cordoned_cpus} are cordoned",
+            resource=CPU,
+            asked=len(allocation.exclusive_cpus),
+            free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(before)),
+        )
 
     def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
         """Return the online CPUs that are not cordoned in millicores, less the reservation."""

@@ -15,8 +15,8 @@ from msgspec import Struct
 from agent.api.host.topology import topology_view
 from agent.config.resolve import managers_beside_kubelet
 from agent.devices.cdi_files import CdiFiles
-from agent.managers.admission import MANAGERS
 from agent.managers.policy import NO_CORDON
+from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.desired.limits import EnforcedControllers
 from agent.reconcile.diff import unknown_writer

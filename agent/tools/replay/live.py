@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from agent.config.file import load_config
 from agent.config.resolve import managers_beside_kubelet, resolve
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.registry import MANAGERS
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import API_SOURCE, load_pod
 from agent.state.codec import decode

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from agent.config.config import Config, ConfigError
 from agent.config.file import config_of_document
 from agent.config.resolve import managers_beside_kubelet, resolve
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.registry import MANAGERS
 from agent.parsing.document import Field, MappingNode, Reader, join, places, shown
 from agent.parsing.errors import DocumentError, Mistake
 from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document

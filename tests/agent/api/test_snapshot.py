@@ -11,10 +11,10 @@ from agent.api.snapshot import SnapshotDocument, snapshot_document
 from agent.config.config import Config
 from agent.config.file import load_config
 from agent.config.resolve import resolve_what_fits
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
+from agent.managers.registry import MANAGERS
 from sysfs.mask import Mask
 from tests.sysfs.hosts import hosts
 

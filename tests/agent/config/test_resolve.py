@@ -15,7 +15,6 @@ from agent.config.resolve import (
     resolve,
     resolve_what_fits,
 )
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -26,6 +25,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.managers.registry import MANAGERS
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
 from tests.agent.config.machines import GIB, MIB, machine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
@@ -21,6 +20,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
+from agent.managers.registry import MANAGERS
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.ledger import Ledger, Taken
+from agent.managers.registry import MANAGERS
 from agent.pods.model import CPU, MEMORY
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import documents as wire
 from agent.api.views import rejection_document
-from agent.managers.admission import MANAGERS, admit, start_container
+from agent.managers.admission import admit, start_container
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
@@ -17,6 +17,7 @@ from agent.managers.decision import Reason
 from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
+from agent.managers.registry import MANAGERS
 from agent.managers.topology.hints import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from agent.managers.admission import MANAGERS
 from agent.managers.cpu.parts import cpus_of, shared_cpus, shared_pool
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.memory.parts import memory_of
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Policy
+from agent.managers.registry import MANAGERS
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import draft_of, with_pod
 from tests.agent.managers.hosts import GIB, PLAIN, SMT, make_rules

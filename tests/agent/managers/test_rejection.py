@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.managers.admission import MANAGERS, admit
+from agent.managers.admission import admit
 from agent.managers.cpu.manager import CpuManager
 from agent.managers.cpu.parts import cpus_of
 from agent.managers.decision import Reason, Rejection
@@ -12,6 +12,7 @@ from agent.managers.device.manager import DeviceManager
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.policy import PluginDevice
+from agent.managers.registry import MANAGERS
 from agent.managers.rejection import (
     affinity_rejection,
     empty_pool_rejection,

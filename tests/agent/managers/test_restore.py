@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
@@ -17,6 +16,7 @@ from agent.managers.policy import (
     MemoryPolicy,
     Policy,
 )
+from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.admission import admit, remove
 from agent.managers.allocations.origin import Origin
 from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.effective_policy import charged, restored
 from agent.managers.policy import NodeFit
+from agent.managers.registry import MANAGERS
 from agent.server.start.renumbering import renumbered
 from agent.state.checkpoint import Checkpoint
 from agent.state.codec import Encoder, decode
@@ -85,6 +86,16 @@ def test_a_rejection_says_what_was_asked_and_what_is_free() -> None:
     assert rejection is not None
     assert (rejection.resource, rejection.asked, rejection.free) == (LANE, 2, {0: 1, 1: 1})
     assert f"2 of {LANE} fits nowhere (free: node 0: 1, node 1: 1)" in rejection.message
+
+
+def test_a_manager_may_object_to_what_all_managers_have_allocated() -> None:
+    known = replace(make_rules(scope=CONTAINER), managers=(ToyManager({1: 2}, most=1), *MANAGERS))
+    first = admit(known, known.empty_ledger(), only(1))
+    second = admit(known, first.ledger, only(1, "u-2"))
+    assert first.admitted
+    assert second.rejection is not None
+    assert second.rejection.message == "2 lanes would be taken, 1 may be"
+    assert second.ledger is first.ledger
 
 
 def test_more_than_the_node_has_does_not_fit_it() -> None:

@@ -52,14 +52,18 @@ class LaneDraft(PodPart):
 
 
 class ToyManager(ResourceManager):
-    """The manager of so many lanes on each node, by the number of the node."""
+    """The manager of so many lanes on each node, by the number of the node.
+
+    `most` is how many lanes all pods together may have, None for no such limit.
+    """
 
     name = "lanes"
     counters = (TAKEN,)
     gauges = (LANES,)
     rule_names = (LANE_GONE,)
 
-    def __init__(self, lanes: Mapping[int, int]) -> None:
+    def __init__(self, lanes: Mapping[int, int], most: int | None = None) -> None:
+        self.most = most
         self.lanes: Lanes = frozenset(
             f"{node}.{number}" for node, count in lanes.items() for number in range(count)
         )
@@ -111,6 +115,14 @@ class ToyManager(ResourceManager):
         own.containers[container.name] = near[:count]
         own.free -= set(near[:count])
         draft.count(TAKEN.name, by=count)
+
+    def veto(self, draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
+        del draft, allocation
+        taken = len(ledger.parts[self.name])
+        if self.most is None or taken <= self.most:
+            return None
+        message = f"{taken} lanes would be taken, {self.most} may be"
+        return Rejection(Reason.UNEXPECTED, message, resource=LANE)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         del resource

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentClient
 from agent.config.config import AgentConfig, Config, MetricsConfig
-from agent.managers.admission import MANAGERS
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
+from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import unknown_writer
 from agent.server.start.providers import PROVIDERS
 from agent.server.start.service_manager import ServiceManager

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api.client import AgentError
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.registry import MANAGERS
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD

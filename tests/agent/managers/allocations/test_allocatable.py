@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.admission import MANAGERS
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import NodeFit, PluginDevice, Policy
+from agent.managers.registry import MANAGERS
 from sysfs.described.shapes import regular_host, with_offline
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, PLAIN

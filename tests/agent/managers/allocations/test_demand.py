@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit
+from agent.managers.admission import admit
 from agent.managers.allocations import demand as demands
 from agent.managers.allocations.allocation import DEVICES, Isolation
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
+from agent.managers.registry import MANAGERS
 from agent.pods.model import ContainerKind, Pod, QosClass
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets

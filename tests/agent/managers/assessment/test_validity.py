@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.admission import admit, remove
 from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.assessment.violation import Rule
 from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
@@ -17,6 +17,7 @@ from agent.managers.effective_policy import EffectivePolicy, charged, restored
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
+from agent.managers.registry import MANAGERS
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,

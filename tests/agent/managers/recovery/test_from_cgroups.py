@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.admission import admit, remove
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.managers.cpu.parts import shared_cpus, shared_pool
@@ -20,6 +20,7 @@ from agent.managers.recovery.from_cgroups import (
     ObservedPod,
     describe_recovered,
 )
+from agent.managers.registry import MANAGERS
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, PLAIN, POD, make_rules

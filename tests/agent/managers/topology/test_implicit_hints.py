@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit, remove, start_container
+from agent.managers.admission import admit, remove, start_container
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
+from agent.managers.registry import MANAGERS
 from agent.managers.topology import implicit_hints as hint_family
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.implicit_hints import HintFamily, best_few, is_listed, rank, smallest

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS, admit
+from agent.managers.admission import admit
 from agent.managers.decision import BOUNDED_CHOICES
 from agent.managers.effective_policy import Draft, EffectivePolicy
 from agent.managers.machine import Machine
@@ -28,6 +28,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
+from agent.managers.registry import MANAGERS
 from agent.managers.topology.scope import align_and_allocate
 from agent.managers.topology.search_budget import BUDGET
 from sysfs.described.shapes import regular_host, with_memory_only_nodes

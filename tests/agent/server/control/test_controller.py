@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.bindings import Binding
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
@@ -26,6 +25,7 @@ from agent.managers.policy import (
     MemoryPolicy,
     Policy,
 )
+from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport, PlannedChange
 from agent.server.configured_host import ConfiguredHost

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.admission import MANAGERS
 from agent.managers.decision import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
+from agent.managers.registry import MANAGERS
 from agent.server.metrics import names
 from agent.server.metrics.counters import MOST_SERIES, Counters, Histogram, UnknownCounterError
 

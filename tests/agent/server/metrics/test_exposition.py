@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.devices.plugins import plugin
 from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, METHODS, CallResult
-from agent.managers.admission import MANAGERS
 from agent.managers.decision import CONTAINER_ASSIGNMENTS
 from agent.managers.policy import NodeFit
+from agent.managers.registry import MANAGERS
 from agent.server.metrics import names
 from agent.server.metrics.counters import UnknownCounterError
 from agent.server.metrics.exposition import CONTENT_TYPE, Metrics

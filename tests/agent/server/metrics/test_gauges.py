@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.admission import MANAGERS
 from agent.managers.allocations.allocation import DEVICES
 from agent.managers.allocations.ledger import Taken
 from agent.managers.decision import ASSIGNED_CONTAINERS
@@ -26,6 +25,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
     TopologyPolicy,
 )
+from agent.managers.registry import MANAGERS
 from agent.managers.trials.capacity import free_cpus
 from agent.pods.manifest import load_pod
 from agent.server.conditions import ConditionType

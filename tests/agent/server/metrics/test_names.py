@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.managers.admission import MANAGERS
 from agent.managers.decision import (
     CONTAINER_ASSIGNMENTS,
     MetricSpec,
     MetricType,
     Reason,
 )
+from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import Cause
 from agent.server.metrics import names
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import EventDocument
 from agent.api.status import DriftDocument
-from agent.managers.admission import MANAGERS
+from agent.managers.registry import MANAGERS
 from agent.server.metrics import names
 from agent.server.metrics.counters import Counters
 from agent.server.reporting.history import LONGEST_MESSAGE, HistoryRecorder

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.managers.admission import MANAGERS
 from agent.managers.memory.state import memory_charge
+from agent.managers.registry import MANAGERS
 from agent.server.start.renumbering import node_moves, renumbered
 from agent.state.checkpoint import HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask

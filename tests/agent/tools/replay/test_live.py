@@ -13,10 +13,11 @@ from agent.api.snapshot import NOTHING_GIVEN, SnapshotDocument, snapshot_documen
 from agent.config.config import Config, ConfigError
 from agent.config.file import load_config
 from agent.config.resolve import managers_beside_kubelet, resolve
-from agent.managers.admission import MANAGERS, admit, remove
+from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import TopologyManagerPolicy
+from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.pods.model import GivenDevice
 from agent.state.checkpoint import Checkpoint
