@@ -27,6 +27,9 @@ MOST_LINES_OF_A_MODULE: Final = 500
 NO_RESOURCE: Final = (
     "agent.managers.admission",
     "agent.managers.allocations.ledger",
+    "agent.managers.draft",
+    "agent.managers.resource_manager",
+    "agent.managers.topology.scope",
 )
 RESOURCES: Final = frozenset({"cpu", "cpus", "memory", "device", "devices", "hugepages", "mems"})
 

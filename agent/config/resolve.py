@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
     from agent.config.config import Config
     from agent.managers.allocations.allocatable import Allocatable
-    from agent.managers.effective_policy import EffectivePolicy, ResourceManager
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.machine import Machine
+    from agent.managers.resource_manager import ResourceManager
 
 
 def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:

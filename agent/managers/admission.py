@@ -13,7 +13,7 @@ from agent.managers.allocations.demand import node_requests
 from agent.managers.allocations.from_parts import make_allocation
 from agent.managers.assessment.verdict import unmet
 from agent.managers.decision import Decision, Eligibility, Rejected, Rejection, Unanswered
-from agent.managers.effective_policy import Draft, released
+from agent.managers.effective_policy import released
 from agent.managers.recovery.readmission import readmit
 from agent.managers.rejection import beside_cordon
 from agent.managers.topology.scope import align_and_allocate
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.demand import PodDemand
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Answers, HintTrace, Question
+    from agent.managers.draft import Draft
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.search_budget import SearchBudget
     from agent.pods.model import Pod
@@ -66,11 +67,11 @@ class SuspendedDecision(Struct, frozen=True):
         Pure as `admit`. The alignments made before are those that would be made again: they depend
         on the ledger, on the pod, and on answers that were there already.
         """
-        draft = Draft.start(self.rules, self.ledger, self.demand)
+        draft = self.rules.draft(self.ledger, self.demand)
         draft.answers = {**self.answers, **answers}
         draft.aligned = list(self.traces)
         draft.works = list(self.works)
-        return _with_warnings(_allocated(draft, self.before), self.demand.pod)
+        return _with_warnings(_allocated(self.rules, draft, self.before), self.demand.pod)
 
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -98,8 +99,8 @@ def _with_warnings(decision: Decision, pod: Pod) -> Decision:
 def _decide_running(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """Decide on a pod that runs already, in place of an allocation of which nothing is kept."""
     requests = node_requests(rules.policy, pod)
-    draft = Draft.start(rules, remove(rules, ledger, pod.uid), rules.demand(pod, requests))
-    return _allocated(draft, ledger)
+    draft = rules.draft(remove(rules, ledger, pod.uid), rules.demand(pod, requests))
+    return _allocated(rules, draft, ledger)
 
 
 def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -109,16 +110,18 @@ def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
         return Decision(
             pod.uid, ledger, cause=beside_cordon(rules, unfit), asked=Undecided(rules, pod)
         )
-    return _allocated(Draft.start(rules, ledger, rules.demand(pod, requests)), ledger)
+    return _allocated(rules, rules.draft(ledger, rules.demand(pod, requests)), ledger)
 
 
-def _allocated(draft: Draft, before: Ledger) -> Decision:
+def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     """Align and allocate the pod of a draft; `before` is the ledger that a rejection returns."""
-    rules, demand, uid = draft.rules, draft.demand, draft.demand.pod.uid
+    demand, uid = draft.demand, draft.demand.pod.uid
     try:
-        align_and_allocate(draft)
+        align_and_allocate(rules.managers, draft)
     except Unanswered as unanswered:
-        return Decision(uid, before, suspended=_suspended(draft, before, unanswered.questions))
+        return Decision(
+            uid, before, suspended=_suspended(rules, draft, before, unanswered.questions)
+        )
     except Rejected as rejected:
         return Decision(
             uid,
@@ -132,7 +135,7 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
     ledger = draft.ledger.with_allocation(allocation, parts)
     # A pod that runs already, in place of a former allocation, is judged and not rejected.
-    lacking = _lacking(draft, ledger, allocation) if draft.ledger is before else None
+    lacking = _lacking(rules, draft, ledger, allocation) if draft.ledger is before else None
     if lacking is not None:
         cause = beside_cordon(rules, lacking)
         return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand)
@@ -146,18 +149,22 @@ def _allocated(draft: Draft, before: Ledger) -> Decision:
     )
 
 
-def _lacking(draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
+def _lacking(
+    rules: EffectivePolicy, draft: Draft, ledger: Ledger, allocation: PodAllocation
+) -> Rejection | None:
     """Return why a pod may not have what was allocated to it, None if it may."""
-    lacking = unmet(draft.rules, draft.demand.pod, allocation)
+    lacking = unmet(rules, draft.demand.pod, allocation)
     if lacking is not None:
         return lacking
-    vetoes = (manager.veto(draft, ledger, allocation) for manager in draft.rules.managers)
+    vetoes = (manager.veto(draft, ledger, allocation) for manager in rules.managers)
     return next(filter(None, vetoes), None)
 
 
-def _suspended(draft: Draft, before: Ledger, questions: tuple[Question, ...]) -> SuspendedDecision:
+def _suspended(
+    rules: EffectivePolicy, draft: Draft, before: Ledger, questions: tuple[Question, ...]
+) -> SuspendedDecision:
     return SuspendedDecision(
-        rules=draft.rules,
+        rules=rules,
         ledger=draft.ledger,
         before=before,
         demand=draft.demand,

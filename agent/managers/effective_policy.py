@@ -1,68 +1,36 @@
-"""What decides: the effective policy with its resource managers, and what each of these does.
-
-The types refer to each other: a policy names its managers, a manager works on the draft of an
-admission, and a draft has the policy under which it is decided.
-"""
+"""What decides: the policy of a host with its resource managers."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocatable import Allocatable, pod_limit
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.ledger import Ledger
-from agent.managers.decision import NO_ANSWERS, Unanswered
-from agent.managers.memory.state import MemoryFacts
-from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
-from agent.managers.topology.search_budget import SearchBudget
-from sysfs.mask import EMPTY
+from agent.managers.draft import Draft
+from agent.managers.host_policy import HostPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.allocations.demand import (
-        ContainerDemand,
-        PodDemand,
-        PodRequest,
-        ResourceDemand,
-    )
-    from agent.managers.allocations.from_parts import PodPart
-    from agent.managers.assessment.violation import Violation
-    from agent.managers.cpu.sockets import SocketOrder
-    from agent.managers.decision import (
-        Answers,
-        CounterKey,
-        HintTrace,
-        MetricSpec,
-        Question,
-        Reason,
-        Rejection,
-        Sample,
-    )
-    from agent.managers.machine import Machine
-    from agent.managers.policy import Cordon, PluginDevice, Policy
-    from agent.managers.topology.hints import Hint
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.demand import PodDemand
+    from agent.managers.policy import Cordon
+    from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import Pod
-    from sysfs.mask import Mask
 
 
-class EffectivePolicy(Struct, frozen=True, dict=True):
-    """The input of every decision; built again when the host or the configuration changes.
+class EffectivePolicy(HostPolicy, frozen=True, dict=True):
+    """The input of every decision: the policy of a host, and the managers that decide by it.
 
     `managers` are in the order in which they give hints and allocate. Raises `ValueError` for two
     of one name, which would share their parts.
     """
 
-    machine: Machine
-    policy: Policy
     managers: tuple[ResourceManager, ...]
 
     def __post_init__(self) -> None:
@@ -71,46 +39,6 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"two resource managers called {twice!r}; give one another name")
-
-    @cached_property
-    def assignable_cpus(self) -> Mask:
-        """The CPUs that may be allocated exclusively: online and not reserved."""
-        return self.machine.cpus.all - self.policy.cpu.reserved
-
-    @cached_property
-    def cordoned_cpus(self) -> Mask:
-        """The online CPUs that are cordoned, by themselves or with their node."""
-        cordon, cpus = self.policy.cordon, self.machine.cpus
-        return (cordon.cpus & cpus.all) | cpus.cpus_in_nodes(cordon.nodes)
-
-    @cached_property
-    def open_cpus(self) -> Mask:
-        """The CPUs from which new exclusive CPUs are allocated: assignable and not cordoned."""
-        return self.assignable_cpus - self.cordoned_cpus
-
-    @cached_property
-    def closed_physical_cpus(self) -> Mask:
-        """Reserved and cordoned CPUs and their siblings, which whole-core requests cannot use."""
-        return self.machine.cpus.cores_of(self.policy.cpu.reserved | self.cordoned_cpus)
-
-    @cached_property
-    def memory(self) -> MemoryFacts:
-        """Allocatable memory by node and type."""
-        return MemoryFacts.of(self.machine, self.policy.memory, self.policy.cordon.nodes)
-
-    @cached_property
-    def devices(self) -> Mapping[str, tuple[PluginDevice, ...]]:
-        """The inventory; devices that are on cordoned nodes alone count as not healthy."""
-        nodes = self.policy.cordon.nodes
-        if not nodes:
-            return self.policy.devices
-        return {
-            resource: tuple(
-                replace(each, healthy=False) if each.nodes and each.nodes <= nodes else each
-                for each in inventory
-            )
-            for resource, inventory in self.policy.devices.items()
-        }
 
     @cached_property
     def allocatable(self) -> Allocatable | None:
@@ -124,16 +52,6 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
         limit = pod_limit(fit, self.machine)
         return Allocatable(amounts, *limit, fit.ignored, fit.beside_kubelet)
 
-    @property
-    def static_cpus(self) -> bool:
-        """Whether the CPU manager allocates exclusive CPUs (policy static)."""
-        return self.policy.cpu.policy is CpuManagerPolicy.STATIC
-
-    @property
-    def static_memory(self) -> bool:
-        """Whether the memory manager pins memory (policy Static)."""
-        return self.policy.memory.policy is MemoryManagerPolicy.STATIC
-
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""
         return Ledger({manager.name: manager.empty(self) for manager in self.managers})
@@ -145,252 +63,10 @@ class EffectivePolicy(Struct, frozen=True, dict=True):
         """
         return demand_of(self.policy, self.managers, pod, requests)
 
-
-class Draft(Struct):
-    """The one mutable value of the decisions: what has been allocated to a pod so far.
-
-    A draft lives inside a single call of `admit`, starts from an immutable ledger and ends as an
-    allocation and a new ledger, or is dropped, so that a rejected pod changes nothing. `parts` are
-    what each manager has allocated, by its name. `answers` are what device plugins prefer, and
-    `aligned` the alignments that are left of those that were worked out before the answers were
-    asked for: all that they depend on is the same.
-    """
-
-    rules: EffectivePolicy
-    ledger: Ledger
-    demand: PodDemand
-    parts: dict[str, Any]
-    hints: dict[str, Hint] = field(default_factory=dict)
-    counters: dict[CounterKey, int] = field(default_factory=dict)
-    traces: list[HintTrace] = field(default_factory=list)
-    works: list[SearchBudget] = field(default_factory=list)
-    answers: Answers = NO_ANSWERS
-    aligned: list[HintTrace] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, rules: EffectivePolicy, ledger: Ledger, demand: PodDemand) -> Draft:
+    def draft(self, ledger: Ledger, demand: PodDemand) -> Draft:
         """Return the draft of a pod without any allocation yet."""
-        parts = {each.name: each.start(rules, ledger.parts[each.name]) for each in rules.managers}
-        return cls(rules, ledger, demand, parts)
-
-    def answer(self, question: Question) -> tuple[str, ...]:
-        """Return what a device plugin prefers; raises `Unanswered` if it was not asked yet."""
-        answer = self.answers.get(question)
-        if answer is None:
-            raise Unanswered((question,))
-        return answer
-
-    def work(self) -> SearchBudget:
-        """Return the work budget of one choice among sets of nodes."""
-        self.works.append(SearchBudget())
-        return self.works[-1]
-
-    def count(self, name: str, *labels: str, by: int = 1) -> None:
-        """Add to a counter of this admission."""
-        key = (name, labels)
-        self.counters[key] = self.counters.get(key, 0) + by
-
-
-class ResourceManager(ABC):
-    """One resource manager, from the request of a pod to the release of what it had.
-
-    A manager keeps a part of the ledger (all that is allocated), a part of each draft (what the pod
-    under admission has so far) and parts of allocations (what a container has, and the budget of a
-    pod). The types of these parts are the manager's own; no other code looks into them. The parts
-    of allocations are plain values as JSON has them, which the checkpoint and the API carry as they
-    are; those of the kubelet's managers have fields of their own, since enforcement reads them.
-    """
-
-    #: The name of the manager's parts, shown in explanations.
-    name: str
-
-    # --- the request ----------------------------------------------------------------------------
-
-    @abstractmethod
-    def demand(self, request: PodRequest) -> ResourceDemand:
-        """Return what a pod demands of this manager, who may have it, and why or why not.
-
-        This is the only place that decides who may have it.
-        """
-
-    @abstractmethod
-    def amount(self, demanded: Any, resource: str) -> int:  # noqa: ANN401  (the manager's own type)
-        """Return how much of a resource a demand of this manager has, of a container or a pod."""
-
-    # --- the decision ---------------------------------------------------------------------------
-
-    @abstractmethod
-    def start(self, rules: EffectivePolicy, part: Any) -> PodPart:  # noqa: ANN401  (own type)
-        """Return the part of a new draft, from the part of the ledger."""
-
-    @abstractmethod
-    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        """Return the NUMA nodes that could serve this container (KEP-693, HintProvider)."""
-
-    @abstractmethod
-    def pod_hints(self, draft: Draft) -> ProviderHints:
-        """Return the NUMA nodes that could serve the whole pod, in pod scope."""
-
-    @abstractmethod
-    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Allocate the container's demand, aligned to the hint, or raise `Rejected`."""
-
-    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Allocate the budget of a pod and divide it among its containers, or raise `Rejected`.
-
-        Called once, in pod scope, for pods with pod-level resources (KEP-5526, AllocatePod). A
-        resource that a budget does not have is allocated container by container.
-        """
-        for container in draft.demand.containers:
-            self.allocate(draft, container, hint)
-
-    def node_order(self, draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:  # noqa: ARG002  (the default)
-        """Return which of equally preferred sets of nodes come first (container None: the pod)."""
-        return None
-
-    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:  # noqa: ARG002  (the default)
-        """Return why the containers that share the pod's budget would get nothing, None if not."""
-        return None
-
-    def veto(
-        self,
-        draft: Draft,  # noqa: ARG002  (the default)
-        ledger: Ledger,  # noqa: ARG002
-        allocation: PodAllocation,  # noqa: ARG002
-    ) -> Rejection | None:
-        """Return why a pod may not have what all managers have allocated, None if it may.
-
-        `ledger` is the one with the allocation. Not asked for a pod that runs already.
-        """
-        return None
-
-    @abstractmethod
-    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        """Return how much of a resource is free for the pod, by NUMA node.
-
-        What ended init containers of the pod leave is free.
-        """
-
-    def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (the default)
-        """Return an amount for people."""
-        return str(amount)
-
-    def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
-        """Return what is demanded, where that fits, and what is free, for a rejection."""
-        free = ", ".join(
-            f"node {node}: {self.amount_text(resource, amount)}"
-            for node, amount in self.free(draft, resource).items()
-        )
-        return f"{self.amount_text(resource, asked)} of {resource} {fit} (free: {free})"
-
-    def nodes(
-        self,
-        rules: EffectivePolicy,  # noqa: ARG002  (the default)
-        allocation: PodAllocation,  # noqa: ARG002
-        container: ContainerAllocation | None,  # noqa: ARG002
-    ) -> Mask:
-        """Return the NUMA nodes of what a container or the pod (None) has.
-
-        Empty for what is on no node. `single-numa-node` allows one node.
-        """
-        return EMPTY
-
-    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:  # noqa: ARG002  (the default)
-        """Return what all pods together may request, by resource, in the units of requests."""
-        return {}
-
-    def beyond_allocatable(
-        self,
-        rules: EffectivePolicy,  # noqa: ARG002  (the default)
-        part: Any,  # noqa: ANN401, ARG002
-        resource: str,  # noqa: ARG002
-    ) -> int:
-        """Return how much of a resource is allocated and is no longer part of `allocatable`.
-
-        Pods keep it, so it leaves no less for others (kubelet, sanitizeNodeAllocatable).
-        """
-        return 0
-
-    # --- the ledger -----------------------------------------------------------------------------
-
-    @abstractmethod
-    def empty(self, rules: EffectivePolicy) -> Any:  # noqa: ANN401  (the manager's own type)
-        """Return the part of a ledger without allocations."""
-
-    @abstractmethod
-    def charged(self, rules: EffectivePolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
-        """Return the part of the ledger with an allocation added, in full, as a fact."""
-
-    @abstractmethod
-    def released(self, rules: EffectivePolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
-        """Return the part of the ledger without what only this allocation has."""
-
-    def settled(self, draft: Draft, allocation: PodAllocation) -> Any:  # noqa: ANN401
-        """Return the part of the ledger after the allocation that a draft has become."""
-        return self.charged(draft.rules, draft.ledger.parts[self.name], allocation)
-
-    def finished(
-        self,
-        rules: EffectivePolicy,  # noqa: ARG002  (the default)
-        part: Any,  # noqa: ANN401
-        containers: Sequence[ContainerAllocation],
-    ) -> tuple[Any, Sequence[ContainerAllocation]]:
-        """Return the part of the ledger and what containers have left after they have ended.
-
-        They are standard init containers of a pod without a budget that runs on. By default all
-        stays with the pod.
-        """
-        return part, containers
-
-    @abstractmethod
-    def loaded(self, saved: Any, allocations: Iterable[PodAllocation]) -> Any:  # noqa: ANN401
-        """Return the part of the ledger of these allocations.
-
-        `saved` is what a checkpoint has beside them, None for managers other than the kubelet's:
-        their parts follow from the allocations.
-        """
-
-    def restored(
-        self,
-        rules: EffectivePolicy,  # noqa: ARG002  (the default)
-        part: Any,  # noqa: ANN401, ARG002
-        allocations: Mapping[str, PodAllocation],
-    ) -> Any:  # noqa: ANN401
-        """Return a saved part of the ledger under the current policy, with all allocations.
-
-        The part is None when none was saved. By default it follows from the allocations.
-        """
-        return self.loaded(None, allocations.values())
-
-    def renumbered(self, allocated: Any, moves: Mapping[int, int]) -> Any:  # noqa: ANN401, ARG002  (the default)
-        """Return what a container or a pod has after {old: new} numbers of NUMA nodes."""
-        return allocated
-
-    # --- what the service shows -----------------------------------------------------------------
-
-    #: The counters of the manager's decisions, beside those of every manager.
-    counters: tuple[MetricSpec, ...] = ()
-    #: The gauges that `samples` yields, beside those of every manager.
-    gauges: tuple[MetricSpec, ...] = ()
-    #: What `violations` names as violated, beside `agent.managers.assessment.violation.Rule`.
-    rule_names: tuple[str, ...] = ()
-
-    def violations(
-        self,
-        rules: EffectivePolicy,  # noqa: ARG002  (the default)
-        ledger: Ledger,  # noqa: ARG002
-        offline: Mask,  # noqa: ARG002
-    ) -> Callable[[PodAllocation], Iterable[Violation]]:
-        """Return a function that is called with every allocation, in the order of admission.
-
-        It returns what the allocation has that the current policy would not allocate, that the
-        host no longer has, or that an earlier allocation has. `offline` are CPUs that exist.
-        """
-        return lambda _allocation: ()
-
-    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:  # noqa: ARG002  (the default)
-        """Return the samples of the manager's gauges."""
-        return ()
+        parts = {each.name: each.start(self, ledger.parts[each.name]) for each in self.managers}
+        return Draft(self, ledger, demand, parts)
 
 
 def with_cordon(rules: EffectivePolicy, cordon: Cordon) -> EffectivePolicy:

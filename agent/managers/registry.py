@@ -9,7 +9,7 @@ from agent.managers.device.manager import DeviceManager
 from agent.managers.memory.manager import MemoryManager
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import ResourceManager
+    from agent.managers.resource_manager import ResourceManager
 
 #: All resource managers, in the kubelet's order of hint providers.
 MANAGERS: Final[tuple[ResourceManager, ...]] = (DeviceManager(), CpuManager(), MemoryManager())

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agent.managers.decision import RejectionCause
-    from agent.managers.effective_policy import Draft, EffectivePolicy, ResourceManager
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
+    from agent.managers.resource_manager import Managers, ResourceManager
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -35,6 +37,7 @@ class Unaligned(Struct, frozen=True):
     rejection the draft has ended: what is free in it no longer changes.
     """
 
+    managers: Managers
     draft: Draft
     container: str | None
     hints: tuple[tuple[str, ProviderHints], ...]
@@ -58,7 +61,7 @@ class Unaligned(Struct, frozen=True):
 
     def _offers(self) -> Iterator[tuple[ResourceManager, str, Sequence[Hint]]]:
         """Yield manager, resource and its best hints; all memory types have the same hints."""
-        managers = {manager.name: manager for manager in self.draft.rules.managers}
+        managers = {manager.name: manager for manager in self.managers}
         best: dict[int, Sequence[Hint]] = {}
         for provider, by_name in self.hints:
             for name, where in by_name.items():
@@ -91,7 +94,7 @@ class BesideCordon(Struct, frozen=True):
     """A rejection while something is cordoned: the message says what, since that may be why."""
 
     cause: RejectionCause
-    rules: EffectivePolicy
+    rules: HostPolicy
 
     def explain(self) -> Rejection:
         """Return the rejection with what is cordoned."""
@@ -99,7 +102,7 @@ class BesideCordon(Struct, frozen=True):
         return replace(rejection, message=f"{rejection.message}; {cordon_text(self.rules)}")
 
 
-def cordon_text(rules: EffectivePolicy) -> str:
+def cordon_text(rules: HostPolicy) -> str:
     """Return how much is cordoned, as a sentence: `4 CPUs (4-7) are cordoned`."""
     cpus, nodes = rules.cordoned_cpus, rules.policy.cordon.nodes & rules.machine.node_mask
     parts = [f"{cpus_text(len(cpus))} ({cpus})"] if cpus else []
@@ -108,20 +111,27 @@ def cordon_text(rules: EffectivePolicy) -> str:
     return f"{' and '.join(parts) or 'CPUs that are offline'} {'are' if several else 'is'} cordoned"
 
 
-def beside_cordon(rules: EffectivePolicy, cause: RejectionCause) -> RejectionCause:
+def beside_cordon(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
     """Return why a pod was rejected, with what is cordoned if anything is."""
     return BesideCordon(cause, rules) if rules.policy.cordon else cause
 
 
 def affinity_rejection(
-    draft: Draft, container: str | None, hints: tuple[tuple[str, ProviderHints], ...]
+    managers: Managers,
+    draft: Draft,
+    container: str | None,
+    hints: tuple[tuple[str, ProviderHints], ...],
 ) -> RejectionCause:
     """Return why the policy rejects the merged hint of a container (None: the pod)."""
-    empty = empty_pool_rejection(draft, Reason.TOPOLOGY_AFFINITY) if container is None else None
-    return empty or Unaligned(draft, container, hints)
+    empty = (
+        empty_pool_rejection(managers, draft, Reason.TOPOLOGY_AFFINITY)
+        if container is None
+        else None
+    )
+    return empty or Unaligned(managers, draft, container, hints)
 
 
-def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
+def empty_pool_rejection(managers: Managers, draft: Draft, reason: Reason) -> Rejection | None:
     """Return why the pod shared pool would lack a resource, None if it would not.
 
     Managers check before they give hints and again when they allocate: with restricted and
@@ -129,7 +139,7 @@ def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
     """
     if not draft.demand.pod_level:
         return None
-    problems = (manager.empty_pool(draft, reason) for manager in draft.rules.managers)
+    problems = (manager.empty_pool(draft, reason) for manager in managers)
     return next(filter(None, problems), None)
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.devices.provider import Offer
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import ResourceManager
     from agent.managers.policy import Cordon, Policy
+    from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import Pod
     from sysfs.host import Host
 

@@ -16,7 +16,6 @@ from agent.managers.admission import admit, remove
 from agent.managers.allocations.ledger import Ledger
 from agent.managers.cpu.assignment import take_by_topology
 from agent.managers.cpu.parts import exclusive_cpus
-from agent.managers.effective_policy import Draft
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.registry import MANAGERS
 from agent.managers.topology.manager import merge_or_defer
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.decision import Decision
+    from agent.managers.draft import Draft
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
@@ -189,7 +189,7 @@ def _drafts() -> Iterator[tuple[str, int, EffectivePolicy, Draft]]:
         ledger = hosts.ledger_on(name, "fragmented")
         for number, text in enumerate(hosts.RESOURCES[1:], start=2):
             demand = rules.demand(hosts.pod_of("new", text))
-            yield name, number, rules, Draft.start(rules, ledger, demand)
+            yield name, number, rules, rules.draft(ledger, demand)
 
 
 def _all_hints(draft: Draft) -> list[ProviderHints]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.host_policy import HostPolicy
     from agent.pods.model import Pod
     from sysfs.mask import Mask
 
@@ -40,7 +40,7 @@ class Judgement(Struct, frozen=True):
         return not self.why
 
 
-def verdict(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
+def verdict(rules: HostPolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
     """Return what every container has of each quality that applies to it.
 
     Of a container without CPUs of its own only `exclusive` and, with pinned memory or devices, the
@@ -51,7 +51,7 @@ def verdict(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Judgemen
     )
 
 
-def unmet(rules: EffectivePolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:
+def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:
     """Return why an allocation lacks what its pod requires, None if it lacks nothing."""
     if not pod.annotations:
         return None
@@ -74,7 +74,7 @@ def unmet(rules: EffectivePolicy, pod: Pod, allocation: PodAllocation) -> Reject
     )
 
 
-def _far_from(rules: EffectivePolicy, nodes: Mask, allocation: PodAllocation) -> str:
+def _far_from(rules: HostPolicy, nodes: Mask, allocation: PodAllocation) -> str:
     """Return which containers are on none of some nodes, "" if each that is on any node is."""
     of_cpus = rules.machine.cpus.nodes_of
     places = {
@@ -88,7 +88,7 @@ def _far_from(rules: EffectivePolicy, nodes: Mask, allocation: PodAllocation) ->
     return ", ".join(far)
 
 
-def _of(rules: EffectivePolicy, container: ContainerAllocation) -> Iterator[Judgement]:
+def _of(rules: HostPolicy, container: ContainerAllocation) -> Iterator[Judgement]:
     exclusive = container.isolation is Isolation.CONTAINER
     why = container.why or "its specification is not known"
     yield Judgement(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
@@ -119,7 +119,7 @@ def _spread(container: ContainerAllocation, places: Mask) -> str:
     return ", ".join(parts)
 
 
-def _shared_cores(rules: EffectivePolicy, cpus: Mask) -> str:
+def _shared_cores(rules: HostPolicy, cpus: Mask) -> str:
     siblings = rules.machine.cpus.cores_of(cpus) - cpus
     if not siblings:
         return ""
@@ -127,9 +127,7 @@ def _shared_cores(rules: EffectivePolicy, cpus: Mask) -> str:
     return f"not its own on the same cores: {noun} {siblings}"
 
 
-def _devices(
-    rules: EffectivePolicy, container: ContainerAllocation
-) -> Iterator[tuple[str, str, Mask]]:
+def _devices(rules: HostPolicy, container: ContainerAllocation) -> Iterator[tuple[str, str, Mask]]:
     """Yield resource, id and nodes of every device, allocated by the agent or by the kubelet."""
     for resource, ids in sorted(container.devices.items()):
         places = {device.id: device.nodes for device in rules.policy.devices.get(resource, ())}

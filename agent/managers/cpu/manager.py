@@ -34,8 +34,8 @@ from agent.managers.decision import (
     Rejected,
     Rejection,
 )
-from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import cpus_text
+from agent.managers.resource_manager import ResourceManager
 from agent.pods.model import CPU
 from sysfs.mask import EMPTY, Mask
 
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from agent.managers.assessment.violation import Violation
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.decision import Sample
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
 
@@ -79,7 +80,7 @@ class CpuManager(ResourceManager):
         """Return the CPUs that a container or a pod demands."""
         return demanded
 
-    def start(self, rules: EffectivePolicy, part: Taken[Mask]) -> CpuDraft:
+    def start(self, rules: HostPolicy, part: Taken[Mask]) -> CpuDraft:
         """Return the draft of a pod, with all CPUs that may be allocated and are free."""
         return CpuDraft(free=rules.open_cpus - part.ids)
 
@@ -150,7 +151,7 @@ class CpuManager(ResourceManager):
 
     def nodes(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
@@ -178,7 +179,7 @@ class CpuManager(ResourceManager):
             free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(before)),
         )
 
-    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         """Return the online CPUs that are not cordoned in millicores, less the reservation."""
         fit = rules.policy.fit
         reserved = 0 if fit is None else fit.reserved.get(CPU, 0)
@@ -187,7 +188,7 @@ class CpuManager(ResourceManager):
 
     def beyond_allocatable(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         part: Taken[Mask],
         resource: str,
     ) -> int:
@@ -195,22 +196,22 @@ class CpuManager(ResourceManager):
         return 1000 * len(part.ids & rules.cordoned_cpus) if resource == CPU else 0
 
     def violations(
-        self, rules: EffectivePolicy, ledger: Ledger, offline: Mask
+        self, rules: HostPolicy, ledger: Ledger, offline: Mask
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         """Return a function that returns the violations of one allocation after the other."""
         return cpu_violations(rules, ledger, offline)
 
-    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:
         """Return the samples of the gauges of CPUs."""
         return cpu_samples(rules, ledger)
 
-    def empty(self, rules: EffectivePolicy) -> Taken[Mask]:  # noqa: ARG002  (of any policy)
+    def empty(self, rules: HostPolicy) -> Taken[Mask]:  # noqa: ARG002  (of any policy)
         """Return that no CPU is allocated exclusively."""
         return Taken(EMPTY)
 
     def charged(
         self,
-        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,  # noqa: ARG002  (of any policy)
         part: Taken[Mask],
         allocation: PodAllocation,
     ) -> Taken[Mask]:
@@ -226,7 +227,7 @@ class CpuManager(ResourceManager):
 
     def released(
         self,
-        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,  # noqa: ARG002  (of any policy)
         part: Taken[Mask],
         allocation: PodAllocation,
     ) -> Taken[Mask]:
@@ -234,7 +235,7 @@ class CpuManager(ResourceManager):
         return part.removed(allocation.exclusive_cpus)
 
 
-def free_cpus_by_node(rules: EffectivePolicy, free: Mask) -> dict[int, int]:
+def free_cpus_by_node(rules: HostPolicy, free: Mask) -> dict[int, int]:
     """Return how many of the given CPUs each NUMA node has."""
     nodes = rules.machine.cpus.nodes
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}

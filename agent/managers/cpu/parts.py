@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import PodRequest
     from agent.managers.allocations.ledger import Ledger, Taken
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
 
 
 SHARED_POOL_MILLICORES: Final = gauge(
@@ -155,7 +156,7 @@ def exclusive_cpus(ledger: Ledger) -> Mask:
     return EMPTY if taken is None else taken.ids
 
 
-def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+def shared_pool(rules: HostPolicy, ledger: Ledger) -> Mask:
     """Return the node's shared pool (the kubelet's default CPU set).
 
     All online CPUs that are neither allocated exclusively nor cordoned. Reserved CPUs are in the
@@ -168,7 +169,7 @@ def shared_pool(rules: EffectivePolicy, ledger: Ledger) -> Mask:
     return pool
 
 
-def uncordoned_shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+def uncordoned_shared_cpus(rules: HostPolicy, ledger: Ledger) -> Mask:
     """Return the CPUs of containers without exclusive CPUs, as far as these are not cordoned.
 
     The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty. A
@@ -178,7 +179,7 @@ def uncordoned_shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
     return shared_pool(rules, ledger) or reserved
 
 
-def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+def shared_cpus(rules: HostPolicy, ledger: Ledger) -> Mask:
     """Return the CPUs on which containers without exclusive CPUs run; never empty.
 
     The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty: the
@@ -198,7 +199,7 @@ def shared_cpus(rules: EffectivePolicy, ledger: Ledger) -> Mask:
 
 
 def cpu_violations(
-    rules: EffectivePolicy, ledger: Ledger, offline: Mask
+    rules: HostPolicy, ledger: Ledger, offline: Mask
 ) -> Callable[[PodAllocation], Iterator[Violation]]:
     """Return a function that yields the violations of one allocation after the other."""
     exposed = shared_cpus(rules, ledger) & exclusive_cpus(ledger)
@@ -222,7 +223,7 @@ def cpu_violations(
 
 
 def _of_host_and_policy(
-    rules: EffectivePolicy, allocation: PodAllocation, offline: Mask
+    rules: HostPolicy, allocation: PodAllocation, offline: Mask
 ) -> Iterator[Violation]:
     cpus, online = allocation.exclusive_cpus, rules.machine.cpus.all
     if missing := cpus - online - offline:
@@ -247,7 +248,7 @@ def _of_host_and_policy(
         yield Violation.of(allocation, Rule.FULL_PCPUS_ONLY, message)
 
 
-def nodes_of_cpus(rules: EffectivePolicy, cpus: Mask) -> Mask:
+def nodes_of_cpus(rules: HostPolicy, cpus: Mask) -> Mask:
     """Return the nodes of CPUs; with `align-by-socket`, all nodes of a socket count as one."""
     topology = rules.machine.cpus
     nodes = topology.nodes_of(cpus)
@@ -257,7 +258,7 @@ def nodes_of_cpus(rules: EffectivePolicy, cpus: Mask) -> Mask:
     return nodes
 
 
-def cpu_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+def cpu_samples(rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples of the gauges of CPUs."""
     exclusive, shared = exclusive_cpus(ledger), shared_pool(rules, ledger)
     yield Sample(SHARED_POOL_MILLICORES, (), len(shared) * 1000)

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.from_parts import PodPart
 from agent.managers.device.assignment import given_hints
-from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import nodes_text
+from agent.managers.resource_manager import ResourceManager
 from agent.pods.model import NO_GIVEN_DEVICES, GivenDevice
 from sysfs.mask import EMPTY, Mask
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.pods.model import GivenDevices
@@ -65,7 +66,7 @@ class GivenDeviceManager(ResourceManager):
         """Return how many devices of a resource a container or the pod has."""
         return sum(device.resource == resource for device in demanded)
 
-    def start(self, rules: EffectivePolicy, part: None) -> PodPart:  # noqa: ARG002  (of any policy)
+    def start(self, rules: HostPolicy, part: None) -> PodPart:  # noqa: ARG002  (of any policy)
         """Return the draft of a pod, with nothing recorded."""
         return PodPart()
 
@@ -94,13 +95,13 @@ class GivenDeviceManager(ResourceManager):
         nodes = nodes_text(Mask.from_ids(self.free(draft, resource)))
         return f"{asked} of {resource}, which the kubelet gave on {nodes}, {fit}"
 
-    def empty(self, rules: EffectivePolicy) -> None:
+    def empty(self, rules: HostPolicy) -> None:
         """Return nothing: the kubelet keeps who has which device."""
 
-    def charged(self, rules: EffectivePolicy, part: None, allocation: PodAllocation) -> None:
+    def charged(self, rules: HostPolicy, part: None, allocation: PodAllocation) -> None:
         """Return nothing, as `empty`."""
 
-    def released(self, rules: EffectivePolicy, part: None, allocation: PodAllocation) -> None:
+    def released(self, rules: HostPolicy, part: None, allocation: PodAllocation) -> None:
         """Return nothing, as `empty`."""
 
     def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> None:

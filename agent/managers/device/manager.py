@@ -14,9 +14,9 @@ from agent.managers.allocations.ledger import Taken
 from agent.managers.assessment.violation import Rule, Violation
 from agent.managers.decision import Question, Reason, Rejected, Rejection, Sample, Unanswered, gauge
 from agent.managers.device.assignment import assign_devices, device_hints, reusable_devices_after
-from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import ManagerError
 from agent.managers.policy import PluginDevice
+from agent.managers.resource_manager import ResourceManager
 from agent.pods.requests import aggregate
 from agent.pods.requirements import near_nodes
 from sysfs.mask import EMPTY
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.pods.model import Container
@@ -89,7 +90,7 @@ class DeviceManager(ResourceManager):
         """Return the number of devices that a container or a pod demands."""
         return demanded.get(resource, 0)
 
-    def start(self, rules: EffectivePolicy, part: TakenDevices) -> DeviceDraft:  # noqa: ARG002  (of any policy)
+    def start(self, rules: HostPolicy, part: TakenDevices) -> DeviceDraft:  # noqa: ARG002  (of any policy)
         """Return the draft of a pod, with the devices of all other pods."""
         return DeviceDraft(allocated={resource: taken.ids for resource, taken in part.items()})
 
@@ -128,14 +129,14 @@ class DeviceManager(ResourceManager):
         """Return how many devices are free on each NUMA node; one counts on all of its nodes."""
         return _free(draft, resource)
 
-    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         """Return the number of healthy devices of each resource that are not cordoned."""
         return {
             resource: sum(device.healthy for device in inventory)
             for resource, inventory in rules.devices.items()
         }
 
-    def beyond_allocatable(self, rules: EffectivePolicy, part: TakenDevices, resource: str) -> int:
+    def beyond_allocatable(self, rules: HostPolicy, part: TakenDevices, resource: str) -> int:
         """Return how many allocated devices of a resource are gone, cordoned or not healthy."""
         taken = part.get(resource)
         if taken is None:
@@ -145,7 +146,7 @@ class DeviceManager(ResourceManager):
 
     def violations(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         ledger: Ledger,  # noqa: ARG002  (follows from the allocations)
         offline: Mask,  # noqa: ARG002  (CPUs)
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
@@ -158,7 +159,7 @@ class DeviceManager(ResourceManager):
         earlier: set[tuple[str, str]] = set()
         return partial(_violations, healthy, earlier)
 
-    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
         """Yield how many devices of each resource are allocated, and free."""
         for resource, devices in rules.devices.items():
             allocated = allocated_devices(ledger).get(resource, _NONE)
@@ -166,7 +167,7 @@ class DeviceManager(ResourceManager):
             yield Sample(DEVICE_COUNT, (resource, "allocated"), len(allocated))
             yield Sample(DEVICE_COUNT, (resource, "free"), len(free))
 
-    def empty(self, rules: EffectivePolicy) -> TakenDevices:  # noqa: ARG002  (of any policy)
+    def empty(self, rules: HostPolicy) -> TakenDevices:  # noqa: ARG002  (of any policy)
         """Return that no device is allocated."""
         return {}
 
@@ -179,7 +180,7 @@ class DeviceManager(ResourceManager):
 
     def charged(
         self,
-        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,  # noqa: ARG002  (of any policy)
         part: TakenDevices,
         allocation: PodAllocation,
     ) -> TakenDevices:
@@ -188,7 +189,7 @@ class DeviceManager(ResourceManager):
 
     def released(
         self,
-        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,  # noqa: ARG002  (of any policy)
         part: TakenDevices,
         allocation: PodAllocation,
     ) -> TakenDevices:

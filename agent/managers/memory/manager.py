@@ -20,7 +20,6 @@ from agent.managers.decision import (
     Rejected,
     Rejection,
 )
-from agent.managers.effective_policy import ResourceManager
 from agent.managers.errors import (
     ManagerError,
     MemoryAssignmentError,
@@ -51,6 +50,7 @@ from agent.managers.memory.state import (
     release,
     renumbered_nodes,
 )
+from agent.managers.resource_manager import ResourceManager
 from agent.pods.model import CPU, MEMORY
 from sysfs.mask import EMPTY
 
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.assessment.violation import Violation
     from agent.managers.decision import Sample
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.memory.state import NodeMemory
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
@@ -95,7 +96,7 @@ class MemoryManager(ResourceManager):
         """Return the bytes of a memory type that a container or a pod demands."""
         return demanded.get(resource, 0)
 
-    def start(self, rules: EffectivePolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:  # noqa: ARG002  (of any policy)
+    def start(self, rules: HostPolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:  # noqa: ARG002  (of any policy)
         """Return the draft of a pod, with the charge of all other pods."""
         return MemoryDraft(charge=part)
 
@@ -158,7 +159,7 @@ class MemoryManager(ResourceManager):
 
     def nodes(
         self,
-        rules: EffectivePolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,  # noqa: ARG002  (of any policy)
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
@@ -170,7 +171,7 @@ class MemoryManager(ResourceManager):
             nodes |= block.nodes
         return nodes
 
-    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         """Return the bytes of each memory type, less the reservation; none of an unknown amount.
 
         Huge pages are taken out of memory, in which they count. Where memory is pinned, that of
@@ -195,7 +196,7 @@ class MemoryManager(ResourceManager):
         }
 
     def beyond_allocatable(
-        self, rules: EffectivePolicy, part: Mapping[int, NodeMemory], resource: str
+        self, rules: HostPolicy, part: Mapping[int, NodeMemory], resource: str
     ) -> int:
         """Return the bytes of a memory type that pods have on cordoned nodes."""
         nodes = (node for node in rules.memory.cordoned if node in part)
@@ -203,29 +204,29 @@ class MemoryManager(ResourceManager):
 
     def violations(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         ledger: Ledger,  # noqa: ARG002  (follows from the allocations)
         offline: Mask,  # noqa: ARG002  (CPUs)
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         """Return a function that returns the violations of one allocation after the other."""
         return memory_violations(rules)
 
-    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterable[Sample]:
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:
         """Return the samples of the gauges of memory."""
         return memory_samples(rules, ledger)
 
-    def empty(self, rules: EffectivePolicy) -> Mapping[int, NodeMemory]:
+    def empty(self, rules: HostPolicy) -> Mapping[int, NodeMemory]:
         """Return the charge without allocated memory; no node is charged under policy None."""
         return initial_memory(rules.memory) if rules.static_memory else {}
 
     def charged(
-        self, rules: EffectivePolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
+        self, rules: HostPolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
     ) -> Mapping[int, NodeMemory]:
         """Return the charge with all memory of a pod, in full even where a node has less."""
         return charge_allocation(rules.memory, part, allocation) if part else part
 
     def released(
-        self, rules: EffectivePolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
+        self, rules: HostPolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
     ) -> Mapping[int, NodeMemory]:
         """Return the charge by node without the memory of a pod."""
         if allocation.memory:
@@ -249,7 +250,7 @@ class MemoryManager(ResourceManager):
 
     def finished(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         part: Mapping[int, NodeMemory],
         containers: Sequence[ContainerAllocation],
     ) -> tuple[Mapping[int, NodeMemory], Sequence[ContainerAllocation]]:
@@ -259,7 +260,7 @@ class MemoryManager(ResourceManager):
 
     def restored(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         part: Mapping[int, NodeMemory] | None,
         allocations: Mapping[str, PodAllocation],
     ) -> Mapping[int, NodeMemory]:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     )
     from agent.managers.allocations.demand import PodRequest
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.machine import MachineNode
     from agent.managers.memory.state import NodeMemory
     from sysfs.mask import Mask
@@ -128,7 +129,7 @@ class MemoryReasons(Struct, frozen=True):
 
 
 def memory_violations(
-    rules: EffectivePolicy,
+    rules: HostPolicy,
 ) -> Callable[[PodAllocation], Iterator[Violation]]:
     """Return a function that yields the violations of one allocation after the other."""
     earlier = _Earlier(rules)
@@ -143,7 +144,7 @@ def memory_violations(
 
 
 def _of_host_and_policy(
-    rules: EffectivePolicy,
+    rules: HostPolicy,
     allocation: PodAllocation,
     blocks: Sequence[tuple[str | None, MemoryBlock]],
 ) -> Iterator[Violation]:
@@ -165,7 +166,7 @@ def _of_host_and_policy(
             yield Violation.of(allocation, Rule.MEMORY_TYPE, message, container=name)
 
 
-def _has_type(rules: EffectivePolicy, nodes: Mask, name: str) -> bool:
+def _has_type(rules: HostPolicy, nodes: Mask, name: str) -> bool:
     total = rules.memory.total
     return any(total[node].get(name, 0) for node in nodes if node in total)
 
@@ -177,7 +178,7 @@ def _text(block: MemoryBlock) -> str:
 class _Earlier:
     """The memory of earlier allocations, by type and set of nodes."""
 
-    def __init__(self, rules: EffectivePolicy) -> None:
+    def __init__(self, rules: HostPolicy) -> None:
         self._rules = rules
         self._sizes: dict[str, dict[Mask, int]] = {}
 
@@ -204,7 +205,7 @@ class _Earlier:
         return sum(allocatable[node].get(kind, 0) for node in nodes if node in allocatable)
 
 
-def memory_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+def memory_samples(rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples of the gauges of memory."""
     for node in rules.machine.nodes:
         yield from _node_samples(rules, ledger, node)
@@ -217,7 +218,7 @@ def memory_samples(rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
         yield Sample(UNUSED_BUDGET_MEMORY, (type_name,), unused[type_name])
 
 
-def _node_samples(rules: EffectivePolicy, ledger: Ledger, node: MachineNode) -> Iterator[Sample]:
+def _node_samples(rules: HostPolicy, ledger: Ledger, node: MachineNode) -> Iterator[Sample]:
     facts, charge = rules.memory, memory_charge(ledger).get(node.id)
     allocated_by_type: Mapping[str, int] = charge.reserved if charge is not None else {}
     for type_name, total in _usable(facts.total[node.id]):

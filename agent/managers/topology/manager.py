@@ -17,7 +17,6 @@ from agent.managers.topology.tiebreak import Order, by_value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from agent.managers.cpu.sockets import SocketOrder
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import TopologyPolicy
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
@@ -49,7 +48,7 @@ def merge_or_defer(
     policy: TopologyPolicy,
     provider_hints: Sequence[ProviderHints],
     work: SearchBudget,
-    sockets: SocketOrder | None = None,
+    sockets: Tiebreak | None = None,
 ) -> tuple[Hint | DeferredMerge, bool]:
     """Return the alignment of a container or pod on a machine, and whether it is admitted.
 

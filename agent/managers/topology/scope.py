@@ -24,34 +24,35 @@ from agent.managers.topology.manager import DeferredMerge, merge_or_defer
 
 if TYPE_CHECKING:
     from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.cpu.sockets import SocketOrder
-    from agent.managers.effective_policy import Draft
+    from agent.managers.draft import Draft
+    from agent.managers.resource_manager import Managers
     from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.topology.tiebreak import Tiebreak
 
 _NUMA_NODE: Final = "numa_node"
 
 
-def align_and_allocate(draft: Draft) -> None:
+def align_and_allocate(managers: Managers, draft: Draft) -> None:
     """Align and allocate the pod by the current policy and scope; raises `Rejected`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     try:
         if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
-            _without_alignment(draft)
+            _without_alignment(managers, draft)
         else:
-            _aligned(draft)
+            _aligned(managers, draft)
     finally:
         _count_bounded_choices(draft)
 
 
-def _aligned(draft: Draft) -> None:
+def _aligned(managers: Managers, draft: Draft) -> None:
     topology = draft.rules.policy.topology
     try:
         if topology.scope is TopologyManagerScope.CONTAINER:
-            _by_container(draft)
+            _by_container(managers, draft)
         elif draft.demand.pod_level:
-            _by_pod_budget(draft)
+            _by_pod_budget(managers, draft)
         else:
-            _by_pod(draft)
+            _by_pod(managers, draft)
     except Rejected:
         draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
         raise
@@ -63,48 +64,48 @@ def _count_bounded_choices(draft: Draft) -> None:
         draft.count(BOUNDED_CHOICES.name, by=bounded)
 
 
-def _without_alignment(draft: Draft) -> None:
+def _without_alignment(managers: Managers, draft: Draft) -> None:
     """Allocate each container by itself: policy none requests no hints and manages no budgets.
 
     Its failures are not counted as the topology manager's (kubelet v1.36).
     """
     for container in draft.demand.containers:
-        for provider in draft.rules.managers:
+        for provider in managers:
             provider.allocate(draft, container, NO_AFFINITY)
 
 
-def _by_container(draft: Draft) -> None:
+def _by_container(managers: Managers, draft: Draft) -> None:
     for container in draft.demand.containers:
         best = _known(draft)
         if best is None:
-            hints = [(p.name, p.container_hints(draft, container)) for p in draft.rules.managers]
-            best = _merged(draft, container, hints)
+            hints = [(p.name, p.container_hints(draft, container)) for p in managers]
+            best = _merged(managers, draft, container, hints)
         draft.hints[container.name] = best
-        for provider in draft.rules.managers:
+        for provider in managers:
             provider.allocate(draft, container, best)
         _count_alignment(draft)
 
 
-def _by_pod(draft: Draft) -> None:
-    best = _best_for_pod(draft)
+def _by_pod(managers: Managers, draft: Draft) -> None:
+    best = _best_for_pod(managers, draft)
     for container in draft.demand.containers:
-        for provider in draft.rules.managers:
+        for provider in managers:
             provider.allocate(draft, container, best)
     _count_alignment(draft)
 
 
-def _by_pod_budget(draft: Draft) -> None:
+def _by_pod_budget(managers: Managers, draft: Draft) -> None:
     """Pod scope with pod-level resources: one budget for the pod, then divided (KEP-5526)."""
-    best = _best_for_pod(draft)
-    for provider in draft.rules.managers:
+    best = _best_for_pod(managers, draft)
+    for provider in managers:
         provider.allocate_pod(draft, best)
     _count_alignment(draft)
 
 
-def _best_for_pod(draft: Draft) -> Hint:
+def _best_for_pod(managers: Managers, draft: Draft) -> Hint:
     best = _known(draft)
     if best is None:
-        best = _merged(draft, None, [(p.name, p.pod_hints(draft)) for p in draft.rules.managers])
+        best = _merged(managers, draft, None, [(p.name, p.pod_hints(draft)) for p in managers])
     for container in draft.demand.containers:
         draft.hints[container.name] = best
     return best
@@ -120,7 +121,10 @@ def _known(draft: Draft) -> Hint | None:
 
 
 def _merged(
-    draft: Draft, container: ContainerDemand | None, hints: list[tuple[str, ProviderHints]]
+    managers: Managers,
+    draft: Draft,
+    container: ContainerDemand | None,
+    hints: list[tuple[str, ProviderHints]],
 ) -> Hint:
     policy = draft.rules.policy.topology
     best, admitted = merge_or_defer(
@@ -128,7 +132,7 @@ def _merged(
         policy,
         [offered for _, offered in hints],
         draft.work(),
-        _order(draft, container),
+        _order(managers, draft, container),
     )
     name = None if container is None else container.name
     offered = tuple(hints)
@@ -136,12 +140,12 @@ def _merged(
     if not admitted or isinstance(best, DeferredMerge):
         if _alignment_is_guaranteed(draft):
             draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
-        raise Rejected(affinity_rejection(draft, name, offered))
+        raise Rejected(affinity_rejection(managers, draft, name, offered))
     return best
 
 
-def _order(draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
-    for manager in draft.rules.managers:
+def _order(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:
+    for manager in managers:
         order = manager.node_order(draft, container)
         if order is not None:
             return order

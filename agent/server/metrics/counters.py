@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.decision import CounterKey, MetricSpec
-    from agent.managers.effective_policy import ResourceManager
+    from agent.managers.resource_manager import ResourceManager
 
 TOTAL: Final = "_total"
 #: The most label values of one counter. A pod can ask for a resource of any name, and the reason of

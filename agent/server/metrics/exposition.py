@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from agent.managers.decision import MetricSpec
-    from agent.managers.effective_policy import ResourceManager
+    from agent.managers.resource_manager import ResourceManager
     from agent.server.metrics.gauges import GaugeInput
 
 #: The classic text format: OpenMetrics demands `_total` of every counter, the kubelet's lack it.

@@ -35,7 +35,7 @@ from agent.reconcile.diff import Cause
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.managers.effective_policy import ResourceManager
+    from agent.managers.resource_manager import ResourceManager
 
 CAUSES: Final = tuple(str(cause) for cause in Cause)
 #: One more reason is added for each other resource at its first rejection.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import ResourceManager
     from agent.managers.memory.state import NodeMemory
+    from agent.managers.resource_manager import ResourceManager
     from agent.managers.topology.hints import Hint
     from agent.state.checkpoint import HostFacts
 

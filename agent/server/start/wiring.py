@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.config.config import Config
-    from agent.managers.effective_policy import ResourceManager
     from agent.managers.recovery.from_cgroups import ObservedPod
+    from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.intruding_tasks import Task
     from agent.runtimes.identifier import ContainerIdentifier

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.managers.admission import admit
 from agent.managers.allocations.demand import ResourceDemand
 from agent.managers.allocations.from_parts import PodPart
-from agent.managers.effective_policy import Draft, ResourceManager
+from agent.managers.resource_manager import ResourceManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.draft import Draft
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 def draft_of(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Draft:
     """Return the draft of a pod that holds nothing yet, by default on a host without pods."""
-    return Draft.start(rules, ledger or rules.empty_ledger(), rules.demand(pod))
+    return rules.draft(ledger or rules.empty_ledger(), rules.demand(pod))
 
 
 def with_pod(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Ledger:
@@ -58,7 +60,7 @@ class Inert(ResourceManager):
         del demanded, resource
         return 0
 
-    def start(self, rules: EffectivePolicy, part: object) -> PodPart:
+    def start(self, rules: HostPolicy, part: object) -> PodPart:
         del rules, part
         return PodPart()
 
@@ -77,11 +79,11 @@ class Inert(ResourceManager):
         del draft, resource
         return {}
 
-    def empty(self, rules: EffectivePolicy) -> object:
+    def empty(self, rules: HostPolicy) -> object:
         del rules
         return None
 
-    def charged(self, rules: EffectivePolicy, part: object, allocation: PodAllocation) -> object:
+    def charged(self, rules: HostPolicy, part: object, allocation: PodAllocation) -> object:
         del rules, allocation
         return part
 

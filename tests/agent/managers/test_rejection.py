@@ -99,7 +99,7 @@ class TestFailedAlignment:
         one_of_each = resources(f"{GPU}=1 {NIC}=1", f"{GPU}=1 {NIC}=1")
         draft = draft_of(rules, pod(app("a", one_of_each)))
         offers = (("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)}),)
-        found = affinity_rejection(draft, None, offers).explain()
+        found = affinity_rejection(MANAGERS, draft, None, offers).explain()
         assert (found.resource, found.asked, found.free) == (None, None, {})
 
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
@@ -119,7 +119,7 @@ class TestFailedAlignment:
         rules = make_rules(machine, SINGLE, memory=False)
         draft = draft_of(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
         offers = (("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]}),)
-        message = affinity_rejection(draft, None, offers).explain().message
+        message = affinity_rejection(MANAGERS, draft, None, offers).explain().message
         assert "{2}" in message
         assert "{3}" not in message
 
@@ -132,14 +132,14 @@ class TestEmptyPool:
             app("b"),
             of_pod=guaranteed("cpu=4 memory=4Gi"),
         )
-        found = empty_pool_rejection(draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
+        found = empty_pool_rejection(MANAGERS, draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
         assert found is not None
         assert (found.resource, found.asked, found.free) == ("cpu", None, {})
 
     def test_a_pod_without_a_budget_has_no_pool(self) -> None:
         asked_for = pod(app("a", guaranteed("cpu=4 memory=4Gi")))
         draft = draft_of(make_rules(), asked_for)
-        assert empty_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL) is None
+        assert empty_pool_rejection(MANAGERS, draft, Reason.EMPTY_POD_SHARED_POOL) is None
 
     def test_no_memory_is_missed_where_none_is_pinned(self) -> None:
         burstable = pod(
@@ -153,7 +153,10 @@ class TestEmptyPool:
             of_pod=guaranteed("cpu=4 memory=4Gi"),
         )
         for rules, desired in (make_rules(), burstable), (make_rules(memory=False), full):
-            assert empty_pool_rejection(draft_of(rules, desired), Reason.TOPOLOGY_AFFINITY) is None
+            assert (
+                empty_pool_rejection(MANAGERS, draft_of(rules, desired), Reason.TOPOLOGY_AFFINITY)
+                is None
+            )
 
 
 class TestAmounts:

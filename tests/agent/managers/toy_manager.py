@@ -22,7 +22,7 @@ from agent.managers.decision import (
     Sample,
     gauge,
 )
-from agent.managers.effective_policy import ResourceManager
+from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hints import Hint
 from sysfs.mask import EMPTY, Mask
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.implicit_hints import ProviderHints
 
 LANE: Final = "example.com/lane"
@@ -81,7 +82,7 @@ class ToyManager(ResourceManager):
         del resource
         return demanded
 
-    def start(self, rules: EffectivePolicy, part: Lanes) -> LaneDraft:
+    def start(self, rules: HostPolicy, part: Lanes) -> LaneDraft:
         del rules
         return LaneDraft(free=self.lanes - part)
 
@@ -130,7 +131,7 @@ class ToyManager(ResourceManager):
 
     def nodes(
         self,
-        rules: EffectivePolicy,
+        rules: HostPolicy,
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
@@ -139,19 +140,19 @@ class ToyManager(ResourceManager):
         lanes = (lane for each in containers for lane in self._of(each))
         return Mask.from_ids(map(_node, lanes)) or EMPTY
 
-    def allocatable(self, rules: EffectivePolicy) -> Mapping[str, int]:
+    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         del rules
         return {LANE: len(self.lanes)}
 
-    def empty(self, rules: EffectivePolicy) -> Lanes:
+    def empty(self, rules: HostPolicy) -> Lanes:
         del rules
         return frozenset()
 
-    def charged(self, rules: EffectivePolicy, part: Lanes, allocation: PodAllocation) -> Lanes:
+    def charged(self, rules: HostPolicy, part: Lanes, allocation: PodAllocation) -> Lanes:
         del rules
         return part.union(*map(self._of, allocation.containers))
 
-    def released(self, rules: EffectivePolicy, part: Lanes, allocation: PodAllocation) -> Lanes:
+    def released(self, rules: HostPolicy, part: Lanes, allocation: PodAllocation) -> Lanes:
         del rules
         return part.difference(*map(self._of, allocation.containers))
 
@@ -164,7 +165,7 @@ class ToyManager(ResourceManager):
         return [f"{moves.get(_node(lane), _node(lane))}.{lane.split('.')[1]}" for lane in allocated]
 
     def violations(
-        self, rules: EffectivePolicy, ledger: Ledger, offline: Mask
+        self, rules: HostPolicy, ledger: Ledger, offline: Mask
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         del rules, ledger, offline
         return self._violations
@@ -175,7 +176,7 @@ class ToyManager(ResourceManager):
                 message = f"has lane {lane}, which is gone"
                 yield Violation.of(allocation, LANE_GONE, message, container=container.name)
 
-    def samples(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
         del rules
         taken: Lanes = ledger.parts[self.name]
         sample = partial(Sample, LANES)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.documents import EventDocument
-    from agent.managers.effective_policy import ResourceManager
+    from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.intruding_tasks import Task
     from agent.server.control.controller import Controller

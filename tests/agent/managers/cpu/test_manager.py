@@ -19,7 +19,8 @@ from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Draft, EffectivePolicy
+    from agent.managers.draft import Draft
+    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Resources
 
 RULES = make_rules(scope=CONTAINER)

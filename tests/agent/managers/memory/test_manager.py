@@ -18,7 +18,7 @@ from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_ru
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import Draft
+    from agent.managers.draft import Draft
     from agent.pods.model import Container, Resources
 
 #: Two nodes of 15 GiB allocatable each.

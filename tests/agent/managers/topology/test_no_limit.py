@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.decision import BOUNDED_CHOICES
-from agent.managers.effective_policy import Draft, EffectivePolicy
+from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -64,8 +64,8 @@ def asking(text: str, uid: str = "new") -> Pod:
 
 def steps(rules: EffectivePolicy, asked: Pod) -> int:
     """Return how many steps the choices of an admission on an empty host take."""
-    draft = Draft.start(rules, rules.empty_ledger(), rules.demand(asked))
-    align_and_allocate(draft)
+    draft = rules.draft(rules.empty_ledger(), rules.demand(asked))
+    align_and_allocate(rules.managers, draft)
     return sum(BUDGET - work.left for work in draft.works)
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
-from msgspec.structs import replace
 
 from agent.managers.admission import admit
+from agent.managers.allocations.demand import demand_of
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.topology.hints import Hint
 from agent.managers.topology.merge import best_reachable
@@ -26,11 +26,10 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.effective_policy import Draft, ResourceManager
+    from agent.managers.draft import Draft
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.managers.resource_manager import Managers
     from agent.managers.topology.implicit_hints import ProviderHints
 
 ON_NODE_0 = Hint(1, preferred=True)
@@ -69,11 +68,10 @@ class Recorder(Inert):
         self.log.append(f"{self.name} gives pod {hint.nodes}")
 
 
-def by_managers(draft: Draft, managers: Sequence[ResourceManager]) -> Draft:
-    """Let these managers decide in place of the draft's."""
-    draft.rules = replace(draft.rules, managers=tuple(managers))
-    draft.demand = draft.rules.demand(draft.demand.pod)
-    return draft
+def align(draft: Draft, managers: Managers) -> None:
+    """Let these managers decide on the pod of a draft."""
+    draft.demand = demand_of(draft.rules.policy, managers, draft.demand.pod)
+    align_and_allocate(managers, draft)
 
 
 def two_containers(
@@ -86,7 +84,7 @@ def two_containers(
 def asked_in_order(draft: Draft) -> list[str]:
     log: list[str] = []
     providers = (Recorder("first", log, {"x": (ON_NODE_1,)}), Recorder("second", log))
-    align_and_allocate(by_managers(draft, providers))
+    align(draft, providers)
     return log
 
 
@@ -150,9 +148,7 @@ class TestRejection:
     ) -> None:
         log: list[str] = []
         with pytest.raises(Rejected) as caught:
-            align_and_allocate(
-                by_managers(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
-            )
+            align(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
         assert caught.value.cause.explain().reason is Reason.TOPOLOGY_AFFINITY
         assert caught.value.cause.explain().container == ("i" if scope is CONTAINER else None)
         assert log == [f"one hints {'i' if scope is CONTAINER else 'pod'}"]
@@ -160,7 +156,7 @@ class TestRejection:
     def test_best_effort_goes_on(self) -> None:
         log: list[str] = []
         draft = two_containers(BEST_EFFORT, POD)
-        align_and_allocate(by_managers(draft, [Recorder("one", log, IMPOSSIBLE)]))
+        align(draft, [Recorder("one", log, IMPOSSIBLE)])
         assert log[-1] == "one gives a 3"
         assert draft.hints["a"] == Hint(3, preferred=False)
 
@@ -168,9 +164,7 @@ class TestRejection:
         log: list[str] = []
         draft = two_containers(RESTRICTED, CONTAINER)
         with pytest.raises(Rejected):
-            align_and_allocate(
-                by_managers(draft, [Recorder("one", log, rejects="i"), Recorder("two", log)])
-            )
+            align(draft, [Recorder("one", log, rejects="i"), Recorder("two", log)])
         assert log == ["one hints i", "two hints i", "one gives i 3"]
 
 
@@ -182,7 +176,7 @@ class TestCounters:
 
     def counters(self, draft: Draft, hints: ProviderHints, rejects: str | None = None) -> object:
         with suppress(Rejected):
-            align_and_allocate(by_managers(draft, [Recorder("one", [], hints, rejects)]))
+            align(draft, [Recorder("one", [], hints, rejects)])
         return counted(draft)
 
     @pytest.mark.parametrize(

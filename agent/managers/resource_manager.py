@@ -1,0 +1,230 @@
+"""What each resource manager does, from the request of a pod to the release of what it had."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
+    from agent.managers.allocations.from_parts import PodPart
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.assessment.violation import Violation
+    from agent.managers.decision import MetricSpec, Reason, Rejection, Sample
+    from agent.managers.draft import Draft
+    from agent.managers.host_policy import HostPolicy
+    from agent.managers.topology.hints import Hint
+    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.topology.tiebreak import Tiebreak
+    from sysfs.mask import Mask
+
+
+#: The managers that decide, in the order in which they give hints and allocate.
+Managers: TypeAlias = "Sequence[ResourceManager]"
+
+
+class ResourceManager(ABC):
+    """One resource manager, from the request of a pod to the release of what it had.
+
+    A manager keeps a part of the ledger (all that is allocated), a part of each draft (what the pod
+    under admission has so far) and parts of allocations (what a container has, and the budget of a
+    pod). The types of these parts are the manager's own; no other code looks into them. The parts
+    of allocations are plain values as JSON has them, which the checkpoint and the API carry as they
+    are; those of the kubelet's managers have fields of their own, since enforcement reads them.
+    """
+
+    #: The name of the manager's parts, shown in explanations.
+    name: str
+
+    # --- the request ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return what a pod demands of this manager, who may have it, and why or why not.
+
+        This is the only place that decides who may have it.
+        """
+
+    @abstractmethod
+    def amount(self, demanded: Any, resource: str) -> int:  # noqa: ANN401  (the manager's own type)
+        """Return how much of a resource a demand of this manager has, of a container or a pod."""
+
+    # --- the decision ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, rules: HostPolicy, part: Any) -> PodPart:  # noqa: ANN401  (own type)
+        """Return the part of a new draft, from the part of the ledger."""
+
+    @abstractmethod
+    def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        """Return the NUMA nodes that could serve this container (KEP-693, HintProvider)."""
+
+    @abstractmethod
+    def pod_hints(self, draft: Draft) -> ProviderHints:
+        """Return the NUMA nodes that could serve the whole pod, in pod scope."""
+
+    @abstractmethod
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        """Allocate the container's demand, aligned to the hint, or raise `Rejected`."""
+
+    def allocate_pod(self, draft: Draft, hint: Hint) -> None:
+        """Allocate the budget of a pod and divide it among its containers, or raise `Rejected`.
+
+        Called once, in pod scope, for pods with pod-level resources (KEP-5526, AllocatePod). A
+        resource that a budget does not have is allocated container by container.
+        """
+        for container in draft.demand.containers:
+            self.allocate(draft, container, hint)
+
+    def node_order(self, draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:  # noqa: ARG002  (the default)
+        """Return which of equally preferred sets of nodes come first (container None: the pod)."""
+        return None
+
+    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:  # noqa: ARG002  (the default)
+        """Return why the containers that share the pod's budget would get nothing, None if not."""
+        return None
+
+    def veto(
+        self,
+        draft: Draft,  # noqa: ARG002  (the default)
+        ledger: Ledger,  # noqa: ARG002
+        allocation: PodAllocation,  # noqa: ARG002
+    ) -> Rejection | None:
+        """Return why a pod may not have what all managers have allocated, None if it may.
+
+        `ledger` is the one with the allocation. Not asked for a pod that runs already.
+        """
+        return None
+
+    @abstractmethod
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
+        """Return how much of a resource is free for the pod, by NUMA node.
+
+        What ended init containers of the pod leave is free.
+        """
+
+    def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (the default)
+        """Return an amount for people."""
+        return str(amount)
+
+    def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
+        """Return what is demanded, where that fits, and what is free, for a rejection."""
+        free = ", ".join(
+            f"node {node}: {self.amount_text(resource, amount)}"
+            for node, amount in self.free(draft, resource).items()
+        )
+        return f"{self.amount_text(resource, asked)} of {resource} {fit} (free: {free})"
+
+    def nodes(
+        self,
+        rules: HostPolicy,  # noqa: ARG002  (the default)
+        allocation: PodAllocation,  # noqa: ARG002
+        container: ContainerAllocation | None,  # noqa: ARG002
+    ) -> Mask:
+        """Return the NUMA nodes of what a container or the pod (None) has.
+
+        Empty for what is on no node. `single-numa-node` allows one node.
+        """
+        return EMPTY
+
+    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:  # noqa: ARG002  (the default)
+        """Return what all pods together may request, by resource, in the units of requests."""
+        return {}
+
+    def beyond_allocatable(
+        self,
+        rules: HostPolicy,  # noqa: ARG002  (the default)
+        part: Any,  # noqa: ANN401, ARG002
+        resource: str,  # noqa: ARG002
+    ) -> int:
+        """Return how much of a resource is allocated and is no longer part of `allocatable`.
+
+        Pods keep it, so it leaves no less for others (kubelet, sanitizeNodeAllocatable).
+        """
+        return 0
+
+    # --- the ledger -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def empty(self, rules: HostPolicy) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return the part of a ledger without allocations."""
+
+    @abstractmethod
+    def charged(self, rules: HostPolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
+        """Return the part of the ledger with an allocation added, in full, as a fact."""
+
+    @abstractmethod
+    def released(self, rules: HostPolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
+        """Return the part of the ledger without what only this allocation has."""
+
+    def settled(self, draft: Draft, allocation: PodAllocation) -> Any:  # noqa: ANN401
+        """Return the part of the ledger after the allocation that a draft has become."""
+        return self.charged(draft.rules, draft.ledger.parts[self.name], allocation)
+
+    def finished(
+        self,
+        rules: HostPolicy,  # noqa: ARG002  (the default)
+        part: Any,  # noqa: ANN401
+        containers: Sequence[ContainerAllocation],
+    ) -> tuple[Any, Sequence[ContainerAllocation]]:
+        """Return the part of the ledger and what containers have left after they have ended.
+
+        They are standard init containers of a pod without a budget that runs on. By default all
+        stays with the pod.
+        """
+        return part, containers
+
+    @abstractmethod
+    def loaded(self, saved: Any, allocations: Iterable[PodAllocation]) -> Any:  # noqa: ANN401
+        """Return the part of the ledger of these allocations.
+
+        `saved` is what a checkpoint has beside them, None for managers other than the kubelet's:
+        their parts follow from the allocations.
+        """
+
+    def restored(
+        self,
+        rules: HostPolicy,  # noqa: ARG002  (the default)
+        part: Any,  # noqa: ANN401, ARG002
+        allocations: Mapping[str, PodAllocation],
+    ) -> Any:  # noqa: ANN401
+        """Return a saved part of the ledger under the current policy, with all allocations.
+
+        The part is None when none was saved. By default it follows from the allocations.
+        """
+        return self.loaded(None, allocations.values())
+
+    def renumbered(self, allocated: Any, moves: Mapping[int, int]) -> Any:  # noqa: ANN401, ARG002  (the default)
+        """Return what a container or a pod has after {old: new} numbers of NUMA nodes."""
+        return allocated
+
+    # --- what the service shows -----------------------------------------------------------------
+
+    #: The counters of the manager's decisions, beside those of every manager.
+    counters: tuple[MetricSpec, ...] = ()
+    #: The gauges that `samples` yields, beside those of every manager.
+    gauges: tuple[MetricSpec, ...] = ()
+    #: What `violations` names as violated, beside `agent.managers.assessment.violation.Rule`.
+    rule_names: tuple[str, ...] = ()
+
+    def violations(
+        self,
+        rules: HostPolicy,  # noqa: ARG002  (the default)
+        ledger: Ledger,  # noqa: ARG002
+        offline: Mask,  # noqa: ARG002
+    ) -> Callable[[PodAllocation], Iterable[Violation]]:
+        """Return a function that is called with every allocation, in the order of admission.
+
+        It returns what the allocation has that the current policy would not allocate, that the
+        host no longer has, or that an earlier allocation has. `offline` are CPUs that exist.
+        """
+        return lambda _allocation: ()
+
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:  # noqa: ARG002  (the default)
+        """Return the samples of the manager's gauges."""
+        return ()
