@@ -33,6 +33,11 @@ KERNEL_ARGUMENTS: Final = (
     "panic=-1 net.ifnames=0 systemd.show_status=0 systemd.default_timeout_start_sec=300"
 )
 
+#: The thread that runs the CPUs serves a virtio device's queues, too. By default QEMU gives each
+#: queue a descriptor that its main loop polls at every timer of the guest: 160 of them, a tenth
+#: of the CPU time of a guest.
+UNPOLLED: Final = "ioeventfd=off"
+
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
@@ -82,15 +87,20 @@ def command(
         *_machine(topology),
         *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS + frequency),
         *_disk("root", image.disk, "nvme", "snapshot=on,cache=unsafe"),
-        *_disk("job", disks.job, "virtio-blk-pci", "readonly=on"),
-        *_disk("out", disks.out, "virtio-blk-pci", "cache=unsafe"),
-        *(_disk("agent", disks.agent, "virtio-blk-pci", "readonly=on") if disks.agent else ()),
+        *_virtio_disk("job", disks.job, "readonly=on"),
+        *_virtio_disk("out", disks.out, "cache=unsafe"),
+        *(_virtio_disk("agent", disks.agent, "readonly=on") if disks.agent else ()),
         *(_kubernetes(disks.kubernetes) if disks.kubernetes else ()),
         *("-chardev", f"file,id=serial,path={_quoted(disks.serial)}", "-serial", "chardev:serial"),
         *("-chardev", "file,id=console,path=/dev/stdout"),
-        *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=console"),
+        *(
+            "-device",
+            f"virtio-serial-pci,{UNPOLLED},max_ports=1",
+            "-device",
+            "virtconsole,chardev=console",
+        ),
         *("-object", "rng-random,id=rng,filename=/dev/urandom"),
-        *("-device", "virtio-rng-pci,rng=rng"),
+        *("-device", f"virtio-rng-pci,{UNPOLLED},rng=rng"),
         *(_local_devices() if topology.locality else ()),
     ]
 
@@ -155,11 +165,21 @@ def _disk(name: str, file: Path, device: str, options: str) -> list[str]:
     ]
 
 
+def _virtio_disk(name: str, file: Path, options: str) -> list[str]:
+    """Return a disk with one queue; by default each CPU of the guest has its own."""
+    return _disk(name, file, f"virtio-blk-pci,{UNPOLLED},num-queues=1", options)
+
+
 def _kubernetes(disk: Path) -> list[str]:
     """Return the disk with a real kubelet, and the network over which it has an API server."""
     return [
-        *_disk("kubernetes", disk, "virtio-blk-pci", "readonly=on"),
-        *("-netdev", "user,id=host,ipv6=off", "-device", "virtio-net-pci,netdev=host,romfile="),
+        *_virtio_disk("kubernetes", disk, "readonly=on"),
+        *(
+            "-netdev",
+            "user,id=host,ipv6=off",
+            "-device",
+            f"virtio-net-pci,{UNPOLLED},netdev=host,romfile=",
+        ),
     ]
 
 

@@ -50,10 +50,18 @@ def test_only_a_machine_that_asks_has_devices_on_a_node() -> None:
 def test_only_a_guest_with_the_agent_has_its_disk() -> None:
     def disks(given: Disks) -> list[str]:
         found = command(Emulator(("qemu",)), Image(Path("/i")), TOPOLOGIES["two-sockets"], given, 1)
-        return [a for a in found if a.startswith("virtio-blk-pci,drive=")]
+        return [a.rpartition("=")[2] for a in found if a.startswith("virtio-blk-pci,")]
 
-    assert len(disks(DISKS)) == 2
-    assert "virtio-blk-pci,drive=agent,serial=agent" in disks(replace(DISKS, agent=Path("/agent")))
+    assert disks(DISKS) == ["job", "out"]
+    assert disks(replace(DISKS, agent=Path("/agent"))) == ["job", "out", "agent"]
+
+
+def test_no_virtio_device_has_a_descriptor_that_the_main_loop_polls() -> None:
+    disks = replace(DISKS, agent=Path("/agent"), kubernetes=Path("/kubernetes"))
+    found = command(Emulator(("qemu",)), Image(Path("/i")), TOPOLOGIES["two-sockets"], disks, 1)
+    devices = [a for a in found if a.startswith("virtio-") and "-pci" in a]
+    assert len(devices) == 7
+    assert [a for a in devices if "ioeventfd=off" not in a.split(",")] == []
 
 
 def test_a_guest_is_given_the_frequency_of_its_clock_where_that_is_known() -> None:
