@@ -6,6 +6,7 @@ import argparse
 import os
 import queue
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.guest.scenarios import SCENARIOS, Kubelet, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,19 +77,20 @@ def _run(options: argparse.Namespace) -> int:
     store = Cache(options.cache.resolve())
     image.require(store)  # says first what is missing; nothing is downloaded until then
     results = options.results or options.cache / "results"
-    with ThreadPoolExecutor(1) as beside:  # QEMU is unpacked while the image is made
+    # QEMU is unpacked while the image is made, and packages are built while guests run.
+    with ThreadPoolExecutor(1) as beside:
         qemu = beside.submit(emulator.provide, store)
         made = image.provide(store)
-        contents = _contents(store, made, chosen)
+        contents = _contents(store, made, chosen, beside)
         if named:
             contents = _beside_kubelet(store, contents, named)
-    setup = runner.Setup(
-        *(store, made, qemu.result(), results),
-        tsc_khz=tsc.frequency_khz(),
-        keep=options.keep,
-        patience=options.patience,
-    )
-    verdicts = _run_all(setup, chosen, contents, options.jobs)
+        setup = runner.Setup(
+            *(store, made, qemu.result(), results),
+            tsc_khz=tsc.frequency_khz(),
+            keep=options.keep,
+            patience=options.patience,
+        )
+        verdicts = _run_all(setup, chosen, contents, options.jobs)
     print(summary(verdicts), flush=True)
     return status(verdicts)
 
@@ -145,9 +148,12 @@ def _beside_kubelet(
 
 
 def _contents(
-    store: Cache, made: image.Image, chosen: Sequence[Scenario]
+    store: Cache, made: image.Image, chosen: Sequence[Scenario], beside: Executor
 ) -> dict[str, job.Contents]:
-    """Return what each scenario's guest gets; what none needs is not built."""
+    """Return what each scenario's guest gets; what none needs is not built.
+
+    Packages, which take a minute, are built in `beside`: the scenario with them waits, no other.
+    """
     sources = job.sources(store, made.python)
     if not any(scenario.agent or scenario.packages for scenario in chosen):
         return {scenario.name: job.Contents(sources) for scenario in chosen}
@@ -158,11 +164,11 @@ def _contents(
             return container.root(store, made.python, wheels)
         return wheel.environment(store, made.python, wheels) if scenario.agent else None
 
-    def made_packages(scenario: Scenario) -> packages.Packages | None:
-        return packages.provide(store, made.python, wheels) if scenario.packages else None
-
+    packed = None
+    if any(scenario.packages for scenario in chosen):
+        packed = beside.submit(packages.provide, store, made.python, wheels).result
     return {
-        scenario.name: job.Contents(sources, disk(scenario), made_packages(scenario))
+        scenario.name: job.Contents(sources, disk(scenario), packed if scenario.packages else None)
         for scenario in chosen
     }
 
@@ -173,23 +179,33 @@ def _run_all(
     contents: dict[str, job.Contents],
     jobs: int,
 ) -> list[runner.Verdict]:
-    """Run scenarios, `jobs` at a time, and print each verdict as it falls."""
+    """Run scenarios, `jobs` at a time, and print each verdict as it falls.
+
+    Raises `GuestError` where a guest could not be run; no other is booted after that.
+    """
+    hopeless = threading.Event()
     host_cores = sorted(os.sched_getaffinity(0))
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(jobs):
         cores.put(host_cores[number % len(host_cores)])
 
-    def run(scenario: Scenario) -> runner.Verdict:
+    def run(scenario: Scenario) -> runner.Verdict | None:
+        if hopeless.is_set():
+            return None
         core = cores.get()
         try:
             return runner.run(setup, scenario, contents[scenario.name], core)
+        except GuestError:
+            hopeless.set()
+            raise
         finally:
             cores.put(core)
 
     verdicts = []
     with ThreadPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(run, scenario) for scenario in chosen]):
-            verdict = future.result()
+            if (verdict := future.result()) is None:
+                continue
             print(verdict.line(), flush=True)
             if not verdict.passed:
                 print(verdict.report(), flush=True)

@@ -14,7 +14,7 @@ from tests.guest.errors import GuestError
 from tests.guest.inside.api_server import CONTROL_PLANE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.guest.image import Python
@@ -56,7 +56,7 @@ class Contents:
 
     sources: Path
     environment: Path | None = None
-    packages: Packages | None = None
+    packages: Callable[[], Packages] | None = None
     kubernetes: Kubernetes | None = None
 
 
@@ -106,7 +106,8 @@ def pack(
         for name, text in (control_plane or {}).items():
             _add_text(tar, f"{CONTROL_PLANE}/{name}", text)
         if contents.packages:
-            named = {"previous": contents.packages.previous, "present": contents.packages.present}
+            built = contents.packages()
+            named = {"previous": built.previous, "present": built.present}
             for name, directory in named.items():
                 [package] = directory.glob("*.deb")
                 tar.add(package, f"packages/{name}/{package.name}", filter=_owned_by_root)

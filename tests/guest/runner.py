@@ -113,7 +113,6 @@ def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> 
         kubernetes.disk if kubernetes else None,
     )
     nonce = secrets.token_hex(8)
-    started = time.monotonic()
     try:
         with ExitStack() as stack:
             files: Mapping[str, str] = {}
@@ -122,6 +121,7 @@ def run(setup: Setup, scenario: Scenario, contents: job.Contents, core: int) -> 
                 files = stack.enter_context(kubernetes.control_plane(place)).files()
             job.pack(disks.job, scenario.name, nonce, contents, files)
             job.blank(disks.out)
+            started = time.monotonic()
             console = _boot(setup, scenario, disks, core, results)
             job.unpack(disks.out, results)
     finally:

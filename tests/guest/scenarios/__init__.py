@@ -69,6 +69,17 @@ SCENARIOS: Final = {
             kubelet=Kubelet.EITHER,
         ),
         Scenario(
+            "daemonset",
+            "two-sockets",
+            "the agent with the rights and mounts of deploy/kubernetes",
+            image=True,
+        ),
+        Scenario(
+            "run",
+            "two-sockets",
+            "commands and units with an allocation of their own, and a quadlet of podman",
+        ),
+        Scenario(
             "kep-systemd",
             "two-sockets",
             "the pods of KEP-5526 under systemd-run and podman, agent as a service",
@@ -99,11 +110,6 @@ SCENARIOS: Final = {
             "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
         ),
         Scenario(
-            "run",
-            "two-sockets",
-            "commands and units with an allocation of their own, and a quadlet of podman",
-        ),
-        Scenario(
             "shared-pool",
             "two-sockets",
             "sixty pods inherit the shared pool; sets of other writers and of older versions",
@@ -117,12 +123,6 @@ SCENARIOS: Final = {
             "container",
             "two-sockets",
             "the agent in a privileged container with another machine's sysfs",
-            image=True,
-        ),
-        Scenario(
-            "daemonset",
-            "two-sockets",
-            "the agent with the rights and mounts of deploy/kubernetes",
             image=True,
         ),
         Scenario(
@@ -141,6 +141,11 @@ SCENARIOS: Final = {
             "a device plugin and podresources beside the unit: registered, delivered, restarted",
         ),
         Scenario(
+            "who-wrote",
+            "two-sockets",
+            "who asked for a pod, and which process wrote a container's cgroup",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",
@@ -154,11 +159,6 @@ SCENARIOS: Final = {
             "manifests",
             "two-sockets",
             "the manifest directory: pods come and go with their files",
-        ),
-        Scenario(
-            "who-wrote",
-            "two-sockets",
-            "who asked for a pod, and which process wrote a container's cgroup",
         ),
         Scenario(
             "cgroup-contract",
