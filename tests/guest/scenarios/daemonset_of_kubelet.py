@@ -52,10 +52,10 @@ def run(guest: Guest) -> None:
     _check(checks, kubelet, uid, "beside the DaemonSet's pod")
     given = environment_of(kubelet.cgroup(uid, "worker"))
     checks.check("the process can read its CPUs", "NUMAWARDEN_CPUS" in given, given)
-    published = f"{TOPOLOGIES}/{NODE}"
 
     def available() -> list[str]:
-        zones = api.get(published)["zones"]
+        listed = api.get(TOPOLOGIES)["items"]
+        zones = [zone for each in listed for zone in each["zones"]]
         return sorted(
             each["available"]
             for zone in zones
