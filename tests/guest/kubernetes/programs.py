@@ -52,7 +52,9 @@ class Programs:
         key = cache.key_of(
             *(part for each in programs for part in (each.name.encode(), each.read_bytes()))
         )
-        return store.entry("kubernetes", key, self._make) / DISK
+        # Two kinds, so that a run with a containerd does not remove the disk of one without.
+        kind = "kubernetes-containerd" if self.own_runtime else "kubernetes"
+        return store.entry(kind, key, self._make) / DISK
 
     def _make(self, directory: Path) -> None:
         tree, disk = directory / "tree", directory / DISK
