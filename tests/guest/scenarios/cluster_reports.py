@@ -208,7 +208,8 @@ def _device(guest: Guest, node: Node) -> None:
             "CPUs are near the kubelet's device", len(given) == 2 and given <= second, given
         )
         shown = command(
-            *(Path(PROGRAM).with_name("python3"), "-P", guest.job / PLUGIN, "--list"),
+            *("env", f"PYTHONPATH={guest.job}", Path(PROGRAM).with_name("python3")),
+            *("-P", guest.job / PLUGIN, "--list"),
             POD_RESOURCES,
         )
         [entry] = [each for each in json.loads(shown) if each["pod"] == "near"]
