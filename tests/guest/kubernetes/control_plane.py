@@ -37,8 +37,9 @@ NODE: Final = "guest"
 PATIENCE: Final = 300.0
 PAUSE: Final = 0.5
 MANIFESTS: Final = Path(__file__).with_name("manifests")
-#: What a volume with a service account's token has besides it; the second in OpenShift's builds.
-AUTHORITIES: Final = ("kube-root-ca.crt", "openshift-service-ca.crt")
+#: What a volume with a service account's token has besides it, a ConfigMap and its key; the second
+#: in OpenShift's builds.
+AUTHORITIES: Final = {"kube-root-ca.crt": "ca.crt", "openshift-service-ca.crt": "service-ca.crt"}
 #: Who may do what: name, group.
 USERS: Final = {
     "admin": "system:masters",
@@ -168,8 +169,8 @@ def _prepare(plane: ControlPlane) -> None:
     """
     plane.kubectl("apply", "--server-side", "--kustomize", MANIFESTS)
     plane.kubectl("create", "serviceaccount", "default")
-    certificate = f"--from-file=ca.crt={plane.certificate}"
-    for name in AUTHORITIES:
+    for name, key in AUTHORITIES.items():
+        certificate = f"--from-file={key}={plane.certificate}"
         plane.kubectl("create", "configmap", name, "--namespace=numawarden", certificate)
 
 
