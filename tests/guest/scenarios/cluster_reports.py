@@ -230,7 +230,7 @@ def _doctor(guest: Guest, node: Node) -> None:
 def _other_lists(guest: Guest, node: Node, kubelet: RealKubelet) -> None:
     """Take the Pods API away, then the endpoint.
 
-    The endpoint lists whole pods. The file of kubelet v1.36 has no names and no kinds of containers:
+    The endpoint lists whole pods. The file of kubelet v1.36 has no names or kinds of containers:
     its pods share, and nothing is decided for them.
     """
     endpoint: Mapping[str, object] = {
