@@ -127,7 +127,10 @@ class Publishing:
             await self._send(self._events)
 
     def _rejected(self, status: FailedPodDocument, source: Source) -> None:
-        if self._events is not None and source.name == CLUSTER_SOURCE and status.uid:
+        # Of a pod in the kubelet's file alone the name is known once its sandbox starts: this comes
+        # again then. The API server takes no Event on a pod without a name.
+        named = status.uid and status.name
+        if self._events is not None and source.name == CLUSTER_SOURCE and named:
             pod = PodReference(status.namespace, status.name, status.uid)
             # The kubelet runs what the agent cannot read, and the agent gives it nothing exclusive.
             reason = _SHARED if status.reason == INVALID_MANIFEST else status.reason

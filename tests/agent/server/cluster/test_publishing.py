@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
+from agent.api.documents import INVALID_MANIFEST, FailedPodDocument
 from agent.config.config import KubernetesConfig
 from agent.kubelet.devices.kubelet_devices import KubeletDevices
 from agent.kubernetes.fingerprint import pod_fingerprint
+from agent.managers.allocations.origin import Source
 from agent.managers.device.given import KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import GivenDevice
@@ -262,3 +264,20 @@ def test_nothing_of_it_is_imported_where_nothing_is_published() -> None:
     found = modules_after("from agent.cli.local.agent import import_agent", "import_agent()")
     assert not any(name.startswith("agent.kubernetes") for name in found)
     assert "agent.server.cluster.publishing" not in found
+
+
+@pytest.mark.usefixtures("cluster")
+@in_loop
+async def test_a_pod_without_a_name_gets_its_event_once_the_name_is_known(
+    world: World, fake: FakeApiServer
+) -> None:
+    nameless = FailedPodDocument(UID, "", "", INVALID_MANIFEST, "unknown", 1.0, KEY)
+    source = Source(CLUSTER_SOURCE, KEY)
+    async with running(world) as agent:
+        watch = agent.controller.rejections.watch
+        watch(nameless, source)
+        watch(replace(nameless, name="web", namespace="shop"), source)
+        await until(
+            lambda: [each["involvedObject"]["name"] for each in fake.events.values()] == ["web"]
+        )
+        assert not [path for path in fake.paths("POST") if "namespaces//" in path]
