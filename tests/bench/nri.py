@@ -1,4 +1,7 @@
-"""A runtime with many pods, and the plugin's answers over its socket: both ends in this process."""
+"""A runtime with many pods, and the plugin's answers over its socket.
+
+Both ends are in this process, but for pods that come at once (`tests.bench.storm`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from agent.runtimes.nri.values import Adjustment
 from sysfs.mask import Mask
 from tests.agent.runtimes.nri.support import CONTAINER, POD, RecordingHandler, serving
 from tests.bench.measure import of_samples
+from tests.bench.storm.creations import creations
 from tests.fakes.nri_runtime import FakeRuntime, running
 
 if TYPE_CHECKING:
@@ -32,12 +36,13 @@ _ADJUSTMENT: Final = Adjustment(cpus=Mask.parse("2-3"), mems=Mask.of(0), quota_u
 
 
 def answers() -> Iterator[Figure]:
-    """Synchronize 2,500 pods with a repair of each container, then create containers."""
+    """Synchronize 2,500 pods, repair each container, create containers, have 110 pods come."""
     synchronized: list[int] = []
     created: list[int] = []
     asyncio.run(_measure(synchronized, created))
     yield of_samples(f"nri/synchronize/pods{_PODS}", synchronized)
     yield of_samples("nri/create", created)
+    yield from creations()
 
 
 async def _measure(synchronized: list[int], created: list[int]) -> None:

@@ -23,13 +23,19 @@ _MIB: Final = 1 << 20
 class Target:
     """A limit in milliseconds for the median of every figure whose name matches.
 
-    `tail` limits the 99th percentile as well.
+    `tail` limits the 99th percentile as well: to `tail_ms`, else to so many times `limit_ms`.
     """
 
     text: str
     names: str
     limit_ms: float
     tail: bool = True
+    tail_ms: float = 0.0
+
+    @property
+    def longest_ms(self) -> float:
+        """The limit of the 99th percentile in milliseconds."""
+        return self.tail_ms or _TAIL * self.limit_ms
 
 
 #: An exclusive admission enforced beside 2,500 burstable pods.
@@ -54,6 +60,7 @@ TARGETS: Final = (
     Target("list of unchanged pods", r"list/.*-unchanged$", 0.1, tail=False),
     Target("NRI Synchronize of 2,500 pods", r"nri/synchronize/", 1000, tail=False),
     Target("NRI CreateContainer, transport alone", r"nri/create$", 1, tail=False),
+    Target("NRI CreateContainer, 110 pods", r"nri/create-110/.*-agent$", 5, tail_ms=50),
     Target("exclusive admission, 2,500 pods", _ADMISSION, 10, tail=False),
     Target("numawarden --help", r"cli/", 120, tail=False),
 )
@@ -94,9 +101,9 @@ def _verdict(target: Target, figures: Sequence[Figure]) -> str:
     found = f"p50 {median.p50_us / 1000:.2f} ms ({median.name})"
     desired = f"<= {target.limit_ms:g} ms"
     if target.tail:
-        met = met and tail.p99_us <= _TAIL * target.limit_ms * 1000
+        met = met and tail.p99_us <= target.longest_ms * 1000
         found += f", p99 {tail.p99_us / 1000:.2f} ms ({tail.name})"
-        desired += f", p99 <= {_TAIL * target.limit_ms:g} ms"
+        desired += f", p99 <= {target.longest_ms:g} ms"
     return _line(target.text, desired, found, met)
 
 

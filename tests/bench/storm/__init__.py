@@ -1,0 +1,1 @@
+"""Pods of a cluster that come to a node at once."""
