@@ -100,7 +100,7 @@ async def _answer(service: PluginService, body: bytes) -> None:
     except Exception:  # noqa: BLE001  # what protobuf rejects never gets to the service
         return
     try:
-        answer = await service.answer(RuntimeCall(request.method, request.payload, 0))
+        answer = await service.answer(RuntimeCall(request.method, request.payload, 0, 0))
     except TtrpcError as error:
         demand(error.code == "UNIMPLEMENTED", f"{request.method} is an error: {error}")
     else:

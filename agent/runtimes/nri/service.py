@@ -52,8 +52,9 @@ class PluginService:
     `seconds` is the deadline of a handler, `synchronizing` that of `synchronize`. `events` chooses
     what to subscribe to from a runtime that registered the plugin. `synchronized` is called after
     the last part of Synchronize with the updates that did not fit in its answer. `observe` gets
-    of each answer the method, the outcome and the seconds of the handler; outcomes are `answered`,
-    `rejected`, `late` (after its deadline) and `failed` (the handler raised what it may not).
+    of each answer that was written the method, the outcome and the seconds since its request was
+    read; outcomes are `answered`, `rejected`, `late` (after its deadline) and `failed` (the handler
+    raised what it may not).
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class PluginService:
         self._seconds = seconds
         self._synchronizing = synchronizing
         self._observe = observe
+        #: The events and outcomes of answers that are not written yet.
+        self._outcomes: dict[RuntimeCall, tuple[str, str]] = {}
         self._events = events
         #: The parts of Synchronize until its last, and their bytes.
         self._received = 0
@@ -98,6 +101,12 @@ class PluginService:
         response = await self._response(call)
         data: bytes = response.SerializeToString()
         return data
+
+    def written(self, call: RuntimeCall) -> None:
+        """Report how long an answer took, which is written now."""
+        outcome = self._outcomes.pop(call, None)
+        if outcome is not None:
+            self._observe(*outcome, perf_counter() - call.received)
 
     async def _response(self, call: RuntimeCall) -> Message:
         match call.method:
@@ -223,7 +232,6 @@ class PluginService:
 
         Raises `TtrpcError` if it rejected a container and may do so.
         """
-        began = perf_counter()
         outcome = "failed"
         try:
             result = await within(self._deadline(method, call), work)
@@ -244,7 +252,7 @@ class PluginService:
         else:
             return result
         finally:
-            self._observe(method, outcome, perf_counter() - began)
+            self._outcomes[call] = method, outcome
 
     def _deadline(self, method: str, call: RuntimeCall) -> float:
         seconds = self._synchronizing if method == "Synchronize" else self._seconds

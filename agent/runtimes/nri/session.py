@@ -133,7 +133,7 @@ class NriSession:
             observe=self._observe,
             events=self._subscription,
         )
-        link = TtrpcLink(reader, writer, PLUGIN, service.answer)
+        link = TtrpcLink(reader, writer, PLUGIN, service.answer, service.written)
         try:
             return await self._until_ended(link, service, connection)
         finally:

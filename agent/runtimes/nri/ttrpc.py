@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -111,12 +112,16 @@ class TtrpcMessage(Struct, frozen=True):
     body: bytes
 
 
-class RuntimeCall(Struct, frozen=True):
-    """A request of the runtime; `seconds` are until its deadline, 0 if it gave none."""
+class RuntimeCall(Struct, frozen=True, eq=False):
+    """A request of the runtime; `seconds` are until its deadline, 0 if it gave none.
+
+    `received` is when its last byte was read, in seconds of `time.perf_counter`.
+    """
 
     method: str
     payload: bytes
     seconds: float
+    received: float
 
 
 #: Answers a request with the bytes of a message. `TtrpcError` becomes the status of the answer,
@@ -175,8 +180,8 @@ def encoded(stream: int, kind: int, body: bytes) -> bytes:
 class TtrpcLink:
     """Both services over one socket: answers the requests of a runtime, and calls it.
 
-    `service` is the plugin's, to which requests are addressed. The streams are closed by the
-    caller, after `run` has ended.
+    `service` is the plugin's, to which requests are addressed. `written` is called with a request
+    once its answer is written. The streams are closed by the caller, after `run` has ended.
     """
 
     def __init__(
@@ -185,11 +190,13 @@ class TtrpcLink:
         writer: asyncio.StreamWriter,
         service: str,
         answer: Answer,
+        written: Callable[[RuntimeCall], None],
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._service = service
         self._answer = answer
+        self._written = written
         self._calls: dict[int, asyncio.Future[Message]] = {}
         self._stream = -1
         self._newest_request = 0
@@ -259,9 +266,10 @@ class TtrpcLink:
                 f"a request of stream {message.stream} after {self._newest_request}"
             )
         self._newest_request = message.stream
+        received = perf_counter()
         request = _parsed(_TTRPC["Request"], message.body)
         await self._share.acquire()
-        task = asyncio.create_task(self._respond(message.stream, request))
+        task = asyncio.create_task(self._respond(message.stream, request, received))
         self._answering.add(task)
         task.add_done_callback(self._answered)
 
@@ -273,20 +281,23 @@ class TtrpcLink:
         if call is not None and not call.done():
             call.set_result(response)
 
-    async def _respond(self, stream: int, request: Message) -> None:
+    async def _respond(self, stream: int, request: Message, received: float) -> None:
+        seconds = max(0.0, request.timeout_nano / 1e9)
+        call = RuntimeCall(request.method, request.payload, seconds, received)
         try:
-            response = await self._answered_by(request)
+            response = await self._answered_by(request.service, call)
             data = encoded(stream, _RESPONSE, response.SerializeToString())
             await self._send(PLUGIN_SERVICE, data)
         except (NriProtocolError, OSError) as error:
             self._break(error)
+        else:
+            self._written(call)
 
-    async def _answered_by(self, request: Message) -> Message:
-        if request.service != self._service:
-            return _status(TtrpcError("UNIMPLEMENTED", f"service {words(request.service)}"))
-        seconds = max(0.0, request.timeout_nano / 1e9)
+    async def _answered_by(self, service: str, call: RuntimeCall) -> Message:
+        if service != self._service:
+            return _status(TtrpcError("UNIMPLEMENTED", f"service {words(service)}"))
         try:
-            payload = await self._answer(RuntimeCall(request.method, request.payload, seconds))
+            payload = await self._answer(call)
         except TtrpcError as error:
             return _status(error)
         return _TTRPC["Response"](payload=payload)

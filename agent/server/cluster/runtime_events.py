@@ -60,7 +60,6 @@ DECISION_SECONDS: Final = 0.15
 #: in seconds, and for how many it is asked at once.
 ASK_ALL_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 64
-_CREATION: Final = "CreateContainer"
 #: Subject of the condition that the runtime is not connected.
 SUBJECT: Final = "container runtime"
 
@@ -128,11 +127,10 @@ class RuntimeEvents:
         self.disconnected("not yet")
 
     def observe(self, method: str, outcome: str, seconds: float) -> None:
-        """Count an answer to the runtime."""
+        """Count an answer to the runtime, which took so many seconds."""
         metrics = self._controller.metrics
         metrics.counters.add(names.RUNTIME_REQUESTS, method, outcome)
-        if method == _CREATION:
-            metrics.container_creation_duration.observe(seconds)
+        metrics.runtime_request_duration.observe(seconds, method)
 
     # --- the session ----------------------------------------------------------------------------
 

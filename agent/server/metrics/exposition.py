@@ -37,7 +37,7 @@ class Metrics:
         self.admission_duration = Histogram(names.ADMISSION_DURATION)
         self.reconcile_duration = Histogram(names.RECONCILE_DURATION)
         self.plugin_allocation_duration = Histogram(ALLOCATION_DURATION)
-        self.container_creation_duration = Histogram(names.CONTAINER_CREATION_DURATION)
+        self.runtime_request_duration = Histogram(names.RUNTIME_REQUEST_DURATION)
         self._read = read
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_StateCollector(self))
@@ -62,7 +62,7 @@ class Metrics:
         yield self.admission_duration.family()
         yield self.reconcile_duration.family()
         yield self.plugin_allocation_duration.family()
-        yield self.container_creation_duration.family()
+        yield self.runtime_request_duration.family()
         more = self._allocations.samples(reading.rules, reading.ledger, reading.containers)
         yield from gauges.families(reading, more)
 

@@ -42,8 +42,8 @@ CAUSES: Final = tuple(str(cause) for cause in Cause)
 REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
 
 
-def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> MetricSpec:
-    return MetricSpec(name, MetricType.HISTOGRAM, text, buckets=buckets)
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> MetricSpec:
+    return MetricSpec(name, MetricType.HISTOGRAM, text, labels, buckets=buckets)
 
 
 # --- the kubelet's histogram -------------------------------------------------------------------
@@ -333,10 +333,12 @@ RECONCILE_DURATION: Final = _histogram(
     _SECONDS,
 )
 
-CONTAINER_CREATION_DURATION: Final = _histogram(
-    "numawarden_container_creation_duration_seconds",
-    "Time to answer the container runtime's CreateContainer, while the container waits.",
-    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2),
+RUNTIME_REQUEST_DURATION: Final = _histogram(
+    "numawarden_runtime_request_duration_seconds",
+    "Time from a request of the container runtime (NRI) to its answer, by method; the container of "
+    "a CreateContainer waits for that, and the runtime asks for no other meanwhile.",
+    (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+    "method",
 )
 
 #: The counters that the service increments.
@@ -368,7 +370,7 @@ SERVICE_COUNTERS: Final = (
 PLUGIN_COUNTERS: Final = (REGISTRATIONS, CALLS, IGNORED_PREFERENCES)
 HISTOGRAMS: Final = (
     TOPOLOGY_ADMISSION_DURATION,
-    CONTAINER_CREATION_DURATION,
+    RUNTIME_REQUEST_DURATION,
     ADMISSION_DURATION,
     RECONCILE_DURATION,
     ALLOCATION_DURATION,

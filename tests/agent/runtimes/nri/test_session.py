@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -699,3 +701,32 @@ async def test_a_session_that_is_stopped_leaves_no_task_and_no_socket(tmp_path: 
             await call
         assert asyncio.all_tasks() - before <= {call}
     assert handler.cancelled == ["container_created"]
+
+
+@in_loop
+async def test_each_answer_is_timed_until_it_is_written(tmp_path: Path) -> None:
+    timed: list[tuple[str, str, float]] = []
+    handler = RecordingHandler()
+    handler.fails = {"container_created": ContainerRejectedError("UNAVAILABLE", "not yet")}
+    runtime = FakeRuntime(tmp_path / "nri.sock")
+    observe = partial(_note_time, timed)
+    async with running(runtime), serving(runtime.socket, handler, observe=observe):
+        plugin = await runtime.plugin()
+        await plugin.event(NriEvent.RUN_POD_SANDBOX, POD)
+        before = perf_counter()
+        assert (await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)).code
+        await until(lambda: len(timed) >= 3)
+        elapsed = perf_counter() - before
+    methods = [(method, outcome) for method, outcome, _ in timed]
+    assert methods == [
+        ("Synchronize", "answered"),
+        ("RunPodSandbox", "answered"),
+        ("CreateContainer", "rejected"),
+    ]
+    assert 0 < timed[-1][2] < elapsed
+
+
+def _note_time(
+    timed: list[tuple[str, str, float]], method: str, outcome: str, seconds: float
+) -> None:
+    timed.append((method, outcome, seconds))

@@ -301,6 +301,8 @@ def test_every_request_that_is_subscribed_to_is_counted_from_the_start(site: Sit
         line = 'numawarden_runtime_requests_total{{method="{}",result="{}"}} {}'
         assert line.format("CreateContainer", "late", "1.0") in text
         assert line.format("Synchronize", "rejected", "0.0") in text
-        assert "numawarden_container_creation_duration_seconds_count 2.0" in text
+        name, label = "numawarden_runtime_request_duration_seconds", 'method="CreateContainer"'
+        assert f"{name}_count{{{label}}} 2.0" in text
+        assert f'{name}_bucket{{le="0.2",{label}}} 1.0' in text
 
     beside(site, live)
