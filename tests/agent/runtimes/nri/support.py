@@ -202,9 +202,8 @@ async def serving(
     **options: Any,  # noqa: ANN401  # those of NriSession
 ) -> AsyncIterator[NriSession]:
     """Let a session serve the runtime behind a socket."""
-    session = NriSession(
-        socket, handler, clock or ManualClock(), observe=handler.observe, **options
-    )
+    options.setdefault("observe", handler.observe)
+    session = NriSession(socket, handler, clock or ManualClock(), **options)
     task = asyncio.create_task(session.serve())
     try:
         yield session
