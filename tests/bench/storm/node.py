@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.clock import SystemClock
 from agent.config.config import (
     AgentConfig,
     BesideKubeletConfig,
@@ -33,7 +34,6 @@ from agent.config.config import (
     MetricsConfig,
 )
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
-from agent.server.clock import SystemClock
 from agent.server.reporting.log import logs
 from agent.server.start.memory import settle_memory
 from agent.server.start.service_manager import ServiceManager
