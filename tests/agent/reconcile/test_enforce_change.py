@@ -73,7 +73,9 @@ class Side:
     def start(self, allocation: PodAllocation, name: str, pid: int) -> str:
         parent = path_of(allocation, self.driver)
         if self.systemd is not None:
-            return self.systemd.start_scope(parent, f"{name}.scope", pid)
+            # A host has one unit of a name, so that pods may not share theirs.
+            unit = f"{allocation.uid}_{name}.scope"
+            return self.systemd.start_scope(parent, unit, pid)
         self.tree.mkdir(f"{parent}/{name}")
         self.tree.spawn(f"{parent}/{name}", pid)
         return f"{parent}/{name}"
