@@ -277,6 +277,7 @@ async def test_a_pod_without_a_name_gets_its_event_once_the_name_is_known(
         watch = agent.controller.rejections.watch
         watch(nameless, source)
         watch(replace(nameless, name="web", namespace="shop"), source)
+        await settled(agent)
         await until(
             lambda: [each["involvedObject"]["name"] for each in fake.events.values()] == ["web"]
         )
