@@ -365,6 +365,8 @@ async def test_a_rejected_pod_that_runs_shared_goes_on_so_after_a_restart_of_the
             await until(lambda: cluster.phase(uid) == "Running")
             await until(lambda: cluster.cpus("two") <= cluster.pool())
         cluster.remove("first")
+        # Whole, so that the agent's next start meets no sandbox that is about to go.
+        await until(lambda: cluster.phase(first) == "gone" and len(cluster.runtime.sandboxes) == 1)
         async with cluster.with_agent():
             await until(lambda: first not in cluster.admitted())
             third = cluster.put(pod("third", container("three", 2)))
