@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,27 +27,12 @@ from tests.agent.server.cluster.beside import (
     beside,
     container,
     created,
-    make_node,
     make_slice,
     sandbox,
     shown,
 )
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let decisions be ready in time on a busy machine, too."""
-    monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_node(tmp_path)
 
 
 def test_a_container_gets_its_cpus_after_they_left_the_pool(site: Site) -> None:

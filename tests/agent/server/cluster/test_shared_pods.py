@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.config.config import OnReject
 from agent.managers.allocations.origin import Source
-from agent.server.cluster import runtime_events
 from agent.state.checkpoint import SharedPod
 from tests.agent.server.cluster.beside import (
     OTHER,
     Beside,
     beside,
     created,
-    make_node,
     sandbox,
 )
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let decisions be ready in time on a busy machine, too."""
-    monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_node(tmp_path)
 
 
 def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_starts(

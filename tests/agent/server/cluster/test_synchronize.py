@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
 from msgspec.structs import replace
 
 from agent.runtimes.nri.values import (
@@ -18,7 +17,6 @@ from tests.agent.server.cluster.beside import (
     beside,
     container,
     created,
-    make_node,
     sandbox,
 )
 from tests.agent.server.sites import Site, pod_of
@@ -26,18 +24,8 @@ from tests.agent.server.support import UID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let decisions be ready in time on a busy machine, too."""
-    monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_node(tmp_path)
+    import pytest
 
 
 def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: Site) -> None:
