@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tests.guest import cache, host
-from tests.guest.image import SUITE
+from tests.guest import cache, host, unpacked
+from tests.guest.image import LIBRARIES, SUITE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ def provide(store: cache.Cache) -> Emulator:
     if installed and _version(installed) >= OLDEST_VERSION:
         return Emulator((installed,))
     key = cache.key_of(SUITE.encode(), *(package.encode() for package in PACKAGES))
-    return _unpacked(store.entry("qemu", key, _unpack))
+    return _unpacked(store.entry("qemu", key, lambda where: unpacked.unpack(where, PACKAGES)))
 
 
 def command(
@@ -110,28 +110,13 @@ def _version(program: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _unpack(directory: Path) -> None:
-    """Unpack (not install) QEMU and its data; it runs with its own C library."""
-    host.provide(host.BUILD_NEEDS)
-    host.run(
-        [
-            *("mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64"),
-            f"--include={','.join(PACKAGES)}",
-            *(SUITE, directory),
-            *host.debian_sources(SUITE),
-        ]
-    )
-
-
 def _unpacked(tree: Path) -> Emulator:
-    libraries = tree / "usr/lib/x86_64-linux-gnu"
     data = (tree / "usr/share/qemu", tree / "usr/share/seabios", tree / "usr/lib/ipxe/qemu")
-    loader = (libraries / "ld-linux-x86-64.so.2", "--library-path", libraries)
-    parts: list[str | Path] = [*loader, tree / "usr/bin" / PROGRAM]
+    parts = unpacked.command(tree, PROGRAM)
     for directory in data:
-        parts += ["-L", directory]
-    modules = ("QEMU_MODULE_DIR", str(libraries / "qemu"))
-    return Emulator(tuple(str(part) for part in parts), (modules,))
+        parts += ["-L", str(directory)]
+    modules = ("QEMU_MODULE_DIR", str(tree / LIBRARIES / "qemu"))
+    return Emulator(tuple(parts), (modules,))
 
 
 def _machine(topology: Topology) -> list[str]:

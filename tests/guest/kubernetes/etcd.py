@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.guest import cache, host
+from tests.guest import cache, unpacked
 from tests.guest.image import SUITE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE: Final = "etcd-server"
 
@@ -16,19 +13,5 @@ PACKAGE: Final = "etcd-server"
 def provide(store: cache.Cache) -> list[str]:
     """Return the command that starts etcd; it runs with the C library of its own suite."""
     key = cache.key_of(SUITE.encode(), PACKAGE.encode())
-    tree = store.entry("etcd", key, _unpack)
-    libraries = tree / "usr/lib/x86_64-linux-gnu"
-    loader = (libraries / "ld-linux-x86-64.so.2", "--library-path", libraries)
-    return [*map(str, loader), str(tree / "usr/bin/etcd")]
-
-
-def _unpack(directory: Path) -> None:
-    host.provide(host.BUILD_NEEDS)
-    host.run(
-        [
-            *("mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64"),
-            f"--include={PACKAGE}",
-            *(SUITE, directory),
-            *host.debian_sources(SUITE),
-        ]
-    )
+    tree = store.entry("etcd", key, lambda where: unpacked.unpack(where, [PACKAGE]))
+    return unpacked.command(tree, "etcd")

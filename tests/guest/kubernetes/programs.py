@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tests.guest import cache, host, image
+from tests.guest import cache, image
 from tests.guest.errors import GuestError
 from tests.helm import UNPACKED
 
@@ -82,8 +82,3 @@ def find(directory: Path) -> Programs:
         )
     own_runtime = all(os.access(directory / name, os.X_OK) for name in RUNTIME)
     return Programs(directory.resolve(), own_runtime)
-
-
-def version(program: Path) -> str:
-    """Return what a program says its version is."""
-    return host.run([program, "--version"]).strip()

@@ -45,7 +45,7 @@ OF_KUBELET: Final = pod("of-kubelet", 15, own("app", 2))
 
 def run(guest: Guest) -> None:
     """Move the node to the agent, and back."""
-    node = Node(guest)
+    node = MovedNode(guest)
     node.check_exclusive("by the kubelet", PINNED, "app", 2)
     node.follow("to the agent")
     node.check_nothing_changed("by the agent")
@@ -63,7 +63,7 @@ def run(guest: Guest) -> None:
     guest.checks.equal("no container was touched", touched(node.workloads), [])
 
 
-class Node:
+class MovedNode:
     """A node whose kubelet manages CPUs and memory, with pods; the agent is installed."""
 
     def __init__(self, guest: Guest) -> None:
