@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,12 +62,45 @@ def test_the_socket_of_the_plugin_can_be_made_where_the_kubelet_looks_for_it() -
     assert str(directory) in writable
 
 
+@pytest.mark.parametrize(
+    ("written", "there", "made"),
+    [
+        ("agent: {kubelet: {enabled: true}}", False, True),
+        ("agent: {kubelet: {enabled: true}}", True, False),
+        ("cgroupDriver: systemd", False, False),
+        (None, False, False),
+    ],
+    ids=["missing", "there", "no-kubelet", "no-configuration"],
+)
 def test_that_directory_is_made_before_the_start_by_the_agents_own_program(
-    settings: dict[str, str],
+    settings: dict[str, str], tmp_path: Path, written: str | None, *, there: bool, made: bool
 ) -> None:
-    """Outside of the sandbox ("+"), and a failure ("-") is the agent's to report."""
+    """Outside of the sandbox ("+"), without Python where it can be; the agent says failures."""
     start = settings["ExecStart"]
-    assert settings["ExecStartPre"] == f"-+{start} --make-directories"
+    command = settings["ExecStartPre"]
+    assert command.startswith("-+")
+    assert f"{start} --make-directories" in command
+    program, _, rest = start.partition(" ")
+    config = rest.partition("--config ")[2]
+    if written is not None:
+        (tmp_path / "config.yaml").write_text(written)
+    (tmp_path / "numawarden").write_text('#!/bin/sh\necho "$@" >> "${0%/*}/runs"\n')
+    (tmp_path / "numawarden").chmod(0o755)
+    directory = tmp_path / "device-plugins"
+    if there:
+        directory.mkdir()
+    moved = {
+        program: str(tmp_path / "numawarden"),
+        config: str(tmp_path / "config.yaml"),
+        str(AgentConfig().kubelet.plugin_directory): str(directory),
+    }
+    for former, new in moved.items():
+        command = command.replace(former, new)
+    subprocess.run(shlex.split(command.removeprefix("-+")), check=True, timeout=60)
+    runs = tmp_path / "runs"
+    assert runs.exists() == made
+    if made:
+        assert runs.read_text() == f"agent --config {tmp_path}/config.yaml --make-directories\n"
 
 
 def test_threads_are_bounded(settings: dict[str, str]) -> None:
