@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.sharing import is_specified
-from agent.managers.device.given import NOT_LISTED, listed_name
+from agent.managers.device.kubelet_listing import NOT_LISTED, listed_name
 from agent.pods.model import ContainerKind
 from agent.rpc.pod_resources import V1
 from sysfs.mask import EMPTY, Mask
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         PodAllocation,
     )
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.device.given import KubeletListing
+    from agent.managers.device.kubelet_listing import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import PluginDevice
     from agent.pods.model import GivenDevice, GivenDevices

@@ -13,7 +13,8 @@ from agent.api.delivery import delivery_document
 from agent.api.maintenance import CordonDocument
 from agent.managers.allocations.sharing import shares
 from agent.managers.allocations.unused_budget import unused_budget
-from agent.managers.device.given import KUBELET_DEVICES, NOT_LISTED, by_resource
+from agent.managers.device.given import KUBELET_DEVICES, by_resource
+from agent.managers.device.kubelet_listing import NOT_LISTED
 from agent.managers.topology.implicit_hints import HintFamily, best_few
 from agent.pods.model import CPU, MEMORY, ContainerKind
 from sysfs.mask import Mask
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from agent.managers.assessment.verdict import Judgement
     from agent.managers.assessment.violation import Violation
     from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
-    from agent.managers.device.given import KubeletListing
+    from agent.managers.device.kubelet_listing import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints

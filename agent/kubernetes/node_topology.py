@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from agent.kubernetes.fingerprint import pod_fingerprint
 from agent.managers.cpu.parts import shared_pool
-from agent.managers.device.given import NOT_LISTED
+from agent.managers.device.kubelet_listing import NOT_LISTED, kubelet_devices
 from agent.managers.device.manager import allocated_devices
 from agent.managers.memory.state import free_memory, initial_memory, memory_charge
 from agent.managers.policy import PluginDevice
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.device.given import KubeletListing
+    from agent.managers.device.kubelet_listing import KubeletDevice, KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.machine import MachineNode
-    from agent.pods.model import GivenDevice
 
 API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 KIND: Final = "NodeResourceTopology"
@@ -126,31 +125,19 @@ def _inventories(
 
 
 def _of_kubelet(ledger: Ledger, kubelet: KubeletListing) -> dict[str, _Inventory]:
-    """Return the devices of the kubelet's plugins, nothing of a kubelet that lists none.
-
-    The kubelet lists healthy devices: one that was given and is not listed is not healthy.
-    """
+    """Return the devices of the kubelet's plugins, nothing of a kubelet that lists none."""
     if kubelet == NOT_LISTED:
         return {}
-    found: dict[str, dict[str, PluginDevice]] = {}
-    allocated: dict[str, set[str]] = {}
-    for device in _given(ledger, kubelet):
-        known = PluginDevice(device.id, device.nodes, healthy=False)
-        found.setdefault(device.resource, {})[device.id] = known
-        allocated.setdefault(device.resource, set()).add(device.id)
-    for device in kubelet.allocatable:
-        found.setdefault(device.resource, {})[device.id] = PluginDevice(device.id, device.nodes)
+    found: dict[str, list[KubeletDevice]] = {}
+    for each in kubelet_devices(ledger.allocations.values(), kubelet).values():
+        found.setdefault(each.device.resource, []).append(each)
     return {
-        resource: _Inventory(tuple(devices.values()), frozenset(allocated.get(resource, ())))
+        resource: _Inventory(
+            tuple(PluginDevice(d.device.id, d.device.nodes, d.healthy) for d in devices),
+            frozenset(d.device.id for d in devices if not d.free),
+        )
         for resource, devices in found.items()
     }
-
-
-def _given(ledger: Ledger, kubelet: KubeletListing) -> Iterator[GivenDevice]:
-    """Yield the devices that pods have from the kubelet, admitted by the agent or not."""
-    for given in (*kubelet.pods.values(), *map(kubelet.of, ledger.allocations.values())):
-        for devices in given.values():
-            yield from devices
 
 
 def _left_out(rules: EffectivePolicy, inventories: Mapping[str, _Inventory]) -> Iterator[str]:

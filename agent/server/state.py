@@ -19,7 +19,7 @@ from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.cpu.parts import shared_cpus, shared_pool
-from agent.managers.device.given import NOT_LISTED, KubeletListing
+from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
 from agent.reconcile.desired.online import usable

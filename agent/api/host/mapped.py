@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from agent.api.host.map import (
 )
 from agent.api.views import policy_document
 from agent.managers.allocations.allocation import Isolation
-from agent.managers.device.given import NOT_LISTED, listed_name
+from agent.managers.device.kubelet_listing import NOT_LISTED, kubelet_devices
 from agent.managers.memory.state import hugepages_type, memory_charge
 from agent.managers.policy import NO_CORDON
 from agent.pods.identity import full_name
@@ -30,15 +29,14 @@ from agent.pods.model import MEMORY, ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.assessment.violation import Violation
-    from agent.managers.device.given import KubeletListing
+    from agent.managers.device.kubelet_listing import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import Policy
-    from agent.pods.model import GivenDevice
     from sysfs.host import Host, Node
 
 #: The most warnings of one reason that are listed.
@@ -241,49 +239,25 @@ def _offered(
 
 
 def _of_kubelet(
-    rules: EffectivePolicy, allocations: Sequence[PodAllocation], kubelet: KubeletListing
+    rules: EffectivePolicy, allocations: Collection[PodAllocation], kubelet: KubeletListing
 ) -> Iterator[MapDeviceDocument]:
     """Yield the devices of the kubelet's plugins, with the pod that has each.
 
-    A resource that the agent offers itself is left out. The kubelet lists healthy devices: one that
-    was given and is not listed is not healthy, if there is a list.
+    A resource that the agent offers itself is left out.
     """
-    found = _given_to(allocations, kubelet)
-    healthy = {(each.resource, each.id) for each in kubelet.allocatable}
-    free = {(each.resource, each.id): _given_device(each) for each in kubelet.allocatable}
-    for (resource, device), document in sorted({**free, **found}.items()):
+    for (resource, device), found in kubelet_devices(allocations, kubelet).items():
         if resource not in rules.policy.devices:
-            listed = kubelet == NOT_LISTED or (resource, device) in healthy
-            yield replace(document, healthy=listed)
-
-
-def _given_to(
-    allocations: Sequence[PodAllocation], kubelet: KubeletListing
-) -> dict[tuple[str, str], MapDeviceDocument]:
-    """Return the devices that containers have from the kubelet, by resource and id."""
-    found: dict[tuple[str, str], MapDeviceDocument] = {}
-    own = {listed_name(allocation) for allocation in allocations}
-    for name, given in kubelet.pods.items():
-        if name not in own:
-            for device in chain.from_iterable(given.values()):
-                document = replace(_given_device(device), pod="/".join(name))
-                found[device.resource, device.id] = document
-    for allocation in allocations:
-        for container, devices in kubelet.of(allocation).items():
-            owner = MapOwnerDocument(uid=allocation.uid, container=container)
-            for device in devices:
-                found[device.resource, device.id] = replace(_given_device(device), owner=owner)
-    return found
-
-
-def _given_device(device: GivenDevice) -> MapDeviceDocument:
-    return MapDeviceDocument(
-        kind="resource",
-        name=device.id,
-        nodes=str(device.nodes),
-        resource=device.resource,
-        kubelet=True,
-    )
+            holder = found.holder
+            yield MapDeviceDocument(
+                kind="resource",
+                name=device,
+                nodes=str(found.device.nodes),
+                resource=resource,
+                healthy=found.healthy,
+                kubelet=True,
+                owner=holder and MapOwnerDocument(uid=holder[0], container=holder[1]),
+                pod="" if found.pod is None else "/".join(found.pod),
+            )
 
 
 def _pod(allocation: PodAllocation, running: Collection[str] | None) -> MapPodDocument:

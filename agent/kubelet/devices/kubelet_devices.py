@@ -13,7 +13,7 @@ import structlog
 
 from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint, DeviceCheckpointError
 from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
-from agent.managers.device.given import NOT_LISTED, KubeletListing
+from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.rpc.calls import CallError
 

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.device.given import KubeletListing
+from agent.managers.device.kubelet_listing import KubeletListing
 from agent.pods.model import GivenDevice
 from agent.rpc.calls import CallError, Client
 from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1

@@ -8,10 +8,8 @@ devices (generateDeviceTopologyHints). See docs/adr/0016.
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocations.demand import ResourceDemand
@@ -19,7 +17,7 @@ from agent.managers.allocations.from_parts import PodPart
 from agent.managers.device.assignment import given_hints
 from agent.managers.errors import nodes_text
 from agent.managers.resource_manager import ResourceManager
-from agent.pods.model import NO_GIVEN_DEVICES, GivenDevice
+from agent.pods.model import GivenDevice
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.pods.model import GivenDevices
 
 #: The name of the manager, under which allocations have the devices (`others`).
 KUBELET_DEVICES: Final = "kubeletDevices"
@@ -119,37 +116,6 @@ class GivenDeviceManager(ResourceManager):
 
 
 _WHY: Final = {True: "the kubelet gave it devices", False: "the kubelet gave it no devices"}
-
-
-class KubeletListing(Struct, frozen=True):
-    """What the podresources of a kubelet beside the agent list: the devices of its plugins.
-
-    `pods` are those with devices, by namespace and name, `allocatable` the healthy devices.
-    """
-
-    pods: Mapping[tuple[str, str], GivenDevices] = MappingProxyType({})
-    allocatable: tuple[GivenDevice, ...] = ()
-
-    def of(self, pod: PodAllocation) -> GivenDevices:
-        """Return the devices of the kubelet that the containers of a pod have, by container.
-
-        They are those that were recorded when the pod was admitted, of a container without such
-        those that the kubelet lists now.
-        """
-        listed = self.pods.get(listed_name(pod), NO_GIVEN_DEVICES)
-        known = (
-            (each.name, tuple(given_devices(each)) or listed.get(each.name, ()))
-            for each in pod.containers
-        )
-        return {name: devices for name, devices in known if devices}
-
-
-NOT_LISTED: Final = KubeletListing()
-
-
-def listed_name(pod: PodAllocation) -> tuple[str, str]:
-    """Return namespace and name under which a pod is listed; its uid where no name is known."""
-    return pod.namespace, pod.name or pod.uid
 
 
 def given_devices(container: ContainerAllocation) -> Iterator[GivenDevice]:

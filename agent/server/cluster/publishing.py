@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.kubernetes.node_topology import NodeTopology
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.allocations.origin import Source
-    from agent.managers.device.given import KubeletListing
+    from agent.managers.device.kubelet_listing import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.server.control.controller import Controller
     from agent.server.reporting.events import Watcher

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.devices.cdi_files import CdiFiles
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.assessment.violation import Violation
-    from agent.managers.device.given import KubeletListing
+    from agent.managers.device.kubelet_listing import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import GivenDevices
     from agent.server.reporting.records import PodRecord

@@ -13,7 +13,8 @@ from agent.api.pod_resources import Listing, allocatable_message
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.origin import Origin
-from agent.managers.device.given import NOT_LISTED, GivenDeviceManager, KubeletListing
+from agent.managers.device.given import GivenDeviceManager
+from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
 from agent.rpc.pod_resources import V1

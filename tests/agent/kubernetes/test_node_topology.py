@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.kubernetes.node_topology import NodeTopology, node_topology
-from agent.managers.device.given import NOT_LISTED, GivenDeviceManager, KubeletListing
+from agent.managers.device.given import GivenDeviceManager
+from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     Cordon,

@@ -16,7 +16,8 @@ from agent.managers.allocations.allocation import (
     PodAllocation,
 )
 from agent.managers.assessment.violation import Violation
-from agent.managers.device.given import KUBELET_DEVICES, KubeletListing
+from agent.managers.device.given import KUBELET_DEVICES
+from agent.managers.device.kubelet_listing import KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.kubelet.devices import pod_resources_client
 from agent.kubelet.devices.kubelet_devices import REFRESH_SECONDS, KubeletDevices
 from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
-from agent.managers.device.given import NOT_LISTED
+from agent.managers.device.kubelet_listing import NOT_LISTED
 from agent.pods.model import GivenDevice
 from agent.rpc.calls import CallError
 from agent.rpc.pod_resources import V1

@@ -13,7 +13,7 @@ from agent.config.config import KubernetesConfig
 from agent.kubelet.devices.kubelet_devices import KubeletDevices
 from agent.kubernetes.fingerprint import pod_fingerprint
 from agent.managers.allocations.origin import Source
-from agent.managers.device.given import KubeletListing
+from agent.managers.device.kubelet_listing import KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import GivenDevice
 from agent.server.cluster.publishing import CLUSTER_SOURCE, SETTLE_SECONDS

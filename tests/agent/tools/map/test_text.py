@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.api.host.map import CpuUse, MapDocument
 from agent.api.host.mapped import map_of_allocations, map_of_host
-from agent.managers.device.given import KubeletListing
+from agent.managers.device.kubelet_listing import KubeletListing
 from agent.pods.model import GivenDevice
 from agent.tools.map.lines import painted, plain
 from agent.tools.map.svg import svg_of
