@@ -191,7 +191,8 @@ class FakeKubelet(Kubelet):
         return sum(made.get(step["step"], 0) for step in steps)
 
     def creations(self, name: str) -> int:
-        return [step["step"] for step in self._steps(name)].count("CreateContainer")
+        done = (step["step"] for step in self._steps(name) if "error" not in step)
+        return [*done].count("CreateContainer")
 
     def is_resized(self, name: str) -> bool:
         return {"resize", "UpdateContainerResources"} <= {s["step"] for s in self._steps(name)}
