@@ -16,7 +16,7 @@ from msgspec import Struct
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from agent.pods.quantity import Quantity
 
@@ -96,10 +96,9 @@ class Pod(Struct, frozen=True):
     overhead: Mapping[str, Quantity] = _NOTHING
     given_devices: GivenDevices = NO_GIVEN_DEVICES
 
-    def all_containers(self) -> Iterator[Container]:
-        """Yield init containers, then app containers: the order in which they are admitted."""
-        yield from self.init_containers
-        yield from self.containers
+    def all_containers(self) -> tuple[Container, ...]:
+        """Return init containers, then app containers: the order in which they are admitted."""
+        return self.init_containers + self.containers
 
 
 #: Changes when the digest covers something else, so that digests never compare across.

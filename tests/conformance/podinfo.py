@@ -102,7 +102,7 @@ def _pool_differences(expected: Mapping[str, Any], pod: Pod, policy: Policy) -> 
 def _answer(pod: Pod, policy: Policy) -> dict[str, Any]:
     pod_level, managed = policy.gates.pod_level_resources, policy.pod_level_managers
     qos = qos_class(pod, pod_level_resources=pod_level)
-    containers = tuple(pod.all_containers())
+    containers = pod.all_containers()
     counts = [exclusive_cpu_requests(pod, c, qos, pod_level_managers=managed) for c in containers]
     return {
         "qos": qos,

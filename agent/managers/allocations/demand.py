@@ -214,7 +214,7 @@ def demand_of(
     """
     managed = policy.pod_level_managers
     has_budget = has_pod_level_resources(pod)
-    containers = tuple(pod.all_containers())
+    containers = pod.all_containers()
     request = PodRequest(
         policy=policy,
         pod=pod,

@@ -61,8 +61,10 @@ def make_allocation(
     """
     pod, gates = demand.pod, policy.gates
     containers = tuple(
-        _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY))
-        for each in demand.containers
+        [
+            _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY))
+            for each in demand.containers
+        ]
     )
     of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
     limits = _pod_limits(pod, pod_level=gates.pod_level_resources)

@@ -86,7 +86,7 @@ def test_ephemeral_containers_do_not_count_whatever_they_state() -> None:
     def totals(more: str) -> tuple[object, ...]:
         pod = load_pod(_one("{limits: {cpu: 2, memory: 1Gi}}") + more, "p")
         return (
-            tuple(pod.all_containers()),
+            pod.all_containers(),
             qos_class(pod, pod_level_resources=True),
             pod_requests(pod, pod_level_resources=True),
             pod_memory_requests(pod, pod_level_managers=True),
