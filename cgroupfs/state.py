@@ -201,6 +201,13 @@ def _state_of(files: tuple[str, ...], texts: tuple[str | None, ...]) -> CgroupSt
     )
 
 
+def fresh_state(tree: CgroupTree, files: Iterable[str]) -> CgroupState:
+    """Return what the kernel shows of a cgroup just made in which `files` have no limit."""
+    cpus, mems = effective_sets(tree, "")
+    values = {MEMORY_MAX: NO_LIMIT, CPU_WEIGHT: DEFAULT_WEIGHT, **dict.fromkeys(files, NO_LIMIT)}
+    return CgroupState(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False, values=values)
+
+
 def effective_sets(tree: CgroupTree, path: str) -> tuple[Mask, Mask]:
     """Return the CPUs and memory nodes that a cgroup has, empty when the kernel shows none.
 

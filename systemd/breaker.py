@@ -9,7 +9,8 @@ from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from systemd.bus import ActiveState, Systemd
+    from systemd.bus import ActiveState, Shown, Systemd
+    from systemd.errors import SystemdError
     from systemd.properties import Property
 
 _Result = TypeVar("_Result")
@@ -50,9 +51,19 @@ class Breaker:
         """Return a unit's cgroup; see `Systemd.control_group`."""
         return self._ask(lambda: self._systemd.control_group(unit))
 
-    def unit_property(self, unit: str, name: str) -> object:
-        """Return one property; see `Systemd.unit_property`."""
-        return self._ask(lambda: self._systemd.unit_property(unit, name))
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
+        """Return properties; see `Systemd.unit_properties`."""
+        return self._ask(lambda: self._systemd.unit_properties(unit, *names))
+
+    def properties_of(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Shown]:
+        """Return properties of several units; see `Systemd.properties_of`."""
+        return self._ask(lambda: self._systemd.properties_of(asked))
+
+    def set_properties_of(
+        self, desired: Sequence[tuple[str, Sequence[Property]]]
+    ) -> list[SystemdError | None]:
+        """Change properties of several units; see `Systemd.set_properties_of`."""
+        return self._ask(lambda: self._systemd.set_properties_of(desired))
 
     def _ask(self, call: Callable[[], _Result]) -> _Result:
         if self._silence is not None:

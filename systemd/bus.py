@@ -2,36 +2,24 @@
 
 systemd answers a property change with success even when the kernel rejects the value (seen with
 systemd 257: AllowedCPUs=100 gives no error), so callers read the cgroup's files back.
-
-`BusConnection` is the only user of jeepney, which has no types of its own: every value that comes
-from the wire is an `object`, which the caller narrows.
 """
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from jeepney import DBusAddress, MatchRule, MessageType, new_method_call
-from jeepney.bus import get_bus
-from jeepney.bus_messages import message_bus
-from jeepney.io.blocking import DBusConnection, prep_socket
-from jeepney.low_level import HeaderFields
-
+from systemd.connection import BusConnection, Call
 from systemd.errors import (
-    BusError,
-    BusSilentError,
     BusTimeoutError,
     BusUnavailableError,
     JobFailedError,
     NoSuchUnitError,
     ProtocolError,
-    UnitExistsError,
+    SystemdError,
+    UnitNameError,
 )
 from systemd.escape import check_unit
 
@@ -40,143 +28,10 @@ if TYPE_CHECKING:
 
     from systemd.properties import Property, Value
 
+    #: The values of properties in the order in which they were asked for, or why there are none.
+    Shown: TypeAlias = tuple[object, ...] | SystemdError
+
 SYSTEM_BUS: Final = "unix:path=/run/dbus/system_bus_socket"
-
-_ERRORS: Final[dict[str, type[BusError]]] = {
-    "org.freedesktop.systemd1.NoSuchUnit": NoSuchUnitError,
-    "org.freedesktop.systemd1.UnitExists": UnitExistsError,
-}
-
-
-class BusConnection:
-    """One connection to a message bus. Blocking; use it from one thread.
-
-    `address` is a D-Bus address such as `unix:path=/run/dbus/system_bus_socket`. Raises
-    `BusUnavailableError` when it cannot be reached, its subclass `BusSilentError` when it does not
-    speak within `timeout` seconds.
-    """
-
-    def __init__(self, address: str, timeout: float) -> None:
-        self._address = address
-        try:
-            sock = prep_socket(get_bus(address), timeout=timeout)
-        except TimeoutError as error:
-            raise BusSilentError(address, f"no connection within {timeout:g} s") from error
-        except (OSError, RuntimeError, ValueError) as error:
-            raise BusUnavailableError(address, str(error) or type(error).__name__) from error
-        # The library greets the bus without a time limit; an end of the socket ends that too.
-        guard = threading.Timer(timeout, _cut, (sock,))
-        guard.start()
-        try:
-            self._connection = DBusConnection(sock)
-        except OSError as error:
-            sock.close()
-            raise BusSilentError(address, f"no greeting within {timeout:g} s") from error
-        finally:
-            guard.cancel()
-
-    def close(self) -> None:
-        """End the connection."""
-        self._connection.close()
-
-    def call(
-        self,
-        address: tuple[str, str, str],
-        method: str,
-        signature: str,
-        body: tuple[object, ...],
-        timeout: float,
-    ) -> tuple[object, ...]:
-        """Call a method of (bus name, object path, interface) and return the reply's values.
-
-        Raises `BusError` (or its subclass) for an error reply, `BusTimeoutError` when there is no
-        reply within `timeout` seconds, `BusUnavailableError` when the connection broke.
-        """
-        name, path, interface = address
-        message = new_method_call(
-            DBusAddress(path, bus_name=name, interface=interface),
-            method,
-            signature or None,
-            body,
-        )
-        reply = self._exchange(message, method, timeout)
-        values = tuple(reply.body)
-        if reply.header.message_type is MessageType.error:
-            error = str(reply.header.fields.get(HeaderFields.error_name, ""))
-            text = str(values[0]) if values else ""
-            raise _ERRORS.get(error, BusError)(method, error, text)
-        return values
-
-    @contextmanager
-    def signals(
-        self, interface: str, member: str, path: str, argument: tuple[int, str], timeout: float
-    ) -> Iterator[Signals]:
-        """Collect the signals of one kind whose argument (number, text) is as given.
-
-        The match is installed before the body runs and removed after it, so no signal that the
-        body causes is missed and none piles up afterwards. It stays when nothing was answered in
-        time: asking for its removal would take another deadline, and such a connection is closed.
-        """
-        rule = MatchRule(type="signal", interface=interface, member=member, path=path)
-        rule.add_arg_condition(*argument)
-        found: deque[object] = deque()
-        with self._connection.filter(rule, queue=found):
-            self._exchange(message_bus.AddMatch(rule), "AddMatch", timeout)
-            try:
-                yield Signals(self, found)
-            except (BusTimeoutError, BusUnavailableError):
-                raise
-            except BaseException:
-                self._exchange(message_bus.RemoveMatch(rule), "RemoveMatch", timeout)
-                raise
-            self._exchange(message_bus.RemoveMatch(rule), "RemoveMatch", timeout)
-
-    def wait(self, found: deque[object], timeout: float) -> tuple[object, ...]:
-        """Return the body of the next message of a queue; see `Signals.next`."""
-        try:
-            message = self._connection.recv_until_filtered(found, timeout=timeout)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise BusUnavailableError(self._address, str(error)) from error
-        return tuple(message.body)
-
-    def _exchange(self, message: object, what: str, timeout: float) -> _Reply:
-        try:
-            reply: _Reply = self._connection.send_and_get_reply(message, timeout=timeout)
-        except TimeoutError as error:
-            raise BusTimeoutError(what, timeout) from error
-        except OSError as error:
-            raise BusUnavailableError(self._address, str(error)) from error
-        return reply
-
-
-def _cut(sock: socket.socket) -> None:
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-class _Header(Protocol):
-    message_type: object
-    fields: dict[object, object]
-
-
-class _Reply(Protocol):
-    header: _Header
-    body: tuple[object, ...]
-
-
-class Signals:
-    """Signals that arrive while a match is installed."""
-
-    def __init__(self, connection: BusConnection, found: deque[object]) -> None:
-        self._connection = connection
-        self._found = found
-
-    def next(self, timeout: float) -> tuple[object, ...]:
-        """Return the body of the next signal; raises `TimeoutError` after `timeout` seconds."""
-        return self._connection.wait(self._found, timeout)
-
 
 #: How long systemd may take for one call. A `daemon-reload` of a large host takes seconds; while
 #: a call is waited for, the agent does nothing else and cannot end.
@@ -185,6 +40,7 @@ PATIENCE_SECONDS: Final = 5.0
 _NAME: Final = "org.freedesktop.systemd1"
 _MANAGER_PATH: Final = "/org/freedesktop/systemd1"
 _MANAGER: Final = "org.freedesktop.systemd1.Manager"
+_AT: Final = (_NAME, _MANAGER_PATH, _MANAGER)
 _UNIT: Final = "org.freedesktop.systemd1.Unit"
 _PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 _INTERFACES: Final = {
@@ -192,6 +48,10 @@ _INTERFACES: Final = {
     "scope": "org.freedesktop.systemd1.Scope",
     "service": "org.freedesktop.systemd1.Service",
 }
+
+
+#: So many calls are sent before their replies are read: neither side's buffers fill up.
+_SENT_AT_ONCE: Final = 64
 
 
 class ActiveState(StrEnum):
@@ -248,8 +108,27 @@ class Systemd(Protocol):
         """Return a unit's cgroup relative to the root, `""` when it has none now."""
         ...
 
-    def unit_property(self, unit: str, name: str) -> object:
-        """Return one property of the unit's own type (`AllowedCPUs`, `CPUQuotaPerSecUSec`, …)."""
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
+        """Return properties of the unit's own type (`AllowedCPUs`, `ControlGroup`, …).
+
+        Raises `NoSuchUnitError` for a unit that is not loaded.
+        """
+        ...
+
+    def properties_of(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Shown]:
+        """Return the `unit_properties` of several units, or what each raises, in their order.
+
+        A systemd that does not answer raises, for all of them.
+        """
+        ...
+
+    def set_properties_of(
+        self, desired: Sequence[tuple[str, Sequence[Property]]]
+    ) -> list[SystemdError | None]:
+        """Do `set_properties` for several units; return what each raises, in their order.
+
+        A systemd that does not answer raises, for all of them: any of them may be done.
+        """
         ...
 
 
@@ -281,8 +160,7 @@ class SystemBus:
 
     def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
         """Change properties at run time; see `Systemd.set_properties`."""
-        body = (check_unit(unit), True, _wire(properties))
-        self._manager("SetUnitProperties", "sba(sv)", body)
+        self._manager(*_setting(check_unit(unit), properties))
 
     def stop(self, unit: str) -> None:
         """Stop a unit; see `Systemd.stop`."""
@@ -292,10 +170,9 @@ class SystemBus:
     def active_state(self, unit: str) -> ActiveState:
         """Return the state of a unit; see `Systemd.active_state`."""
         try:
-            path = self._unit_path("GetUnit", "s", (check_unit(unit),))
+            (value,) = _raised(self._shown(((unit, _UNIT, ("ActiveState",)),))[0])
         except NoSuchUnitError:
             return ActiveState.INACTIVE
-        value = self._get(path, _UNIT, "ActiveState")
         try:
             return ActiveState(str(value))
         except ValueError as error:
@@ -303,13 +180,33 @@ class SystemBus:
 
     def control_group(self, unit: str) -> str:
         """Return a unit's cgroup; see `Systemd.control_group`."""
-        return str(self.unit_property(unit, "ControlGroup")).removeprefix("/")
+        return str(self.unit_properties(unit, "ControlGroup")[0]).removeprefix("/")
 
-    def unit_property(self, unit: str, name: str) -> object:
-        """Return one property; see `Systemd.unit_property`."""
-        kind = check_unit(unit).rpartition(".")[2]
-        path = self._unit_path("GetUnit", "s", (unit,))
-        return self._get(path, _INTERFACES.get(kind, _UNIT), name)
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
+        """Return properties; see `Systemd.unit_properties`."""
+        return _raised(self.properties_of(((unit, names),))[0])
+
+    def properties_of(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Shown]:
+        """Return properties of several units; see `Systemd.properties_of`.
+
+        The bus is waited for twice, however many units there are.
+        """
+        kinds = (unit.rpartition(".")[2] for unit, _ in asked)
+        return self._shown(
+            [
+                (unit, _INTERFACES.get(kind, _UNIT), names)
+                for kind, (unit, names) in zip(kinds, asked, strict=True)
+            ]
+        )
+
+    def set_properties_of(
+        self, desired: Sequence[tuple[str, Sequence[Property]]]
+    ) -> list[SystemdError | None]:
+        """Change properties of several units; see `Systemd.set_properties_of`."""
+        calls = [_checked(unit, Call(_AT, *_setting(unit, given))) for unit, given in desired]
+        return [
+            reply if isinstance(reply, SystemdError) else None for reply in self._call_each(calls)
+        ]
 
     # --- the wire ---------------------------------------------------------------------------
 
@@ -333,24 +230,35 @@ class SystemBus:
 
     def _manager(self, method: str, signature: str, body: tuple[object, ...]) -> tuple[object, ...]:
         with self._connected() as bus:
-            address = (_NAME, _MANAGER_PATH, _MANAGER)
-            return bus.call(address, method, signature, body, self._timeout)
+            return bus.call(Call(_AT, method, signature, body), self._timeout)
 
-    def _unit_path(self, method: str, signature: str, body: tuple[object, ...]) -> str:
-        reply = self._manager(method, signature, body)
-        if len(reply) != 1 or not isinstance(reply[0], str):
-            raise ProtocolError(method, reply)
-        return reply[0]
+    def _shown(self, asked: Sequence[tuple[str, str, Sequence[str]]]) -> list[Shown]:
+        """Return properties of units, asked for by unit, interface and names."""
+        paths = self._call_each(
+            [_checked(unit, Call(_AT, "GetUnit", "s", (unit,))) for unit, _, _ in asked]
+        )
+        calls: list[Call] = []
+        for (_, interface, names), path in zip(asked, map(_path, paths), strict=True):
+            if isinstance(path, str):
+                at = (_NAME, path, _PROPERTIES)
+                calls.extend(Call(at, "Get", "ss", (interface, name)) for name in names)
+        replies = iter(self._call_each(calls))
+        return [
+            path if isinstance(path, SystemdError) else _variants(names, replies)
+            for (_, _, names), path in zip(asked, map(_path, paths), strict=True)
+        ]
 
-    def _get(self, path: str, interface: str, name: str) -> object:
-        with self._connected() as bus:
-            address = (_NAME, path, _PROPERTIES)
-            reply = bus.call(address, "Get", "ss", (interface, name), self._timeout)
-        match reply:
-            case ((str(), value),):
-                return value
-            case _:
-                raise ProtocolError(f"Get {name}", reply)
+    def _call_each(
+        self, calls: Sequence[Call | SystemdError]
+    ) -> list[tuple[object, ...] | SystemdError]:
+        """Make calls, `_SENT_AT_ONCE` at a time; an error among them is its own reply."""
+        made = [call for call in calls if isinstance(call, Call)]
+        replies: list[tuple[object, ...] | SystemdError] = []
+        for first in range(0, len(made), _SENT_AT_ONCE):
+            with self._connected() as bus:
+                replies += bus.call_each(made[first : first + _SENT_AT_ONCE], self._timeout)
+        found = iter(replies)
+        return [next(found) if isinstance(call, Call) else call for call in calls]
 
     @contextmanager
     def _connected(self) -> Iterator[BusConnection]:
@@ -363,9 +271,52 @@ class SystemBus:
     def _connect(self) -> BusConnection:
         self._open = BusConnection(self._address, self._timeout)
         # Without a subscriber systemd sends no JobRemoved.
-        address = (_NAME, _MANAGER_PATH, _MANAGER)
-        self._open.call(address, "Subscribe", "", (), self._timeout)
+        self._open.call(Call(_AT, "Subscribe"), self._timeout)
         return self._open
+
+
+def _checked(unit: str, call: Call) -> Call | SystemdError:
+    """Return a call about a unit, or the error that its name is."""
+    try:
+        check_unit(unit)
+    except UnitNameError as error:
+        return error
+    return call
+
+
+def _raised(shown: Shown) -> tuple[object, ...]:
+    if isinstance(shown, SystemdError):
+        raise shown
+    return shown
+
+
+def _path(reply: tuple[object, ...] | SystemdError) -> str | SystemdError:
+    """Return the object path that a reply has."""
+    match reply:
+        case SystemdError() | (str(),):
+            return reply if isinstance(reply, SystemdError) else str(reply[0])
+        case _:
+            return ProtocolError("GetUnit", reply)
+
+
+def _variants(names: Sequence[str], replies: Iterator[tuple[object, ...] | SystemdError]) -> Shown:
+    """Return the values of the next replies, one for each name, or the first error of them."""
+    values: list[object] = []
+    found = [next(replies) for _ in names]
+    for name, reply in zip(names, found, strict=True):
+        match reply:
+            case SystemdError():
+                return reply
+            case ((str(), value),):
+                values.append(value)
+            case _:
+                return ProtocolError(f"Get {name}", reply)
+    return tuple(values)
+
+
+def _setting(unit: str, properties: Sequence[Property]) -> tuple[str, str, tuple[object, ...]]:
+    """Return method, signature and arguments that set properties until the next boot."""
+    return "SetUnitProperties", "sba(sv)", (unit, True, _wire(properties))
 
 
 def _wire(properties: Sequence[Property]) -> list[tuple[str, tuple[str, object]]]:

@@ -8,7 +8,7 @@ may depend on them:
   since was enforced too. After any failure the next change observes all cgroups;
 - a pod without exclusive CPUs takes none from other pods, so only its own cgroups are observed, all
   of them, and read back;
-- when CPUs change hands (a pod that changed, or the pod that was asked for, has exclusive CPUs, or
+- when CPUs change hands (a pod that changed, or a pod that was asked for, has exclusive CPUs, or
   the shared pool changed), any container may run on CPUs that are about to be given away: one that
   started meanwhile, one that another process moved or widened. A previous observation is not proof.
   But no container has more CPUs than the cgroups above it. So the boundaries are observed: the
@@ -34,7 +34,7 @@ from agent.managers.allocations.shared_map import differences
 from agent.pods.model import QosClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.bindings import Binding, Bindings
@@ -59,14 +59,14 @@ class AffectedPods(Struct, frozen=True):
 def scope_of(
     before: Desired | None,
     after: Desired,
-    uid: str | None,
+    uids: Collection[str],
     shares: Callable[[str, Mask], bool],
     all_pods: str,
     classes: PodClasses,
 ) -> AffectedPods | None:
     """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
-    `before` was enforced in full (None: unknown), the pod `uid` is observed in any case,
+    `before` was enforced in full (None: unknown), the pods `uids` are observed in any case,
     `shares` returns whether a container of a pod (uid) runs in a shared pool. `all_pods` is the
     cgroup of all pods, `classes` are those of the pods in `after`.
     """
@@ -75,9 +75,7 @@ def scope_of(
     old, new = before.ledger.allocations, after.ledger.allocations
     # An allocation may be made again with the same content; nearly all are the same object.
     changed = [each for each in differences(old, new) if old.get(each) != new.get(each)]
-    concerned = {*changed, *_rebound(before.bindings, after.bindings)}
-    if uid is not None:
-        concerned.add(uid)
+    concerned = {*changed, *_rebound(before.bindings, after.bindings), *uids}
     pods = {each for each in concerned if each in new}
     gone = tuple(old[each] for each in changed if each in old)
     exclusive = any(new[each].exclusive_cpus for each in pods)

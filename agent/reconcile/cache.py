@@ -35,12 +35,16 @@ class ObservationCache:
 
     def was_asked(self, item: DesiredCgroup) -> bool:
         """Return whether the same setting was desired last time, of a cgroup that existed."""
-        known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
+        known = _known(self._asked, item)
         return known is not None and known.setting == item.setting
+
+    def is_new(self, item: DesiredCgroup) -> bool:
+        """Return whether a cgroup appeared after others were observed; False before the first."""
+        return bool(self._asked) and _known(self._asked, item) is None
 
     def shows_former(self, item: DesiredCgroup, state: CgroupState | None) -> bool:
         """Return whether a cgroup shows its former setting: only the desired setting changed."""
-        known = self._asked.get(item.pod, {}).get(item.setting.cgroup)
+        known = _known(self._asked, item)
         if known is None or state is None or known.setting == item.setting:
             return False
         former = known.setting
@@ -55,7 +59,7 @@ class ObservationCache:
 
     def recorded(self, item: DesiredCgroup) -> WriterRecord | None:
         """Return what was last recorded in systemd for a cgroup."""
-        return self._recorded.get(item.pod, {}).get(item.setting.cgroup)
+        return _known(self._recorded, item)
 
     def note_asked(self, observed: Observation, waiting: Collection[str] = ()) -> None:
         """Remember what is desired of each cgroup, except where it is not yet written."""
@@ -89,3 +93,10 @@ class ObservationCache:
             known.pop(uid, None)
         if observed.scope is not None and observed.scope.orphaned:
             known.pop("", None)
+
+
+def _known(known: dict[str, dict[str, _Value]], item: DesiredCgroup) -> _Value | None:
+    """Return what is known of a cgroup: of its pod, or of no pod from before its admission."""
+    path = item.setting.cgroup
+    found = known.get(item.pod, {}).get(path)
+    return known.get("", {}).get(path) if found is None else found

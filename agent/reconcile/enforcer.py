@@ -24,7 +24,7 @@ from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import HostSets, KnownPods, Role, desired_cgroups
 from agent.reconcile.diff import Cause, Difference, WriterRecords, assess, unknown_writer
-from agent.reconcile.drivers.pod_cgroups import CreateError
+from agent.reconcile.drivers.pod_cgroups import CreateError, ToRecord
 from agent.reconcile.drivers.unit_record import record_of
 from agent.reconcile.identify.containers import identify_cgroups
 from agent.reconcile.releaser import Releaser
@@ -57,20 +57,8 @@ from cgroupfs.apply import apply
 from cgroupfs.controllers import ENABLED, available, enable, enabled
 from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan
-from cgroupfs.state import (
-    CPU_WEIGHT,
-    CPUS_EFFECTIVE,
-    DEFAULT_WEIGHT,
-    MEMORY_MAX,
-    MEMS_EFFECTIVE,
-    NO_LIMIT,
-    UNLIMITED,
-    CgroupState,
-    WriterRecord,
-    effective_sets,
-)
+from cgroupfs.state import WriterRecord, effective_sets, fresh_state
 from cgroupfs.tree import ancestors, is_within, join, parent
-from sysfs.mask import EMPTY, Mask
 from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
 if TYPE_CHECKING:
@@ -187,13 +175,13 @@ class Enforcer:
         self._pods.try_again()
         return self._enforce(target, None, resting, move_memory=move_memory)
 
-    def enforce_change(self, target: Desired, uid: str | None = None) -> EnforcementReport:
+    def enforce_change(self, target: Desired, *uids: str) -> EnforcementReport:
         """Enforce `target`, observing only what differs from the last `Desired` enforced in full.
 
-        The pod `uid` is observed in any case. The report covers `EnforcementReport.pods`; all
+        The pods `uids` are observed in any case. The report covers `EnforcementReport.pods`; all
         other pods were enforced when they were last observed. Raises `OSError` as `enforce` does.
         """
-        return self._enforce(target, self._scope(target, uid), _NONE, move_memory=False)
+        return self._enforce(target, self._scope(target, uids), _NONE, move_memory=False)
 
     def repair(self, target: Desired, resting: Mapping[str, Setting] = _NONE) -> EnforcementReport:
         """Enforce, including memory nodes that were changed under a running container."""
@@ -209,11 +197,11 @@ class Enforcer:
 
         The cgroups that would be created are assumed to be as the kernel creates them.
         """
-        observed = self._observe(target, self._scope(target, uid))
+        observed = self._observe(target, self._scope(target, (uid,)))
         new = tuple(observed.missing()) if self._pods.makes else ()
         above = [path for pod in new for path in ancestors(pod)[1:] if not self._tree.exists(path)]
         created = tuple(dict.fromkeys((*above, *new)))
-        fresh = dict.fromkeys(created, self._fresh_state())
+        fresh = dict.fromkeys(created, fresh_state(self._tree, self._enforced.files))
         observed = replace(observed, states={**observed.states, **fresh})
         plan = make_plan(observed.states, observed.settings(move_memory=False))
         return PlannedChange(created, plan.writes)
@@ -311,10 +299,10 @@ class Enforcer:
             notes=tuple(notes(observed, orphans=self._pods.makes)),
         )
 
-    def _scope(self, target: Desired, uid: str | None) -> AffectedPods | None:
+    def _scope(self, target: Desired, uids: Collection[str]) -> AffectedPods | None:
         self._classes = self._classes.of(target.ledger.allocations)
         shares, all_pods = self._memory.shares, self._layout.pods()
-        return scope_of(self._last, target, uid, shares, all_pods, self._classes)
+        return scope_of(self._last, target, uids, shares, all_pods, self._classes)
 
     def _observe(
         self,
@@ -361,9 +349,13 @@ class Enforcer:
         if not differing:
             return ()
         needed = self._enforced.needed
-        return steadily(
-            lambda: assess(self._tree, differing, self._recorded, needed, self._writer_of)
-        )
+        # What was never written was not reverted: systemd and the runtime need not be asked.
+        new = {item.setting.cgroup for item, _ in differing if self._memory.is_new(item)}
+
+        def recorded(cgroup: str) -> WriterRecords:
+            return WriterRecords() if cgroup in new else self._recorded(cgroup)
+
+        return steadily(lambda: assess(self._tree, differing, recorded, needed, self._writer_of))
 
     def _not_as_before(self, observed: Observation, differing: Differing) -> Differing:
         """Leave out cgroups that show what was desired before: only the desired state changed."""
@@ -457,12 +449,13 @@ class Enforcer:
         For a `suspect` cgroup the settings are compared with what systemd has on record, since
         systemd may have reverted them.
         """
+        if not self._pods.records:
+            return [], []
         recorded: list[str] = []
         differences: list[Difference] = []
-        if not self._pods.records:
-            return recorded, differences
-        known: list[tuple[DesiredCgroup, WriterRecord]] = []
         silence: list[SystemdError] = []
+        known: list[tuple[DesiredCgroup, WriterRecord]] = []
+        changed: list[tuple[DesiredCgroup, ToRecord]] = []
         for item in observed.desired:
             cgroup, state = item.setting.cgroup, observed.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
@@ -470,25 +463,22 @@ class Enforcer:
             record = record_of(item, state, whole=self._pods.makes)
             if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
                 continue  # its sets are as desired, and its other files are not the agent's
-            try:
-                before = self._memory.recorded(item)
-                if cgroup in suspect or before != record:
-                    before = None if cgroup in suspect else before
-                    unit = self._pods.record(cgroup, record, before)
-                    recorded.extend([] if unit is None else [unit])
+            before = None if cgroup in suspect else self._memory.recorded(item)
+            if before == record:
                 known.append((item, record))
-            except (BusTimeoutError, BusUnavailableError, NotAskedError) as error:
-                silence.append(error)
-            except SystemdError as error:
-                differences.append(not_recorded(item, error))
+            else:
+                changed.append((item, ToRecord(cgroup, record, before)))
+        results = self._pods.record([desired for _, desired in changed])
+        for (item, desired), result in zip(changed, results, strict=True):
+            match result:
+                case BusTimeoutError() | BusUnavailableError() | NotAskedError():
+                    silence.append(result)
+                case SystemdError():
+                    differences.append(not_recorded(item, result))
+                case _:
+                    recorded.extend([] if result is None else [result])
+                    known.append((item, desired.record))
         if silence:
             differences.append(none_recorded(len(silence), silence[0]))
         self._memory.note_recorded(observed, known)
         return recorded, differences
-
-    def _fresh_state(self) -> CgroupState:
-        texts = self._tree.read_many("", (CPUS_EFFECTIVE, MEMS_EFFECTIVE))
-        cpus, mems = (Mask.parse(text or "") for text in texts)
-        values = {MEMORY_MAX: NO_LIMIT, CPU_WEIGHT: DEFAULT_WEIGHT}
-        values |= dict.fromkeys(self._enforced.files, NO_LIMIT)
-        return CgroupState(EMPTY, cpus, EMPTY, mems, UNLIMITED, populated=False, values=values)

@@ -85,7 +85,10 @@ class Releaser:
         return True
 
     def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
-        self._memory.forget_recorded(uid, cgroup)
         if not self._tree.exists(cgroup):
-            return ReleaseReport(cgroup, removed=True)
-        return self._pods.remove(cgroup)
+            report = ReleaseReport(cgroup, removed=True)
+        else:
+            report = self._pods.remove(cgroup)
+        if report.removed or self._pods.makes:  # the kubelet's unit keeps what was recorded
+            self._memory.forget_recorded(uid, cgroup)
+        return report

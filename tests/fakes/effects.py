@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tests.fakes.kernel import Died
+from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     import os
@@ -223,7 +224,7 @@ class CountedTree:
         return self._tree.lock()
 
 
-class CountedSystemd:
+class CountedSystemd(OneByOne):
     """`Systemd` whose every call is a step."""
 
     def __init__(self, systemd: Systemd, effects: Effects) -> None:
@@ -249,7 +250,11 @@ class CountedSystemd:
             lambda: self._systemd.control_group(unit), _BUS, "cgroup", unit, is_effect=False
         )
 
-    def unit_property(self, unit: str, name: str) -> object:
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
         return self._do(
-            lambda: self._systemd.unit_property(unit, name), _BUS, "property", unit, is_effect=False
+            lambda: self._systemd.unit_properties(unit, *names),
+            _BUS,
+            "properties",
+            unit,
+            is_effect=False,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from systemd.errors import BusTimeoutError
+from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 DEADLINE = 5.0
 
 
-class HangingSystemd:
+class HangingSystemd(OneByOne):
     """`Systemd` that answers as another one does, unless it is `silent`.
 
     `deadlines` counts the calls that ended at their deadline; each calls `wait` with its seconds.
@@ -47,9 +48,9 @@ class HangingSystemd:
         self._hang("GetUnit")
         return self._systemd.control_group(unit)
 
-    def unit_property(self, unit: str, name: str) -> object:
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
         self._hang("GetUnit")
-        return self._systemd.unit_property(unit, name)
+        return self._systemd.unit_properties(unit, *names)
 
     def _hang(self, call: str) -> None:
         if self.silent:

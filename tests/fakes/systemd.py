@@ -16,6 +16,7 @@ from systemd.bus import ActiveState
 from systemd.errors import NoSuchUnitError, UnitExistsError
 from systemd.escape import check_unit, slice_path
 from systemd.properties import INFINITY, Property, bytes_mask, written_quota
+from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +65,7 @@ class Unit:
         return _ALWAYS | asked | (frozenset(_MANAGED) if self.delegate else frozenset())
 
 
-class FakeSystemd:
+class FakeSystemd(OneByOne):
     """`systemd.bus.Systemd` over an emulated kernel. `journal` has its complaints."""
 
     def __init__(self, kernel: EmulatedKernel) -> None:
@@ -128,8 +129,10 @@ class FakeSystemd:
     def control_group(self, unit: str) -> str:
         return self._unit(unit).path
 
-    def unit_property(self, unit: str, name: str) -> object:
-        return self._unit(unit).properties.get(name, _UNSET.get(name))
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
+        known = self._unit(unit)
+        shown = {**_UNSET, **known.properties, "ControlGroup": f"/{known.path}"}
+        return tuple(shown.get(name) for name in names)
 
     # --- what others do to it ---------------------------------------------------------------
 

@@ -23,7 +23,9 @@ CALLS: dict[str, Callable[[Breaker], object]] = {
     "stop": lambda systemd: systemd.stop(UNIT),
     "active_state": lambda systemd: systemd.active_state(UNIT),
     "control_group": lambda systemd: systemd.control_group(UNIT),
-    "unit_property": lambda systemd: systemd.unit_property(UNIT, "AllowedCPUs"),
+    "properties_of": lambda systemd: systemd.properties_of([(UNIT, ("AllowedCPUs",))]),
+    "set_properties_of": lambda systemd: systemd.set_properties_of([(UNIT, ())]),
+    "unit_properties": lambda systemd: systemd.unit_properties(UNIT, "AllowedCPUs"),
 }
 
 

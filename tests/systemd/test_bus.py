@@ -170,7 +170,67 @@ def test_state_and_cgroup_are_read(start: Start) -> None:
     )
     assert bus.active_state(UNIT).running
     assert bus.control_group(UNIT) == "kubepods.slice/kubepods-pod1.slice"
-    assert bus.unit_property(UNIT, "AllowedCPUs") == b"\x03"
+    assert bus.unit_properties(UNIT, "AllowedCPUs")[0] == b"\x03"
+
+
+def units(member: str, path: str, body: tuple[object, ...]) -> Answer:
+    """Answer as a manager that has each unit but `gone.slice`; a property's value is its name."""
+    if body[0] == "gone.slice":
+        raise Rejection("org.freedesktop.systemd1.NoSuchUnit", "not loaded")
+    if member == "GetUnit":
+        return Answer("o", (f"/unit/{str(body[0]).partition('.')[0]}",))
+    if member == "Get":
+        return Answer("v", (("s", f"{body[1]} of {path}"),))
+    return Answer()
+
+
+def test_several_units_are_asked_about_with_two_waits_and_each_has_its_own_answer(
+    start: Start,
+) -> None:
+    fake, bus = start(units)
+    asked = [("a.slice", ("X", "Y")), ("gone.slice", ("X",)), ("b.scope", ("X",)), ("no", ("X",))]
+    first, gone, second, unusable = bus.properties_of(asked)
+    assert (first, second) == (("X of /unit/a", "Y of /unit/a"), ("X of /unit/b",))
+    assert isinstance(gone, NoSuchUnitError)
+    assert isinstance(unusable, UnitNameError)
+    members = [member for member, _, _ in fake.calls if member in ("GetUnit", "Get")]
+    assert members == ["GetUnit"] * 3 + ["Get"] * 3
+    assert bus.properties_of(()) == []
+
+
+def test_more_units_than_are_sent_at_once_are_asked_about(start: Start) -> None:
+    _, bus = start(units)
+    found = bus.properties_of([(f"u{number}.slice", ("X",)) for number in range(150)])
+    assert found == [(f"X of /unit/u{number}",) for number in range(150)]
+
+
+def test_properties_of_several_units_are_set_and_an_error_is_its_units(start: Start) -> None:
+    fake, bus = start(units)
+    cpus = (allowed_cpus(Mask.parse("0")),)
+    desired = [("a.slice", cpus), ("gone.slice", cpus), ("no", cpus), ("b.slice", cpus)]
+    errors = bus.set_properties_of(desired)
+    assert [type(error) for error in errors] == [
+        type(None),
+        NoSuchUnitError,
+        UnitNameError,
+        type(None),
+    ]
+    done = [body for member, _, body in fake.calls if member == "SetUnitProperties"]
+    assert [body[:2] for body in done] == [
+        (unit, True) for unit in ("a.slice", "gone.slice", "b.slice")
+    ]
+
+
+def test_no_answer_about_one_of_several_units_is_a_timeout_for_all(start: Start) -> None:
+    def handler(member: str, path: str, body: tuple[object, ...]) -> Answer:
+        if body == ("b.slice",):
+            raise Silence
+        return units(member, path, body)
+
+    _, bus = start(handler, timeout=0.2)
+    with pytest.raises(BusTimeoutError, match="GetUnit"):
+        bus.properties_of([("a.slice", ("X",)), ("b.slice", ("X",))])
+    assert bus.properties_of([("a.slice", ("X",))]) == [("X of /unit/a",)]
 
 
 def test_a_state_that_systemd_does_not_document_is_a_protocol_error(start: Start) -> None:

@@ -51,7 +51,7 @@ def test_a_slice_is_started_with_its_properties(
     assert shown(kernel, PATH, "cpuset.cpus.effective") == "2-3"
     assert shown(kernel, PATH, "cpuset.mems.effective") == "1"
     assert shown(kernel, PATH, "cpu.max") == "150000 100000"
-    assert systemd.unit_property(POD, "Description") == "pod 1"
+    assert systemd.unit_properties(POD, "Description")[0] == "pod 1"
 
 
 def test_a_running_slice_is_only_changed(systemd: FakeSystemd, kernel: EmulatedKernel) -> None:

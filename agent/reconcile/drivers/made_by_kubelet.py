@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from agent.reconcile.report import ReleaseReport
 
 if TYPE_CHECKING:
-    from agent.reconcile.drivers.pod_cgroups import PodCgroups, UnitState
+    from collections.abc import Sequence
+
+    from agent.reconcile.drivers.pod_cgroups import PodCgroups, ToRecord, UnitState
     from cgroupfs.state import WriterRecord
     from cgroupfs.tree import CgroupTree
+    from systemd.errors import SystemdError
 
 
 class MadeByKubelet:
@@ -39,11 +42,9 @@ class MadeByKubelet:
         _ = cgroup
         return ()
 
-    def record(
-        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
-    ) -> str | None:
+    def record(self, records: Sequence[ToRecord]) -> list[str | SystemdError | None]:
         """Record settings in systemd; see `PodCgroups.record`."""
-        return self._driver.record(cgroup, record, known)
+        return self._driver.record(records)
 
     def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return what systemd may write; see `PodCgroups.remembered`."""

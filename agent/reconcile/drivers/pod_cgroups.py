@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from agent.reconcile.drivers.unit_record import holds, read_record, to_properties, unit_of
+from agent.reconcile.drivers.unit_record import (
+    UnitQuestion,
+    holds,
+    read_record,
+    to_properties,
+    unit_of,
+)
 from agent.reconcile.errors import EnforcementStartError
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.state import CPU_WEIGHT, EVENTS, WriterRecord
@@ -17,23 +23,33 @@ from sysfs.mask import EMPTY
 from systemd import slices
 from systemd.breaker import Breaker
 from systemd.errors import BusSilentError, BusTimeoutError, NoSuchUnitError, SystemdError
-from systemd.properties import (
-    DEFAULT_WEIGHT,
-    INFINITY,
-    allowed_cpus,
-    allowed_memory_nodes,
-    cpu_weight,
-)
+from systemd.properties import allowed_cpus, allowed_memory_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
     from systemd.properties import Property
+
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
 
 #: A report names this many process ids at most.
 _NAMED_PROCESSES: Final = 8
 _ROOT_SLICE: Final = "-.slice"
 _DESCRIPTION: Final = "Pods of Numawarden"
+
+
+class ToRecord(Struct, frozen=True):
+    """The settings of a cgroup that systemd has to have on record.
+
+    `known` is what is on record, None when that is not known: then systemd is asked first.
+    """
+
+    cgroup: str
+    record: WriterRecord
+    known: WriterRecord | None = None
 
 
 class UnitState(Struct, frozen=True):
@@ -65,14 +81,11 @@ class PodCgroups(Protocol):
         """Create a pod's cgroup and those above it; return the new ones. Raises `CreateError`."""
         ...
 
-    def record(
-        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
-    ) -> str | None:
-        """Record the settings in systemd, which may rewrite them; return the unit that was set.
+    def record(self, records: Sequence[ToRecord]) -> list[str | SystemdError | None]:
+        """Record settings in systemd, which may rewrite them; return which unit each was set of.
 
-        `known` is what is on record, None when that is not known: then systemd is asked first.
-        Returns None when there is no unit, or its properties are as in `record`. Raises
-        `SystemdError`.
+        None: there is no unit, or its properties are as in the record. An error: the settings are
+        not on record.
         """
         ...
 
@@ -130,12 +143,9 @@ class DirectoryCgroups:
             made.append(path)
         return tuple(made)
 
-    def record(
-        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
-    ) -> str | None:
+    def record(self, records: Sequence[ToRecord]) -> list[str | SystemdError | None]:
         """Do nothing: a plain directory has no unit; see `PodCgroups.record`."""
-        _ = cgroup, record, known
-        return None
+        return [None] * len(records)
 
     def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return None: a plain directory has no record; see `PodCgroups.remembered`."""
@@ -203,37 +213,50 @@ class SliceCgroups:
             DirectoryCgroups(self._tree).create(cgroup)
         return missing
 
-    def record(
-        self, cgroup: str, record: WriterRecord, known: WriterRecord | None = None
-    ) -> str | None:
-        """Set the properties of the unit if the cgroup has one; see `PodCgroups.record`."""
-        unit = unit_of(cgroup)
-        if unit is None or record == WriterRecord():
-            return None
-        started = cgroup in self._started
-        self._started.discard(cgroup)
-        asks = known is None and not started
-        # Setting properties of an inactive unit would leave a file and a cgroup behind, and a unit
-        # of the same name elsewhere is a different one: a scope that was started again in another
-        # slice, or any in a container with its own systemd. The name of a slice says where it is.
-        if (asks or not unit.endswith(".slice")) and not self._is_active(unit, cgroup):
-            return None
-        properties = to_properties(record)
-        if CPU_WEIGHT not in record.values:
-            properties = (*properties, *self._keeps_cpu(unit))
-        if asks and holds(self._systemd, unit, properties):
-            return None
-        self._systemd.set_properties(unit, properties)
-        return unit
+    def record(self, records: Sequence[ToRecord]) -> list[str | SystemdError | None]:
+        """Set the properties of the units that cgroups have; see `PodCgroups.record`.
 
-    def _keeps_cpu(self, unit: str) -> tuple[Property, ...]:
-        """Return the default weight for a unit that has no weight set.
-
-        systemd disables a controller that no unit asks for, and a unit without a quota does not
-        ask for `cpu`; setting the default weight does.
+        systemd is waited for a few times, however many units there are.
         """
-        unset = self._systemd.unit_property(unit, "CPUWeight") == INFINITY
-        return (cpu_weight(DEFAULT_WEIGHT),) if unset else ()
+        results: list[str | SystemdError | None] = [None] * len(records)
+        units = [unit_of(each.cgroup) for each in records]
+        questions = [
+            (place, unit, self._question(unit, records[place]))
+            for place, unit in enumerate(units)
+            if unit is not None and records[place].record != WriterRecord()
+        ]
+        asking = [(unit, question.names) for _, unit, question in questions if question.names]
+        answers = iter(_each(self._systemd.properties_of, asking))
+        desired: list[tuple[int, str, tuple[Property, ...]]] = []
+        for place, unit, question in questions:
+            shown = next(answers) if question.names else ()
+            if isinstance(shown, SystemdError):
+                inactive = question.locates and isinstance(shown, NoSuchUnitError)
+                results[place] = None if inactive else shown
+            elif properties := question.to_set(records[place].cgroup, shown):
+                desired.append((place, unit, properties))
+        setting = [(unit, properties) for _, unit, properties in desired]
+        done = _each(self._systemd.set_properties_of, setting)
+        for (place, unit, _), error in zip(desired, done, strict=True):
+            results[place] = unit if error is None else error
+        return results
+
+    def _question(self, unit: str, desired: ToRecord) -> UnitQuestion:
+        started = desired.cgroup in self._started
+        self._started.discard(desired.cgroup)
+        asks = desired.known is None and not started
+        return UnitQuestion(
+            to_properties(desired.record),
+            asks=asks,
+            # Setting properties of an inactive unit would leave a file and a cgroup behind, and a
+            # unit of the same name elsewhere is a different one: a scope that was started again in
+            # another slice, or any in a container with its own systemd. The name of a slice says
+            # where it is.
+            locates=asks or not unit.endswith(".slice"),
+            # systemd disables a controller that no unit asks for, and a unit without a quota does
+            # not ask for `cpu`; setting the default weight does. What is on record has a weight.
+            weighs=desired.known is None and CPU_WEIGHT not in desired.record.values,
+        )
 
     def _is_active(self, unit: str, cgroup: str) -> bool:
         try:
@@ -266,7 +289,9 @@ class SliceCgroups:
             runs_at = self._systemd.control_group(unit)
             if runs_at != cgroup and (runs_at or not unit.endswith(".service")):
                 return
-            if not holds(self._systemd, unit, unset):
+            names = [prop.name for prop in unset]
+            shown = self._systemd.unit_properties(unit, *names)
+            if not holds(dict(zip(names, shown, strict=True)), unset):
                 self._systemd.set_properties(unit, unset)
         except NoSuchUnitError:
             # A service that is not loaded has its properties in files; setting them loads it.
@@ -297,6 +322,16 @@ class SliceCgroups:
         except SystemdError as error:
             return ReleaseReport(cgroup, removed=False, reason=f"cannot stop {unit}: {error}")
         return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
+
+
+def _each(
+    call: Callable[[Sequence[_Asked]], list[_Answer | SystemdError]], asked: Sequence[_Asked]
+) -> list[_Answer | SystemdError]:
+    """Return what systemd answers to each, the error for all of them if it does not answer."""
+    try:
+        return call(asked) if asked else []
+    except SystemdError as error:
+        return [error] * len(asked)
 
 
 def inhabited(tree: CgroupTree, cgroup: str) -> ReleaseReport | None:

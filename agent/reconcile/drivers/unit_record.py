@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from cgroupfs.errors import CgroupValueError
 from cgroupfs.plan import is_below_use
 from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax, WriterRecord
@@ -20,7 +22,7 @@ from systemd.properties import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.reconcile.desired.settings import DesiredCgroup
     from cgroupfs.state import CgroupState
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from systemd.properties import Property
 
 _SUFFIXES: Final = (".slice", ".scope", ".service")
+_SETS: Final = ("AllowedCPUs", "AllowedMemoryNodes")
 #: What the kernel shows of a value that was never set.
 _UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}
 
@@ -56,10 +59,44 @@ def to_properties(record: WriterRecord) -> tuple[Property, ...]:
     return tuple(properties)
 
 
-def holds(systemd: Systemd, unit: str, properties: Iterable[Property]) -> bool:
-    """Return whether a unit has these properties already; raises `SystemdError`."""
+class UnitQuestion(Struct, frozen=True):
+    """What systemd is asked about a unit before `properties` are set.
+
+    `asks`: whether it has them, `locates`: where it is, `weighs`: whether it has a weight.
+    """
+
+    properties: tuple[Property, ...]
+    asks: bool
+    locates: bool
+    weighs: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the properties to ask for."""
+        return (
+            *(("ControlGroup",) if self.locates else ()),
+            *(("CPUWeight",) if self.weighs else ()),
+            *((prop.name for prop in self.properties) if self.asks else ()),
+        )
+
+    def to_set(self, cgroup: str, values: Sequence[object]) -> tuple[Property, ...]:
+        """Return what to set of a unit that has these values.
+
+        That is nothing where it has all already, or is not at `cgroup`.
+        """
+        shown = dict(zip(self.names, values, strict=True))
+        if self.locates and str(shown["ControlGroup"]).removeprefix("/") != cgroup:
+            return ()
+        properties = self.properties
+        if self.weighs and shown["CPUWeight"] == INFINITY:
+            properties = (*properties, cpu_weight(int(DEFAULT_WEIGHT)))
+        return () if self.asks and holds(shown, properties) else properties
+
+
+def holds(shown: Mapping[str, object], properties: Iterable[Property]) -> bool:
+    """Return whether a unit that shows the properties of `shown` has these already."""
     return all(
-        _plain(systemd.unit_property(unit, prop.name)) == _plain(prop.value) for prop in properties
+        prop.name in shown and _plain(shown[prop.name]) == _plain(prop.value) for prop in properties
     )
 
 
@@ -73,19 +110,21 @@ def read_record(systemd: Systemd, unit: str) -> WriterRecord:
 
     A set without a property is None: systemd does not write it.
     """
-    quota = _number(systemd, unit, "CPUQuotaPerSecUSec")
-    period = _number(systemd, unit, "CPUQuotaPeriodUSec")
+    names = ("CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec", *_SETS, "CPUWeight", "MemoryMax")
+    shown = dict(zip(names, systemd.unit_properties(unit, *names), strict=True))
+    cpus, mems = (_mask(shown, name) for name in _SETS)
+    quota, period = _number(shown, "CPUQuotaPerSecUSec"), _number(shown, "CPUQuotaPeriodUSec")
     try:
         cpu_max = CpuMax(*written_quota(quota, period))
     except CgroupValueError as error:
         raise ProtocolError("CPUQuotaPerSecUSec", (quota, period)) from error
     return WriterRecord(
-        cpus=_mask(systemd, unit, "AllowedCPUs"),
-        mems=_mask(systemd, unit, "AllowedMemoryNodes"),
+        cpus=cpus,
+        mems=mems,
         cpu_max=cpu_max,
         values={
-            CPU_WEIGHT: _text(_number(systemd, unit, "CPUWeight"), DEFAULT_WEIGHT),
-            MEMORY_MAX: _text(_number(systemd, unit, "MemoryMax"), NO_LIMIT),
+            CPU_WEIGHT: _text(_number(shown, "CPUWeight"), DEFAULT_WEIGHT),
+            MEMORY_MAX: _text(_number(shown, "MemoryMax"), NO_LIMIT),
         },
     )
 
@@ -94,15 +133,15 @@ def _text(number: int, unset: str) -> str:
     return unset if number == INFINITY else str(number)
 
 
-def _mask(systemd: Systemd, unit: str, name: str) -> Mask | None:
-    value = systemd.unit_property(unit, name)
+def _mask(shown: Mapping[str, object], name: str) -> Mask | None:
+    value = shown[name]
     if isinstance(value, bytes):
         return bytes_mask(value) or None
     raise ProtocolError(name, value)
 
 
-def _number(systemd: Systemd, unit: str, name: str) -> int:
-    value = systemd.unit_property(unit, name)
+def _number(shown: Mapping[str, object], name: str) -> int:
+    value = shown[name]
     if isinstance(value, int):
         return value
     raise ProtocolError(name, value)

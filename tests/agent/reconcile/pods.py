@@ -32,6 +32,7 @@ from systemd.bus import ActiveState
 from systemd.errors import BusUnavailableError, NoSuchUnitError, UnitExistsError
 from systemd.properties import INFINITY, Property
 from tests.agent.managers.ledgers import ledger_with
+from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,7 @@ def run(tree: EmulatedKernel, cgroup: str, pid: int) -> str:
 
 
 @dataclass
-class FakeSystemd:
+class FakeSystemd(OneByOne):
     """`systemd.bus.Systemd` over an emulated kernel: keeps properties and writes them.
 
     `calls` is what changed something; `broken` makes every call fail. `realize` writes a unit's
@@ -193,10 +194,14 @@ class FakeSystemd:
     def unit_of(self, pid: int) -> str:
         raise NotImplementedError(pid)
 
-    def unit_property(self, unit: str, name: str) -> object:
+    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
         self._answer()
-        unset = b"" if name.startswith("Allowed") else INFINITY
-        return self.properties.get(unit, {}).get(name, unset)
+        if unit not in self.active:
+            raise NoSuchUnitError("GetUnit", "org.freedesktop.systemd1.NoSuchUnit", unit)
+        known = {"ControlGroup": f"/{self.active[unit]}", **self.properties.get(unit, {})}
+        return tuple(
+            known.get(name, b"" if name.startswith("Allowed") else INFINITY) for name in names
+        )
 
     def start_scope(self, parent: str, name: str, pid: int) -> str:
         """Start a scope with one process, as a runtime does."""

@@ -26,7 +26,7 @@ def shares(uid: str, _pool: Mask) -> bool:
 
 def scope(before: Desired | None, after: Desired, uid: str | None = None) -> AffectedPods | None:
     classes = NO_PODS.of(after.ledger.allocations)
-    return scope_of(before, after, uid, shares, "kubepods", classes)
+    return scope_of(before, after, () if uid is None else (uid,), shares, "kubepods", classes)
 
 
 def test_everything_is_looked_at_when_nothing_is_known_to_be_enforced() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from agent.pods.model import QosClass
 from agent.reconcile.diff import Cause
@@ -26,7 +26,10 @@ from tests.agent.reconcile.pods import (
 from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cgroupfs.emulated.kernel import EmulatedKernel
+    from systemd.bus import Systemd
 
 ALL_PODS: Final = "kubepods.slice"
 BURSTABLE: Final = f"{ALL_PODS}/kubepods-burstable.slice"
@@ -162,3 +165,63 @@ def test_a_kubelet_of_the_cgroupfs_driver_is_left_its_directories_too() -> None:
     tree.write(cgroup, "cpu.max", "600000 100000")
     assert enforcer.enforce(target(mixed())).ok
     assert shown(tree, cgroup, *SETS) == ["2-7", "0", "max 100000"]
+
+
+class Counted:
+    """A systemd whose questions and changes are counted."""
+
+    def __init__(self, systemd: FakeSystemd) -> None:
+        self._systemd = systemd
+        self.calls: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def counted(unit: str | Sequence[tuple[str, object]], *further: object) -> object:
+            units = [unit] if isinstance(unit, str) else [each for each, _ in unit]
+            self.calls.extend((name, each) for each in units)
+            result: object = getattr(self._systemd, name)(unit, *further)
+            return result
+
+        return counted
+
+
+def counted() -> tuple[FakeSystemd, Counted, Enforcer]:
+    """Return what `beside_kubelet` does, with the enforcer's calls of systemd counted."""
+    tree, systemd, _ = beside_kubelet()
+    bus = Counted(systemd)
+    driver = MadeByKubelet(tree, SliceCgroups(tree, cast("Systemd", bus)))
+    enforcer = Enforcer(tree, layout(Driver.SYSTEMD), driver)
+    assert enforcer.prepare().ok
+    assert enforcer.enforce(target()).ok
+    return systemd, bus, enforcer
+
+
+def test_a_pod_that_is_not_admitted_is_recorded_in_systemd_once() -> None:
+    systemd, bus, enforcer = counted()
+    start_pod(systemd, path_of(mixed(), Driver.SYSTEMD))
+    assert enforcer.enforce(target()).ok
+    enforcer.releaser.orphaned(target())
+    bus.calls.clear()
+    assert enforcer.enforce(target()).ok
+    assert bus.calls == []
+
+
+def test_a_pod_whose_slice_was_confined_before_its_admission_is_not_asked_about_again() -> None:
+    systemd, bus, enforcer = counted()
+    cgroup = path_of(mixed(), Driver.SYSTEMD)
+    start_pod(systemd, cgroup)
+    assert enforcer.enforce(target()).ok
+    bus.calls.clear()
+    assert enforcer.enforce_change(target(mixed()), mixed().uid).ok
+    unit = cgroup.rpartition("/")[2]
+    assert [name for name, about in bus.calls if about == unit] == ["set_properties_of"]
+
+
+def test_systemd_is_not_asked_who_reverted_what_was_never_written() -> None:
+    systemd, bus, enforcer = counted()
+    unit = path_of(mixed(), Driver.SYSTEMD).rpartition("/")[2]
+    start_pod(systemd, path_of(mixed(), Driver.SYSTEMD))
+    bus.calls.clear()
+    assert enforcer.enforce_change(target(mixed()), mixed().uid).ok
+    asked = [name for name, about in bus.calls if about == unit]
+    # Whether it runs, has a weight and has the properties already.
+    assert asked == ["properties_of", "set_properties_of"]

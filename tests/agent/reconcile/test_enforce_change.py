@@ -187,7 +187,7 @@ class Pair:
         allocations = ledger(*self.admitted.values())
         pool = ONLINE - exclusive_cpus(allocations)
         self.target = Desired(allocations, pool, self.target.bindings)
-        found = self.part.enforcer.enforce_change(self.target, uid)
+        found = self.part.enforcer.enforce_change(self.target, *filter(None, (uid,)))
         reference = self.whole.enforcer.enforce(self.target)
         if self.untouched:
             self._compare(found, reference)

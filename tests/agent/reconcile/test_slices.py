@@ -262,8 +262,8 @@ def test_a_unit_without_a_quota_keeps_the_cpu_controller_by_its_weight() -> None
     enforcer.enforce(target(mixed()))
     systemd.start_scope(SLICE, "db.scope", 2)
     enforcer.enforce(target(mixed()))
-    assert systemd.unit_property(UNIT, "CPUWeight") == 235
-    assert systemd.unit_property("db.scope", "CPUWeight") == 100
+    assert systemd.unit_properties(UNIT, "CPUWeight")[0] == 235
+    assert systemd.unit_properties("db.scope", "CPUWeight")[0] == 100
 
 
 def test_a_scope_of_the_same_name_elsewhere_is_not_changed() -> None:

@@ -181,7 +181,7 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
         # systemd takes the controller back where no unit asks for it.
         assert not (site.kernel.read_many(bound, ("cpuset.cpus",))[0] or "").strip()
         if site.systemd is not None:
-            allowed = site.systemd.unit_property(bound.rpartition("/")[2], "AllowedCPUs")
+            allowed = site.systemd.unit_properties(bound.rpartition("/")[2], "AllowedCPUs")[0]
             assert not allowed
 
     with_agent(site, play)

@@ -28,7 +28,7 @@ def test_a_unit_gets_cpus_and_keeps_its_own_limits(units_host: CommandHost) -> N
     assert "main  CPUs 1,9 (its own), memory on node 0" in err
     assert cpus_of(units_host, cgroup) == Mask.of(1, 9)
     assert units_host.world.kernel.read(cgroup, "memory.max").strip() == "max"
-    assert units_host.systemd.unit_property("db.service", "AllowedCPUs") == b"\x02\x02"
+    assert units_host.systemd.unit_properties("db.service", "AllowedCPUs")[0] == b"\x02\x02"
     (pod,) = units_host.pods
     assert "\n  ends      with db.service\n" in units_host.run("show", "db.service")[1]
     assert (pod.name, pod.end, pod.unit) == ("db.service", "unit", "db.service")

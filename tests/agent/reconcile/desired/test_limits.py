@@ -264,9 +264,9 @@ def test_systemd_remembers_weights_and_limits() -> None:
     allocation = limited(memory=GIB)
     assert enforcer.enforce(target(allocation)).ok
     unit = path_of(allocation, Driver.SYSTEMD).rpartition("/")[2]
-    assert systemd.unit_property(unit, "MemoryMax") == GIB
-    assert systemd.unit_property(unit, "CPUWeight") == 79
-    assert systemd.unit_property("kubepods-burstable.slice", "CPUWeight") == 79
+    assert systemd.unit_properties(unit, "MemoryMax")[0] == GIB
+    assert systemd.unit_properties(unit, "CPUWeight")[0] == 79
+    assert systemd.unit_properties("kubepods-burstable.slice", "CPUWeight")[0] == 79
     calls = len(systemd.calls)
     assert enforcer.repair(target(allocation)).ok
     assert len(systemd.calls) == calls
