@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, field
@@ -245,9 +246,15 @@ class Reader(Struct):
 
 def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return `; did you mean "x"?` for the nearest known word, or nothing."""
+    nearest = _nearest_word(word.lower()[:SHOWN_LENGTH], tuple(known), cutoff)
+    return "" if nearest is None else f'; did you mean "{nearest}"?'
+
+
+@lru_cache(maxsize=256)  # the pods of a host have the same keys again and again
+def _nearest_word(word: str, known: tuple[str, ...], cutoff: float) -> str | None:
     by_folded = {name.lower(): name for name in known}
-    nearest = difflib.get_close_matches(word.lower()[:SHOWN_LENGTH], by_folded, n=1, cutoff=cutoff)
-    return f'; did you mean "{by_folded[nearest[0]]}"?' if nearest else ""
+    nearest = difflib.get_close_matches(word, by_folded, n=1, cutoff=cutoff)
+    return by_folded[nearest[0]] if nearest else None
 
 
 def describe(node: Node) -> str:
