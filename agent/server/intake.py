@@ -9,6 +9,7 @@ releases its pod. A pod belongs to the entry that asked for it first, in this so
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
 from agent.pods.lifetime import END, UNIT, End, lifetime_of
+from agent.server.control.grouped import MOST_AT_ONCE
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import PodNotFoundError, RequestError
 from agent.server.reporting.events import requested_by
@@ -54,6 +56,10 @@ class Admissions(Protocol):
 
     async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
         """Admit a pod; it belongs to `source` from then on."""
+        ...
+
+    def prefer(self, uid: str) -> None:
+        """Admit a pod before all others, once it is asked for."""
         ...
 
     async def release(self, uid: str, source: Source) -> None:
@@ -102,6 +108,10 @@ class ControllerAdmissions:
             raise
         except Exception as error:
             raise _failed(source, error) from error
+
+    def prefer(self, uid: str) -> None:
+        """Admit a pod before all others, once it is asked for."""
+        self._controller.admissions.prefer(uid)
 
     async def release(self, uid: str, source: Source) -> None:
         """Remove a pod that its source no longer asks for, admitted or not."""
@@ -172,8 +182,12 @@ class PodIntake:
         #: The entries that are waited for, and the syncs that go on although no caller waits.
         self._awaited: dict[str, asyncio.Future[ManifestDocument]] = {}
         self._syncing: set[asyncio.Task[None]] = set()
-        #: What became of each entry in the last sync.
+        #: The entry that comes first, and those that are being settled.
+        self._preferred = ""
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        #: What became of each entry in the last sync, and in the one in progress.
         self._documents: dict[str, ManifestDocument] = {}
+        self._settled_now: dict[str, ManifestDocument] = {}
 
     async def sync(self) -> None:
         """Read the source, release and admit pods; report what has become of every entry.
@@ -200,12 +214,24 @@ class PodIntake:
         found, syncing = self._awaited[key], asyncio.create_task(self.sync())
         self._syncing.add(syncing)
         syncing.add_done_callback(self._synced)
+        if self._settling:  # what has become of it may be known already
+            self._begin(key)
         await asyncio.wait((found, syncing), return_when=asyncio.FIRST_COMPLETED)
         if found.done():
             return found.result()
         self._awaited.pop(key, None)
         syncing.result()
         return self._documents.get(key)
+
+    def prefer(self, key: str) -> None:
+        """Settle an entry, once it is waited for, before the others that are waited for."""
+        self._preferred = key
+        entry = self._entries.get(key)
+        if entry is None or entry.pod is None:
+            return
+        self._admissions.prefer(entry.pod.uid)
+        if self._settling:  # beyond as many as are settled at once
+            self._begin(key)
 
     def _synced(self, task: asyncio.Task[None]) -> None:
         """Forget a sync; what it raised is raised by the next one, too, and reported there."""
@@ -226,27 +252,62 @@ class PodIntake:
         self._admissions.report(self.source.name, documents, reading.conditions)
 
     async def _settle_all(self) -> dict[str, ManifestDocument]:
-        """Settle every entry, those that are waited for first."""
-        documents: dict[str, ManifestDocument] = {}
-        for key in self._entries:
-            while (first := self._next_awaited(documents)) is not None:
-                found = self._awaited[first]  # which a caller whose sync failed gives up meanwhile
-                documents[first] = document = await self._settle(self._entries[first])
-                if self._awaited.get(first) is found:
-                    del self._awaited[first]
-                found.set_result(document)
-            if key not in documents:
-                documents[key] = await self._settle(self._entries[key])
-        return {key: documents[key] for key in self._entries}
+        """Settle every entry, a few at a time, those that are waited for first.
 
-    def _next_awaited(self, documents: Mapping[str, ManifestDocument]) -> str | None:
-        """Return the next entry that is waited for; those that are settled have their answer."""
-        for key in [*self._awaited]:
-            if key in documents:
-                self._awaited.pop(key).set_result(documents[key])
-            elif key in self._entries:
-                return key
-        return None
+        Raises what one of them raises, once the others that were begun are settled.
+        """
+        self._settled_now = {}
+        left = deque(self._entries)
+        try:
+            while self._begin_next(left):
+                await asyncio.wait(self._settling.values(), return_when=asyncio.FIRST_COMPLETED)
+                for key in [key for key, task in self._settling.items() if task.done()]:
+                    self._settling.pop(key).result()
+        finally:
+            if self._settling:
+                await asyncio.wait(self._settling.values())
+                self._settling.clear()
+        return {key: self._settled_now[key] for key in self._entries}
+
+    def _begin_next(self, left: deque[str]) -> bool:
+        """Begin with the next entries of those `left`; return whether any is being settled."""
+        for key in (self._preferred, *self._awaited):
+            self._begin(key)
+        for _ in range(len(left)):
+            if len(self._settling) >= MOST_AT_ONCE:
+                break
+            if not self._begin(left[0]):
+                left.append(left[0])
+            left.popleft()
+        return bool(self._settling)
+
+    def _begin(self, key: str) -> bool:
+        """Begin to settle an entry; return False if its uid is being settled for another entry.
+
+        On what has become of the first of these others may depend.
+        """
+        entry = self._entries.get(key)
+        if entry is None or key in self._settling:
+            return True
+        if key in self._settled_now:
+            self._answer(key)
+            return True
+        if entry.pod is not None:
+            uids = (self._entries[each].pod for each in self._settling)
+            if any(pod is not None and pod.uid == entry.pod.uid for pod in uids):
+                return False
+        self._settling[key] = asyncio.create_task(self._settle_one(key, entry))
+        return True
+
+    async def _settle_one(self, key: str, entry: SourceEntry) -> None:
+        self._settled_now[key] = await self._settle(entry)
+        self._answer(key)
+
+    def _answer(self, key: str) -> None:
+        """Let those that wait for an entry have what has become of it."""
+        awaited = self._awaited.pop(key, None)
+        if awaited is not None:
+            awaited.set_result(self._settled_now[key])
 
     def _take(self, reading: SourceReading) -> None:
         known = {} if reading.complete else self._entries

@@ -133,7 +133,7 @@ class EnforcedHost:
         started = perf_counter_ns()
         for allocation in gone:
             self.enforcer.releaser.pod(allocation)
-        report = self.enforcer.enforce_change(desired, uid)
+        report = self.enforcer.enforce_change(desired, *filter(None, (uid,)))
         taken = perf_counter_ns() - started
         if not report.ok:
             raise RuntimeError(f"a figure was not enforced: {report.remaining[:3]}")

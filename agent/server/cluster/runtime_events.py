@@ -23,6 +23,7 @@ from agent.managers.allocations.origin import Source
 from agent.pods.identity import full_name
 from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.server.cluster.adjustments import adjustment_of, agrees, still_shared
+from agent.server.control.grouped import MOST_AT_ONCE
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.metrics import names
@@ -73,6 +74,9 @@ class Intake(Protocol):
     async def settle(self, key: str) -> ManifestDocument | None:
         """Sync with one entry before all others; return what has become of the entry."""
 
+    def prefer(self, key: str) -> None:
+        """Settle an entry, once it is waited for, before the others that are waited for."""
+
 
 class SandboxEvidence(Protocol):
     """What a source of pods learns from sandboxes (`agent.sources.kubelet.KubeletPods`)."""
@@ -120,6 +124,9 @@ class RuntimeEvents:
         #: What is in progress: the decisions by uid, and what follows from decisions.
         self._deciding: dict[str, asyncio.Task[None]] = {}
         self._following: set[asyncio.Task[None]] = set()
+        #: The comparison in progress, and the pods (uids) whose cgroups are compared after it.
+        self._comparing: asyncio.Task[None] | None = None
+        self._compared_next: dict[str, None] = {}
         #: The pods that were admitted and enforced since their sandbox, or the runtime, changed.
         self._decided: set[str] = set()
         #: Why the other pods were not admitted when they were last decided, by uid.
@@ -213,6 +220,7 @@ class RuntimeEvents:
             self._begin(uid, self._settle(uid))
             if self._shares(uid):
                 return None
+            self._intake.prefer(self._pods.key(uid))
             if not await _in_time(self._deciding[uid], deadline):
                 self._not_yet(sandbox, "undecided", "the pod is not decided yet")
                 return None
@@ -268,21 +276,39 @@ class RuntimeEvents:
         task.add_done_callback(lambda _: self._deciding.pop(uid, None))
 
     async def _settle(self, uid: str) -> None:
+        known = self._allocation(uid) is not None
         await self._pods.ask_for(uid, ASK_SECONDS)
         document = await self._settled(uid)
         self._rejected.pop(uid, None)
         if self._allocation(uid) is not None:
+            if known:
+                await self._compare(uid)
             self._decided.add(uid)
-            # The pod's cgroup may have been made, or changed, since its admission.
-            task = asyncio.create_task(self._enforce(uid))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
         elif document is not None and document.state in _NOT_ADMITTED:
             self._rejected[uid] = document.message
 
-    async def _enforce(self, uid: str) -> None:
+    async def _compare(self, uid: str) -> None:
+        """Have the cgroups of a pod compared, with those of all that come meanwhile.
+
+        They may have been made, or changed, since its admission. It is waited for only where CPUs
+        of the pod were seen to be shared still.
+        """
+        self._compared_next[uid] = None
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.create_task(self._enforce())
+            self._following.add(self._comparing)
+            self._comparing.add_done_callback(self._following.discard)
+        pod = self._allocation(uid)
+        if pod is not None and still_shared(pod, self._remaining()):
+            await asyncio.shield(self._comparing)
+
+    async def _enforce(self) -> None:
         with suppress(QueueStopped):
-            await self._controller.enforce(uid)
+            while self._compared_next:
+                uids = [*self._compared_next][:MOST_AT_ONCE]
+                for uid in uids:
+                    del self._compared_next[uid]
+                await self._controller.enforce(*uids)
 
     async def _settled(self, uid: str) -> ManifestDocument | None:
         try:

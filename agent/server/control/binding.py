@@ -37,7 +37,7 @@ class Binder:
             steps.kernel.locate, target, allocation, container, request
         )
         await steps.commit(replace(durable, bindings=durable.bindings.with_binding(binding)))
-        await steps.enforce_pod(uid)
+        await steps.enforce_pods(uid)
         log.info("container bound", cgroup=f"/{binding.cgroup}")
         message = f"{container} is /{binding.cgroup}"
         steps.publish("ContainerBound", uid, full_name(allocation), message)
@@ -52,7 +52,7 @@ class Binder:
         bindings = durable.bindings.without_binding(binding)
         await self._steps.commit(replace(durable, bindings=bindings))
         # The unbound cgroup is confined before the container's CPUs may be allocated again.
-        await self._steps.enforce_pod(uid)
+        await self._steps.enforce_pods(uid)
         cgroup = f"/{binding.cgroup}"
         log.info("container unbound", cgroup=cgroup)
         self._steps.publish(

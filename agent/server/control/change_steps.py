@@ -41,9 +41,9 @@ class ChangeSteps:
         """Save a decision, then use it; raises `CheckpointFailedError` (`Saving.commit`)."""
         await self._saving.commit(durable)
 
-    async def enforce_pod(self, uid: str) -> None:
-        """Have the kernel enforce what a pod is to have."""
-        outcome = await self.worker.run(self.kernel.admitted, self.state.target(), uid)
+    async def enforce_pods(self, *uids: str) -> None:
+        """Have the kernel enforce what pods are to have."""
+        outcome = await self.worker.run(self.kernel.admitted, self.state.target(), *uids)
         self._outcomes.note(outcome)
 
     async def enforce_pool(self) -> EnforcementReport:

@@ -26,30 +26,30 @@ from agent.api.documents import (
     RemovalDocument,
 )
 from agent.managers import admission
-from agent.managers.allocations.origin import API, Origin, Source
-from agent.managers.cpu.parts import shared_cpus
+from agent.managers.allocations.origin import API, Source
 from agent.managers.effective_policy import restored
 from agent.pods.identity import full_name
 from agent.pods.lifetime import End
 from agent.reconcile.errors import BindingError
+from agent.server.control.admitting import Admitting
 from agent.server.control.binding import Binder
 from agent.server.control.change_steps import ChangeSteps
 from agent.server.control.cordoning import Cordoning
 from agent.server.control.decisions import Decisions
 from agent.server.control.endings import Endings
+from agent.server.control.grouped import GroupedAdmissions
 from agent.server.control.outcomes import OutcomeReporter
 from agent.server.control.queue import SerialQueue, Worker
 from agent.server.control.saving import Saving
 from agent.server.control.shared_pods import SharedPods
 from agent.server.errors import (
-    CheckpointFailedError,
     PodNotFoundError,
     SourcePodError,
 )
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
 from agent.server.reporting.events import EventHub, EventReporter, operation
-from agent.server.reporting.log.allocation_log import allocation_fields, allocation_line
+from agent.server.reporting.log.allocation_log import allocation_line
 from agent.server.reporting.pods import PodDescriber, pods_now
 from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
@@ -70,13 +70,12 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.assessment.violation import Violation
-    from agent.managers.decision import Decision
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport
     from agent.server.configured_host import ConfiguredHost
     from agent.server.kernel.ports import Enforcement, Saver
-    from agent.server.state import AgentState, DurableState
+    from agent.server.state import AgentState
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +100,9 @@ class Controller:
         steps = ChangeSteps(state, kernel, self._saving, self.worker, self.outcomes, reporter)
         self._binder = Binder(steps)
         self.cordoning = Cordoning(steps, clock)
-        self._enforce = steps.enforce_pod
+        self._enforce = steps.enforce_pods
+        self._admitting = Admitting(steps, self.decisions, self.rejections, self.metrics, self._end)
+        self.admissions = GroupedAdmissions(self.queue, self._admitting.admit_all)
         self.shared_pods = SharedPods(state, self.queue, self._saving)
         self.clock = clock
         self._endings = Endings()
@@ -124,7 +125,7 @@ class Controller:
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self.clock.monotonic()
-            answer = await self.queue.run(lambda: self._admit(pod, source, replace_pod=replace_pod))
+            answer = await self.admissions.admit(pod, source, replace_pod=replace_pod)
             self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer
 
@@ -134,7 +135,7 @@ class Controller:
         decision = await self.decisions.preview(pod, API, replaced)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
-        answer = self._admission(decision, decision.allocation, PodRecord(), dry_run=True)
+        answer = self._admitting.document(decision, decision.allocation, PodRecord(), dry_run=True)
         answer = views.replacing_answer(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
         async with self._observing:
@@ -218,10 +219,10 @@ class Controller:
         for uid in self._unfollowed - {uid for uid, _ in due.moved}:
             self._followed(uid)
 
-    async def enforce(self, uid: str) -> None:
-        """Have the kernel enforce what a pod is to have, whose cgroups may have changed."""
-        with operation("enforce", **self._facts(uid)):
-            await self.queue.run(lambda: self._enforce(uid))
+    async def enforce(self, *uids: str) -> None:
+        """Have the kernel enforce what pods are to have, whose cgroups may have changed."""
+        with operation("enforce", uids=",".join(uids)):
+            await self.queue.run(lambda: self._enforce(*uids))
 
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""
@@ -268,54 +269,6 @@ class Controller:
         )
 
     # --- queued actions -------------------------------------------------------------------------
-
-    async def _admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
-        replaced = self.decisions.replaced(pod) if replace_pod else None
-        pod = await self.decisions.with_devices(pod, source)
-        decision = await self.decisions.decide(pod, source, replaced)
-        if decision.allocation is None:
-            return self.rejections.rejected(pod, decision, source)
-        if decision.already_admitted:
-            return await self._repeat(decision, decision.allocation)
-        durable = self.state.durable
-        if replaced is not None:
-            durable = durable.without_pod(decision.ledger, replaced.uid)
-        await self._commit_admission(durable.with_pod(decision.ledger, pod.uid))
-        record = PodRecord(views.explanation_document(decision))
-        self.state.records.pods[pod.uid] = record
-        self.rejections.admitted(decision.allocation)
-        self.state.displaced.pop(pod.uid, None)
-        removal = None
-        if replaced is not None:
-            # Confined to the pool of a ledger with neither pod, before the new one is given CPUs.
-            neither = admission.remove(self.state.configured.rules, decision.ledger, pod.uid)
-            removal = await self._end(replaced, self.state.desired_of(neither), pod.uid)
-        await self.worker.run(self.state.cdi_files.write, decision.allocation)
-        await self._enforce(pod.uid)
-        self._count_admission("admitted")
-        fields = self._allocation_fields(decision.allocation)
-        log.info("pod admitted", enforced=not record.unenforced, **fields)
-        message = allocation_line(decision.allocation)
-        self.publish("PodAdmitted", pod.uid, full_name(pod), message, given=pod.given_devices)
-        return views.replacing_answer(
-            self._admission(decision, decision.allocation, record), replaced, removal
-        )
-
-    async def _repeat(self, decision: Decision, allocation: PodAllocation) -> AdmissionDocument:
-        durable = self.state.durable
-        confirmed = durable.ledger.allocations[allocation.uid].origin is not Origin.DECIDED
-        if decision.ledger is not durable.ledger:
-            await self._saving.commit(durable.with_pod(decision.ledger, allocation.uid))
-        record = self.state.records.of(allocation.uid)
-        if record.unenforced or confirmed:
-            await self._enforce(allocation.uid)
-            record = self.state.records.of(allocation.uid)
-        if confirmed:
-            self.state.displaced.pop(allocation.uid, None)
-            fields = self._allocation_fields(allocation)
-            log.info("pod matched", enforced=not record.unenforced, **fields)
-        self._count_admission("repeated")
-        return self._admission(decision, allocation, record)
 
     async def _remove(self, uid: str) -> RemovalDocument:
         allocation = self.state.allocation(uid)
@@ -413,17 +366,6 @@ class Controller:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _allocation_fields(self, allocation: PodAllocation) -> dict[str, object]:
-        fields = allocation_fields(allocation, self.state.shared_cpus)
-        return {"source": str(allocation.source), **fields}
-
-    async def _commit_admission(self, durable: DurableState) -> None:
-        try:
-            await self._saving.commit(durable)
-        except CheckpointFailedError:
-            self._count_admission("failed")
-            raise
-
     async def _fit_ledger(self) -> None:
         """Update what is derived from allocations and policy after a host change."""
         ledger = restored(self.state.configured.rules, self.state.ledger)
@@ -439,29 +381,3 @@ class Controller:
         if ledger is not self.state.ledger:
             await self._saving.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1
-
-    # --- answers --------------------------------------------------------------------------------
-
-    def _admission(
-        self,
-        decision: Decision,
-        allocation: PodAllocation,
-        record: PodRecord,
-        *,
-        dry_run: bool = False,
-    ) -> AdmissionDocument:
-        pool = shared_cpus(self.state.configured.rules, decision.ledger)
-        described = PodDescriber.of(self.state, pool)
-        return AdmissionDocument(
-            uid=allocation.uid,
-            name=allocation.name,
-            namespace=allocation.namespace,
-            admitted=True,
-            dry_run=dry_run,
-            already_admitted=decision.already_admitted,
-            pod=described.document(allocation, None if dry_run else record),
-            explanation=record.explanation or views.explanation_document(decision),
-        )
-
-    def _count_admission(self, result: str) -> None:
-        self.metrics.counters.add(names.ADMISSIONS, result)

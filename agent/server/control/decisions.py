@@ -84,31 +84,35 @@ class Decisions:
         return replace(pod, given_devices=given) if given else pod
 
     async def decide(
-        self, pod: Pod, source: Source, replaced: PodAllocation | None = None
+        self,
+        pod: Pod,
+        source: Source,
+        ledger: Ledger,
+        replaced: PodAllocation | None = None,
     ) -> Decision:
         """Decide on a pod, and have its devices delivered; counts and times the decision.
 
-        The decision is made as if the pod `replaced` had been removed.
+        `ledger` is that of the state, perhaps with pods which have neither the uid nor the name of
+        this one. The decision is made as if the pod `replaced` had been removed.
         """
-        decision, seconds = await self._made(pod, source, replaced)
+        decision, seconds = await self._made(pod, source, ledger, replaced)
         self._metrics.decision_duration.observe(seconds * 1000)
         self._metrics.counters.add_all(decision.counters)
-        return await self._delivered(decision)
+        return await self._delivered(decision, ledger)
 
     async def preview(
         self, pod: Pod, source: Source, replaced: PodAllocation | None = None
     ) -> Decision:
         """Decide as `decide` would now; nothing is delivered or counted."""
-        decision, _ = await self._made(pod, source, replaced)
+        decision, _ = await self._made(pod, source, self._state.ledger, replaced)
         return decision
 
     async def _made(
-        self, pod: Pod, source: Source, replaced: PodAllocation | None
+        self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
     ) -> tuple[Decision, float]:
         """Return the decision, and how long the agent itself worked on it, in seconds."""
-        ledger = self._state.ledger
         started = self._clock.monotonic()
-        decision = self._begun(pod, source, replaced)
+        decision = self._begun(pod, source, ledger, replaced)
         seconds = self._clock.monotonic() - started
         while decision.suspended is not None:
             suspended = decision.suspended
@@ -202,8 +206,10 @@ class Decisions:
         finally:
             self._waiting -= 1
 
-    def _begun(self, pod: Pod, source: Source, replaced: PodAllocation | None) -> Decision:
-        state, ledger = self._state, self._state.ledger
+    def _begun(
+        self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
+    ) -> Decision:
+        state = self._state
         if (owner := state.other_owner(pod.uid, source)) is not None:
             return belongs_elsewhere(ledger, pod, *owner)
         if replaced is None:
@@ -220,7 +226,7 @@ class Decisions:
         rules, ledger = self._state.configured.rules, self._state.ledger
         return ledger if replaced is None else remove(rules, ledger, replaced.uid)
 
-    async def _delivered(self, decision: Decision) -> Decision:
+    async def _delivered(self, decision: Decision, before: Ledger) -> Decision:
         """Return the decision with the delivery of its devices, or the rejection of the pod.
 
         A pod that has an allocation already has its devices.
@@ -232,7 +238,7 @@ class Decisions:
         except DeliveryError as error:
             return Decision(
                 decision.uid,
-                self._state.ledger,
+                before,
                 cause=Rejection(
                     Reason.UNEXPECTED,
                     f"Allocate failed due to {error.message}, which is unexpected",

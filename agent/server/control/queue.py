@@ -112,13 +112,19 @@ class SerialQueue:
         self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
     ) -> _Result:
         """Queue an action and return its result; raises `QueueStopped`."""
+        return await self.put(action, ahead=ahead)
+
+    def put(
+        self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
+    ) -> asyncio.Future[_Result]:
+        """Queue an action and return what will be its result; raises `QueueStopped`."""
         if self._stopping:
             raise QueueStopped
         outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         line = self._ahead if ahead else self._waiting
         line.append(_Job(action, outcome))  # type: ignore[arg-type]  # a queue of any
         self._woken.set()
-        return await outcome
+        return outcome
 
     async def serve(self) -> None:
         """Run actions until `stop`; an action that was started is finished."""

@@ -92,15 +92,15 @@ class KernelEnforcement:
         #: The cgroups of the last observation, by pod ("": not of a pod).
         self._seen: dict[str, set[str]] | None = None
 
-    def admitted(self, target: Desired, uid: str) -> EnforcementReport:
-        """Make the kernel enforce a ledger to which a pod was added or in which it changed."""
+    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
+        """Make the kernel enforce a ledger to which pods were added or in which they changed."""
 
         def enforce() -> EnforcementReport:
-            report = self._enforcer.enforce_change(target, uid)
+            report = self._enforcer.enforce_change(target, *uids)
             self._observed(report)
             return report
 
-        return _guarded(enforce, uid)
+        return _guarded(enforce, *uids)
 
     def plan(self, target: Desired, uid: str) -> PlannedChange:
         """Return what `admitted` would create and write, without writing."""
@@ -283,13 +283,14 @@ def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
     return frozenset().union(*cgroups.values())
 
 
-def _guarded(action: Callable[[], EnforcementReport], uid: str | None = None) -> EnforcementReport:
-    """Run an action on the tree; an error becomes a difference of the result."""
+def _guarded(action: Callable[[], EnforcementReport], *uids: str) -> EnforcementReport:
+    """Run an action on the tree; an error becomes a difference of each pod that it is for."""
     try:
         return action()
     except (OSError, CgroupError, SystemdError) as error:
-        failure = Difference("", f"the cgroup tree failed: {error}", Cause.UNKNOWN, uid or "")
-        return EnforcementReport(differences=(failure,), compared=False)
+        detail = f"the cgroup tree failed: {error}"
+        failures = (Difference("", detail, Cause.UNKNOWN, uid) for uid in uids or ("",))
+        return EnforcementReport(differences=tuple(failures), compared=False)
 
 
 def _noted(report: EnforcementReport, *further: str) -> EnforcementReport:

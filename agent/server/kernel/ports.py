@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Enforcement(Protocol):
     """The cgroup tree, with systemd where it manages it."""
 
-    def admitted(self, target: Desired, uid: str) -> EnforcementReport:
-        """Make the kernel enforce a ledger to which a pod was added."""
+    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
+        """Make the kernel enforce a ledger to which pods were added."""
 
     def plan(self, target: Desired, uid: str) -> PlannedChange:
         """Return what `admitted` would create and write, without writing."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.allocations.origin import Source
@@ -13,6 +14,8 @@ from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.identity import PodIdentity
 from agent.pods.manifest import load_pod
 from agent.pods.model import spec_digest
+from agent.server import intake
+from agent.server.control.queue import QueueStopped
 from agent.server.intake import PodIntake
 from agent.sources.errors import (
     EntryFailedError,
@@ -20,7 +23,7 @@ from agent.sources.errors import (
     SourceUnreadableError,
 )
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
-from agent.sources.source import ADMITTED, INVALID, SourceEntry, SourceReading
+from agent.sources.source import ADMITTED, CONFLICT, INVALID, SourceEntry, SourceReading
 from agent.state.checkpoint import SharedPod
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
@@ -47,6 +50,8 @@ class Ledger:
     #: The uids of pods at which it fails.
     failing: set[str] = field(default_factory=set)
 
+    #: The uids that were to be admitted before all others.
+    preferred: list[str] = field(default_factory=list)
     #: What was reported last.
     reported: dict[str, ManifestDocument] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
@@ -65,6 +70,9 @@ class Ledger:
         self.pods[pod.uid] = spec_digest(pod)
         self.owners[pod.uid] = source
         return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
+
+    def prefer(self, uid: str) -> None:
+        self.preferred.append(uid)
 
     @staticmethod
     def _rejected(pod: Pod, reason: Reason) -> AdmissionDocument:
@@ -612,13 +620,93 @@ class Listed(Events):
         )
 
 
-def test_an_entry_that_is_waited_for_comes_next_and_its_caller_goes_on_at_once() -> None:
+def test_entries_are_settled_together_unless_they_state_the_same_uid() -> None:
+    class Repeating(Listed):
+        """A source that states the pod of its first entry again under another name."""
+
+        def read(self) -> SourceReading:
+            entries = super().read().entries
+            return SourceReading((*entries, replace(entries[0], key="again")))
+
     async def scenario() -> None:
         ledger = Stepwise()
-        intake = PodIntake(Listed(), ledger)
+        intake = PodIntake(Repeating(), ledger)
         syncing = asyncio.create_task(intake.sync())
+        assert [await ledger.asked.get() for _ in range(3)] == ["pod0", "pod1", "pod2"]
+        for _ in range(3):
+            ledger.free.release()
+        await syncing
+        states = {key: document.state for key, document in ledger.reported.items()}
+        assert states == dict.fromkeys(("pod0", "pod1", "pod2"), ADMITTED) | {"again": CONFLICT}
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_is_preferred_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
+
+    async def scenario() -> None:
+        ledger = Stepwise()
+        pods = PodIntake(Listed(), ledger)
+        syncing = asyncio.create_task(pods.sync())
         assert await ledger.asked.get() == "pod0"
-        waiting = asyncio.create_task(intake.settle("pod2"))
+        waiting = [asyncio.create_task(pods.settle(key)) for key in ("pod1", "pod2")]
+        pods.prefer("pod2")
+        assert await ledger.asked.get() == "pod2"
+        assert ledger.preferred == [f"2{UID[1:]}"]
+        for _ in range(3):
+            ledger.free.release()
+        await asyncio.gather(syncing, *waiting)
+        assert ledger.asked.get_nowait() == "pod1"
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_is_settled_is_answered_while_the_sync_goes_on() -> None:
+    async def scenario() -> None:
+        ledger = Stepwise()
+        pods = PodIntake(Listed(), ledger)
+        syncing = asyncio.create_task(pods.sync())
+        for name in ("pod0", "pod1", "pod2"):
+            assert await ledger.asked.get() == name
+        ledger.free.release()
+        first, again = await pods.settle("pod0"), await pods.settle("pod0")
+        assert first is not None
+        assert first.state == ADMITTED
+        assert again is first
+        assert not syncing.done()
+        for _ in range(2):
+            ledger.free.release()
+        await syncing
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_one_entry_is_raised_once_the_others_are_settled() -> None:
+    class Stopping(Ledger):
+        async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+            if pod.name == "pod0":
+                raise QueueStopped
+            return await super().admit(pod, source)
+
+    ledger = Stopping()
+    with pytest.raises(QueueStopped):
+        asyncio.run(PodIntake(Listed(), ledger).sync())
+    assert len(ledger.pods) == 2
+    assert ledger.reported == {}
+
+
+def test_an_entry_that_is_waited_for_comes_next_and_its_caller_goes_on_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
+
+    async def scenario() -> None:
+        ledger = Stepwise()
+        pods = PodIntake(Listed(), ledger)
+        syncing = asyncio.create_task(pods.sync())
+        assert await ledger.asked.get() == "pod0"
+        waiting = asyncio.create_task(pods.settle("pod2"))
         await asyncio.sleep(0)
         ledger.free.release()
         assert await ledger.asked.get() == "pod2"
@@ -632,7 +720,7 @@ def test_an_entry_that_is_waited_for_comes_next_and_its_caller_goes_on_at_once()
             ledger.free.release()
         await syncing
         assert [*ledger.reported] == ["pod0", "pod1", "pod2"]
-        assert await intake.settle("unknown") is None
+        assert await pods.settle("unknown") is None
 
     asyncio.run(scenario())
 

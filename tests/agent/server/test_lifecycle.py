@@ -121,7 +121,7 @@ async def test_stopping_finishes_what_has_begun_and_answers_all_else_with_503(
             asyncio.create_task(asyncio.to_thread(world.client().admit, manifest(uid=uid)))
             for uid in uids
         ]
-        await until(lambda: agent.controller.queue.waiting == len(asked))
+        await until(lambda: agent.controller.admissions.waiting == len(asked))
         agent.service.stop()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         # All were answered while the action was still under way.

@@ -65,8 +65,9 @@ MEASURED: Final = "measured.json"
 #: Set: the loop's and the worker's thread are profiled into files of this name.
 PROFILE: Final = "NUMAWARDEN_BENCH_PROFILE"
 _HOST: Final = "2n128c"
-#: How long systemd takes to answer.
+#: How long systemd takes to answer, and how much longer for each further unit that is asked about.
 BUS_SECONDS: Final = 0.0005
+FURTHER_SECONDS: Final = 0.0002
 
 
 class Measured(Struct, frozen=True):
@@ -101,16 +102,20 @@ class Changes:
 
 
 class Bus:
-    """A systemd that is another process: an answer takes a while, in which others can work."""
+    """A systemd that is another process: an answer takes a while, in which others can work.
+
+    `calls` counts the units that were asked about or set.
+    """
 
     def __init__(self, systemd: FakeSystemd) -> None:
         self._systemd = systemd
         self.calls = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # a method of any kind
-        def answered(*args: object) -> object:
-            time.sleep(BUS_SECONDS)
-            self.calls += 1
+        def answered(*args: Any) -> object:  # noqa: ANN401  # of any method
+            units = len(args[0]) if name in ("properties_of", "set_properties_of") else 1
+            time.sleep(BUS_SECONDS + (units - 1) * FURTHER_SECONDS)
+            self.calls += units
             return getattr(self._systemd, name)(*args)
 
         return answered

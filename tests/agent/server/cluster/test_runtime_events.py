@@ -16,6 +16,7 @@ from agent.runtimes.nri.values import (
 )
 from agent.server.cluster import runtime_events
 from agent.server.cluster.runtime_events import SUBJECT
+from agent.server.control.grouped import MOST_AT_ONCE
 from agent.server.metrics import names
 from agent.sources.errors import SourceUnreadableError
 from cgroupfs.names import Tier
@@ -140,11 +141,11 @@ def test_a_pod_without_anything_of_its_own_waits_for_no_decision(
 
 def test_the_pod_whose_container_waits_is_decided_before_the_others(site: Site) -> None:
     async def live(agent: Beside) -> None:
-        others = [f"{number:08d}-2222-3333-4444-555555555555" for number in range(20)]
+        others = [f"{number:08d}-2222-3333-4444-555555555555" for number in range(3 * MOST_AT_ONCE)]
         agent.pods.known |= {uid: pod_of(f"web{uid[:8]}", uid, "web~10m") for uid in others}
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         assert await created(agent, "db") is not None
-        assert len(agent.controller.state.ledger.allocations) < 20
+        assert len(agent.controller.state.ledger.allocations) < len(others)
 
     beside(site, live)
 

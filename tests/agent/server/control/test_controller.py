@@ -76,8 +76,8 @@ class Recorder:
     def free(self) -> int:
         return 1 << 30
 
-    def admitted(self, target: Desired, uid: str) -> EnforcementReport:
-        self.log.append(f"enforce {uid[:1]}")
+    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
+        self.log.append(f"enforce {' '.join(uid[:1] for uid in uids)}")
         self.targets.append(target)
         return self.outcome
 
@@ -429,8 +429,8 @@ async def test_what_is_not_there_is_not_found() -> None:
 @in_loop
 async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_allocation() -> None:
     class Broken(Recorder):
-        def admitted(self, target: Desired, uid: str) -> EnforcementReport:
-            raise RuntimeError(f"a defect at {uid} with {len(target.ledger.allocations)} pods")
+        def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
+            raise RuntimeError(f"a defect at {uids} with {len(target.ledger.allocations)} pods")
 
     recorder = Broken()
     async with keeping(recorder) as controller:

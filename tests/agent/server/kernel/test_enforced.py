@@ -159,6 +159,8 @@ def test_a_tree_that_fails_is_a_difference_and_no_exception() -> None:
     kernel = kernel_of(BrokenTree(Mask.parse("0-7"), Mask.of(0)))
     desired = target(allocation("a"))
     assert "Input/output error" in kernel.admitted(desired, "u-1").of_pod("u-1")[0].detail
+    both = kernel.admitted(target(allocation("a")), "u-1", "u-2").differences
+    assert [each.pod for each in both] == ["u-1", "u-2"]
     assert "Input/output error" in kernel.reconcile(desired).of_pod("")[0].detail
     assert "Input/output error" in kernel.removed(target(), allocation("a")).of_pod("")[0].detail
 
