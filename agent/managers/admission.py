@@ -18,7 +18,6 @@ from agent.managers.recovery.readmission import readmit
 from agent.managers.rejection import beside_cordon
 from agent.managers.topology.scope import align_and_allocate
 from agent.pods.model import ContainerKind
-from agent.pods.validation import find_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,7 +70,7 @@ class SuspendedDecision(Struct, frozen=True):
         draft.answers = {**self.answers, **answers}
         draft.aligned = list(self.traces)
         draft.works = list(self.works)
-        return _with_warnings(_allocated(self.rules, draft, self.before), self.demand.pod)
+        return _allocated(self.rules, draft, self.before)
 
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -85,15 +84,11 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     """
     existing = ledger.allocations.get(pod.uid)
     if existing is None:
-        decision = _decide(rules, ledger, pod)
-    else:
-        decision = readmit(rules, ledger, existing, pod) or _decide_running(rules, ledger, pod)
-    return _with_warnings(decision, pod)
-
-
-def _with_warnings(decision: Decision, pod: Pod) -> Decision:
-    warnings = find_warnings(pod)
-    return replace(decision, warnings=warnings) if warnings else decision
+        return _decide(rules, ledger, pod)
+    readmitted = readmit(rules, ledger, existing, pod)
+    if readmitted is not None:
+        return replace(readmitted, pod=pod)
+    return _decide_running(rules, ledger, pod)
 
 
 def _decide_running(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -108,14 +103,15 @@ def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     unfit = node_fit.rejection(rules, ledger, requests)
     if unfit is not None:
         return Decision(
-            pod.uid, ledger, cause=beside_cordon(rules, unfit), asked=Undecided(rules, pod)
+            pod.uid, ledger, cause=beside_cordon(rules, unfit), asked=Undecided(rules, pod), pod=pod
         )
     return _allocated(rules, rules.draft(ledger, rules.demand(pod, requests)), ledger)
 
 
 def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     """Align and allocate the pod of a draft; `before` is the ledger that a rejection returns."""
-    demand, uid = draft.demand, draft.demand.pod.uid
+    demand, pod = draft.demand, draft.demand.pod
+    uid = pod.uid
     try:
         align_and_allocate(rules.managers, draft)
     except Unanswered as unanswered:
@@ -130,6 +126,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
             hints=tuple(draft.traces),
             asked=demand,
             counters=MappingProxyType(draft.counters),
+            pod=pod,
         )
     allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
@@ -138,7 +135,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
     lacking = _lacking(rules, draft, ledger, allocation) if draft.ledger is before else None
     if lacking is not None:
         cause = beside_cordon(rules, lacking)
-        return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand)
+        return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand, pod=pod)
     return Decision(
         uid,
         ledger,
@@ -146,6 +143,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
         hints=tuple(draft.traces),
         asked=demand,
         counters=MappingProxyType(draft.counters),
+        pod=pod,
     )
 
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.pods.validation import find_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.pods.model import Pod
 
 #: One sample of a counter: its full name and its label values, in the order of the metric.
 CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
@@ -195,8 +197,8 @@ class Decision(Struct, frozen=True, dict=True):
     meanwhile.
 
     `ledger` is the ledger after the decision; a rejection returns the one it was given.
-    `counters` are the increments of the kubelet's metrics by this admission. `warnings` name
-    fields of the pod that probably do not mean what their author intended.
+    `counters` are the increments of the kubelet's metrics by this admission. `pod` is what was
+    decided on, where resource managers were to be asked.
     """
 
     uid: str
@@ -207,13 +209,18 @@ class Decision(Struct, frozen=True, dict=True):
     asked: Asked | None = None
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     already_admitted: bool = False
-    warnings: tuple[str, ...] = ()
+    pod: Pod | None = None
     suspended: Suspended | None = None
 
     @cached_property
     def eligibility(self) -> tuple[Eligibility, ...]:
         """Which containers may have exclusive resources, and why; worked out when first read."""
         return () if self.asked is None else self.asked.eligibility()
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """The fields of the pod that probably do not mean what their author intended."""
+        return () if self.pod is None else find_warnings(self.pod)
 
     @cached_property
     def rejection(self) -> Rejection | None:

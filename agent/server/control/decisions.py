@@ -249,7 +249,7 @@ class Decisions:
                 ),
                 hints=decision.hints,
                 asked=decision.asked,
-                warnings=decision.warnings,
+                pod=decision.pod,
             )
         if allocation is decision.allocation:
             return decision
