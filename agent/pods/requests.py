@@ -2,12 +2,13 @@
 
 Names and rules follow the kubelet's CPU manager (`guaranteedCPUs`, `podGuaranteedCPUs`), memory
 manager (`getRequestedResources`, `getPodRequestedResources`) and the scheduler's pod requests.
-`pod_level_managers` below is true when the gates PodLevelResources and PodLevelResourceManagers
-are both on (KEP-5526).
+`pod_level` below is true for a pod with pod-level resources when the gates PodLevelResources and
+PodLevelResourceManagers are both on (KEP-5526).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -40,9 +41,7 @@ def has_pod_level_resources(pod: Pod) -> bool:
     return any(map(is_pod_level_resource, stated))
 
 
-def exclusive_cpu_requests(
-    pod: Pod, container: Container, qos: QosClass, *, pod_level_managers: bool
-) -> int:
+def exclusive_cpu_requests(container: Container, qos: QosClass, *, pod_level: bool) -> int:
     """Return how many exclusive CPUs a container requests; 0 means that it shares CPUs.
 
     Only a Guaranteed pod has such containers, and only for a whole number of CPUs; in a pod with
@@ -50,17 +49,13 @@ def exclusive_cpu_requests(
     """
     if qos is not QosClass.GUARANTEED:
         return 0
-    if (
-        pod_level_managers
-        and has_pod_level_resources(pod)
-        and not is_container_guaranteed(container)
-    ):
+    if pod_level and not is_container_guaranteed(container):
         return 0
     return _whole(container.resources.requests.get(CPU, ZERO))
 
 
 def pod_exclusive_cpu_requests(
-    pod: Pod, qos: QosClass, counts: Sequence[int], *, pod_level_managers: bool
+    pod: Pod, qos: QosClass, counts: Sequence[int], *, pod_level: bool
 ) -> int:
     """Return the CPUs that a pod requests as a whole: its budget, or the peak of its containers.
 
@@ -68,7 +63,7 @@ def pod_exclusive_cpu_requests(
     the larger of the apps with all sidecars, and each standard init container with the sidecars
     before it. A fractional pod-level budget is 0: the pod runs shared.
     """
-    if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
+    if pod_level and pod.resources is not None:
         if qos is not QosClass.GUARANTEED:
             return 0
         return _whole(pod.resources.requests.get(CPU, ZERO))
@@ -82,34 +77,27 @@ def pod_exclusive_cpu_requests(
     return max(starting, sidecars + sum(counts[len(pod.init_containers) :]))
 
 
-def memory_requests(pod: Pod, container: Container, *, pod_level_managers: bool) -> dict[str, int]:
+def memory_requests(container: Container, *, pod_level: bool) -> dict[str, int]:
     """Return the bytes that the memory manager pins for a container, by memory type.
 
     In a pod with pod-level resources a container that is not itself Guaranteed has none. What is
     not a whole number of bytes is rounded up, where the kubelet rejects the pod.
     """
-    if (
-        pod_level_managers
-        and has_pod_level_resources(pod)
-        and not is_container_guaranteed(container)
-    ):
+    if pod_level and not is_container_guaranteed(container):
         return {}
     return _memory_bytes(container.resources.requests)
 
 
-def pod_memory_requests(pod: Pod, *, pod_level_managers: bool) -> dict[str, int]:
+def pod_memory_requests(pod: Pod, *, pod_level: bool) -> dict[str, int]:
     """Return the bytes that a pod requests as a whole, by memory type.
 
     Its budget where it has one, else the most that its containers have at one time (KEP-693,
     "Effective resource request"; KEP-753 with sidecars). A type that only init containers ask for
     counts as any other; the kubelet leaves it out. Bytes are rounded up as by `memory_requests`.
     """
-    if pod_level_managers and pod.resources is not None and has_pod_level_resources(pod):
+    if pod_level and pod.resources is not None:
         return _memory_bytes(pod.resources.requests)
-    return aggregate(
-        pod,
-        lambda container: memory_requests(pod, container, pod_level_managers=pod_level_managers),
-    )
+    return aggregate(pod, partial(memory_requests, pod_level=pod_level))
 
 
 def pod_requests(

@@ -100,20 +100,18 @@ def _pool_differences(expected: Mapping[str, Any], pod: Pod, policy: Policy) -> 
 
 
 def _answer(pod: Pod, policy: Policy) -> dict[str, Any]:
-    pod_level, managed = policy.gates.pod_level_resources, policy.pod_level_managers
+    pod_level = policy.gates.pod_level_resources
+    managed = policy.pod_level_managers and has_pod_level_resources(pod)
     qos = qos_class(pod, pod_level_resources=pod_level)
     containers = pod.all_containers()
-    counts = [exclusive_cpu_requests(pod, c, qos, pod_level_managers=managed) for c in containers]
+    counts = [exclusive_cpu_requests(c, qos, pod_level=managed) for c in containers]
     return {
         "qos": qos,
         "container_guaranteed": {c.name: is_container_guaranteed(c) for c in containers},
         "exclusive_cpus": {c.name: count for c, count in zip(containers, counts, strict=True)},
-        "memory": {
-            c.name: _unsigned(memory_requests(pod, c, pod_level_managers=managed))
-            for c in containers
-        },
-        "pod_cpus": pod_exclusive_cpu_requests(pod, qos, counts, pod_level_managers=managed),
-        "pod_memory": _unsigned(pod_memory_requests(pod, pod_level_managers=managed)),
+        "memory": {c.name: _unsigned(memory_requests(c, pod_level=managed)) for c in containers},
+        "pod_cpus": pod_exclusive_cpu_requests(pod, qos, counts, pod_level=managed),
+        "pod_memory": _unsigned(pod_memory_requests(pod, pod_level=managed)),
         "pod_level_set": has_pod_level_resources(pod),
         "pod_requests": _texts(pod_requests(pod, pod_level_resources=pod_level)),
         "pod_limits": _texts(pod_limits(pod, pod_level_resources=pod_level)),

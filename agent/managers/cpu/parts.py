@@ -101,16 +101,12 @@ def cpu_demand(request: PodRequest) -> ResourceDemand:
     In pod scope, the containers of a pod-level budget that is not a whole number get no exclusive
     CPUs (KEP-5526).
     """
-    pod, qos, managed = request.pod, request.qos, request.policy.pod_level_managers
+    qos, pod_level = request.qos, request.pod_level
     counts = tuple(
-        [
-            exclusive_cpu_requests(pod, each, qos, pod_level_managers=managed)
-            for each in request.containers
-        ]
+        [exclusive_cpu_requests(each, qos, pod_level=pod_level) for each in request.containers]
     )
-    of_pod = min(
-        pod_exclusive_cpu_requests(pod, qos, counts, pod_level_managers=managed), MAX_INT64
-    )
+    of_pod = pod_exclusive_cpu_requests(request.pod, qos, counts, pod_level=pod_level)
+    of_pod = min(of_pod, MAX_INT64)
     active = _why_none(request) is None and not (request.from_budget and not of_pod)
     exclusive = tuple([active and count > 0 for count in counts])
     return ResourceDemand(of_pod, counts, active, exclusive, CpuReasons(request, of_pod, counts))

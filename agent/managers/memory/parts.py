@@ -76,17 +76,12 @@ def memory_demand(request: PodRequest) -> ResourceDemand:
     A budget of zero bytes counts as absent, a request does not. In pod scope, the containers of a
     pod-level budget without memory get no memory of their own (KEP-5526).
     """
-    managed = request.policy.pod_level_managers
-    amounts = tuple(
-        [
-            memory_requests(request.pod, each, pod_level_managers=managed)
-            for each in request.containers
-        ]
-    )
+    pod_level = request.pod_level
+    amounts = tuple([memory_requests(each, pod_level=pod_level) for each in request.containers])
     of_pod = {
         name: min(size, MAX_INT64)
-        for name, size in pod_memory_requests(request.pod, pod_level_managers=managed).items()
-        if size > 0 or not request.pod_level
+        for name, size in pod_memory_requests(request.pod, pod_level=pod_level).items()
+        if size > 0 or not pod_level
     }
     active = _why_none(request) is None
     divided = active and not (request.from_budget and not of_pod)

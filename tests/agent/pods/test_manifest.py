@@ -89,7 +89,7 @@ def test_ephemeral_containers_do_not_count_whatever_they_state() -> None:
             pod.all_containers(),
             qos_class(pod, pod_level_resources=True),
             pod_requests(pod, pod_level_resources=True),
-            pod_memory_requests(pod, pod_level_managers=True),
+            pod_memory_requests(pod, pod_level=False),
         )
 
     debug = "{name: debug, resources: {limits: {cpu: 9, memory: 9Gi, hugepages-2Mi: 2Mi}}}"

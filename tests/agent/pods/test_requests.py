@@ -29,11 +29,8 @@ _G = QosClass.GUARANTEED
 
 
 def pod_cpus(of: Pod, qos: QosClass, *, managed: bool) -> int:
-    counts = [
-        exclusive_cpu_requests(of, each, qos, pod_level_managers=managed)
-        for each in of.all_containers()
-    ]
-    return pod_exclusive_cpu_requests(of, qos, counts, pod_level_managers=managed)
+    counts = [exclusive_cpu_requests(each, qos, pod_level=managed) for each in of.all_containers()]
+    return pod_exclusive_cpu_requests(of, qos, counts, pod_level=managed)
 
 
 @pytest.mark.parametrize(
@@ -41,30 +38,29 @@ def pod_cpus(of: Pod, qos: QosClass, *, managed: bool) -> int:
 )
 def test_only_a_whole_number_of_cpus_is_exclusive(cpu: str, cpus: int) -> None:
     container = app("a", guaranteed(f"cpu={cpu} memory=1Gi"))
-    assert exclusive_cpu_requests(pod(container), container, _G, pod_level_managers=False) == cpus
+    assert exclusive_cpu_requests(container, _G, pod_level=False) == cpus
 
 
 def test_only_guaranteed_pods_have_exclusive_cpus() -> None:
     container = app("a", guaranteed("cpu=3 memory=1Gi"))
     for qos in (QosClass.BURSTABLE, QosClass.BEST_EFFORT):
-        assert exclusive_cpu_requests(pod(container), container, qos, pod_level_managers=False) == 0
+        assert exclusive_cpu_requests(container, qos, pod_level=False) == 0
 
 
 def test_a_container_of_a_pod_with_a_budget_has_to_be_guaranteed_itself() -> None:
     loose = app("a", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi"))
-    mixed = pod(loose, of_pod=guaranteed("cpu=6 memory=4Gi"))
-    assert exclusive_cpu_requests(mixed, loose, _G, pod_level_managers=True) == 0
-    assert exclusive_cpu_requests(mixed, loose, _G, pod_level_managers=False) == 2
-    assert memory_requests(mixed, loose, pod_level_managers=True) == {}
-    assert memory_requests(mixed, loose, pod_level_managers=False) == {"memory": 2**30}
+    assert exclusive_cpu_requests(loose, _G, pod_level=True) == 0
+    assert exclusive_cpu_requests(loose, _G, pod_level=False) == 2
+    assert memory_requests(loose, pod_level=True) == {}
+    assert memory_requests(loose, pod_level=False) == {"memory": 2**30}
 
 
 def test_the_budget_is_the_total_of_a_pod_that_has_one() -> None:
     mixed = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=6 memory=4Gi"))
     assert pod_cpus(mixed, _G, managed=True) == 6
     assert pod_cpus(mixed, _G, managed=False) == 2
-    assert pod_memory_requests(mixed, pod_level_managers=True) == {"memory": 4 * 2**30}
-    assert pod_memory_requests(mixed, pod_level_managers=False) == {"memory": 2**30}
+    assert pod_memory_requests(mixed, pod_level=True) == {"memory": 4 * 2**30}
+    assert pod_memory_requests(mixed, pod_level=False) == {"memory": 2**30}
 
 
 def test_a_fractional_budget_or_one_that_is_not_guaranteed_means_no_cpus() -> None:
@@ -90,7 +86,7 @@ def test_huge_pages_count_for_the_pod_whichever_container_requests_them(
         app("a", guaranteed("cpu=1 memory=1Mi")),
     )
     memory = 2**30 + 2**20 if first is sidecar else 2**30
-    assert pod_memory_requests(asked, pod_level_managers=False) == {
+    assert pod_memory_requests(asked, pod_level=False) == {
         "memory": memory,
         "hugepages-2Mi": 2**22,
     }
@@ -103,7 +99,7 @@ def test_of_a_type_that_only_init_containers_ask_for_the_peak_counts() -> None:
         init("j", guaranteed("hugepages-2Mi=8Mi")),
         app("a", guaranteed("cpu=1 memory=1Mi")),
     )
-    assert pod_memory_requests(asked, pod_level_managers=True)["hugepages-2Mi"] == 10 * 2**20
+    assert pod_memory_requests(asked, pod_level=False)["hugepages-2Mi"] == 10 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -111,16 +107,14 @@ def test_of_a_type_that_only_init_containers_ask_for_the_peak_counts() -> None:
 )
 def test_memory_is_counted_in_whole_bytes_of_63_bits(amount: str, size: int) -> None:
     container = app("a", guaranteed(f"cpu=1 memory={amount}"))
-    asked = memory_requests(pod(container), container, pod_level_managers=False)
+    asked = memory_requests(container, pod_level=False)
     assert asked == {"memory": size}
 
 
 @pytest.mark.parametrize(("amount", "cpus"), [("1e30", 2**63 - 1), ("9223372036854775807500m", 0)])
 def test_more_cpus_than_can_be_counted_are_whole_where_they_are(amount: str, cpus: int) -> None:
     container = app("a", guaranteed(f"cpu={amount} memory=1Gi"))
-    asked = exclusive_cpu_requests(
-        pod(container), container, QosClass.GUARANTEED, pod_level_managers=False
-    )
+    asked = exclusive_cpu_requests(container, QosClass.GUARANTEED, pod_level=False)
     assert asked == cpus
 
 
