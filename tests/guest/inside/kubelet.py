@@ -179,8 +179,9 @@ class FakeKubelet(Kubelet):
         (self._pods / f"{name}.json").unlink()
 
     def state(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.control / "state.json").read_text())
-        return loaded
+        state = self.control / "state.json"
+        loaded: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
+        return loaded  # nothing before the kubelet has begun
 
     def errors(self, name: str) -> list[str]:
         return [step["error"] for step in self._steps(name) if "error" in step]
