@@ -35,9 +35,11 @@ def run(guest: Guest) -> None:
     agent = Agent(guest)
     agent.start()
     _commands(guest.checks, agent, "systemd")
-    _unit(guest.checks, agent)
-    _quadlet(guest, agent)
-    _slurm(guest, agent)
+    stopped = _unit(guest.checks, agent)
+    # The pod of a unit that was stopped is freed after half a minute: meanwhile there is time.
+    _quadlet(guest, agent, beside=stopped)
+    _slurm(guest, agent, beside=stopped)
+    _unit_again(guest.checks, agent)
     agent.stop()
     agent.configure(cgroupDriver="cgroupfs")
     agent.start()
@@ -98,11 +100,19 @@ def _processes(agent: Agent) -> list[int]:
     return [pid for pid in found if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:12]]
 
 
-def _freed(checks: Checks, agent: Agent, what: str) -> None:
-    checks.eventually(f"{what} frees its pod", agent.pods, [])
-    top = next(path for path in kernel.CGROUPS.glob("kubepods*") if path.is_dir())
-    removed = f"{what} removes its cgroup"
-    checks.eventually(removed, lambda: [each for each in top.glob("*pod*") if each.is_dir()], [])
+def _freed(checks: Checks, agent: Agent, what: str, beside: str = "") -> None:
+    """Check that no pod is left, and no cgroup of one, but perhaps the pod `beside` (uid)."""
+
+    def left() -> list[str]:
+        return [pod["uid"] for pod in agent.pods() if pod["uid"] != beside]
+
+    def cgroups() -> list[Path]:
+        top = next(path for path in kernel.CGROUPS.glob("kubepods*") if path.is_dir())
+        other = beside.replace("-", "_") or "/"
+        return [each for each in top.glob("*pod*") if each.is_dir() and other not in each.name]
+
+    checks.eventually(f"{what} frees its pod", left, [])
+    checks.eventually(f"{what} removes its cgroup", cgroups, [])
 
 
 def _affinity(unit: str) -> frozenset[int]:
@@ -110,7 +120,8 @@ def _affinity(unit: str) -> frozenset[int]:
     return kernel.affinity(int(pid))
 
 
-def _unit(checks: Checks, agent: Agent) -> None:
+def _unit(checks: Checks, agent: Agent) -> str:
+    """Attach a unit and stop it; return the uid of the pod, which stays for a while."""
     service = "[Service]\nExecStart=/bin/sleep 100000\nRestart=always\nRestartSec=1\n"
     (UNITS / "db.service").write_text(service)
     command("systemctl", "daemon-reload")
@@ -130,6 +141,12 @@ def _unit(checks: Checks, agent: Agent) -> None:
     agent.restart()
     checks.equal("the agent's restart: the same CPUs", _affinity("db.service"), own)
     command("systemctl", "stop", "db.service")
+    uid: str = pod["uid"]
+    return uid
+
+
+def _unit_again(checks: Checks, agent: Agent) -> None:
+    """Wait until the pod of the unit that was stopped is freed; attach the unit and detach it."""
     _freed(checks, agent, "stop")
     command("systemctl", "start", "db.service")
     checks.equal("stopped for good: it starts free", _affinity("db.service"), machine.cpus())
@@ -145,7 +162,7 @@ def _unit(checks: Checks, agent: Agent) -> None:
     command("systemctl", "stop", "db.service")
 
 
-def _quadlet(guest: Guest, agent: Agent) -> None:
+def _quadlet(guest: Guest, agent: Agent, beside: str) -> None:
     """Start the quadlet of docs/containers.md: podman's container in a service in the pod's slice.
 
     The manifest is admitted before; on a host the manifest directory does that.
@@ -177,7 +194,7 @@ def _quadlet(guest: Guest, agent: Agent) -> None:
     checks.eventually(found, lambda: agent.show(UID)["containersFound"], 1)
     command("systemctl", "stop", "web.service")
     agent.remove(UID)
-    _freed(checks, agent, "quadlet: removal")
+    _freed(checks, agent, "quadlet: removal", beside)
 
 
 def _sleeping(cgroup: kernel.Cgroup) -> list[int]:
@@ -185,7 +202,7 @@ def _sleeping(cgroup: kernel.Cgroup) -> list[int]:
     return [pid for pid, name in names.items() if name in ("sleep", "busybox")]
 
 
-def _slurm(guest: Guest, agent: Agent) -> None:
+def _slurm(guest: Guest, agent: Agent, beside: str) -> None:
     """Run Slurm's scripts as slurmd does, for a task in a cgroup as its plugin makes them."""
     checks, scripts = guest.checks, guest.job / "deploy/slurm"
     scontrol = guest.work / "scontrol"
@@ -195,7 +212,8 @@ def _slurm(guest: Guest, agent: Agent) -> None:
     variables = ("env", "-i", "SLURM_JOB_ID=7", "SLURM_JOB_UID=1000", f"SCONTROL={scontrol}")
     prolog = attempt(*variables, scripts / "prolog.sh")
     checks.require("slurm: prolog", prolog.ok, prolog)
-    checks.equal("slurm: admitted", [pod["name"] for pod in agent.pods()], ["slurm-7"])
+    names = [pod["name"] for pod in agent.pods() if pod["uid"] != beside]
+    checks.equal("slurm: admitted", names, ["slurm-7"])
     with subprocess.Popen(["/bin/sleep", "100000"]) as task:
         step = kernel.Cgroup("system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
         step.path.mkdir(parents=True)
@@ -210,6 +228,6 @@ def _slurm(guest: Guest, agent: Agent) -> None:
         task.kill()
     epilog = attempt(*variables, scripts / "epilog.sh")
     checks.check("slurm: epilog", epilog.ok, epilog)
-    _freed(checks, agent, "slurm: the epilog")
+    _freed(checks, agent, "slurm: the epilog", beside)
     again = attempt(*variables, scripts / "epilog.sh")
     checks.check("slurm: an epilog without a pod", again.ok, again)
