@@ -144,6 +144,12 @@ def test_the_examples_of_the_rules_hold_and_have_every_rule_fire() -> None:
     assert fire == {rule["alert"] for rule in RULES}
 
 
+def test_promtool_has_nothing_against_the_rules() -> None:
+    command = [program("promtool"), "check", "rules", str(ALERTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", ["scrape.yaml"])
 def test_promtool_has_nothing_against_the_scrape_entries(name: str) -> None:
     command = [program("promtool"), "check", "config", "--syntax-only"]

@@ -19,9 +19,9 @@ ADDRESS: Final = "127.0.0.1:9090"
 
 CONFIG: Final = """\
 global:
-  scrape_interval: 10s
-  scrape_timeout: 10s
-  evaluation_interval: 10s
+  scrape_interval: 3s
+  scrape_timeout: 3s
+  evaluation_interval: 3s
 rule_files: [{rules}]
 scrape_configs:
   - job_name: {job}
@@ -91,18 +91,3 @@ def write_config(file: Path, job: str, target: str, rules: Path | None = None) -
 def check_metrics(text: str) -> Outcome:
     """Let promtool judge a page of metrics: syntax and naming rules."""
     return attempt("promtool", "check", "metrics", stdin=text)
-
-
-def check_rules(file: Path) -> Outcome:
-    """Let promtool judge a file of rules."""
-    return attempt("promtool", "check", "rules", file)
-
-
-def test_rules(file: Path) -> Outcome:
-    """Let promtool try the rules that a file of tests names."""
-    return attempt("promtool", "test", "rules", file)
-
-
-def check_config(file: Path) -> Outcome:
-    """Let promtool judge a configuration, without looking for the files it names."""
-    return attempt("promtool", "check", "config", "--syntax-only", file)
