@@ -119,3 +119,14 @@ def test_the_installed_size_is_that_of_all_files_in_kib(tmp_path: Path) -> None:
     (root / "large").write_bytes(b"x" * (300 * 1024 - 1))
     large = int(field(packed(tmp_path / "large"), "Installed-Size"))
     assert large - small == 300
+
+
+@pytest.mark.parametrize(("named", "member"), [(None, b"data.tar.xz"), ("gzip", b"data.tar.gz")])
+def test_a_compressor_that_is_named_as_for_dpkg_deb_packs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, member: bytes
+) -> None:
+    if named is None:
+        monkeypatch.delenv(archive.COMPRESSOR, raising=False)
+    else:
+        monkeypatch.setenv(archive.COMPRESSOR, named)
+    assert member in packed(tmp_path).read_bytes()
