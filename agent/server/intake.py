@@ -32,7 +32,7 @@ from agent.sources.errors import EntryFailedError, printable
 from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED, SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
@@ -227,10 +227,9 @@ class PodIntake:
         """Settle an entry, once it is waited for, before the others that are waited for."""
         self._preferred = key
         entry = self._entries.get(key)
-        if entry is None or entry.pod is None:
-            return
-        self._admissions.prefer(entry.pod.uid)
-        if self._settling:  # beyond as many as are settled at once
+        if key in self._settling and entry is not None and entry.pod is not None:
+            self._admissions.prefer(entry.pod.uid)
+        elif self._settling:  # beyond as many as are settled at once
             self._begin(key)
 
     def _synced(self, task: asyncio.Task[None]) -> None:
@@ -264,9 +263,9 @@ class PodIntake:
                 for key in [key for key, task in self._settling.items() if task.done()]:
                     self._settling.pop(key).result()
         finally:
-            if self._settling:
-                await asyncio.wait(self._settling.values())
-                self._settling.clear()
+            # Their errors are those of the first, such as a queue that stopped.
+            await asyncio.gather(*self._settling.values(), return_exceptions=True)
+            self._settling.clear()
         return {key: self._settled_now[key] for key in self._entries}
 
     def _begin_next(self, left: deque[str]) -> bool:
@@ -284,7 +283,8 @@ class PodIntake:
     def _begin(self, key: str) -> bool:
         """Begin to settle an entry; return False if its uid is being settled for another entry.
 
-        On what has become of the first of these others may depend.
+        On what has become of the first of these others may depend. Nearly always it is known what
+        has become of an entry: then nothing is begun.
         """
         entry = self._entries.get(key)
         if entry is None or key in self._settling:
@@ -292,16 +292,29 @@ class PodIntake:
         if key in self._settled_now:
             self._answer(key)
             return True
-        if entry.pod is not None:
-            uids = (self._entries[each].pod for each in self._settling)
-            if any(pod is not None and pod.uid == entry.pod.uid for pod in uids):
-                return False
-        self._settling[key] = asyncio.create_task(self._settle_one(key, entry))
+        pod = entry.pod
+        if pod is None:
+            document = self._invalid(entry)
+        elif any(each == pod.uid for each in self._uids_settling()):
+            return False
+        elif (known := self._known(entry, pod)) is not None:
+            document = known
+        else:
+            if key == self._preferred:
+                self._admissions.prefer(pod.uid)
+            self._settling[key] = asyncio.create_task(self._settle(entry, pod))
+            return True
+        self._settled_now[key] = document
+        self._answer(key)
         return True
 
-    async def _settle_one(self, key: str, entry: SourceEntry) -> None:
-        self._settled_now[key] = await self._settle(entry)
-        self._answer(key)
+    def _uids_settling(self) -> Iterator[str]:
+        pods = (self._entries[key].pod for key in self._settling)
+        return (pod.uid for pod in pods if pod is not None)
+
+    async def _settle(self, entry: SourceEntry, pod: Pod) -> None:
+        self._settled_now[entry.key] = await self._admitted(entry, pod)
+        self._answer(entry.key)
 
     def _answer(self, key: str) -> None:
         """Let those that wait for an entry have what has become of it."""
@@ -319,14 +332,18 @@ class PodIntake:
     async def _release(self, *, complete: bool) -> dict[str, ManifestDocument]:
         """Release the pods of removed entries; return those that could not be released."""
         kept: dict[str, ManifestDocument] = {}
-        named = {entry.pod.uid: entry for entry in self._entries.values() if entry.pod is not None}
+        named = {
+            entry.pod.uid: (entry, entry.pod)
+            for entry in self._entries.values()
+            if entry.pod is not None
+        }
         for uid, key in self._admissions.owned(self.source.name).items():
             if not self.source.covers(key):
                 continue
             entry = self._entries.get(key)
             gone = entry is None and (complete or key in self._removed)
             if gone and uid in named:
-                await self._move(uid, named[uid], key)
+                await self._move(uid, *named[uid], key)
             elif gone or (entry is not None and entry.pod is not None and entry.pod.uid != uid):
                 try:
                     await self._admissions.release(uid, self._source(key))
@@ -335,28 +352,32 @@ class PodIntake:
         self._removed &= kept.keys()
         return kept
 
-    async def _move(self, uid: str, entry: SourceEntry, former: str) -> None:
+    async def _move(self, uid: str, entry: SourceEntry, pod: Pod, former: str) -> None:
         """Move a pod to the entry that has its uid now; another specification is a new pod."""
-        document = await self._settle(entry)
+        document = self._known(entry, pod) or await self._admitted(entry, pod)
         if document.state == CONFLICT:
             await self._admissions.release(uid, self._source(former))
             self._tried.pop(entry.key, None)
 
-    async def _settle(self, entry: SourceEntry) -> ManifestDocument:
-        if entry.pod is None:
-            return self._invalid(entry)
-        if lifetime_of(entry.pod.annotations).end is not End.REMOVAL:
+    async def _admitted(self, entry: SourceEntry, pod: Pod) -> ManifestDocument:
+        """Have the pod of an entry admitted; return what has become of it."""
+        generation = self._admissions.generation()
+        try:
+            answer = await self._admissions.admit(pod, self._source(entry.key))
+        except EntryFailedError as error:
+            return self._document(entry, INVALID, str(error))
+        document = self._outcome(entry, answer)
+        self._tried[entry.key] = _Tried(pod, generation, document)
+        return document
+
+    def _known(self, entry: SourceEntry, pod: Pod) -> ManifestDocument | None:
+        """Return what has become of the pod of an entry, None if it is to be admitted."""
+        if lifetime_of(pod.annotations).end is not End.REMOVAL:
             # The pod would be admitted again as soon as it had ended.
             message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
             return self._document(entry, INVALID, f"{message} over the API")
-        if (shared := self._admissions.shared(entry.pod.uid)) is not None:
+        if (shared := self._admissions.shared(pod.uid)) is not None:
             return self._document(entry, SHARED, shared.why)
-        try:
-            return await self._settled(entry, entry.pod)
-        except EntryFailedError as error:
-            return self._document(entry, INVALID, str(error))
-
-    async def _settled(self, entry: SourceEntry, pod: Pod) -> ManifestDocument:
         own, owner = self._source(entry.key), self._admissions.owner(pod.uid)
         if owner is not None and owner.name == own.name and owner != own:
             first = self._entries.get(owner.key)
@@ -368,10 +389,7 @@ class PodIntake:
             admitted = tried.document.state == ADMITTED
             if owner == own if admitted else tried.generation == self._admissions.generation():
                 return tried.document
-        generation = self._admissions.generation()
-        document = self._outcome(entry, await self._admissions.admit(pod, own))
-        self._tried[entry.key] = _Tried(pod, generation, document)
-        return document
+        return None
 
     def _source(self, key: str) -> Source:
         return Source(self.source.name, key)
