@@ -14,7 +14,7 @@ from sysfs.mask import Mask
 from systemd.bus import SystemBus
 from tests.fakes.certificate import write_certificate
 from tests.fakes.kubelet.cgroups import PodCgroups
-from tests.fakes.kubelet.cri import CriClient
+from tests.fakes.kubelet.cri import SECONDS, CriClient
 from tests.fakes.kubelet.endpoint import PodsEndpoint
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
 from tests.fakes.kubelet.worker import Habits
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--blind", type=float, default=0.0, help="seconds without pods after a start")
     made.add_argument("--retry", type=float, default=10.0, help="seconds after an error")
     made.add_argument("--linger", type=float, default=5.0, help="seconds before the removal")
+    made.add_argument("--request", type=float, default=SECONDS, help="seconds for a CRI call")
     made.add_argument("--no-pods-api", action="store_true")
     made.add_argument("--token", help="serve /pods to bearers of this token")
     made.add_argument("--port", type=int, default=10250)
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 async def serve(options: argparse.Namespace, cpus: Mask) -> None:
     """Serve until SIGTERM, on a host with these CPUs."""
     cgroups = PodCgroups(SystemBus(timeout=PATIENCE), KernelTree(CGROUPS), cpus)
-    runtime = CriClient(options.runtime)
+    runtime = CriClient(options.runtime, options.request)
     habits = Habits(retry=options.retry, linger=options.linger)
     behaviour = Options(blind=options.blind, pods_api=not options.no_pods_api, habits=habits)
     kubelet = FakeKubelet(options.directory, options.control, runtime, cgroups, behaviour)

@@ -19,7 +19,6 @@ SERVICE: Final = "runtime.v1.RuntimeService"
 #: The kubelet's own limit of a call (--runtime-request-timeout), in seconds; a sandbox has twice as
 #: long to start.
 SECONDS: Final = 120.0
-_SANDBOX_SECONDS: Final = 2 * SECONDS
 
 #: PodSandboxState.SANDBOX_READY
 READY: Final = 0
@@ -158,13 +157,14 @@ class Runtime(Protocol):
 class CriClient:
     """A runtime behind its CRI socket."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, seconds: float = SECONDS) -> None:
         self._client = Client(socket, SERVICE)
+        self._seconds = seconds
 
     async def call(self, name: str, /, **fields: object) -> Message:
         """Return the response of a call; raises `CallError` with the runtime's message."""
         request, response = (MESSAGES[each] for each in CALLS[name])
-        seconds = _SANDBOX_SECONDS if name == "RunPodSandbox" else SECONDS
+        seconds = 2 * self._seconds if name == "RunPodSandbox" else self._seconds
         return await self._client.call(name, request(**fields), response, seconds)
 
     async def close(self) -> None:

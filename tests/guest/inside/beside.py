@@ -13,7 +13,7 @@ from tests.guest.inside.kubelet import FakeKubelet, Kubelet, amounts, container
 from tests.guest.inside.real_kubelet import RealKubelet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tests.guest.inside.checks import Checks
     from tests.guest.inside.guest import Guest
@@ -71,10 +71,13 @@ class Node:
     agent_settings: dict[str, object]
 
     @classmethod
-    def started(cls, guest: Guest, settings: Mapping[str, object] | None = None) -> Node:
+    def started(
+        cls, guest: Guest, settings: Mapping[str, object] | None = None, habits: Iterable[str] = ()
+    ) -> Node:
         """Start containerd with NRI, the agent, and the kubelet.
 
-        `settings` are further ones of the configuration's section `agent`.
+        `settings` are further ones of the configuration's section `agent`, `habits` further ones
+        of the fake kubelet.
         """
         kubelet = RealKubelet(guest) if RealKubelet.is_here(guest) else FakeKubelet(guest)
         containerd.start(guest, "systemd", nri=True)  # which may come with the real kubelet
@@ -83,7 +86,7 @@ class Node:
         UNWATCHED.parent.mkdir(parents=True, exist_ok=True)
         UNWATCHED.write_text("[Service]\nWatchdogSec=0\n")
         node.agent.start()
-        node.kubelet.start(*HABITS)
+        node.kubelet.start(*HABITS, *habits)
         return node
 
     def configure(self, **kubelet: object) -> None:

@@ -18,12 +18,13 @@ PODS: Final = 110
 EXCLUSIVE: Final = 12
 #: Seconds that an emulated machine has for all of their sandboxes.
 LONG: Final = 7000.0
-MEMORY_MIB: Final = 16
+MEMORY_MIB: Final = 48
 
 
 def run(guest: Guest) -> None:
     """Run them all, compare sets, and delete them all."""
-    node = Node.started(guest)
+    # All sandboxes are started at the same time, which takes an emulated machine many minutes.
+    node = Node.started(guest, habits=(f"--request={LONG}",))
     checks, kubelet = node.checks, node.kubelet
     uids = {}
     for number in range(PODS):
