@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -155,17 +156,19 @@ class Runtime(Protocol):
 
 
 class CriClient:
-    """A runtime behind its CRI socket."""
+    """A runtime behind its CRI socket, which is asked for `at_once` things at a time."""
 
-    def __init__(self, socket: Path, seconds: float = SECONDS) -> None:
+    def __init__(self, socket: Path, seconds: float = SECONDS, at_once: int = 1000) -> None:
         self._client = Client(socket, SERVICE)
         self._seconds = seconds
+        self._turns = asyncio.Semaphore(at_once)
 
     async def call(self, name: str, /, **fields: object) -> Message:
         """Return the response of a call; raises `CallError` with the runtime's message."""
         request, response = (MESSAGES[each] for each in CALLS[name])
         seconds = 2 * self._seconds if name == "RunPodSandbox" else self._seconds
-        return await self._client.call(name, request(**fields), response, seconds)
+        async with self._turns:
+            return await self._client.call(name, request(**fields), response, seconds)
 
     async def close(self) -> None:
         """Close the connection."""
