@@ -33,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--blind", type=float, default=0.0, help="seconds without pods after a start")
     made.add_argument("--retry", type=float, default=10.0, help="seconds after an error")
     made.add_argument("--linger", type=float, default=5.0, help="seconds before the removal")
+    made.add_argument("--poll", type=float, default=0.2, help="seconds between two readings")
+    made.add_argument("--look", type=float, default=1.0, help="seconds between two CRI lists")
     made.add_argument("--at-once", type=int, default=1000, help="CRI calls at a time")
     made.add_argument("--request", type=float, default=SECONDS, help="seconds for a CRI call")
     made.add_argument("--no-pods-api", action="store_true")
@@ -45,8 +47,8 @@ async def serve(options: argparse.Namespace, cpus: Mask) -> None:
     """Serve until SIGTERM, on a host with these CPUs."""
     cgroups = PodCgroups(SystemBus(timeout=PATIENCE), KernelTree(CGROUPS), cpus)
     runtime = CriClient(options.runtime, options.request, options.at_once)
-    habits = Habits(retry=options.retry, linger=options.linger)
-    behaviour = Options(blind=options.blind, pods_api=not options.no_pods_api, habits=habits)
+    habits = Habits(retry=options.retry, look=options.look, linger=options.linger)
+    behaviour = Options(options.blind, options.poll, not options.no_pods_api, habits)
     kubelet = FakeKubelet(options.directory, options.control, runtime, cgroups, behaviour)
     if options.token:
         certificate = write_certificate(options.control / "kubelet.pem")

@@ -26,8 +26,9 @@ CALLS: Final = 6
 def run(guest: Guest) -> None:
     """Run them all, compare sets, and delete them all."""
     # All pods are there at once. An emulated machine that starts all of their sandboxes at once has
-    # each of containerd's own limits of time passed.
-    node = Node.started(guest, habits=(f"--request={LONG}", f"--at-once={CALLS}"))
+    # each of containerd's own limits of time passed, and half of it would go into lists of them.
+    calls = (f"--request={LONG}", f"--at-once={CALLS}")
+    node = Node.started(guest, habits=(*calls, "--poll=2", "--look=10"))
     checks, kubelet = node.checks, node.kubelet
     uids = {}
     for number in range(PODS):
