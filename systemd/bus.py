@@ -234,18 +234,19 @@ class SystemBus:
 
     def _shown(self, asked: Sequence[tuple[str, str, Sequence[str]]]) -> list[Shown]:
         """Return properties of units, asked for by unit, interface and names."""
-        paths = self._call_each(
+        found = self._call_each(
             [_checked(unit, Call(_AT, "GetUnit", "s", (unit,))) for unit, _, _ in asked]
         )
+        paths = [_path(reply) for reply in found]
         calls: list[Call] = []
-        for (_, interface, names), path in zip(asked, map(_path, paths), strict=True):
+        for (_, interface, names), path in zip(asked, paths, strict=True):
             if isinstance(path, str):
                 at = (_NAME, path, _PROPERTIES)
                 calls.extend(Call(at, "Get", "ss", (interface, name)) for name in names)
         replies = iter(self._call_each(calls))
         return [
             path if isinstance(path, SystemdError) else _variants(names, replies)
-            for (_, _, names), path in zip(asked, map(_path, paths), strict=True)
+            for (_, _, names), path in zip(asked, paths, strict=True)
         ]
 
     def _call_each(
@@ -293,8 +294,10 @@ def _raised(shown: Shown) -> tuple[object, ...]:
 def _path(reply: tuple[object, ...] | SystemdError) -> str | SystemdError:
     """Return the object path that a reply has."""
     match reply:
-        case SystemdError() | (str(),):
-            return reply if isinstance(reply, SystemdError) else str(reply[0])
+        case SystemdError():
+            return reply
+        case (str() as path,):
+            return path
         case _:
             return ProtocolError("GetUnit", reply)
 
