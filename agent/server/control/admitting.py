@@ -133,9 +133,11 @@ class Admitting:
         taken = {identity for each in group for identity in _identities(each.pod)}
         return not taken.isdisjoint(_identities(request.pod))
 
-    async def _decided(self, request: AdmissionRequest, ledger: Ledger) -> _Decided:
+    async def _decided(
+        self, request: AdmissionRequest, ledger: Ledger, replaced: PodAllocation | None = None
+    ) -> _Decided:
         pod = await self._decisions.with_devices(request.pod, request.source)
-        decision = await self._decisions.decide(pod, request.source, ledger)
+        decision = await self._decisions.decide(pod, request.source, ledger, replaced)
         return _Decided(request, pod, decision)
 
     async def _reject(self, decided: _Decided) -> None:
@@ -165,12 +167,11 @@ class Admitting:
     # --- one pod --------------------------------------------------------------------------------
 
     async def _admit(self, request: AdmissionRequest) -> AdmissionDocument:
-        source = request.source
         replaced = self._decisions.replaced(request.pod) if request.replace_pod else None
-        pod = await self._decisions.with_devices(request.pod, source)
-        decision = await self._decisions.decide(pod, source, self._state.ledger, replaced)
+        decided = await self._decided(request, self._state.ledger, replaced)
+        pod, decision = decided.pod, decided.decision
         if decision.allocation is None:
-            return self._rejections.rejected(pod, decision, source)
+            return self._rejections.rejected(pod, decision, request.source)
         if decision.already_admitted:
             return await self._repeat(decision, decision.allocation)
         durable = self._state.durable
@@ -183,7 +184,7 @@ class Admitting:
             neither = admission.remove(self._state.configured.rules, decision.ledger, pod.uid)
             removal = await self._end(replaced, self._state.desired_of(neither), pod.uid)
         await self._enforce([decision])
-        answer = await self._admitted(_Decided(request, pod, decision))
+        answer = await self._admitted(decided)
         return views.replacing_answer(answer, replaced, removal)
 
     async def _repeat(self, decision: Decision, allocation: PodAllocation) -> AdmissionDocument:
