@@ -25,8 +25,8 @@ BUILDER: Final = "deploy/deb/__main__.py"
 #: The version of the older package where the commit before has no builder of packages.
 OLDER: Final = "0.0.1"
 
-#: What dpkg-deb packs them with: xz takes a guest ten times as long to unpack, each time.
-UNPACKED_FAST: Final = ("DPKG_DEB_COMPRESSOR_TYPE=zstd", "DPKG_DEB_COMPRESSOR_LEVEL=9")
+#: What dpkg-deb packs them with, beside running guests: xz takes ten times as long.
+PACKED_FAST: Final = ("DPKG_DEB_COMPRESSOR_TYPE=zstd", "DPKG_DEB_COMPRESSOR_LEVEL=9")
 
 _GIT: Final = ("git", "-C", wheel.PROJECT)
 
@@ -106,4 +106,4 @@ def _build(python: Python, checkout: Path, directory: Path, *options: str | Path
     program.chmod(0o755)
     search = os.pathsep.join([str(programs), host.search_path()])
     build = [sys.executable, "-m", "deploy.deb", TARGET, "--output", directory, *options]
-    host.run(["env", "-C", checkout, f"PATH={search}", *UNPACKED_FAST, *build])
+    host.run(["env", "-C", checkout, f"PATH={search}", *PACKED_FAST, *build])
