@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +27,7 @@ version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-  BinaryName = "runc"
+  BinaryName = "{runc}"
   SystemdCgroup = {systemd}
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun]
   runtime_type = "io.containerd.runc.v2"
@@ -38,6 +41,8 @@ NRI: Final = """\
   disable = false
 """
 
+
+RUNC: Final = Path("/usr/sbin/runc")
 
 #: What has the service run another containerd than Debian's.
 DROP_IN: Final = Path("/etc/systemd/system/containerd.service.d/programs.conf")
@@ -64,6 +69,22 @@ def _migrated(text: str) -> str:
     return "\n".join([f'imports = ["{CONTAINERD_2}"]', *kept, ""])
 
 
+@cache
+def _sealed(program: Path) -> Path:
+    """Return where a copy of a program lies in sealed memory, for as long as this process lives.
+
+    runc copies itself into such a file for each process of a container, unless it is one already
+    (CVE-2019-5736). An emulator translates the code of each copy anew: that was three quarters of
+    the time of a container, and filled the emulator's cache of translated code in the end.
+    """
+    memory = os.memfd_create(program.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(memory), "wb") as copy:
+        copy.write(program.read_bytes())
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+    return Path(f"/proc/{os.getpid()}/fd/{memory}")
+
+
 def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False) -> None:
     """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image.
 
@@ -72,7 +93,7 @@ def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False
     """
     systemd = str(driver == "systemd").lower()
     CONFIG.parent.mkdir(exist_ok=True)
-    text = TEMPLATE.format(image=IMAGE, runtime=runtime, systemd=systemd)
+    text = TEMPLATE.format(image=IMAGE, runtime=runtime, runc=_sealed(RUNC), systemd=systemd)
     text += NRI if nri else ""
     CONFIG.write_text(_migrated(text) if DROP_IN.exists() else text)
     run("systemctl", "start", "containerd.service")
