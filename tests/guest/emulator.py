@@ -24,12 +24,14 @@ PACKAGES: Final = ("qemu-system-x86", "qemu-system-data", "seabios", "ipxe-qemu"
 #: What each part of the kernel's command line is for:
 #: - root and console: no udev names, no initial RAM disk, a bounded wait for the disk;
 #: - speed under emulation: no delay-loop calibration on each CPU (`lpj`), no mitigations,
-#:   no watchdog, no self tests, a clock that is trusted (`command` adds its frequency);
+#:   no watchdog, no self tests, no hardening, pages copied by plain instructions (`rep` is slow),
+#:   a clock that is trusted (`command` adds its frequency);
 #: - a panic ends QEMU (with its `-no-reboot`).
 KERNEL_ARGUMENTS: Final = (
     "root=PARTUUID=6e756d61-01 rootwait=20 rootfstype=ext4 rw console=ttyS0 quiet loglevel=4 "
     "lpj=4000000 tsc=reliable no_timer_check mitigations=off nowatchdog nokaslr audit=0 "
-    "apparmor=0 cryptomgr.notests rcupdate.rcu_expedited=1 random.trust_cpu=on "
+    "cryptomgr.notests rcupdate.rcu_expedited=1 random.trust_cpu=on "
+    "clearcpuid=rep_good init_on_alloc=0 randomize_kstack_offset=off hardened_usercopy=off lsm= "
     "panic=-1 net.ifnames=0 systemd.show_status=0 systemd.default_timeout_start_sec=300"
 )
 
