@@ -148,8 +148,8 @@ CALLS: Final = {
 }
 
 
-#: The calls for which processes are started.
-_MAKING: Final = frozenset({"RunPodSandbox", "CreateContainer", "StartContainer"})
+#: The calls that the runtime starts processes for: all but those that read.
+_COSTLY: Final = CALLS.keys() - {"ContainerStatus", "ListPodSandbox", "ListContainers"}
 
 
 class Runtime(Protocol):
@@ -161,7 +161,7 @@ class Runtime(Protocol):
 
 
 class CriClient:
-    """A runtime behind its CRI socket, which makes and starts `at_once` things at a time."""
+    """A runtime behind its CRI socket, which has `at_once` costly calls at a time."""
 
     def __init__(self, socket: Path, seconds: float = SECONDS, at_once: int = 1000) -> None:
         self._client = Client(socket, SERVICE)
@@ -172,7 +172,7 @@ class CriClient:
         """Return the response of a call; raises `CallError` with the runtime's message."""
         request, response = (MESSAGES[each] for each in CALLS[name])
         seconds = 2 * self._seconds if name == "RunPodSandbox" else self._seconds
-        async with self._turns if name in _MAKING else contextlib.nullcontext():
+        async with self._turns if name in _COSTLY else contextlib.nullcontext():
             return await self._client.call(name, request(**fields), response, seconds)
 
     async def close(self) -> None:
