@@ -8,27 +8,25 @@ from typing import TYPE_CHECKING, Final
 from tests.guest.inside import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
-    from tests.guest.inside.workloads import Workload
-
 #: Between two readings, in seconds.
-PAUSE: Final = 0.05
+PAUSE: Final = 0.02
 
 
 class Watch:
-    """A context in which processes are looked at by a thread; `seen` has all it found.
+    """A context in which processes, given by name, are looked at by a thread.
 
-    `seen` is by workload: each set of CPUs in which its process was allowed to run.
+    `seen` has all it found by name: each set of CPUs in which the process was allowed to run.
     """
 
-    def __init__(self, workloads: Iterable[Workload]) -> None:
-        self._workloads = tuple(workloads)
+    def __init__(self, processes: Mapping[str, int]) -> None:
+        self._processes = dict(processes)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
-        self.seen: dict[str, set[frozenset[int]]] = {one.name: set() for one in self._workloads}
+        self.seen: dict[str, set[frozenset[int]]] = {name: set() for name in self._processes}
         self.looks = 0
 
     def __enter__(self) -> Self:
@@ -46,6 +44,6 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(PAUSE):
-            for one in self._workloads:
-                self.seen[one.name].add(kernel.affinity(one.pid))
+            for name, pid in self._processes.items():
+                self.seen[name].add(kernel.affinity(pid))
             self.looks += 1

@@ -34,9 +34,9 @@ def run(guest: Guest) -> None:
     """Run commands under both drivers; attach a unit; start a quadlet and a job of Slurm."""
     agent = Agent(guest)
     agent.start()
-    _commands(guest.checks, agent, "systemd")
     stopped = _unit(guest.checks, agent)
     # The pod of a unit that was stopped is freed after half a minute: meanwhile there is time.
+    _commands(guest.checks, agent, "systemd", beside=stopped)
     _quadlet(guest, agent, beside=stopped)
     _slurm(guest, agent, beside=stopped)
     _unit_again(guest.checks, agent)
@@ -47,7 +47,7 @@ def run(guest: Guest) -> None:
     agent.stop()
 
 
-def _commands(checks: Checks, agent: Agent, driver: str) -> None:
+def _commands(checks: Checks, agent: Agent, driver: str, beside: str = "") -> None:
     outcome = attempt(PROGRAM, "run", *ASKED, "--", "/bin/cat", "/proc/self/status")
     status = dict(line.split(":\t", 1) for line in outcome.stdout.splitlines() if ":\t" in line)
     checks.require(f"{driver}: run", outcome.ok, outcome)
@@ -55,7 +55,7 @@ def _commands(checks: Checks, agent: Agent, driver: str) -> None:
     checks.equal(f"{driver}: two CPUs from the first instruction", len(cpus), 2)
     nodes = kernel.ids(status["Mems_allowed_list"])
     checks.equal(f"{driver}: memory on their node", nodes, machine.nodes_of(cpus))
-    _freed(checks, agent, f"{driver}: an end")
+    _freed(checks, agent, f"{driver}: an end", beside)
 
     script = 'echo "$NUMAWARDEN_CPUS;$(cat)"; grep Cpus_allowed_list /proc/self/status; exit 3'
     said = attempt(PROGRAM, "run", "-q", *ASKED, "--", "/bin/sh", "-c", script, stdin="input")
@@ -69,19 +69,19 @@ def _commands(checks: Checks, agent: Agent, driver: str) -> None:
     checks.equal(f"{driver}: rejected", rejected.status, 1)
     missing = attempt(PROGRAM, "run", "--", "/no/such/program")
     checks.equal(f"{driver}: no such command", missing.status, 127)
-    _freed(checks, agent, f"{driver}: all of them")
+    _freed(checks, agent, f"{driver}: all of them", beside)
 
     with _daemonized() as parent:
-        checks.eventually(f"{driver}: it runs", lambda: len(_processes(agent)), 2)
+        checks.eventually(f"{driver}: it runs", lambda: len(_processes(agent, beside)), 2)
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-        checks.eventually(f"{driver}: its child is left", lambda: len(_processes(agent)), 1)
+        checks.eventually(f"{driver}: its child is left", lambda: len(_processes(agent, beside)), 1)
         agent.kill()
         command(PROGRAM, "status")
-        checks.equal(f"{driver}: as long as it runs the pod stays", len(agent.pods()), 1)
-        for pid in _processes(agent):
+        checks.equal(f"{driver}: as long as it runs the pod stays", len(_uids(agent, beside)), 1)
+        for pid in _processes(agent, beside):
             os.kill(pid, signal.SIGKILL)
-    _freed(checks, agent, f"{driver}: SIGKILL of everything")
+    _freed(checks, agent, f"{driver}: SIGKILL of everything", beside)
 
 
 @contextmanager
@@ -93,9 +93,13 @@ def _daemonized() -> Iterator[subprocess.Popen[bytes]]:
         yield parent
 
 
-def _processes(agent: Agent) -> list[int]:
-    uids = [pod["uid"] for pod in agent.pods()]
-    found = [pid for uid in uids for pid in agent.cgroup_of(uid).processes]
+def _uids(agent: Agent, beside: str) -> list[str]:
+    """Return the uids of the pods, but for the pod `beside`."""
+    return [pod["uid"] for pod in agent.pods() if pod["uid"] != beside]
+
+
+def _processes(agent: Agent, beside: str) -> list[int]:
+    found = [pid for uid in _uids(agent, beside) for pid in agent.cgroup_of(uid).processes]
     # The command line itself is not the command yet.
     return [pid for pid in found if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:12]]
 
@@ -103,15 +107,12 @@ def _processes(agent: Agent) -> list[int]:
 def _freed(checks: Checks, agent: Agent, what: str, beside: str = "") -> None:
     """Check that no pod is left, and no cgroup of one, but perhaps the pod `beside` (uid)."""
 
-    def left() -> list[str]:
-        return [pod["uid"] for pod in agent.pods() if pod["uid"] != beside]
-
     def cgroups() -> list[Path]:
         top = next(path for path in kernel.CGROUPS.glob("kubepods*") if path.is_dir())
         other = beside.replace("-", "_") or "/"
         return [each for each in top.glob("*pod*") if each.is_dir() and other not in each.name]
 
-    checks.eventually(f"{what} frees its pod", left, [])
+    checks.eventually(f"{what} frees its pod", lambda: _uids(agent, beside), [])
     checks.eventually(f"{what} removes its cgroup", cgroups, [])
 
 
@@ -177,7 +178,7 @@ def _quadlet(guest: Guest, agent: Agent, beside: str) -> None:
     QUADLETS.mkdir(parents=True, exist_ok=True)
     root = oci.write_root(guest.work / "quadlet")
     lines = ("[Container]", f"Rootfs={root}", "Network=host", "LogDriver=none",
-             "Exec=/bin/sleep 100000", "[Service]",
+             "Exec=/bin/sleep 100000", "StopTimeout=1", "[Service]",
              f"Slice={POD_SLICE}", "[Unit]", "After=numawarden.service")  # fmt: skip
     (QUADLETS / "web.container").write_text("\n".join((*lines, "")))
     # systemd would run this as a generator; the guest has none (recipe/excluded).

@@ -106,7 +106,7 @@ def _gate(host: Host) -> None:
 
 def _changed(host: Host, running: Run, when: str, changes: Mapping[str, object]) -> None:
     """Restart the agent with another configuration; the running pod must notice nothing."""
-    with Watch(running.running.values()) as watch:
+    with Watch({one.name: one.pid for one in running.running.values()}) as watch:
         _configure(host, **changes)
         found = host.agent.differences()
     seen = {name: sorted(map(sorted, sets)) for name, sets in watch.seen.items()}

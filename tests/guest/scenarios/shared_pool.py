@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +10,7 @@ from tests.guest.inside.agent import Agent
 from tests.guest.inside.api import ask
 from tests.guest.inside.checks import wait_until
 from tests.guest.inside.commands import run as command
+from tests.guest.inside.watch import Watch
 from tests.guest.inside.workloads import systemd_run
 
 if TYPE_CHECKING:
@@ -122,29 +122,18 @@ def _older_version(
     for cgroup in cgroups:
         cgroup.write("cpuset.cpus", text)
     CLASS.write("cpuset.cpus", ABOVE.read("cpuset.cpus.effective"))
-    samples = subprocess.Popen(
-        ["/bin/busybox", "sh", "-c", _SAMPLER.format(running[0], running[PODS - 1])],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    agent.start()
-    _reconcile()
-    samples.kill()
-    seen = {kernel.ids(line) for line in (samples.communicate()[0] or "").split() if line}
+    with Watch({"first": running[0], "last": running[PODS - 1]}) as watch:
+        agent.start()
+        _reconcile()
     pid, exclusive = own
-    checks.check("samples were taken", bool(seen), seen)
+    seen = set().union(*watch.seen.values())
+    checks.check("samples were taken", watch.looks, seen)
     checks.equal("no sample meets the exclusive CPUs", [s for s in seen if s & exclusive], [])
     checks.equal("the exclusive pod keeps its CPUs", kernel.affinity(pid), exclusive)
     _in_pool(checks, "taken over", running, pool)
     kept = {kernel.ids(cgroup.read("cpuset.cpus")) for cgroup in cgroups}
     checks.equal("the sets of pods and containers are neutralized", kept, {machine.cpus()})
     checks.equal("the class carries the pool again", kernel.ids(CLASS.read("cpuset.cpus")), pool)
-
-
-#: Prints the CPUs of two processes again and again.
-_SAMPLER: Final = (
-    "while :; do sed -n 's/Cpus_allowed_list:.//p' /proc/{}/status /proc/{}/status; done"
-)
 
 
 def _in_pool(checks: Checks, when: str, running: Iterable[int], pool: frozenset[int]) -> None:
