@@ -72,15 +72,21 @@ class Node:
 
     @classmethod
     def started(
-        cls, guest: Guest, settings: Mapping[str, object] | None = None, habits: Iterable[str] = ()
+        cls,
+        guest: Guest,
+        settings: Mapping[str, object] | None = None,
+        habits: Iterable[str] = (),
+        *,
+        sealed: bool = False,
     ) -> Node:
         """Start containerd with NRI, the agent, and the kubelet.
 
         `settings` are further ones of the configuration's section `agent`, `habits` further ones
-        of the fake kubelet.
+        of the fake kubelet; for `sealed` see `containerd.start`.
         """
         kubelet = RealKubelet(guest) if RealKubelet.is_here(guest) else FakeKubelet(guest)
-        containerd.start(guest, "systemd", nri=True)  # which may come with the real kubelet
+        # Which may come with the real kubelet.
+        containerd.start(guest, "systemd", nri=True, sealed=sealed)
         node = cls(guest.checks, kubelet, Agent(guest), dict(settings or {}))
         node.configure()
         UNWATCHED.parent.mkdir(parents=True, exist_ok=True)

@@ -74,8 +74,8 @@ def _sealed(program: Path) -> Path:
     """Return where a copy of a program lies in sealed memory, for as long as this process lives.
 
     runc copies itself into such a file for each process of a container, unless it is one already
-    (CVE-2019-5736). An emulator translates the code of each copy anew: that was three quarters of
-    the time of a container, and filled the emulator's cache of translated code in the end.
+    (CVE-2019-5736). An emulator translates the code of each copy anew: three quarters of the time
+    of a container, and many copies fill the emulator's cache of translated code.
     """
     memory = os.memfd_create(program.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(memory), "wb") as copy:
@@ -85,15 +85,20 @@ def _sealed(program: Path) -> Path:
     return Path(f"/proc/{os.getpid()}/fd/{memory}")
 
 
-def start(guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False) -> None:
+def start(
+    guest: Guest, driver: str, runtime: str = "runc", *, nri: bool = False, sealed: bool = False
+) -> None:
     """Start containerd for the cgroup driver `systemd` or `cgroupfs` and give it an image.
 
     It has the handlers `runc` and `crun`; `runtime` is the default one. With `nri` plugins may
-    register at its socket.
+    register at its socket. With `sealed` runc is fast; but now and then a container is not created
+    then, as systemd has just replaced the filter of devices that runc is about to replace ("can't
+    attach program: no such file or directory"), and the caller has to try again.
     """
     systemd = str(driver == "systemd").lower()
     CONFIG.parent.mkdir(exist_ok=True)
-    text = TEMPLATE.format(image=IMAGE, runtime=runtime, runc=_sealed(RUNC), systemd=systemd)
+    runc = _sealed(RUNC) if sealed else RUNC.name
+    text = TEMPLATE.format(image=IMAGE, runtime=runtime, runc=runc, systemd=systemd)
     text += NRI if nri else ""
     CONFIG.write_text(_migrated(text) if DROP_IN.exists() else text)
     run("systemctl", "start", "containerd.service")

@@ -31,7 +31,7 @@ def run(guest: Guest) -> None:
     # All pods are there at once. An emulated machine that starts all of their sandboxes at once has
     # each of containerd's own limits of time passed, and half of its time would go into lists.
     calls = (f"--request={REQUEST}", f"--at-once={CALLS}")
-    node = Node.started(guest, habits=(*calls, "--poll=2", "--look=10"))
+    node = Node.started(guest, habits=(*calls, "--poll=2", "--look=10"), sealed=True)
     checks, kubelet = node.checks, node.kubelet
     uids = {}
     for number in range(PODS):
