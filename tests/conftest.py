@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 # Timings never gate a test: how long an example takes is the machine's business.
 settings.register_profile("numawarden", deadline=None)
 settings.load_profile("numawarden")
+
+# What a shell starts in the background ignores SIGINT, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
