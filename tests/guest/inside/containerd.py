@@ -75,7 +75,7 @@ def _sealed(program: Path) -> Path:
 
     runc copies itself into such a file for each process of a container, unless it is one already
     (CVE-2019-5736). An emulator translates the code of each copy again: three quarters of the time
-    of a container, and many copies fill the emulator's cache of translated code.
+    of a container.
     """
     memory = os.memfd_create(program.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(memory), "wb") as copy:

@@ -22,8 +22,8 @@ MEMORY_MIB: Final = 48
 #: What the fake kubelet asks of containerd at a time, and seconds that it waits for an answer.
 CALLS: Final = 6
 REQUEST: Final = 600
-#: How many containers of the runtime the agent has answered for, by result.
-ANSWERS: Final = {"answered": PODS, "rejected": 0, "late": 0, "failed": 0}
+#: Results that no request of the runtime may have here, as the metric names them.
+BAD: Final = ("rejected", "late", "failed")
 
 
 def run(guest: Guest) -> None:
@@ -62,7 +62,10 @@ def run(guest: Guest) -> None:
     checks.equal("no other pod has any of them", taken_too, {})
     checks.equal("no sandbox was rejected", kubelet.rejected_sandboxes(), [])
     guest.log("metrics.txt", node.agent.metrics())
-    checks.equal("the agent answered the runtime each time, in time", _answers(node), ANSWERS)
+    answers = _answers(node)
+    # A container that runc could not start is created again.
+    checks.check("the agent answered for each container", answers["answered"] >= PODS, answers)
+    checks.equal("and always in time", [answers[result] for result in BAD], [0] * len(BAD), answers)
     for name in uids:
         kubelet.remove(name)
     wait_until(lambda: not node.allocations(), LONG)
@@ -73,4 +76,4 @@ def _answers(node: Node) -> dict[str, float]:
     """Return how many CreateContainer the agent has answered, by result."""
     found = samples(node.agent.metrics())
     name = 'numawarden_runtime_requests_total{{method="CreateContainer",result="{}"}}'
-    return {result: found[name.format(result)] for result in ANSWERS}
+    return {result: found[name.format(result)] for result in ("answered", *BAD)}
