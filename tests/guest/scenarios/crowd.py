@@ -61,8 +61,9 @@ def run(guest: Guest) -> None:
     taken_too = {name: found for name in shared if (found := node.cpus(uids[name], "app") & taken)}
     checks.equal("no other pod has any of them", taken_too, {})
     checks.equal("no sandbox was rejected", kubelet.rejected_sandboxes(), [])
-    guest.log("metrics.txt", node.agent.metrics())
-    answers = _answers(node)
+    page = node.agent.metrics()
+    guest.log("metrics.txt", page)
+    answers = _answers(page)
     # A container that runc could not start is created again.
     checks.check("the agent answered for each container", answers["answered"] >= PODS, answers)
     checks.equal("and always in time", [answers[result] for result in BAD], [0] * len(BAD), answers)
@@ -72,8 +73,8 @@ def run(guest: Guest) -> None:
     checks.equal("all allocations end", node.allocations(), set())
 
 
-def _answers(node: Node) -> dict[str, float]:
-    """Return how many CreateContainer the agent has answered, by result."""
-    found = samples(node.agent.metrics())
+def _answers(page: str) -> dict[str, float]:
+    """Return how many CreateContainer the agent has answered, by result, from its metrics."""
+    found = samples(page)
     name = 'numawarden_runtime_requests_total{{method="CreateContainer",result="{}"}}'
     return {result: found[name.format(result)] for result in ("answered", *BAD)}
