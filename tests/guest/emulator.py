@@ -26,12 +26,17 @@ PACKAGES: Final = ("qemu-system-x86", "qemu-system-data", "seabios", "ipxe-qemu"
 #: - speed under emulation: no delay-loop calibration on each CPU (`lpj`), no mitigations,
 #:   no watchdog, no self tests, no hardening, pages copied by plain instructions (`rep` is slow),
 #:   a clock that is trusted (`command` adds its frequency);
+#: - less for the kernel to count and to move: no pressure, no memory of its own by cgroup, no pages
+#:   that follow their process, nothing written to a disk before a program asks for that;
 #: - a panic ends QEMU (with its `-no-reboot`).
 KERNEL_ARGUMENTS: Final = (
     "root=PARTUUID=6e756d61-01 rootwait=20 rootfstype=ext4 rw console=ttyS0 quiet loglevel=4 "
     "lpj=4000000 tsc=reliable no_timer_check mitigations=off nowatchdog nokaslr audit=0 "
     "cryptomgr.notests rcupdate.rcu_expedited=1 random.trust_cpu=on "
     "clearcpuid=rep_good init_on_alloc=0 randomize_kstack_offset=off hardened_usercopy=off lsm= "
+    "psi=0 cgroup.memory=nokmem,nosocket numa_balancing=disable "
+    "sysctl.vm.dirty_writeback_centisecs=0 sysctl.vm.dirty_background_ratio=90 "
+    "sysctl.vm.dirty_ratio=95 "
     "panic=-1 net.ifnames=0 systemd.show_status=0 systemd.default_timeout_start_sec=300"
 )
 

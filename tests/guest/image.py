@@ -232,7 +232,7 @@ def write_ext4(disk: Path, tree: Path, size: int, offset: int = 0) -> None:
     """Make an ext4 file system of `size` bytes that holds a tree, `offset` bytes into a file."""
     host.run(
         [
-            *("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal"),
+            *("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum"),
             *("-E", f"offset={offset},lazy_itable_init=1,root_owner=0:0"),
             *("-d", tree, disk, f"{size // 1024}k"),
         ]

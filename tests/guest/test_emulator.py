@@ -71,3 +71,10 @@ def test_a_guest_is_given_the_frequency_of_its_clock_where_that_is_known() -> No
 
     assert "tsc_early_khz=2596140" in kernel_arguments(2_596_140)
     assert not any(a.startswith("tsc_early_khz") for a in kernel_arguments(None))
+
+
+def test_the_kernel_reads_its_whole_command_line() -> None:
+    arguments = of(TOPOLOGIES["two-sockets"])
+    line = arguments[arguments.index("-append") + 1]
+    # Documentation/admin-guide/kernel-parameters: COMMAND_LINE_SIZE, 2048 on x86, with its NUL.
+    assert len(line) < 2048
