@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel
-from tests.guest.inside.beside import MIXED, RUNNING, Node, environment_of, facts, own, pod
+from tests.guest.inside.beside import (
+    ALL_RUN,
+    MIXED,
+    RUNNING,
+    Node,
+    environment_of,
+    facts,
+    own,
+    pod,
+)
 from tests.guest.inside.commands import run as command
 from tests.guest.inside.kubelet import amounts, container
 
@@ -104,7 +113,7 @@ def _rejected(node: Node) -> None:
     )
     checks.equal("its sandbox was made once", kubelet.sandboxes("waiting"), 1)
     node.is_gone(LARGE)
-    checks.eventually("there is room, it starts", lambda: kubelet.phase(uid), "Running")
+    checks.eventually("there is room, it starts", lambda: node.state_of(uid, WAITING), ALL_RUN)
     checks.eventually("and has its CPUs", lambda: len(node.cpus(uid, "app")), 5)
     node.is_gone(WAITING)
 
@@ -133,8 +142,11 @@ def _crowd(node: Node) -> None:
     kubelet = node.kubelet
     crowd = [pod(f"crowd-{number}", 100 + number, container("app")) for number in range(CROWD)]
     uids = [kubelet.put(each) for each in crowd]
-    phases = ["Running"] * CROWD
-    node.checks.eventually("a crowd runs", lambda: [kubelet.phase(uid) for uid in uids], phases)
+
+    def states() -> list[str]:
+        return [node.state_of(uid, each) for uid, each in zip(uids, crowd, strict=True)]
+
+    node.checks.eventually("a crowd runs", states, [ALL_RUN] * CROWD)
     outside = [uid for uid in uids if node.cpus(uid, "app") - node.pool()]
     node.checks.equal("all in the shared pool", outside, [])
     node.check_mixed("beside a crowd")
