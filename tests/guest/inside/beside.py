@@ -58,8 +58,8 @@ MIXED: Final = pod(
 )
 #: What of it runs for as long as the pod does.
 RUNNING: Final = ("side", "app", "aux")
-#: What `Node.state_of` says of a pod whose containers all run.
-ALL_RUN: Final = "all containers run"
+#: What `Node.state_of` says of a pod that is as it should be.
+ALL_RUN: Final = "phase Running, all containers run"
 
 
 @dataclass(slots=True)
@@ -114,11 +114,11 @@ class Node:
         return uid
 
     def state_of(self, uid: str, manifest: Mapping[str, Any]) -> str:
-        """Return `ALL_RUN` when all containers of a pod run, and else the pod's phase."""
+        """Return a pod's phase and whether all its containers run, as `ALL_RUN` has it."""
         names = [each["name"] for each in manifest["spec"]["containers"]]
-        if self.kubelet.is_running(uid, names):
-            return ALL_RUN
-        return f"not all run, the phase is {self.kubelet.phase(uid) or 'not known'}"
+        phase = self.kubelet.phase(uid) or "not reported"
+        how_many = "all" if self.kubelet.is_running(uid, names) else "not all"
+        return f"phase {phase}, {how_many} containers run"
 
     def is_gone(self, manifest: Mapping[str, Any]) -> None:
         """Have a pod deleted, and its allocation with it."""
