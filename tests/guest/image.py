@@ -229,7 +229,10 @@ def _pack(tree: Path, disk: Path) -> None:
 
 
 def write_ext4(disk: Path, tree: Path, size: int, offset: int = 0) -> None:
-    """Make an ext4 file system of `size` bytes that holds a tree, `offset` bytes into a file."""
+    """Make an ext4 file system of `size` bytes that holds a tree, `offset` bytes into a file.
+
+    A guest lives for minutes: its disks need no journal and no checksums.
+    """
     host.run(
         [
             *("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum"),

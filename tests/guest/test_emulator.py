@@ -17,6 +17,11 @@ def of(topology: Topology, tsc_khz: int | None = 2_500_000) -> list[str]:
     return command(Emulator(("qemu",)), Image(Path("/image")), topology, DISKS, tsc_khz)
 
 
+def kernel_command_line(tsc_khz: int | None) -> str:
+    arguments = of(TOPOLOGIES["two-sockets"], tsc_khz)
+    return arguments[arguments.index("-append") + 1]
+
+
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_cpu_is_on_one_node_and_every_node_is_there(name: str) -> None:
     topology = TOPOLOGIES[name]
@@ -65,16 +70,10 @@ def test_no_virtio_device_has_a_descriptor_that_the_main_loop_polls() -> None:
 
 
 def test_a_guest_is_given_the_frequency_of_its_clock_where_that_is_known() -> None:
-    def kernel_arguments(tsc_khz: int | None) -> list[str]:
-        given = of(TOPOLOGIES["two-sockets"], tsc_khz)
-        return given[given.index("-append") + 1].split()
-
-    assert "tsc_early_khz=2596140" in kernel_arguments(2_596_140)
-    assert not any(a.startswith("tsc_early_khz") for a in kernel_arguments(None))
+    assert "tsc_early_khz=2596140" in kernel_command_line(2_596_140).split()
+    assert "tsc_early_khz" not in kernel_command_line(None)
 
 
 def test_the_kernel_reads_its_whole_command_line() -> None:
-    arguments = of(TOPOLOGIES["two-sockets"])
-    line = arguments[arguments.index("-append") + 1]
     # Documentation/admin-guide/kernel-parameters: COMMAND_LINE_SIZE, 2048 on x86, with its NUL.
-    assert len(line) < 2048
+    assert len(kernel_command_line(2_596_140)) < 2048
