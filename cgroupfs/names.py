@@ -3,7 +3,7 @@
 Two drivers name the same things differently (kubelet pkg/kubelet/cm/cgroup_manager_linux.go):
 `systemd` `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` with the
 uid's `-` written `_`, and `cgroupfs` `kubepods/burstable/pod<uid>`. Guaranteed pods stand
-directly under kubepods.
+directly under kubepods. The kubelet has no `kubepods/shared`, `kubepods-shared.slice`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ class Tier(StrEnum):
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
     BEST_EFFORT = "BestEffort"
+    #: Guaranteed as well, of a pod that has no CPUs of its own; see `Layout.shares`.
+    SHARED = "Shared"
 
 
 _TIER_PARTS: Final = {
     Tier.GUARANTEED: (),
     Tier.BURSTABLE: ("burstable",),
     Tier.BEST_EFFORT: ("besteffort",),
+    Tier.SHARED: ("shared",),
 }
 
 
@@ -64,11 +67,14 @@ class Layout(Struct, frozen=True):
     """Where pods live below the cgroup root.
 
     `root` is the kubelet's `cgroupRoot` in its plain form (`"/"`, `"/sys/pods"`), which both
-    drivers translate. Raises `CgroupNameError` for a root that cannot be translated.
+    drivers translate. With `shares` Guaranteed pods without CPUs of their own stand in a cgroup
+    beside those of the QoS classes, which carries the shared pool for them; the kubelet has none.
+    Raises `CgroupNameError` for a root that cannot be translated.
     """
 
     driver: Driver
     root: str = "/"
+    shares: bool = False
 
     def __post_init__(self) -> None:
         for part in self._root_parts():

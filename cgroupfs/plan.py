@@ -121,30 +121,43 @@ class Write(Struct, frozen=True):
     value: str
 
 
-class Plan(Struct, frozen=True):
-    """Writes in their order, and writes that are not made (`withheld`).
+class Unfit(Struct, frozen=True):
+    """A set that a cgroup cannot have, because `above`, an ancestor, is to have only `given`."""
 
-    Withheld are memory migrations that were not asked for, and limits below the current use.
+    cgroup: str
+    file: str
+    desired: Mask
+    above: str
+    given: Mask
+
+
+class Plan(Struct, frozen=True):
+    """Writes in their order, and what is not written as desired.
+
+    `withheld` are memory migrations that were not asked for, and limits below the current use. Of
+    the sets in `unfit` that part is written which the ancestor has.
     """
 
     writes: tuple[Write, ...] = ()
     withheld: tuple[Write, ...] = ()
+    unfit: tuple[Unfit, ...] = ()
 
 
 def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) -> Plan:
     """Order the writes that turn `current` into `desired`; only what differs is written.
 
     `current` maps cgroup paths to what was read; a desired cgroup that is not in it (gone) or
-    lacks the controller's file gets no write. Raises `ValueError` when a cgroup is desired twice
-    or a desired child does not fit into its desired parent.
+    lacks the controller's file gets no write. There is a plan for whatever is desired: of a cgroup
+    that is desired twice the first setting counts, a set outside of an ancestor's is unfit.
     """
     settings = _by_path(desired)
+    unfit: list[Unfit] = []
     withheld = tuple(_withheld(current, settings))
     fixed = {write.cgroup for write in withheld}
     movable = {path: setting for path, setting in settings.items() if path not in fixed}
     writes = [
-        *_ordered(MEMS, _nodes(current, movable, MEMS, late=frozenset())),
-        *_ordered(CPUS, _nodes(current, settings, CPUS, late=_late(settings))),
+        *_ordered(MEMS, _nodes(current, movable, MEMS, frozenset(), unfit)),
+        *_ordered(CPUS, _nodes(current, settings, CPUS, _late(settings), unfit)),
         *_neutralized(current, settings),
         *_quota_writes(current, settings),
     ]
@@ -154,15 +167,14 @@ def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) ->
         else:
             writes.append(write)
     # A stable sort: within a stage memory nodes come first, then CPUs, then quotas and values.
-    return Plan(tuple(sorted(writes, key=lambda write: write.stage)), withheld)
+    ordered = tuple(sorted(writes, key=lambda write: write.stage))
+    return Plan(ordered, withheld, tuple(unfit))
 
 
 def _by_path(desired: Iterable[Setting]) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for setting in desired:
-        if setting.cgroup in settings:
-            raise ValueError(f"{setting.cgroup} is desired twice in one plan")
-        settings[setting.cgroup] = setting
+        settings.setdefault(setting.cgroup, setting)
     return dict(sorted(settings.items(), key=lambda item: _depth(item[0])))
 
 
@@ -206,19 +218,21 @@ def _nodes(
     settings: Mapping[str, Setting],
     file: str,
     late: frozenset[str],
+    unfit: list[Unfit],
 ) -> list[OrderedCgroup]:
+    """Return what is to be ordered; sets that do not fit are cut, and added to `unfit`."""
     nodes: dict[str, OrderedCgroup] = {}
     for path, setting in settings.items():
         node = _node(setting, current.get(path), file, late=path in late)
         if node is None:
             continue
         node.above = next((nodes[a] for a in _planned_above(path, settings) if a in nodes), None)
-        if node.above is not None and not node.new <= node.above.new:
-            raise ValueError(
-                f"{file} {node.new} desired for {path} is outside {node.above.new}, "
-                f"desired for its ancestor {node.above.path}"
-            )
-        nodes[path] = node
+        above = node.above
+        if above is not None and not node.new <= above.new:
+            unfit.append(Unfit(path, file, node.new, above.path, above.new))
+            node.new &= above.new
+        if node.new:
+            nodes[path] = node
     return list(nodes.values())
 
 

@@ -28,8 +28,20 @@ GENERIC_DIRECTORY: Final = "sys/class/nvme-generic"
 #: What the kernel calls the IOMMU group of a device that no IOMMU isolates.
 NO_IOMMU: Final = "vfio-noiommu"
 #: Directories of a PCI device with an entry for each node in `/dev`; of NVMe the controller.
-_NODE_DIRECTORIES: Final = ("nvme", "accel", "drm", "uio")
+_NODE_DIRECTORIES: Final = (
+    "nvme",
+    "accel",
+    "drm",
+    "uio",
+    "infiniband_verbs",
+    "infiniband_mad",
+    "ptp",
+)
 _NVME: Final = "nvme"
+_VERBS: Final = "infiniband_verbs"
+#: The node through which all RDMA devices make connections, and that of IOMMUFD.
+_RDMA_CM: Final = "sys/class/misc/rdma_cm"
+_IOMMU: Final = "sys/class/misc/iommu"
 _ENTRY: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.:]{0,63}", re.ASCII)
 _GROUP: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 _NUMBERED: Final = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
@@ -50,7 +62,9 @@ class DeviceFunction(Struct, frozen=True):
     group is one of `vfio` without an IOMMU. `physical_function` is the PCI address of the device
     whose virtual function this is, "" of all others. `virtual_functions` are the addresses of its
     own, by their number. `interfaces` are those in this network namespace, by name. `nodes` are
-    paths in `/dev`: controllers and namespaces of NVMe, nodes of accelerators, graphics and `uio`.
+    paths in `/dev`: controllers and namespaces of NVMe, nodes of accelerators, graphics, `uio`,
+    RDMA and PTP; `vfio_nodes` are those of vfio's character device and of IOMMUFD. `state` is that
+    of an NVMe controller (`live`, `dead`), "" of all others.
     """
 
     place: Device
@@ -61,6 +75,8 @@ class DeviceFunction(Struct, frozen=True):
     virtual_functions: Mapping[int, str] = MappingProxyType({})
     interfaces: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    vfio_nodes: tuple[str, ...] = ()
+    state: str = ""
 
     @property
     def id(self) -> str:
@@ -112,6 +128,8 @@ def _function(tree: SysfsTree, device: Device, interfaces: tuple[str, ...]) -> D
         virtual_functions=MappingProxyType(_virtual_functions(tree, directory)),
         interfaces=interfaces,
         nodes=tuple(_device_nodes(tree, directory)),
+        vfio_nodes=_vfio_nodes(tree, directory),
+        state=_controller_state(tree, directory),
     )
 
 
@@ -168,7 +186,25 @@ def _device_nodes(tree: SysfsTree, directory: str) -> Iterator[str]:
             found.update(dict.fromkeys(_node_of(tree, entry)))
             if kind == _NVME:
                 found.update(dict.fromkeys(_nvme_nodes(tree, entry)))
+            elif kind == _VERBS:
+                found.update(dict.fromkeys(_node_of(tree, _RDMA_CM)))
     yield from found
+
+
+def _vfio_nodes(tree: SysfsTree, directory: str) -> tuple[str, ...]:
+    """Return the character device of vfio with `/dev/iommu`, which it needs; from Linux 6.6 on."""
+    names = _names(tree, f"{directory}/vfio-dev")
+    own = [node for name in names for node in _node_of(tree, f"{directory}/vfio-dev/{name}")]
+    return (*own, *_node_of(tree, _IOMMU)) if own else ()
+
+
+def _controller_state(tree: SysfsTree, directory: str) -> str:
+    """Return the state of an NVMe controller; "" for other devices, and where it is not known."""
+    controllers = _names(tree, f"{directory}/{_NVME}")
+    if not controllers:
+        return ""
+    file = f"{directory}/{_NVME}/{controllers[0]}/state"
+    return tree.optional(lambda: tree.find(file) or "", "", _WITHOUT).strip()
 
 
 def _nvme_nodes(tree: SysfsTree, controller: str) -> Iterator[str]:

@@ -62,11 +62,11 @@ def read_topology(tree: SysfsTree, online: Mask) -> Topology:
     - `die_id` absent: no die; -1: the package is its one die;
     - `physical_package_id` absent or -1: see `_named_packages`.
 
-    Of clusters, dies and packages a file that is odd costs its own fact. Raises `MissingFile`
-    where an online CPU has no list of its threads, and what else is wrong with such a list,
-    `InconsistentTree` where the threads of one core are in two packages.
+    Of clusters, dies and packages a file that is odd costs its own fact. Where no CPU at all lists
+    its threads each is a core, with a warning. Raises `MissingFile` where only some do, what else
+    is wrong with such a list, `InconsistentTree` where the threads of one core are in two packages.
     """
-    cores = tuple(sibling_groups(online, lambda cpu: _threads(tree, cpu)))
+    cores = tuple(_core_groups(tree, online))
     packages = _named_packages(_packages(tree, online, cores))
     return Topology(
         cores=_cores(tree, cores, packages),
@@ -148,6 +148,14 @@ def _siblings(
     return tree.find_named_set(
         [directory + name for name in lists], [directory + name for name in maps]
     )
+
+
+def _core_groups(tree: SysfsTree, online: Mask) -> Iterable[Mask]:
+    if any(_siblings(tree, cpu, CORE_LISTS, CORE_MAPS) for cpu in online):
+        return sibling_groups(online, lambda cpu: _threads(tree, cpu))
+    path = tree.path(f"{CPU_DIRECTORY}/cpu{online.lowest}/topology/{CORE_LISTS[0]}")
+    tree.warn(path, "none of the CPUs lists its threads", "each CPU is a core of its own")
+    return [Mask(1 << cpu) for cpu in online]
 
 
 def _threads(tree: SysfsTree, cpu: int) -> tuple[str, Mask]:

@@ -24,7 +24,7 @@ from systemd.errors import (
 from systemd.escape import check_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from systemd.properties import Property, Value
 
@@ -137,12 +137,20 @@ class SystemBus:
 
     Connects at the first call and again after the connection broke or was silent: what a
     connection was half asked for (to send signals) does not outlive it. Each call has `timeout`
-    seconds, including the wait for its job. Use it from one thread.
+    seconds, including the wait for its job; `answered` is called after each. Use it from one
+    thread.
     """
 
-    def __init__(self, address: str = SYSTEM_BUS, *, timeout: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str = SYSTEM_BUS,
+        *,
+        timeout: float = PATIENCE_SECONDS,
+        answered: Callable[[], object] = object,
+    ) -> None:
         self._address = address
         self._timeout = timeout
+        self._answered = answered
         self._open: BusConnection | None = None
 
     def close(self) -> None:
@@ -268,6 +276,8 @@ class SystemBus:
         except (BusUnavailableError, BusTimeoutError):
             self.close()
             raise
+        finally:
+            self._answered()
 
     def _connect(self) -> BusConnection:
         self._open = BusConnection(self._address, self._timeout)

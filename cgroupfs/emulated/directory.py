@@ -3,26 +3,40 @@
 Every change is written out as the files a kernel would show, so that other processes can read
 them; what other processes change there (a value, a new or removed directory) is applied before the
 next operation, under the kernel's rules: a value that the kernel would reject is reset.
+
+An operation costs as much as it changes, not as much as there is: inotify says which files others
+changed, and only the cgroups that may show something else are written out. Where the host has no
+more inotify watches every operation reads all files.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.errors import CgroupRootError
-from cgroupfs.tree import FlockedTree, join
+from cgroupfs.tree import FlockedTree, ancestors, join
+from cgroupfs.watch import NAMES_IN_DIRECTORY, Change, Inotify
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from cgroupfs.emulated.group import Group
     from cgroupfs.tree import TreeLock
+
+_PROCS: Final = "cgroup.procs"
+_SUBTREE: Final = "cgroup.subtree_control"
+#: What a process in a cgroup changes of the cgroups above it.
+_OF_PROCESSES: Final = ("cgroup.events", "cgroup.type")
+_WATCHED: Final = NAMES_IN_DIRECTORY | Change.MODIFY | Change.DONT_FOLLOW
+_MOVED: Final = Change.MOVED_FROM | Change.MOVED_TO
 
 
 class DirectoryTree:
@@ -36,6 +50,7 @@ class DirectoryTree:
     def __init__(self, root: Path, possible: Mask, memory: Mask) -> None:
         self.root = root
         self._shown: dict[str, dict[str, str]] = {}
+        self._watch = _Watch(root)
         self._kernel = EmulatedKernel(possible, memory)
         fresh = not (root / "cgroup.controllers").exists()
         if fresh and any(root.iterdir()):
@@ -58,20 +73,24 @@ class DirectoryTree:
     def write(self, path: str, file: str, value: str) -> None:
         """Give one file a value; see `cgroupfs.tree.Tree`."""
         self._absorb()
+        split, home = self._kernel.partitioned, self._home_of(file, value)
         self._kernel.write(path, file, value)
-        self._show()
+        self._changed(path, *home, files=(file,), split=split)
 
     def mkdir(self, path: str) -> None:
         """Create one cgroup; see `cgroupfs.tree.Tree`."""
         self._absorb()
         self._kernel.mkdir(path)
-        self._show()
+        self._changed(path)
 
     def rmdir(self, path: str) -> None:
         """Remove one cgroup; see `cgroupfs.tree.Tree`."""
         self._absorb()
+        split = self._kernel.partitioned
         self._kernel.rmdir(path)
-        self._show()
+        self._unshow(path)
+        if split:
+            self._show()
 
     def exists(self, path: str) -> bool:
         """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
@@ -100,13 +119,14 @@ class DirectoryTree:
         """Start an emulated process in a cgroup; see `EmulatedKernel.spawn`."""
         self._absorb()
         self._kernel.spawn(path, pid)
-        self._show()
+        self._changed(path, files=(_PROCS,))
 
     def exit(self, pid: int) -> None:
         """End an emulated process."""
         self._absorb()
+        home = self._home_of(_PROCS, str(pid))
         self._kernel.exit(pid)
-        self._show()
+        self._changed(*home, files=(_PROCS,))
 
     def set_online(self, cpus: Mask) -> None:
         """Take CPUs offline or back: exactly `cpus` are up afterwards."""
@@ -126,56 +146,106 @@ class DirectoryTree:
             self._kernel.raw_write(
                 path, "cgroup.subtree_control", " ".join(f"+{name}" for name in enabled)
             )
-        self._absorb()
+        self._absorb_all()
+
+    def _home_of(self, file: str, text: str) -> tuple[str, ...]:
+        """Return the cgroup that a process is about to leave, if it is one and has one."""
+        word = text.strip()
+        home = self._kernel.home(int(word)) if file == _PROCS and word.isdecimal() else None
+        return () if home is None else (home.path,)
 
     def _absorb(self) -> None:
         """Take in what others did to the files since they were last written out."""
+        noticed = self._watch.noticed()
+        if noticed is None:
+            self._absorb_all()
+            return
+        for path in sorted(noticed):  # those above first
+            if path in self._shown and (self.root / path).is_dir():
+                self._absorb_names(path, noticed[path])
+
+    def _absorb_all(self) -> None:
         seen = set()
         rejected = False
         for path, directory in self._directories():
             seen.add(path)
             if path and not self._kernel.exists(path):
                 self._kernel.mkdir(path)
-            rejected |= self._absorb_values(path, directory)
+            rejected |= bool(self._absorb_values(path, directory))
         gone = [group for group in self._kernel.root.walk() if group.path not in seen]
         for group in reversed(gone):
             self._forget(group)
         if rejected or gone or seen != set(self._shown):
             self._show()
 
-    def _absorb_values(self, path: str, directory: Path) -> bool:
-        shown = self._shown.get(path, {})
-        changed = False
-        for file in self._writable(path):
-            text = _text(directory / file)
-            if text in (None, shown.get(file)):
-                continue
-            changed = True
-            try:
-                self._kernel.raw_write(path, file, text or "")
-            except OSError:
-                # A kernel would return an error to the writer; here the old value is restored.
-                shown.pop(file, None)
-        return self._absorb_procs(path, directory) or changed
+    def _absorb_names(self, path: str, names: Iterable[str]) -> None:
+        """Take in what others did to some files and directories in a cgroup's directory."""
+        split, directory = self._kernel.partitioned, self.root / path
+        children = {name: join(path, name) for name in names if name not in self._shown[path]}
+        for name, child in children.items():
+            there = (directory / name).is_dir() and not (directory / name).is_symlink()
+            new = there and not (directory / name / "cgroup.controllers").exists()
+            known = self._kernel.find(child)
+            if known is not None and (new or not there):
+                for group in reversed(list(known.walk())):
+                    self._forget(group)
+                self._unshow(child, keep=there)
+                self._show_above(child)
+                if split:
+                    self._show()
+            if there and not self._kernel.exists(child):
+                self._kernel.mkdir(child)
+                written = self._absorb_values(child, directory / name)
+                self._changed(child, *written.get(_PROCS, ()), files=tuple(written), split=split)
+                # What was made in it before it was watched.
+                with os.scandir(directory / name) as entries:
+                    inside = [entry.name for entry in entries if entry.is_dir()]
+                self._absorb_names(child, inside)
+        changed = self._absorb_values(path, directory, {*names} - children.keys())
+        if changed:
+            self._changed(path, *changed.get(_PROCS, ()), files=tuple(changed), split=split)
 
-    def _absorb_procs(self, path: str, directory: Path) -> bool:
+    def _absorb_values(
+        self, path: str, directory: Path, names: AbstractSet[str] | None = None
+    ) -> dict[str, tuple[str, ...]]:
+        """Take in what others wrote into the files of a cgroup, of all files or of some.
+
+        Return the files that were not as shown, with the cgroups that processes left for this one.
+        A value that a kernel would reject, with an error to the writer, is restored, and so is
+        what stands in a file that takes none; what it would accept is shown as it would show it.
+        """
+        shown = self._shown.get(path, {})
+        writable = self._writable(path)
+        changed: dict[str, tuple[str, ...]] = {}
+        for file in (*writable, *(names or frozenset()) - {*writable}):
+            if names is not None and file not in names:
+                continue
+            text = _text(directory / file)
+            if text == shown.get(file):
+                continue
+            shown.pop(file, None)
+            changed[file] = ()
+            if file == _PROCS:
+                changed[file] = tuple(self._absorb_procs(path, text or ""))
+            elif file in writable:
+                with suppress(OSError):
+                    self._kernel.raw_write(path, file, text or "")
+        return changed
+
+    def _absorb_procs(self, path: str, text: str) -> Iterator[str]:
         """Take in process ids that others wrote: each moves here, as a write to the kernel does."""
-        if _text(directory / "cgroup.procs") in (
-            None,
-            self._shown.get(path, {}).get("cgroup.procs"),
-        ):
-            return False
         here = set(self._kernel.procs(path))
-        named = {int(word) for word in _words(directory / "cgroup.procs") if word.isdigit()}
+        named = {int(word) for word in text.split() if word.isdigit()}
         for pid in sorted(named - here):
+            home = self._kernel.home(pid)
             with suppress(OSError):
                 self._kernel.admit(pid, path)
-        return True
+            yield path if home is None else home.path
 
     def _writable(self, path: str) -> list[str]:
-        # Controllers first: the other files exist only with them.
-        found = [name for name in self._kernel.writable(path) if name != "cgroup.procs"]
-        return sorted(found, key=lambda name: name != "cgroup.subtree_control")
+        # Controllers first: the other files exist only with them. Processes last.
+        found = self._kernel.writable(path)
+        return sorted(found, key=lambda name: (name == _PROCS, name != _SUBTREE))
 
     def _forget(self, group: Group) -> None:
         for pid in tuple(group.procs):
@@ -194,21 +264,106 @@ class DirectoryTree:
 
     # --- model to files ---------------------------------------------------------------------
 
+    def _changed(self, *paths: str, files: Sequence[str] = (), split: bool = False) -> None:
+        """Write out what an operation on `files` of cgroups changed, here and elsewhere.
+
+        `split`: there were partitions before, which concern all cgroups.
+        """
+        if split or self._kernel.partitioned:
+            self._show()
+            return
+        below = any(file == _SUBTREE or file.startswith("cpuset.") for file in files)
+        moved = _PROCS in files
+        for path in paths:
+            group = self._kernel.find(path)
+            if group is not None:
+                for each in group.walk() if below or (moved and group.subtree) else (group,):
+                    self._show_group(each)
+            if moved:
+                self._show_above(path)
+
+    def _show_above(self, path: str) -> None:
+        """Write out what shows in the cgroups above that processes came or went."""
+        for above in ancestors(path) if path else ():
+            group = self._kernel.find(above)
+            if group is not None:
+                files = self._kernel.files(group)
+                known = {name: files[name] for name in _OF_PROCESSES if name in files}
+                texts = {name: file.show(self._kernel, group) for name, file in known.items()}
+                self._write_out(above, self._shown[above] | texts)
+
     def _show(self) -> None:
         """Write out every file whose text changed; remove files and directories that are gone."""
-        desired = {group.path: self._kernel.texts(group) for group in self._kernel.root.walk()}
-        for path in sorted(set(self._shown) - set(desired)):
-            shutil.rmtree(self.root / path, ignore_errors=True)
-        for path, texts in desired.items():
-            directory = self.root / path
-            directory.mkdir(exist_ok=True)
-            shown = self._shown.get(path, {})
-            for file in shown.keys() - texts.keys():
-                (directory / file).unlink(missing_ok=True)
+        groups = list(self._kernel.root.walk())
+        for path in sorted(set(self._shown) - {group.path for group in groups}):
+            self._unshow(path)
+        for group in groups:
+            self._show_group(group)
+
+    def _show_group(self, group: Group) -> None:
+        path = group.path
+        if path not in self._shown:
+            (self.root / path).mkdir(exist_ok=True)
+            self._watch.add(path)
+            self._shown[path] = {}
+        self._write_out(path, self._kernel.texts(group))
+
+    def _write_out(self, path: str, texts: dict[str, str]) -> None:
+        shown, directory = self._shown[path], self.root / path
+        for file in shown.keys() - texts.keys():
+            (directory / file).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # it is noticed with the directory above it
             for file, text in texts.items():
-                if _text(directory / file) != text:
+                if shown.get(file) != text:
                     (directory / file).write_text(text)
-        self._shown = desired
+        self._shown[path] = texts
+
+    def _unshow(self, path: str, *, keep: bool = False) -> None:
+        """Forget what a cgroup showed, and remove its directory unless it is a new one (`keep`)."""
+        if not keep:
+            shutil.rmtree(self.root / path, ignore_errors=True)
+        for known in [each for each in self._shown if f"{each}/".startswith(f"{path}/")]:
+            del self._shown[known]
+
+
+class _Watch:
+    """Which files others may have changed; any, where the host has no inotify watch left."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._inotify: Inotify | None = None
+        with suppress(OSError):
+            self._inotify = Inotify()
+            weakref.finalize(self, self._inotify.close)
+
+    def add(self, path: str) -> None:
+        """Watch the directory of a cgroup from now on."""
+        try:
+            if self._inotify is not None:
+                self._inotify.add(self._root / path, _WATCHED)
+        except FileNotFoundError:
+            return  # another process removed it, which is noticed with the one above it
+        except OSError:
+            self._inotify = None
+
+    def noticed(self) -> dict[str, dict[str, None]] | None:
+        """Return the names in each cgroup's directory that may have changed; None: any."""
+        if self._inotify is None:
+            return None
+        found: dict[str, dict[str, None]] = {}
+        while events := self._inotify.read():
+            for event in events:
+                if event.path is None or (event.change & _MOVED and event.change & Change.ISDIR):
+                    self._drain()
+                    return None
+                if event.name:
+                    path = str(event.path)[len(str(self._root)) + 1 :]
+                    found.setdefault(path, {})[event.name] = None
+        return found
+
+    def _drain(self) -> None:
+        while self._inotify is not None and self._inotify.read():
+            pass
 
 
 def _text(file: Path) -> str | None:

@@ -134,7 +134,7 @@ class EmulatedKernel:
 
     def exists(self, path: str) -> bool:
         """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
-        return self._find(path) is not None
+        return self.find(path) is not None
 
     def children(self, path: str) -> tuple[str, ...]:
         """Return the names of the child cgroups; see `cgroupfs.tree.Tree`."""
@@ -278,7 +278,12 @@ class EmulatedKernel:
 
     # --- lookup -----------------------------------------------------------------------------
 
-    def _find(self, path: str) -> Group | None:
+    def home(self, pid: int) -> Group | None:
+        """Return the cgroup that a process lives in, None for one that does not run."""
+        return self._homes.get(pid)
+
+    def find(self, path: str) -> Group | None:
+        """Return the cgroup of a path, None without one."""
         group = self.root
         for name in check_path(path).split("/") if path else ():
             child = group.children.get(name)
@@ -288,7 +293,7 @@ class EmulatedKernel:
         return group
 
     def _group(self, path: str) -> Group:
-        group = self._find(path)
+        group = self.find(path)
         if group is None:
             raise self._reject(errno.ENOENT, path)
         return group

@@ -100,6 +100,36 @@ def has_circle(case: Case, first: dict[str, Mask], goal: dict[str, Mask]) -> boo
     return bool(waits)
 
 
+@st.composite
+def anything(draw: st.DrawFn) -> Case:
+    """Draw sets that need not fit into each other, of cgroups that need not exist."""
+    paths = st.sampled_from([PODS, *(f"{PODS}/{a}{b}" for a in "xy" for b in ("", "/1", "/1/2"))])
+    masks = st.just(Mask(0)) | subset(HOST)
+    before = draw(st.dictionaries(paths, masks))
+    for path in tuple(before):
+        while path := parent(path):
+            before.setdefault(path, Mask(0))
+    desired = [
+        Setting(path, cpus=cpus, exclusive=draw(st.booleans()), whole_cpus=whole)
+        for path in draw(st.lists(paths, max_size=8))
+        for cpus in (draw(st.none() | subset(HOST)),)
+        for whole in (draw(masks),)
+    ]
+    return Case(dict(sorted(before.items())), tuple(desired))
+
+
+@given(anything(), subset(HOST))
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_desired_and_shown_there_is_a_plan_that_ends(case: Case, online: Mask) -> None:
+    kernel = build(case)
+    kernel.set_online(online)
+    for _ in range(3):  # what was bounded by a set that is then wide enough is given afterwards
+        plan = plan_of(kernel, case)
+        assert not any(each.desired <= each.given for each in plan.unfit)
+        snapshots(kernel, case, plan)
+    assert plan_of(kernel, case).writes == ()
+
+
 @given(cases())
 @settings(max_examples=120, deadline=None)
 def test_a_plan_ends_with_what_is_desired_and_a_second_one_is_empty(case: Case) -> None:

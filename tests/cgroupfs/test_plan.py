@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.ordering import WriteStage
-from cgroupfs.plan import Plan, Setting, Write, make_plan
+from cgroupfs.plan import Plan, Setting, Unfit, Write, make_plan
 from cgroupfs.state import UNLIMITED, CgroupState, CpuMax
 from sysfs.mask import EMPTY, Mask
 
@@ -135,12 +135,22 @@ def test_an_empty_set_cannot_be_desired() -> None:
         Setting("a", cpus=EMPTY)
 
 
-def test_a_child_desired_outside_its_parent_is_a_mistake() -> None:
-    desired = (Setting("a", cpus=Mask.of(1)), Setting("a/app", cpus=Mask.of(2)))
-    with pytest.raises(ValueError, match=r"2 desired for a/app is outside 1"):
-        make_plan({"a": FRESH, "a/app": FRESH}, desired)
+def test_a_child_desired_outside_its_parent_gets_what_the_parent_is_to_have() -> None:
+    above, inside = Mask.parse("0-1"), Mask.parse("1-2")
+    desired = (Setting("a", cpus=above), Setting("a/app", cpus=inside))
+    plan = make_plan({"a": cpus("0-1"), "a/app": cpus("0-1")}, desired)
+    assert lines(plan) == [("SHRINK", "a/app", "1")]
+    assert plan.unfit == (Unfit("a/app", "cpuset.cpus", inside, "a", above),)
 
 
-def test_a_cgroup_desired_twice_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="a is desired twice"):
-        make_plan({}, (Setting("a"), Setting("a")))
+def test_a_child_desired_beside_its_parent_is_not_written_and_all_others_are() -> None:
+    desired = (Setting("a", cpus=Mask.of(1)), Setting("a/app", cpus=Mask.of(2)),
+               Setting("b", cpus=Mask.of(3)))  # fmt: skip
+    plan = make_plan({"a": FRESH, "a/app": FRESH, "b": FRESH}, desired)
+    assert lines(plan) == [("SHRINK", "b", "3"), ("SHRINK", "a", "1")]
+    assert [each.cgroup for each in plan.unfit] == ["a/app"]
+
+
+def test_of_a_cgroup_that_is_desired_twice_the_first_setting_counts() -> None:
+    twice = (Setting("a", cpus=Mask.of(1)), Setting("a", cpus=Mask.of(2)))
+    assert lines(make_plan({"a": FRESH}, twice)) == [("SHRINK", "a", "1")]

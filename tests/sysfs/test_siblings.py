@@ -132,6 +132,14 @@ def test_an_online_cpu_must_list_its_threads(tmp_path: Path) -> None:
         _read(tmp_path, "0-1", {"0": {"core_cpus_list": "0"}})
 
 
+def test_where_no_cpu_lists_its_threads_each_is_a_core(tmp_path: Path) -> None:
+    lay_out(tmp_path, {f"{CPU}/cpu{cpu}/topology/physical_package_id": "0" for cpu in range(3)})
+    tree = SysfsTree(tmp_path)
+    assert read_topology(tree, Mask.parse("0-2")).cores == {0: 0, 1: 1, 2: 2}
+    (warning,) = tree.warnings
+    assert "none of the CPUs lists its threads; each CPU is a core of its own" in warning
+
+
 def test_a_cpu_must_be_in_its_own_core(tmp_path: Path) -> None:
     with pytest.raises(InconsistentTree, match=r"cpu0/topology/core_cpus_list.*CPU 0 is not in"):
         _read(tmp_path, "0-1", {"0-1": {"core_cpus_list": "1"}})

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import errno
+import shutil
+from collections import Counter
+from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cgroupfs.emulated import directory
 from cgroupfs.emulated.directory import DirectoryTree
+from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.errors import CgroupRootError
 from cgroupfs.tree import KernelTree
 from sysfs.mask import Mask
@@ -13,16 +20,39 @@ from tests.cgroupfs.contract import prepare
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cgroupfs.emulated.group import Group
+
 CPUS = Mask.parse("0-7")
 NODES = Mask.parse("0-1")
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> DirectoryTree:
+@pytest.fixture(params=[True, False], ids=["watched", "without inotify"])
+def tree(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> DirectoryTree:
+    if not request.param:
+        monkeypatch.setattr(directory, "Inotify", _exhausted)
     tree = DirectoryTree(tmp_path, CPUS, NODES)
     prepare(tree, "pods")
     tree.mkdir("pods/a")
     return tree
+
+
+def _exhausted() -> None:
+    raise OSError(errno.EMFILE, "inotify_init1")
+
+
+def stale(tree: DirectoryTree) -> list[str]:
+    """Return the files that do not show what the emulated kernel has."""
+    tree.exists("")  # takes in what others did
+    kernel = tree._kernel  # the truth behind the files
+    texts = {
+        f"{tree.root}/{group.path}/{name}".replace("//", "/"): text
+        for group in kernel.root.walk()
+        for name, text in kernel.texts(group).items()
+    }
+    found = {str(path): path.read_text() for path in tree.root.rglob("*") if path.is_file()}
+    return sorted(path for path, _ in texts.items() ^ found.items())
 
 
 def test_what_is_written_stands_in_files_as_the_kernel_would_show_it(
@@ -84,6 +114,100 @@ def test_processes_that_others_put_into_a_cgroup_live_there(
     assert (tree.procs("pods/a"), tree.procs("pods/b")) == ((), (41,))
     tree.exit(41)
     assert (tmp_path / "pods/b/cgroup.procs").read_text() == ""
+
+
+def test_cgroups_that_others_make_inside_new_ones_are_noticed(tree: DirectoryTree) -> None:
+    (tree.root / "pods/b/c/d").mkdir(parents=True)
+    assert tree.children("pods/b/c") == ("d",)
+    assert stale(tree) == []
+
+
+def test_what_others_write_at_once_into_a_new_cgroup_counts(tree: DirectoryTree) -> None:
+    (tree.root / "pods/b").mkdir()
+    (tree.root / "pods/b/cgroup.procs").write_text("41\n")
+    assert tree.procs("pods/b") == (41,)
+    assert "populated 1" in tree.read("pods", "cgroup.events")
+    assert stale(tree) == []
+
+
+def test_a_cgroup_that_others_make_again_is_a_new_one(tree: DirectoryTree) -> None:
+    tree.write("pods/a", "cpuset.cpus", "2-3")
+    shutil.rmtree(tree.root / "pods/a")
+    tree.exists("pods/a")
+    (tree.root / "pods/a").mkdir()
+    assert tree.read("pods/a", "cpuset.cpus") == "\n"
+    assert stale(tree) == []
+
+
+def test_what_others_write_into_a_file_that_takes_nothing_does_not_last(
+    tree: DirectoryTree,
+) -> None:
+    (tree.root / "pods/a/cpuset.cpus.effective").write_text("7\n")
+    tree.write("pods/a", "cpuset.cpus", "2-3")
+    assert stale(tree) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_anything_the_files_show_what_the_kernel_has(tree: DirectoryTree, seed: int) -> None:
+    draw = Random(seed)  # noqa: S311  # a story, not a secret
+    files = ("cpuset.cpus", "cpuset.cpus.exclusive", "cpuset.cpus.partition", "cpu.weight")
+    values = ("1-2", "3", "0-7", "root", "member", "200")
+    for step in range(60):
+        path = draw.choice(("pods/a", "pods/b", "pods/b/c", "pods/b/c/d"))
+        file, value = draw.choice(files), draw.choice(values)
+        written = tree.root / path / file
+        with suppress(OSError):
+            match draw.randrange(8):
+                case 0:
+                    tree.mkdir(path)
+                case 1:
+                    tree.rmdir(path)
+                case 2 | 3:
+                    tree.write(path, file, value)
+                case 4:
+                    tree.write(path, "cgroup.subtree_control", "+cpuset +cpu")
+                case 5 if written.exists():
+                    written.write_text(value)
+                case 6 if written.exists():
+                    (tree.root / path / "cgroup.procs").write_text(f"{step % 3 + 1}\n")
+                case _:
+                    (tree.root / path).mkdir(exist_ok=True)
+        assert stale(tree) == [], step
+
+
+def test_an_operation_costs_the_same_beside_many_cgroups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: files that are read, and cgroups that are written out."""
+    work = Counter[str]()
+
+    def read(file: Path) -> str | None:
+        work["read"] += 1
+        return text_of(file)
+
+    def texts(kernel: EmulatedKernel, group: Group) -> dict[str, str]:
+        work["written out"] += 1
+        return texts_of(kernel, group)
+
+    text_of, texts_of = directory._text, EmulatedKernel.texts  # counted
+    monkeypatch.setattr(directory, "_text", read)
+    monkeypatch.setattr(EmulatedKernel, "texts", texts)
+    tree = DirectoryTree(tmp_path, CPUS, NODES)
+    prepare(tree, "pods")
+    costs = []
+    for number in range(60):
+        work.clear()
+        pod = f"pods/{number}"
+        tree.mkdir(pod)
+        tree.write(pod, "cgroup.subtree_control", "+cpuset +cpu")
+        tree.write(pod, "cpu.max", "1000 100000")
+        for name in "abcde":
+            (tmp_path / pod / name).mkdir()
+            tree.write(f"{pod}/{name}", "cpuset.cpus", "2-3")
+        tree.spawn(f"{pod}/a", 100 + number)
+        tree.read("pods", "cgroup.events")
+        costs.append(dict(work))
+    assert costs[59] == costs[1]
 
 
 def test_a_restart_takes_everything_over(tree: DirectoryTree, tmp_path: Path) -> None:
