@@ -42,6 +42,11 @@ class Undecided(Struct, frozen=True):
         """Return which containers might have had exclusive resources, and why."""
         return self.rules.demand(self.pod).eligibility()
 
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Return a warning for each field that the feature gates leave out."""
+        return self.rules.demand(self.pod).dropped
+
 
 class SuspendedDecision(Struct, frozen=True):
     """What was decided on a pod before device plugins have to be asked what they prefer.

@@ -159,6 +159,11 @@ class Asked(Protocol):
         """Return which containers may have exclusive resources, and why."""
         ...
 
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Return a warning for each field of the pod that the feature gates leave out."""
+        ...
+
 
 class Question(Struct, frozen=True):
     """Which `size` of the `available` devices of a resource its device plugin prefers.
@@ -220,7 +225,8 @@ class Decision(Struct, frozen=True, dict=True):
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """The fields of the pod that probably do not mean what their author intended."""
-        return () if self.pod is None else find_warnings(self.pod)
+        dropped = () if self.asked is None else self.asked.dropped
+        return dropped if self.pod is None else (*dropped, *find_warnings(self.pod))
 
     @cached_property
     def rejection(self) -> Rejection | None:

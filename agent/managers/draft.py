@@ -24,7 +24,8 @@ class Draft(Struct):
     allocation and a new ledger, or is dropped, so that a rejected pod changes nothing. `parts` are
     what each manager has allocated, by its name. `answers` are what device plugins prefer, and
     `aligned` the alignments that are left of those that were worked out before the answers were
-    asked for: all that they depend on is the same.
+    asked for: all that they depend on is the same. `tied` says that hints must have the nodes of
+    CPUs that ended init containers left.
     """
 
     rules: HostPolicy
@@ -37,6 +38,7 @@ class Draft(Struct):
     works: list[SearchBudget] = field(default_factory=list)
     answers: Answers = NO_ANSWERS
     aligned: list[HintTrace] = field(default_factory=list)
+    tied: bool = True
 
     def answer(self, question: Question) -> tuple[str, ...]:
         """Return what a device plugin prefers; raises `Unanswered` if it was not asked yet."""

@@ -85,17 +85,18 @@ class MemoryAssignmentError(ManagerError):
     """Memory cannot be allocated; `kubelet_text` is the kubelet's message.
 
     `demand` has the requested and free amounts; `nodes` is the mask (bits) that was tried, None
-    without a mask.
+    without a mask. `in_use` says which nodes cannot be joined to others.
     """
 
     kubelet_text = ""
     explanation = ""
 
-    def __init__(self, demand: MemoryDemand, nodes: int | None = None) -> None:
+    def __init__(self, demand: MemoryDemand, nodes: int | None = None, in_use: str = "") -> None:
         self.demand = demand
         self.nodes = nodes
         tried = "" if nodes is None else f" on NUMA nodes {Mask(nodes)}"
-        super().__init__(f"[memorymanager] {self.kubelet_text}{tried}{self.explanation} ({demand})")
+        why = f"{self.explanation}{in_use and f': {in_use}'}"
+        super().__init__(f"[memorymanager] {self.kubelet_text}{tried}{why} ({demand})")
 
 
 class NoDefaultHintError(MemoryAssignmentError):

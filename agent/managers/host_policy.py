@@ -46,6 +46,11 @@ class HostPolicy(Struct, frozen=True, dict=True):
         """Reserved and cordoned CPUs and their siblings, which whole-core requests cannot use."""
         return self.machine.cpus.cores_of(self.policy.cpu.reserved | self.cordoned_cpus)
 
+    @property
+    def host_is_even(self) -> bool:
+        """Whether the kubelet's averages hold: cores, sockets and caches are of one size each."""
+        return self.machine.cpus.is_even
+
     @cached_property
     def memory(self) -> MemoryFacts:
         """Allocatable memory by node and type."""

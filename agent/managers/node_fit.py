@@ -49,7 +49,7 @@ def rejection(
     return Rejection(
         out_of(shortages[0].resource),
         f"the node has no room for the pod: {details}",
-        remedy="; ".join(filter(None, (_remedy(limits, shortage) for shortage in shortages))),
+        remedy="; ".join(_remedies(limits, shortages)),
         resource=shortages[0].resource,
         shortages=shortages,
     )
@@ -89,7 +89,7 @@ def _shortages(
         if asked <= 0 or limits.ignores(name) or name in NOT_CHECKED:
             continue
         room = limits.amounts.get(name)
-        if room is not None and asked > room - requested:
+        if room and asked > room - requested:
             room += _beyond(rules, ledger, name)
         if room is None or asked > room - requested:
             yield Shortage(name, asked, room, requested)
@@ -144,31 +144,34 @@ def _offer(limits: Allocatable, name: str) -> str:
     return f"which the node does not offer; it offers {listed}{meant}"
 
 
-def _remedy(limits: Allocatable, shortage: Shortage) -> str:
-    """Return which setting rejects the pod, "" for an amount.
+def _remedies(limits: Allocatable, shortages: Iterable[Shortage]) -> Iterator[str]:
+    """Yield which settings reject the pod, nothing for an amount.
 
     No smaller amount is advised: smaller requests would still have to be aligned.
     """
-    if shortage.allocatable is None:
-        return _remedy_of_unknown(shortage.resource)
-    if shortage.resource != PODS:
-        return ""
-    excess = shortage.asked - (shortage.allocatable - shortage.requested)
-    fewer = "" if excess > shortage.requested else f"remove {_count(excess, 'pod')}, or "
-    return f"{fewer}raise {' and '.join(limits.limited_by)}"
-
-
-def _remedy_of_unknown(name: str) -> str:
-    if name.startswith(HUGEPAGES_PREFIX):
-        return (
+    unknown = [each.resource for each in shortages if each.allocatable is None]
+    for shortage in shortages:
+        if shortage.allocatable is not None and shortage.resource == PODS:
+            excess = shortage.asked - (shortage.allocatable - shortage.requested)
+            fewer = "" if excess > shortage.requested else f"remove {_count(excess, 'pod')}, or "
+            yield f"{fewer}raise {' and '.join(limits.limited_by)}"
+    if any(name.startswith(HUGEPAGES_PREFIX) for name in unknown):
+        yield (
             "request a page size that the node offers, or reserve pages of this size"
             " (/sys/devices/system/node/node*/hugepages)"
         )
-    listed = "" if is_native_resource(name) else f" list the devices of {name} in agent.devices,"
-    return (
-        f"request a resource that the node offers,{listed} or name {name} in agent.ignoredResources"
-        " when something else provides it"
-    )
+    names = [name for name in unknown if not name.startswith(HUGEPAGES_PREFIX)]
+    if names:
+        devices = [name for name in names if not is_native_resource(name)]
+        offered = (
+            f" offer {' and '.join(devices)} by agent.hostDevices, agent.devices or a device plugin"
+            " (agent.devicePlugins),"
+        )
+        yield (
+            f"request a resource that the node offers,{offered if devices else ''} or name"
+            f" {' and '.join(names)} in agent.ignoredResources when something else provides"
+            f" {'it' if len(names) == 1 else 'them'}"
+        )
 
 
 def _count(number: int, what: str) -> str:

@@ -95,11 +95,16 @@ class TopologyPolicy(Struct, frozen=True):
 
 
 class PluginDevice(Struct, frozen=True):
-    """One device of the inventory; an empty `nodes` means no NUMA locality is known."""
+    """One device of the inventory; an empty `nodes` means no NUMA locality is known.
+
+    `away`: it is not healthy because its provider is gone for a while, as a plugin that restarts;
+    nothing is known against the device.
+    """
 
     id: str
     nodes: Mask = EMPTY
     healthy: bool = True
+    away: bool = False
 
 
 class NodeFit(Struct, frozen=True):

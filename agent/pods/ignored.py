@@ -76,6 +76,9 @@ def ignored_parts(document: Node) -> tuple[str, ...]:
     ]
     if len(unknown) > _LISTED:
         warnings.append(f"{len(unknown) - _LISTED} more keys are ignored")
+    metadata = Field("", document).child("metadata")
+    if metadata is not None and metadata.child("deletionTimestamp") is not None:
+        warnings.append("metadata.deletionTimestamp is ignored: the pod is admitted as a new one")
     if fields:
         more = f" and {len(fields) - _LISTED} more" if len(fields) > _LISTED else ""
         listed = ", ".join(list(fields)[:_LISTED])

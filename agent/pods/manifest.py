@@ -191,6 +191,9 @@ class _Manifest:
                 self._reader.reject(root, f"{key} is missing; give an ordinary Pod manifest")
         if metadata is None or spec is None:
             return None
+        if (labels := metadata.child("labels")) is not None:
+            for entry in self._reader.entries(labels).values():
+                self._reader.text(entry)
         self._reject_slips(spec, _READ_IN_SPEC)
         return Pod(
             uid=self._text(metadata, "uid") or derived_uid(root.node, self._source),

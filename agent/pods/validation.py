@@ -7,6 +7,7 @@ KEP-2837. The pod is expected to be defaulted.
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 _OVERCOMMITTABLE: Final = (CPU, MEMORY, "ephemeral-storage")
 _POD_RESOURCES: Final = "spec.resources"
+_TINY: Final = Quantity.parse("1Mi")
+#: A size of a page whose unit is none of Kubernetes' binary ones.
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,8})([kKmMgG])(?:[bB]|iB|ib)?")
 
 
 def find_problems(pod: Pod) -> list[Mistake]:
@@ -58,35 +62,29 @@ def _containers(pod: Pod) -> Iterator[tuple[str, Container]]:
 
 
 def find_warnings(pod: Pod) -> tuple[str, ...]:
-    """Return the API server's warnings: sizes that are not a whole number of bytes.
+    """Return warnings of sizes that are not a whole number of bytes (the API server's), or tiny.
 
     Each with the field's path. They are counted as the next whole number of bytes (`128m` of memory
     is one byte), and are nearly always a typing error for `M` or `Mi`.
     """
-    if not _has_fractions(pod):
-        return ()
     parts = [(path, container.resources) for path, container in _containers(pod)]
     if pod.resources is not None:
         parts.append((_POD_RESOURCES, pod.resources))
     return tuple(
-        f"{join(f'{path}.{field}', name)}: {amount} is not a whole number of bytes, "
-        f"it counts as {amount.value}"
+        f"{join(f'{path}.{field}', name)}: {said}"
         for path, resources in parts
         for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
         for name, amount in amounts.items()
-        if not amount.is_whole and _is_size(name)
+        if _is_size(name) and (said := _said_of_size(amount))
     )
 
 
-def _has_fractions(pod: Pod) -> bool:
-    for container in pod.all_containers():
-        resources = container.resources
-        for amounts in (resources.requests, resources.limits):
-            for amount in amounts.values():
-                if not amount.is_whole:
-                    return True
-    stated = () if pod.resources is None else (pod.resources.requests, pod.resources.limits)
-    return any(not amount.is_whole for amounts in stated for amount in amounts.values())
+def _said_of_size(amount: Quantity) -> str:
+    if not amount.is_whole:
+        return f"{amount} is not a whole number of bytes, it counts as {amount.value}"
+    if ZERO < amount < _TINY:
+        return f"{amount} is less than 1Mi, which no process runs in; is a suffix missing?"
+    return ""
 
 
 def _metadata(pod: Pod) -> Iterator[Mistake]:
@@ -158,8 +156,13 @@ def resource_name_fault(name: str) -> str | None:
         return None
     if not name.startswith(HUGEPAGES_PREFIX):
         return prefixed_resource_fault(name)
+    size = name.removeprefix(HUGEPAGES_PREFIX)
+    # 2M, 2MB and 2m are the kernel's and other programs' names of a page of 2Mi.
+    if decimal := _SIZE.fullmatch(size):
+        page = Quantity.parse(f"{decimal[1]}{decimal[2].upper()}i")
+        return f"write it as {HUGEPAGES_PREFIX}{Quantity.of_bytes(page.value)}"
     try:
-        page = Quantity.parse(name.removeprefix(HUGEPAGES_PREFIX))
+        page = Quantity.parse(size)
     except QuantityError as error:
         return str(error)
     if page <= ZERO or page.as_int64() is None:

@@ -34,8 +34,10 @@ from tests.conformance.start_errors import rejects_what_none_ignores, start_is_r
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_rejected,
+    drops_budget,
     evenly_distributed,
     evenly_reserved,
+    in_whole_cores,
     is_invalid,
     on_closer_nodes,
     on_fewer_sockets,
@@ -46,7 +48,7 @@ from tests.conformance.valid_instead import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from agent.managers.allocations.allocation import (
         ContainerAllocation,
@@ -251,15 +253,20 @@ class Replay:
         document: Mapping[str, Any],
     ) -> str | None:
         """Return the name of the rule by which another answer is right, None where none is."""
-        if counts_init_memory(self.rules, pod, decision, answer, document):
-            return "memory of init containers"
-        if pins_no_shared_memory(self.rules, pod, decision, answer, document):
-            return "memory of shared containers"
-        if on_fewer_sockets(self.rules, before, decision, answer):
-            return "fewer sockets"
-        if on_closer_nodes(self.rules, decision, answer):
-            return "closer nodes"
-        return None
+        rules = self.rules
+        named: dict[str, Callable[[], bool]] = {
+            "memory of init containers": lambda: counts_init_memory(
+                rules, pod, decision, answer, document
+            ),
+            "memory of shared containers": lambda: pins_no_shared_memory(
+                rules, pod, decision, answer, document
+            ),
+            "dropped budget": lambda: drops_budget(rules, before, pod, decision),
+            "whole cores": lambda: in_whole_cores(rules, before, pod, decision, answer),
+            "fewer sockets": lambda: on_fewer_sockets(rules, before, decision, answer),
+            "closer nodes": lambda: on_closer_nodes(rules, decision, answer),
+        }
+        return next((name for name, is_right in named.items() if is_right()), None)
 
     def _compare_state(self, answer: Step) -> list[str]:
         if self.parted:

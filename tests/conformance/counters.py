@@ -37,11 +37,16 @@ def right_counters(config: Document, pod: Document, answer: Document) -> dict[st
     for resource, shared in _sharing(pod, answer).items():
         _add(right, _ALLOCATIONS.format(resource), -shared)
     _add(right, _ASSIGNMENTS.format("node_exclusive", "memory"), -_without_memory(pod, theirs))
-    if (config["cpu"].get("options") or {}).get("full-pcpus-only") == "true":
+    if is_on((config["cpu"].get("options") or {}).get("full-pcpus-only")):
         taken = theirs.get(_ALLOCATIONS.format("cpu"), 0) > 0
         _add(right, _ALIGNED.format("count"), int(taken))
         _add(right, _ALIGNED.format("failure_count"), int(_budget_failed(theirs, answer)))
     return right
+
+
+def is_on(value: str | None) -> bool:
+    """Return whether an option is on: the kubelet reads it as Go's `strconv.ParseBool` does."""
+    return value in {"1", "t", "T", "true", "TRUE", "True"}
 
 
 def _add(counters: dict[str, int], name: str, by: int) -> None:

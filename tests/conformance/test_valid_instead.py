@@ -38,8 +38,10 @@ from tests.conformance.memory_instead import (
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_rejected,
+    drops_budget,
     evenly_distributed,
     evenly_reserved,
+    in_whole_cores,
     is_invalid,
     on_closer_nodes,
     on_fewer_sockets,
@@ -124,6 +126,62 @@ class TestOnIrregularHosts:
         assert valid_instead(RULES, ledger(), PAIR, decision, theirs)
         sane = recorded(a="1,9", b="2,10")
         assert not valid_instead(RULES, ledger(), PAIR, decision, sane)
+
+
+class TestDroppedBudget:
+    RULES = make_rules(SMT, NO_POLICY, CONTAINER, memory=False, managed=False,
+                       gates={"pod_level_resources": False})  # fmt: skip
+    BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=4 memory=2Gi"))
+
+    def test_containers_have_what_they_ask_for_where_the_gate_is_off(self) -> None:
+        ours = admitting(self.RULES, self.BUDGET, a="4,12")
+        assert drops_budget(self.RULES, ledger(), self.BUDGET, ours)
+        assert not drops_budget(self.RULES, ledger("4"), self.BUDGET, ours)
+        few = admitting(self.RULES, self.BUDGET, a="4")
+        assert not drops_budget(self.RULES, ledger(), self.BUDGET, few)
+
+    def test_nothing_is_dropped_of_other_pods_or_with_the_gate(self) -> None:
+        ours = admitting(self.RULES, TWO, a="4,12")
+        assert not drops_budget(self.RULES, ledger(), TWO, ours)
+        budget = admitting(RULES, self.BUDGET, a="4,12")
+        assert not drops_budget(RULES, ledger(), self.BUDGET, budget)
+
+
+class TestInWholeCores:
+    """The kubelet takes the sibling of reserved CPU 0 and half of another core."""
+
+    RULES = make_rules(SMT, RESTRICTED, CONTAINER, memory=False, full_pcpus_only=True)
+
+    def judged(self, ours: Decision, theirs: str = "1,8", nodes: tuple[int, ...] = (0,)) -> bool:
+        answer = recorded(a=theirs)
+        answer["pod"]["containers"]["a"]["hint"] = {"mask": list(nodes)}
+        return in_whole_cores(self.RULES, ledger("2-3,10-11"), TWO, ours, answer)
+
+    def test_whole_free_cores_are_right_where_theirs_are_torn(self) -> None:
+        assert self.judged(admitting(self.RULES, TWO, a="4,12"))
+        assert not self.judged(admitting(self.RULES, TWO, a="4,12"), theirs="1,9")
+
+    @pytest.mark.parametrize("ours", ["2,10", "4-5", "4"], ids=["busy", "torn", "too few"])
+    def test_nothing_else_is(self, ours: str) -> None:
+        assert not self.judged(admitting(self.RULES, TWO, a=ours))
+
+    def test_a_rejection_is_right_only_where_their_nodes_have_no_whole_cores(self) -> None:
+        rejection = rejecting(Reason.TOPOLOGY_AFFINITY, asked=4, container="a")
+        assert self.judged(rejection)
+        assert not self.judged(rejection, nodes=(0, 1))
+        assert not self.judged(rejecting(Reason.SMT_ALIGNMENT, asked=4, container="a"))
+
+    def test_both_may_reject_for_alignment_or_cores_beside_half_cores(self) -> None:
+        theirs = {"admitted": False, "reason": Reason.SMT_ALIGNMENT}
+        ours = rejecting(Reason.TOPOLOGY_AFFINITY)
+        assert in_whole_cores(self.RULES, ledger(), TWO, ours, theirs)
+        assert not in_whole_cores(self.RULES, ledger("8"), TWO, ours, theirs)
+        theirs = {"admitted": False, "reason": Reason.UNEXPECTED}
+        assert not in_whole_cores(self.RULES, ledger(), TWO, ours, theirs)
+
+    def test_without_the_option_nothing_is(self) -> None:
+        ours = admitting(RULES, TWO, a="4,12")
+        assert not in_whole_cores(RULES, ledger(), TWO, ours, recorded(a="1,8"))
 
 
 class TestDividingABudget:

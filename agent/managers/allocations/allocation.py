@@ -14,13 +14,13 @@ from agent.managers.allocations.delivery import NOTHING, Delivery
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, Lifetime
-from agent.pods.model import CPU, MEMORY
+from agent.pods.model import CPU, MEMORY, ContainerKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.pods.model import ContainerKind, QosClass
+    from agent.pods.model import QosClass
 
 #: The name of the device manager.
 DEVICES: Final = "devices"
@@ -62,6 +62,8 @@ class ContainerAllocation(Struct, frozen=True):
     specification. `cpus`, `memory` and `devices` are the parts of the kubelet's managers, which
     enforcement reads; `others` are those of further managers by name, values as JSON has them.
     `delivery` is what the providers of its devices returned for it after the decision.
+    `device_nodes` are the NUMA nodes that its devices had then, by id by resource; a device without
+    a known node is left out.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ContainerAllocation(Struct, frozen=True):
     why: str = ""
     others: Mapping[str, Any] = MappingProxyType({})
     delivery: Delivery = NOTHING
+    device_nodes: Mapping[str, Mapping[str, Mask]] = MappingProxyType({})
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the container, None for nothing."""
@@ -177,6 +180,11 @@ class PodAllocation(Struct, frozen=True, dict=True):
             for resource, ids in sorted(container.devices.items()):
                 for device in ids:
                     yield container.name, resource, device
+
+    @property
+    def lasting(self) -> tuple[ContainerAllocation, ...]:
+        """The containers that live as long as the pod."""
+        return tuple(c for c in self.containers if c.kind is not ContainerKind.INIT)
 
     def container(self, name: str) -> ContainerAllocation | None:
         """Return the allocation of the named container, None when the pod has no such container."""

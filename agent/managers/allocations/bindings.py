@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Mapping
+
+    from agent.managers.allocations.allocation import PodAllocation
 
 
 class Binding(Struct, frozen=True, order=True):
@@ -19,6 +21,14 @@ class Binding(Struct, frozen=True, order=True):
     pod_uid: str
     container: str
     cgroup: str
+
+    def is_of(self, living: Mapping[str, PodAllocation]) -> bool:
+        """Return whether one of the pods, by uid, has the container.
+
+        A recovered pod has containers named after their cgroups until it is admitted.
+        """
+        pod = living.get(self.pod_uid)
+        return pod is not None and pod.container(self.container) is not None
 
 
 class Bindings(Struct, frozen=True):
@@ -61,8 +71,7 @@ class Bindings(Struct, frozen=True):
     def of_containers(self, pod_uid: str, names: Container[str]) -> Bindings:
         """Return the bindings without containers of the pod that are not in `names`.
 
-        A recovered pod has containers named after their cgroups until it is admitted. The cgroups
-        of the removed bindings become released.
+        The cgroups of the removed bindings become released.
         """
         stale = {b for b in self.entries if b.pod_uid == pod_uid and b.container not in names}
         if not stale:
@@ -78,12 +87,12 @@ class Bindings(Struct, frozen=True):
         kept = (b for b in self.entries if b.pod_uid in living or b.cgroup not in ended)
         return Bindings(tuple(kept), tuple(path for path in self.released if path not in ended))
 
-    def given_up(self, living: Container[str]) -> tuple[str, ...]:
+    def given_up(self, living: Mapping[str, PodAllocation]) -> tuple[str, ...]:
         """Return the cgroups, sorted, that no longer have a container.
 
-        These are the released cgroups and those bound to pods (uids) that are not in `living`.
+        These are the released cgroups and those bound to containers that no pod of `living` has.
         """
-        gone = (entry.cgroup for entry in self.entries if entry.pod_uid not in living)
+        gone = (entry.cgroup for entry in self.entries if not entry.is_of(living))
         return tuple(sorted({*self.released, *gone}))
 
     def without_pod(self, pod_uid: str) -> Bindings:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 ValueT = TypeVar("ValueT")
 
@@ -80,6 +80,25 @@ def merged(deliveries: Iterable[Delivery]) -> Delivery:
         cdi_devices=tuple(names),
         pci_addresses=tuple(addresses),
     )
+
+
+def conflicts(deliveries: Iterable[tuple[str, Delivery]]) -> Iterator[str]:
+    """Yield what several resources of a container set differently, of which the first counts.
+
+    `deliveries` are those of `merged`, with their resources.
+    """
+    first: dict[tuple[str, str], tuple[str, object]] = {}
+    for resource, each in deliveries:
+        values: list[tuple[tuple[str, str], object]] = [
+            *((("variable", name), value) for name, value in each.environment.items()),
+            *((("annotation", name), value) for name, value in each.annotations.items()),
+            *((("mount at", mount.container_path), mount) for mount in each.mounts),
+            *((("device node at", node.container_path), node) for node in each.device_nodes),
+        ]
+        for key, value in values:
+            former, kept = first.setdefault(key, (resource, value))
+            if kept != value:
+                yield f"{key[0]} {key[1]} of {resource} differs from that of {former}, which counts"
 
 
 def _add(found: dict[str, ValueT], more: Mapping[str, ValueT]) -> None:

@@ -165,6 +165,8 @@ class PodDemand(Struct, frozen=True):
     parts: Mapping[str, ResourceDemand]
     containers: tuple[ContainerDemand, ...]
     requests: Mapping[str, int]
+    #: Warnings of fields of the pod that the policy's feature gates leave out.
+    dropped: tuple[str, ...] = ()
 
     @property
     def cpus(self) -> int:
@@ -193,6 +195,11 @@ class PodDemand(Struct, frozen=True):
             for each in self.containers
         )
 
+    @property
+    def has_standard_init(self) -> bool:
+        """Whether containers end before others start, which may reuse what they had."""
+        return any(container.is_standard_init for container in self.containers)
+
     def init_containers(self) -> Iterator[ContainerDemand]:
         """Yield standard init containers and sidecars, in order."""
         return (c for c in self.containers if c.kind is not ContainerKind.APP)
@@ -212,13 +219,13 @@ def demand_of(
 
     `requests` are the pod's `node_requests` where they are known already.
     """
-    managed = policy.pod_level_managers
-    has_budget = has_pod_level_resources(pod)
+    managed, gates = policy.pod_level_managers, policy.gates
+    has_budget = gates.pod_level_resources and has_pod_level_resources(pod)
     containers = pod.all_containers()
     request = PodRequest(
         policy=policy,
         pod=pod,
-        qos=qos_class(pod, pod_level_resources=policy.gates.pod_level_resources),
+        qos=qos_class(pod, pod_level_resources=gates.pod_level_resources),
         pod_level=has_budget and managed,
         unmanaged=has_budget and not managed,
         containers=containers,
@@ -233,7 +240,15 @@ def demand_of(
             [ContainerDemand(container, parts, place) for place, container in enumerate(containers)]
         ),
         requests=node_requests(policy, pod) if requests is None else requests,
+        dropped=_dropped(policy, pod),
     )
+
+
+def _dropped(policy: Policy, pod: Pod) -> tuple[str, ...]:
+    """Return a warning for each field that counts for nothing, as the API server drops it."""
+    if policy.gates.pod_level_resources or not has_pod_level_resources(pod):
+        return ()
+    return ("spec.resources: the feature gate PodLevelResources is off, so it is left out",)
 
 
 def node_requests(policy: Policy, pod: Pod) -> dict[str, int]:

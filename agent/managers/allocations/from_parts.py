@@ -99,6 +99,7 @@ def _container(
     own = {key: part.containers[name] for key, part in parts.items() if name in part.containers}
     cpus: Mask | None = own.pop(CPU, None)
     isolation = _isolation(demand, container, cpus)
+    devices = dict(own.pop(DEVICES, {}))
     resources = container.container.resources
     lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
     return ContainerAllocation(
@@ -107,7 +108,8 @@ def _container(
         isolation=isolation,
         cpus=cpus,
         memory=own.pop(MEMORY, ()),
-        devices=MappingProxyType(dict(own.pop(DEVICES, {}))),
+        devices=MappingProxyType(devices),
+        device_nodes=_device_nodes(policy, devices) if devices else _NONE,
         hint=hint,
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
@@ -115,6 +117,21 @@ def _container(
         why=container.why(CPU),
         others=MappingProxyType(own) if own else _NONE,
     )
+
+
+def _device_nodes(
+    policy: Policy, devices: Mapping[str, tuple[str, ...]]
+) -> Mapping[str, Mapping[str, Mask]]:
+    """Return the NUMA nodes of allocated devices, as far as they are known."""
+    places = {
+        resource: {
+            device.id: device.nodes
+            for device in policy.devices[resource]
+            if device.nodes and device.id in ids
+        }
+        for resource, ids in devices.items()
+    }
+    return MappingProxyType({resource: nodes for resource, nodes in places.items() if nodes})
 
 
 def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:

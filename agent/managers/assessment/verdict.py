@@ -7,7 +7,7 @@ require parts of it (`agent.pods.requirements`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -43,11 +43,14 @@ class Judgement(Struct, frozen=True):
 def verdict(rules: HostPolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
     """Return what every container has of each quality that applies to it.
 
-    Of a container without CPUs of its own only `exclusive` and, with pinned memory or devices, the
-    places of these are judged.
+    Of a container without CPUs of its own only pinned memory and devices are judged: that it shares
+    is what it asked for (its `why`), unless its specification is not known.
     """
     return tuple(
-        judgement for container in allocation.containers for judgement in _of(rules, container)
+        judgement
+        for container in allocation.containers
+        for judgement in _of(rules, container)
+        if not (judgement.quality is Quality.EXCLUSIVE and container.why and judgement.why)
     )
 
 
@@ -63,7 +66,11 @@ def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection |
             return Rejection(Reason.REQUIREMENT, message)
     if not asked:
         return None
-    lacking = [each for each in verdict(rules, allocation) if each.quality in asked and each.why]
+    judged = [each for container in allocation.containers for each in _of(rules, container)]
+    for quality in sorted(asked - {each.quality for each in judged}):
+        message = f"the pod would not get what it requires: {quality}: {_NOTHING[quality]}"
+        return Rejection(Reason.REQUIREMENT, message)
+    lacking = [each for each in judged if each.quality in asked and each.why]
     if not lacking:
         return None
     details = "; ".join(f"{each.container} is not {each.quality}: {each.why}" for each in lacking)
@@ -72,6 +79,15 @@ def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection |
         f"the pod would not get what it requires: {details}",
         container=lacking[0].container,
     )
+
+
+#: Why a quality cannot be judged of any container of a pod.
+_NOTHING: Final = {
+    Quality.EXCLUSIVE: "the pod has no container",
+    Quality.ALIGNED: "no container has CPUs or pinned memory of its own",
+    Quality.WHOLE_CORES: "no container has CPUs of its own",
+    Quality.NEAR_DEVICE: "no container has a device and CPUs or pinned memory of its own",
+}
 
 
 def _far_from(rules: HostPolicy, nodes: Mask, allocation: PodAllocation) -> str:
@@ -131,8 +147,9 @@ def _devices(rules: HostPolicy, container: ContainerAllocation) -> Iterator[tupl
     """Yield resource, id and nodes of every device, allocated by the agent or by the kubelet."""
     for resource, ids in sorted(container.devices.items()):
         places = {device.id: device.nodes for device in rules.policy.devices.get(resource, ())}
+        recorded = container.device_nodes.get(resource, {})
         for each in ids:
-            yield resource, each, places.get(each, EMPTY)
+            yield resource, each, recorded.get(each) or places.get(each, EMPTY)
     for given in given_devices(container):
         yield given.resource, given.id, given.nodes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.managers.cpu.uneven_cores import most_in_whole_cores
 from agent.managers.topology.implicit_hints import HintFamily
 from agent.managers.topology.node_cover import Cover, CoverDemand, Span
 from agent.managers.topology.numa_masks import choices, subset_sums
@@ -70,6 +71,14 @@ def fewest_nodes(topology: CpuTopology, request: int) -> int:
         if total >= request:
             return number
     return topology.counted.nodes
+
+
+def fits_in_whole_cores(topology: CpuTopology, whole: Mask, request: int) -> bool:
+    """Return whether free whole cores make up a request on as few nodes as an empty host needs."""
+    rooms = sorted(((node.cpus & whole.bits).bit_count() for node in topology.nodes), reverse=True)
+    if sum(rooms[: fewest_nodes(topology, request)]) < request:
+        return False
+    return most_in_whole_cores(topology, whole.bits, request) == request
 
 
 def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: int) -> list[Choice]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from agent.managers.allocations.ledger import Taken
 from agent.managers.cpu.assignment import NotEnoughCpusError, take_by_topology
-from agent.managers.cpu.hints import cpu_hint_family, cpu_hints
+from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
 from agent.managers.cpu.parts import (
     CPU_GAUGES,
     CpuDraft,
@@ -106,7 +106,7 @@ class CpuManager(ResourceManager):
         draft.count(CPU_PINNING_REQUESTS.name)
         try:
             _require_whole_cores(draft, container.cpus, container.name)
-            cpus = _take(draft, container.cpus, hint, own.reusable, container.name)
+            cpus = _take(draft, container.cpus, hint, container.name)
         except Rejected:
             _count_container_error(draft)
             raise
@@ -115,7 +115,9 @@ class CpuManager(ResourceManager):
             own.reusable |= cpus
         else:
             own.reusable -= cpus
-        _count_container(draft)
+        _count_whole_cores(draft, cpus, _CONTAINER)
+        draft.count(ALLOCATIONS.name, CPU, _NODE)
+        draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
         """Take the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
@@ -139,7 +141,7 @@ class CpuManager(ResourceManager):
         if not (_serves(draft) if container is None else container.may_have(CPU)):
             return None
         count = draft.demand.cpus if container is None else container.cpus
-        return SocketOrder.of(rules.machine.cpus, cpus_of(draft).available, count)
+        return SocketOrder.of(rules.machine.cpus, _usable(draft, count), count)
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
         """Return why the pod shared pool would have no CPUs, None if it would have some."""
@@ -274,39 +276,61 @@ def _serves(draft: Draft) -> bool:
     return draft.demand.active(CPU) and draft.demand.cpus > 0
 
 
+def _usable(draft: Draft, count: int) -> Mask:
+    """Return the free CPUs that count for a request: with `full-pcpus-only` those of whole cores.
+
+    All count where the request is rejected for its cores, and where cores differ in size and whole
+    ones do not make up the request: there they are preferred, not guaranteed.
+    """
+    topology, available = draft.rules.machine.cpus, cpus_of(draft).available
+    if not draft.rules.policy.cpu.options.full_pcpus_only:
+        return available
+    whole = topology.whole_cores_in(available)
+    if topology.cores_alike:
+        return whole if _smt_misalignment(draft, count) is None else available
+    return whole if fits_in_whole_cores(topology, whole, count) else available
+
+
 def _hints(draft: Draft, count: int) -> ProviderHints:
     rules = draft.rules
-    options = rules.policy.cpu.options
     offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
-    own = cpus_of(draft)
-    return {CPU: offer(rules.machine.cpus, options, own.free, own.reusable, count)}
+    tie = cpus_of(draft).reusable if draft.tied else EMPTY
+    usable = _usable(draft, count)
+    return {CPU: offer(rules.machine.cpus, rules.policy.cpu.options, usable, tie, count)}
 
 
-def _take(draft: Draft, count: int, hint: Hint, reusable: Mask, container: str | None) -> Mask:
-    """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
-    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
-    own = cpus_of(draft)
-    allocatable = own.free | reusable
-    near = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, allocatable)
+def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
+    """Take CPUs, with `full-pcpus-only` out of whole cores where others would be parts of cores."""
+    topology, own = draft.rules.machine.cpus, cpus_of(draft)
     try:
-        taken = take_by_topology(topology, options, near, min(count, len(near)), draft.work())
-        if len(taken) < count:
-            rest, more = allocatable - taken, count - len(taken)
-            taken |= take_by_topology(topology, options, rest, more, draft.work())
-            if options.align_by_socket and near:
-                taken = _on_fewer_sockets(draft, allocatable, taken)
+        taken = _near_hint(draft, own.available, count, hint)
+        if draft.rules.policy.cpu.options.full_pcpus_only and topology.cores_of(taken) != taken:
+            taken = _near_hint(draft, _usable(draft, count), count, hint)
     except NotEnoughCpusError as error:
-        raise Rejected(_not_enough(draft, count, allocatable, container)) from error
+        raise Rejected(_not_enough(draft, count, own.available, container)) from error
     own.free -= taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
     return taken
 
 
-def _on_fewer_sockets(draft: Draft, allocatable: Mask, taken: Mask) -> Mask:
+def _near_hint(draft: Draft, usable: Mask, count: int, hint: Hint) -> Mask:
+    """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    near = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, usable)
+    taken = take_by_topology(topology, options, near, min(count, len(near)), draft.work())
+    if len(taken) < count:
+        rest, more = usable - taken, count - len(taken)
+        taken |= take_by_topology(topology, options, rest, more, draft.work())
+        if options.align_by_socket and near:
+            taken = _on_fewer_sockets(draft, usable, taken)
+    return taken
+
+
+def _on_fewer_sockets(draft: Draft, usable: Mask, taken: Mask) -> Mask:
     """Return as many CPUs on fewer sockets, where the hint's nodes and others were both needed."""
     topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
-    inside = on_fewer_sockets(topology, allocatable, taken, whole_cores=options.full_pcpus_only)
+    inside = on_fewer_sockets(topology, usable, taken, whole_cores=options.full_pcpus_only)
     if inside is None:
         return taken
     return take_by_topology(topology, options, inside, len(taken), draft.work())
@@ -317,23 +341,28 @@ def _take_budget(draft: Draft, hint: Hint) -> Mask:
     whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
     try:
         _require_whole_cores(draft, draft.demand.cpus, None)
-        budget = _take(draft, draft.demand.cpus, hint, EMPTY, None)
+        budget = _take(draft, draft.demand.cpus, hint, None)
     except Rejected:
         if whole_cores:
             draft.count(ALIGNED_FAILURE_COUNT.name, _POD, _PHYSICAL_CPU)
         raise
-    if whole_cores:
-        draft.count(ALIGNED_COUNT.name, _POD, _PHYSICAL_CPU)
+    _count_whole_cores(draft, budget, _POD)
     return budget
+
+
+def _count_whole_cores(draft: Draft, cpus: Mask, scope: str) -> None:
+    """Count with `full-pcpus-only` whether CPUs are whole cores, as the verdict says."""
+    if draft.rules.policy.cpu.options.full_pcpus_only:
+        whole = draft.rules.machine.cpus.cores_of(cpus) == cpus
+        metric = ALIGNED_COUNT if whole else ALIGNED_FAILURE_COUNT
+        draft.count(metric.name, scope, _PHYSICAL_CPU)
 
 
 def _require_whole_cores(draft: Draft, count: int, container: str | None) -> None:
     """Reject what `full-pcpus-only` cannot serve in whole physical cores (KEP-2625)."""
-    rules = draft.rules
-    if not rules.policy.cpu.options.full_pcpus_only:
+    if not draft.rules.policy.cpu.options.full_pcpus_only:
         return
-    free_physical = cpus_of(draft).free - rules.closed_physical_cpus
-    problem = smt_misalignment(rules.machine.cpus, free_physical, count)
+    problem = _smt_misalignment(draft, count)
     if problem is not None:
         raise Rejected(
             Rejection(
@@ -342,9 +371,21 @@ def _require_whole_cores(draft: Draft, count: int, container: str | None) -> Non
                 resource=CPU,
                 container=container,
                 asked=count,
-                free=free_cpus_by_node(draft.rules, free_physical),
+                free=free_cpus_by_node(draft.rules, _free_physical(draft)),
             )
         )
+
+
+def _smt_misalignment(draft: Draft, count: int) -> SmtMisalignment | None:
+    return smt_misalignment(draft.rules.machine.cpus, _free_physical(draft), count)
+
+
+def _free_physical(draft: Draft) -> Mask:
+    """Return the free CPUs that count as those of whole cores."""
+    free, topology = cpus_of(draft).free, draft.rules.machine.cpus
+    if topology.cores_alike:
+        return topology.whole_cores_in(free)
+    return free - draft.rules.closed_physical_cpus
 
 
 def _require_shared_pool(draft: Draft) -> None:
@@ -368,13 +409,6 @@ def _not_enough(draft: Draft, count: int, available: Mask, container: str | None
         asked=count,
         free=free_cpus_by_node(draft.rules, available),
     )
-
-
-def _count_container(draft: Draft) -> None:
-    if draft.rules.policy.cpu.options.full_pcpus_only:
-        draft.count(ALIGNED_COUNT.name, _CONTAINER, _PHYSICAL_CPU)
-    draft.count(ALLOCATIONS.name, CPU, _NODE)
-    draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
 
 
 def _count_container_error(draft: Draft) -> None:

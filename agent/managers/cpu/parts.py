@@ -168,27 +168,34 @@ def shared_pool(rules: HostPolicy, ledger: Ledger) -> Mask:
 def uncordoned_shared_cpus(rules: HostPolicy, ledger: Ledger) -> Mask:
     """Return the CPUs of containers without exclusive CPUs, as far as these are not cordoned.
 
-    The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty. A
-    cordon, or an admission beside a cordon, that would leave none is rejected.
+    The shared pool, or the online reserved CPUs if `strict-cpu-reservation` has left the pool
+    empty. A cordon, or an admission beside a cordon, that would leave none is rejected.
     """
-    reserved = rules.policy.cpu.reserved - exclusive_cpus(ledger) - rules.cordoned_cpus
-    return shared_pool(rules, ledger) or reserved
+    reserved = rules.policy.cpu.reserved & _unallocated(rules, ledger)
+    return shared_pool(rules, ledger) or reserved - rules.cordoned_cpus
+
+
+def _unallocated(rules: HostPolicy, ledger: Ledger) -> Mask:
+    """Return the online CPUs that no pod has exclusively, reserved and cordoned ones too."""
+    return rules.machine.cpus.all - exclusive_cpus(ledger)
 
 
 def shared_cpus(rules: HostPolicy, ledger: Ledger) -> Mask:
-    """Return the CPUs on which containers without exclusive CPUs run; never empty.
+    """Return the online CPUs on which containers without exclusive CPUs run; never empty.
 
     The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty: the
-    kernel reads an empty `cpuset.cpus` as "all of the parent's", which would let these containers
-    run on exclusive CPUs. Cordoned reserved CPUs come after these (CPUs went offline beside a
-    cordon), then reserved CPUs that were allocated before they were reserved; all CPUs only if
-    nothing is reserved either: after a restart with policy none, while the last free CPU is
-    offline.
+    kernel reads an empty `cpuset.cpus`, and one whose CPUs are all offline, as "all of the
+    parent's", which would let these containers run on exclusive CPUs. Where neither is left (CPUs
+    went offline beside a cordon, or others are reserved now), the reserved and then all other CPUs
+    that no pod has; CPUs of pods only where pods have all that are online, the reserved ones first
+    (`Rule.SHARED_POOL` is then violated).
     """
-    reserved = rules.policy.cpu.reserved
+    free = _unallocated(rules, ledger)
+    reserved = rules.policy.cpu.reserved & rules.machine.cpus.all
     return (
         uncordoned_shared_cpus(rules, ledger)
-        or reserved - exclusive_cpus(ledger)
+        or reserved & free
+        or free
         or reserved
         or rules.machine.cpus.all
     )

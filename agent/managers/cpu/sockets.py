@@ -56,7 +56,7 @@ def on_fewer_sockets(
     touched = sum(1 for socket in topology.sockets if socket.cpus & chosen.bits)
     if touched <= 1:
         return None
-    usable = _whole_free_cores(topology, available) if whole_cores else available
+    usable = topology.whole_cores_in(available) if whole_cores else available
     inside = with_room(topology.sockets, usable.bits, len(chosen))
     fewest = sum(1 for socket in topology.sockets if socket.cpus & inside)
     return Mask(inside) if fewest < touched and inside.bit_count() >= len(chosen) else None
@@ -81,7 +81,3 @@ def with_room(groups: Groups, free: int, count: int) -> int:
 
 def _free(socket: CpuGroup, free: Mask) -> int:
     return (socket.cpus & free.bits).bit_count()
-
-
-def _whole_free_cores(topology: CpuTopology, available: Mask) -> Mask:
-    return Mask(sum(core.cpus for core in topology.cores if not core.cpus & ~available.bits))

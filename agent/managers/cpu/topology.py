@@ -233,6 +233,11 @@ class CpuTopology(Struct, frozen=True, dict=True):
         return _alike(self.uncores)
 
     @cached_property
+    def is_even(self) -> bool:
+        """Whether cores, sockets and uncore caches have the same number of CPUs each."""
+        return self.cores_alike and self.sockets_alike and self.uncores_alike
+
+    @cached_property
     def cpus_per_core(self) -> int:
         """The kubelet's CPUsPerCore: the average, rounded down, so at least 1.
 
@@ -248,6 +253,11 @@ class CpuTopology(Struct, frozen=True, dict=True):
             if core.cpus & cpus.bits:
                 bits |= core.cpus
         return Mask(bits)
+
+    def whole_cores_in(self, cpus: Mask) -> Mask:
+        """Return the CPUs of the cores that lie in `cpus` with all of their threads."""
+        outside = ~cpus.bits
+        return Mask(sum([core.cpus for core in self.cores if not core.cpus & outside]))
 
     def nodes_of(self, cpus: Mask) -> Mask:
         """Return the ids of the NUMA nodes that `cpus` touch."""

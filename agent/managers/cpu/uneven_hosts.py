@@ -7,7 +7,7 @@ large cores are free. So the choice is compared with others, and the narrowest i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.managers.cpu.sockets import with_room
 from agent.managers.cpu.uneven_cores import fewest_cores
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     #: Takes the CPUs that are asked for out of free ones (both are bits).
     Fill: TypeAlias = Callable[[int], int]
+
+
+#: Up to so many nodes each is tried by itself.
+_MOST_NODES: Final = 8
 
 
 def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, fill: Fill) -> int:
@@ -81,8 +85,15 @@ def _choices(
     first: int,
     kinds: Sequence[Groups],
 ) -> Iterator[int]:
-    """Yield what `fill` takes of all and of the fewest groups, and on these groups by core."""
-    for region in dict.fromkeys((free, _fewest_groups(topology, free, count))):
+    """Yield what `fill` takes of all and of the fewest groups, and on these groups by core.
+
+    Where whole cores are asked for each node that has room counts: the fullest may have none.
+    """
+    regions = [free, _fewest_groups(topology, free, count)]
+    if strategy.whole_cores and len(topology.nodes) <= _MOST_NODES:
+        inside = [node.cpus & free for node in topology.nodes]
+        regions += [cpus for cpus in inside if cpus.bit_count() >= count]
+    for region in dict.fromkeys(regions):
         filled = first if region == free else fill(region)
         yield filled
         if not topology.cores_alike:

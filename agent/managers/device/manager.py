@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from msgspec import field
@@ -151,13 +151,14 @@ class DeviceManager(ResourceManager):
         offline: Mask,  # noqa: ARG002  (CPUs)
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         """Return a function that returns the violations of one allocation after the other."""
-        healthy = {
-            (resource, device.id): device.healthy
-            for resource, devices in rules.policy.devices.items()
-            for device in devices
-        }
+
+        @cache
+        def usable(resource: str) -> Mapping[str, bool]:
+            devices = rules.policy.devices.get(resource, ())
+            return {device.id: device.healthy or device.away for device in devices}
+
         earlier: set[tuple[str, str]] = set()
-        return partial(_violations, healthy, earlier)
+        return partial(_violations, usable, earlier)
 
     def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
         """Yield how many devices of each resource are allocated, and free."""
@@ -209,24 +210,26 @@ def allocated_devices(ledger: Ledger) -> Mapping[str, frozenset[str]]:
 
 _NONE: frozenset[str] = frozenset()
 _UNUSED: Taken[frozenset[str]] = Taken(_NONE)
+#: The pod keeps the device, which may recover; another admission is for one that is gone.
+_UNHEALTHY = "look at the device, and at the log of what provides it"
 _WHY = {True: "its limits name devices of the inventory", False: "it requests no device"}
 
 
 def _violations(
-    healthy: Mapping[tuple[str, str], bool],
+    usable: Callable[[str], Mapping[str, bool]],
     earlier: set[tuple[str, str]],
     allocation: PodAllocation,
 ) -> Iterator[Violation]:
     """Yield the violations of an allocation, and add its devices to the `earlier` ones."""
     own: set[tuple[str, str]] = set()
     for name, resource, device in allocation.allocated_devices():
-        known = healthy.get((resource, device))
+        known = usable(resource).get(device)
         if known is None:
             message = f"has {resource} {device}, which is no longer in the inventory"
             yield Violation.of(allocation, Rule.DEVICE_MISSING, message, container=name)
         elif not known:
             message = f"has {resource} {device}, which is not healthy"
-            yield Violation.of(allocation, Rule.DEVICE_UNHEALTHY, message, container=name)
+            yield Violation.of(allocation, Rule.DEVICE_UNHEALTHY, message, _UNHEALTHY, name)
         if (resource, device) in earlier - own:
             message = f"has {resource} {device}, which another pod has as well"
             rule, remedy = Rule.DEVICE_ALLOCATED_TWICE, "remove one of the pods"

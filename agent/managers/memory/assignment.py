@@ -16,6 +16,7 @@ from agent.managers.errors import (
     NoDefaultHintError,
     NotPreferredDefaultHintError,
     NotPreferredExtensionError,
+    nodes_text,
 )
 from agent.managers.memory.hints import (
     NOTHING_REUSABLE,
@@ -127,20 +128,30 @@ def _placement(
     if nodes is None:
         best = best_hint(own_hints(), work)
         if best is None:
-            raise NoDefaultHintError(demand)
+            raise NoDefaultHintError(demand, in_use=_bound(state))
         if preferred and not best.preferred:
             raise NotPreferredDefaultHintError(demand)
         nodes = best.nodes or 0
     if not _is_enough(demand, nodes):
         best = best_hint(own_hints(), work, containing=nodes)
         if best is None:
-            raise CannotExtendHintError(demand, nodes)
+            raise CannotExtendHintError(demand, nodes, _bound(state))
         if preferred and not best.preferred:
             raise NotPreferredExtensionError(demand, nodes)
         nodes = best.nodes or 0
     if _violates_groups(state, nodes):
         raise HintViolatesGroupsError(demand, nodes)
     return nodes
+
+
+def _bound(state: Mapping[int, NodeMemory]) -> str:
+    """Return which nodes serve alone or in a group, and so cannot be joined to others."""
+    used = [(node, charge.cells) for node, charge in state.items() if charge.assignments]
+    alone = Mask.from_ids(node for node, cells in used if len(cells) == 1)
+    groups = dict.fromkeys(cells for _, cells in used if len(cells) > 1)
+    parts = [f"{nodes_text(alone)} with memory of pods of one node"] if alone else []
+    parts += [f"the group of {nodes_text(cells)}" for cells in groups]
+    return f"{' and '.join(parts)} cannot be joined to other nodes" if parts else ""
 
 
 def _is_enough(demand: MemoryDemand, nodes: int) -> bool:

@@ -36,14 +36,14 @@ def memory_hints(
 ) -> ProviderHints:
     """Return where a container or pod that asks for `requests` (bytes by type) fits.
 
-    All types share one list of masks, narrow ones first. When no mask is left the answer is
-    empty: "no preference", not "impossible" (the kubelet's semantics; `assign` then rejects).
+    All types share one list of masks, narrow ones first. When no mask is left each type has None:
+    "no preference", not "impossible" (the kubelet's semantics; `assign` then rejects).
     Preferred are the masks of the fewest nodes that suffice on an empty machine. `reusable` memory
     is charged to its mask already. `work` notes when a budget was exceeded. Raises
     `UnknownMemoryTypeError` for a huge page size that no node has.
     """
     hints = fitting_hints(facts, state, requests, reusable, work)
-    return dict.fromkeys(requests, hints) if hints else {}
+    return dict.fromkeys(requests, hints or None)
 
 
 def fitting_hints(

@@ -254,7 +254,7 @@ def match_recovered(
         if not has_memory or not _asks_for_memory(demand):
             return None
     _require_shown(recovered, demand, budget=budget)
-    found = _matched(recovered, wanting, of_budget=budget)
+    found = _matched(recovered, demand, wanting, of_budget=budget)
     cpus = _cpus(recovered, demand, wanting, found, budget=budget)
     memory = _divided(recovered, demand) if of_pod else PodPart(_memory(recovered, demand, found))
     parts = {CPU: PodPart(cpus, recovered.cpus if budget else None), MEMORY: memory}
@@ -355,34 +355,45 @@ def _nodes(containers: Iterable[ContainerAllocation]) -> Mask:
 
 
 def _matched(
-    recovered: PodAllocation, wanting: Sequence[ContainerDemand], *, of_budget: bool
+    recovered: PodAllocation,
+    demand: PodDemand,
+    wanting: Sequence[ContainerDemand],
+    *,
+    of_budget: bool,
 ) -> dict[str, ContainerAllocation]:
     """Match each container that asks for CPUs with a cgroup: by name, then by number of CPUs.
 
-    With a budget, one more cgroup may show CPUs: that of a container in the pod shared pool. Raises
-    `NotMatchedError` for a cgroup that matches no container, or more than one.
+    A cgroup called after a container stands for that one alone. With a budget, one more cgroup may
+    show CPUs: that of a container in the pod shared pool. Raises `NotMatchedError` for a cgroup
+    that matches no container, or more than one.
     """
-    open_sets = {c.name: c for c in recovered.containers if c.isolation is Isolation.CONTAINER}
+    sets = {c.name: c for c in recovered.containers if c.isolation is Isolation.CONTAINER}
+    names = [container.name for container in demand.containers]
+    called = {directory: _name_of(directory, names) for directory in sets}
     found: dict[str, ContainerAllocation] = {}
+    sizes: set[int] = set()
     running = [c for c in wanting if not c.is_standard_init]
     for by_name in (True, False):
         for container in running:
             if container.name in found:
                 continue
             fitting = (
-                name
-                for name, shown in open_sets.items()
+                directory
+                for directory, shown in sets.items()
                 if len(shown.cpus or EMPTY) == container.cpus
-                and (not by_name or _called(name, container.name))
+                and called[directory] == (container.name if by_name else None)
             )
-            name = next(fitting, None)
-            if name is not None:
-                found[container.name] = open_sets.pop(name)
-    sizes = {len(shown.cpus or EMPTY) for shown in found.values()}
-    if of_budget and any(len(shown.cpus or EMPTY) in sizes for shown in open_sets.values()):
+            directory = next(fitting, None)
+            if directory is not None:
+                found[container.name] = sets.pop(directory)
+                sizes |= set() if by_name else {container.cpus}
+    unnamed = (shown for directory, shown in sets.items() if called[directory] is None)
+    if of_budget and any(len(shown.cpus or EMPTY) in sizes for shown in unnamed):
         raise NotMatchedError(("several of its containers match the CPUs of one cgroup",))
-    if open_sets and not of_budget:
-        texts = ", ".join(f"{name} ({shown.cpus})" for name, shown in open_sets.items())
+    asking = {container.name for container in running}
+    left = [each for each in sets.values() if not of_budget or called[each.name] in asking]
+    if left:
+        texts = ", ".join(f"{each.name} ({each.cpus})" for each in left)
         raise NotMatchedError((f"it has no container with the CPUs of {texts}",))
     return found
 
@@ -393,13 +404,16 @@ def _with_idle(
     wanting: Sequence[ContainerDemand],
     found: dict[str, Mask],
 ) -> dict[str, Mask]:
-    """Add containers that do not run: they get CPUs that no other cgroup of their pod shows.
+    """Add containers that do not run: they get CPUs that no cgroup of their pod shows, if possible.
 
     Standard init containers have ended, and later containers reuse their CPUs.
     """
     free = recovered.exclusive_cpus
     for cpus in found.values():
         free -= cpus
+    shared = EMPTY
+    for shown in recovered.containers:
+        shared |= shown.cpus or EMPTY
     for container in wanting:
         if container.name in found:
             continue
@@ -407,7 +421,10 @@ def _with_idle(
         if len(source) < container.cpus:
             text = f"container {container.name} asks for {cpus_text(container.cpus)}, available are"
             raise NotMatchedError((f"{text} {source or 'none'}",))
-        found[container.name] = Mask.from_ids(list(source)[: container.cpus])
+        # Standard init containers have ended: nothing of theirs is left to avoid.
+        avoided = EMPTY if container.is_standard_init else shared
+        preferred = [*(source - avoided), *(source & avoided)]
+        found[container.name] = Mask.from_ids(preferred[: container.cpus])
         if not container.is_standard_init:
             free -= found[container.name]
     order = [container.name for container in demand.containers]
@@ -431,6 +448,11 @@ def _pool(budget: Mask, demand: PodDemand, own: Mapping[str, Mask]) -> dict[str,
     if any(not pool for pool in pools.values()):
         raise NotMatchedError(("no CPU of its budget is left for its shared containers",))
     return pools
+
+
+def _name_of(directory: str, names: Iterable[str]) -> str | None:
+    """Return the longest of the names after which a cgroup's directory is called."""
+    return max((name for name in names if _called(directory, name)), key=len, default=None)
 
 
 def _called(directory: str, name: str) -> bool:

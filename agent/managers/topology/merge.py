@@ -90,7 +90,8 @@ def best_reachable(
 
     None when every choice ends empty, or when a resource has no hint to choose. The best has as
     many nodes as the resource with the widest narrowest hint needs; failing that the most below
-    that number, failing that the fewest above it; then `order` decides.
+    that number, failing that the fewest above it; then `order` decides: its sockets only for
+    masks that every resource offers itself, since memory may lack room on others, or be in a group.
     """
     desired = max([_narrowest(hints, work) for hints in lists], default=0)
     listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
@@ -104,7 +105,12 @@ def best_reachable(
     size = min(
         {mask.bit_count() for mask in reachable}, key=lambda count: size_order(count, desired)
     )
-    return min((mask for mask in reachable if mask.bit_count() == size), key=order.of_equally_wide)
+    sized = [mask for mask in reachable if mask.bit_count() == size]
+    first = min(sized, key=order.tiebreak)
+    if order.sockets is None:
+        return first
+    serving = [mask for mask in sized if mask == first or _all_offer(listed, mask)]
+    return min(serving, key=order.of_equally_wide)
 
 
 def reachable_masks(lists: Sequence[HintList], nodes: int) -> set[int]:
@@ -174,6 +180,10 @@ class _Counting(Struct, frozen=True):
 
     def _fields(self, counts: int) -> tuple[int, ...]:
         return self.layout.unpack(counts.to_bytes(self.layout.size, "little"))
+
+
+def _all_offer(lists: Sequence[HintList], mask: int) -> bool:
+    return all(any(offered in (mask, None) for offered, _ in hints) for hints in lists)
 
 
 def _narrowest(hints: Hints, work: SearchBudget) -> int:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from agent.managers.allocations.demand import ContainerDemand
     from agent.managers.draft import Draft
     from agent.managers.resource_manager import Managers
-    from agent.managers.topology.implicit_hints import ProviderHints
     from agent.managers.topology.tiebreak import Tiebreak
 
 _NUMA_NODE: Final = "numa_node"
@@ -76,10 +75,7 @@ def _without_alignment(managers: Managers, draft: Draft) -> None:
 
 def _by_container(managers: Managers, draft: Draft) -> None:
     for container in draft.demand.containers:
-        best = _known(draft)
-        if best is None:
-            hints = [(p.name, p.container_hints(draft, container)) for p in managers]
-            best = _merged(managers, draft, container, hints)
+        best = _known(draft) or _merged(managers, draft, container)
         draft.hints[container.name] = best
         for provider in managers:
             provider.allocate(draft, container, best)
@@ -103,9 +99,7 @@ def _by_pod_budget(managers: Managers, draft: Draft) -> None:
 
 
 def _best_for_pod(managers: Managers, draft: Draft) -> Hint:
-    best = _known(draft)
-    if best is None:
-        best = _merged(managers, draft, None, [(p.name, p.pod_hints(draft)) for p in managers])
+    best = _known(draft) or _merged(managers, draft, None)
     for container in draft.demand.containers:
         draft.hints[container.name] = best
     return best
@@ -120,28 +114,50 @@ def _known(draft: Draft) -> Hint | None:
     return trace.merged
 
 
-def _merged(
-    managers: Managers,
-    draft: Draft,
-    container: ContainerDemand | None,
-    hints: list[tuple[str, ProviderHints]],
-) -> Hint:
-    policy = draft.rules.policy.topology
+def _merged(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Hint:
+    """Return the alignment of a container (None: the pod).
+
+    Hints have the nodes of all that ended init containers left, as the kubelet's. On uneven hosts,
+    where more may be left than by the kubelet, that must not cost the alignment.
+    """
+    trace = _aligned_trace(managers, draft, container)
+    if not _is_preferred(trace) and container is not None and _may_untie(draft):
+        draft.tied = False
+        untied = _aligned_trace(managers, draft, container)
+        draft.tied = True
+        trace = untied if _is_preferred(untied) else trace
+    draft.traces.append(trace)
+    if not trace.admitted or isinstance(trace.alignment, DeferredMerge):
+        policy = draft.rules.policy.topology
+        if _alignment_is_guaranteed(draft):
+            draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
+        raise Rejected(affinity_rejection(managers, draft, trace.container, trace.providers))
+    return trace.merged
+
+
+def _aligned_trace(
+    managers: Managers, draft: Draft, container: ContainerDemand | None
+) -> HintTrace:
+    if container is None:
+        offered = tuple([(p.name, p.pod_hints(draft)) for p in managers])
+    else:
+        offered = tuple([(p.name, p.container_hints(draft, container)) for p in managers])
     best, admitted = merge_or_defer(
         draft.rules.machine,
-        policy,
-        [offered for _, offered in hints],
+        draft.rules.policy.topology,
+        [hints for _, hints in offered],
         draft.work(),
         _order(managers, draft, container),
     )
-    name = None if container is None else container.name
-    offered = tuple(hints)
-    draft.traces.append(HintTrace(name, offered, best, admitted))
-    if not admitted or isinstance(best, DeferredMerge):
-        if _alignment_is_guaranteed(draft):
-            draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
-        raise Rejected(affinity_rejection(managers, draft, name, offered))
-    return best
+    return HintTrace(None if container is None else container.name, offered, best, admitted)
+
+
+def _may_untie(draft: Draft) -> bool:
+    return draft.demand.has_standard_init and not draft.rules.host_is_even
+
+
+def _is_preferred(trace: HintTrace) -> bool:
+    return isinstance(trace.alignment, Hint) and trace.alignment.preferred
 
 
 def _order(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:

@@ -1,9 +1,11 @@
 """What would let a rejected pod be admitted: changes that were put to the decision function.
 
 Nothing is advised that was not tried and admitted; a change that is not listed may help as well,
-since only some are tried. Tried are the end of the cordon and of other pods, weaker policies, and a
-smaller request of one resource. A smaller request counts only if the same containers as before may
-have exclusive resources: less isolation is not what was asked for.
+since only some are tried. Tried are the end of the cordon and of other pods, weaker policies, a
+smaller request of one resource, a larger budget where containers that share it would have nothing,
+and limits equal to requests where a pod requires CPUs of its own. A smaller request counts only if
+the same containers as before may have exclusive resources: less isolation is not what was asked
+for.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.decision import Reason
 from agent.managers.effective_policy import restored, with_cordon
 from agent.managers.errors import nodes_text
 from agent.managers.memory.state import page_size
@@ -28,6 +31,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
+from agent.managers.rejection import empty_pool_rejection
 from agent.pods.identity import full_name
 from agent.pods.model import CPU, MEMORY, Resources
 from agent.pods.quantity import Quantity
@@ -53,16 +57,22 @@ _MOST_ENDS: Final = 40
 #: How many requests are made smaller, the largest first.
 _MOST_REQUESTS: Final = 6
 _GIB: Final = 1 << 30
+#: A budget grows by no less memory.
+_LEAST_MEMORY: Final = 64 << 20
 #: From here on memory is made smaller by whole GiB.
 _LARGE: Final = 4 * _GIB
 
 
 class AdviceKind(StrEnum):
-    """What is changed: nothing, the cordon, the pod's requests, other pods, or the policy."""
+    """What is changed: nothing, the cordon, the pod itself, other pods, or the policy."""
 
     #: Nothing: the pod would be admitted as it is.
     AGAIN = "again"
     UNCORDON = "uncordon"
+    #: A larger pod-level budget, so that the containers that share it have something.
+    BUDGET = "budget"
+    #: Limits that equal requests, so that containers may have CPUs of their own.
+    GUARANTEED = "guaranteed"
     REQUEST = "request"
     END = "end"
     POLICY = "policy"
@@ -72,9 +82,9 @@ class Advice(Struct, frozen=True):
     """One change under which the decision function admitted the pod.
 
     Of a request: `container` (None: the pod-level resources), `resource`, and the `amount` that was
-    admitted, CPUs in millicores, memory in bytes. Of an uncordon: `value` is what is cordoned. Of
-    an end: the `uids` of the pods that would have to end. Of a policy: the `key` of the
-    configuration and its `value`; `loss` says what the pod would not get.
+    admitted, CPUs in millicores, memory in bytes; of a budget the first resource. Of an uncordon:
+    `value` is what is cordoned. Of an end: the `uids` of the pods that would have to end. Of a
+    policy: the `key` of the configuration and its `value`; `loss` says what the pod would not get.
     """
 
     kind: AdviceKind
@@ -114,6 +124,8 @@ def advise(
         return iter((Advice(AdviceKind.AGAIN, "admit the pod again, as it is"),))
     trials = (
         _uncordon(rules, ledger, pod),
+        _larger_budget(rules, ledger, pod),
+        _guaranteed(rules, ledger, pod),
         _policies(rules, ledger, pod),
         _requests(rules, ledger, pod),
         _ends(rules, ledger, pod),
@@ -140,6 +152,100 @@ def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
         yield Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
     else:
         yield None
+
+
+# --- the pod itself -----------------------------------------------------------------------------
+
+
+def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tuple[Pod, list[str]]:
+    """Return the pod with what its budget lacks for the containers that share it (KEP-5526).
+
+    And the names of the resources of which it has more: one step each, as often as that is lacking.
+    """
+    lacking: list[str] = []
+    while pod.resources is not None and len(lacking) < _MOST_REQUESTS:
+        draft = rules.draft(ledger, rules.demand(pod))
+        empty = empty_pool_rejection(rules.managers, draft, Reason.EMPTY_POD_SHARED_POOL)
+        if empty is None or empty.resource is None:
+            break
+        lacking.append(empty.resource)
+        amount = budget_of(rules, pod, empty.resource)
+        least = _LEAST_MEMORY if empty.resource == MEMORY else 0
+        amount += max(_step(rules, pod, empty.resource, amount), least)
+        stated = {empty.resource: quantity_of(empty.resource, amount)}
+        more = Resources(*(MappingProxyType({**each, **stated}) for each in _both(pod.resources)))
+        pod = replace(pod, resources=more)
+    return pod, list(dict.fromkeys(lacking))
+
+
+def budget_of(rules: EffectivePolicy, pod: Pod, resource: str) -> int:
+    """Return how much of a resource the pod's budget has, CPUs in millicores."""
+    demand = rules.demand(pod)
+    return 1000 * demand.cpus if resource == CPU else demand.memory.get(resource, 0)
+
+
+def _both(resources: Resources) -> tuple[Mapping[str, Quantity], Mapping[str, Quantity]]:
+    return resources.requests, resources.limits
+
+
+def _larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    topology = rules.policy.topology
+    if not topology.is_pod_scope or topology.policy is TopologyManagerPolicy.NONE:
+        return
+    larger, lacking = with_larger_budget(rules, ledger, pod)
+    if not lacking:
+        return
+    if find_problems(larger) or not decided(rules, ledger, larger).admitted:
+        yield None
+        return
+    changes = [
+        f"{node_amount_text(each, budget_of(rules, larger, each))} of {each} instead of "
+        f"{node_amount_text(each, budget_of(rules, pod, each))}"
+        for each in lacking
+    ]
+    yield Advice(
+        AdviceKind.BUDGET,
+        f"request {' and '.join(changes)} in the pod's budget, for the containers that share it",
+        resource=lacking[0],
+        amount=budget_of(rules, larger, lacking[0]),
+    )
+
+
+def with_limits_as_requests(pod: Pod) -> Pod:
+    """Return the pod with CPU and memory of each container limited to what it requests.
+
+    Of what is only limited or only requested the amount that is there.
+    """
+
+    def even(each: Container) -> Container:
+        requests, limits = _both(each.resources)
+        stated = {name: requests.get(name, limits.get(name)) for name in (CPU, MEMORY)}
+        amounts = {name: amount for name, amount in stated.items() if amount is not None}
+        return replace(
+            each,
+            resources=Resources(
+                MappingProxyType({**requests, **amounts}), MappingProxyType({**limits, **amounts})
+            ),
+        )
+
+    return replace(
+        pod,
+        containers=tuple(map(even, pod.containers)),
+        init_containers=tuple(map(even, pod.init_containers)),
+    )
+
+
+def _guaranteed(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    if Quality.EXCLUSIVE not in required(pod.annotations) or pod.resources is not None:
+        return
+    even = with_limits_as_requests(pod)
+    if even == pod:
+        return
+    if find_problems(even) or not decided(rules, ledger, even).admitted:
+        yield None
+    else:
+        text = "limit cpu and memory of each container to what it requests (QoS class Guaranteed)"
+        yield Advice(AdviceKind.GUARANTEED, text)
 
 
 # --- weaker policies ----------------------------------------------------------------------------
@@ -225,8 +331,10 @@ def _places(rules: EffectivePolicy, allocation: PodAllocation) -> str:
         for what, nodes in (("CPUs", cpus), ("memory", memory))
         if nodes
     ]
-    aligned = len(cpus | memory) == 1
-    return f"{', '.join(places) or 'nothing exclusive'}{'' if aligned else ': not aligned'}"
+    said = ", ".join(places) or "nothing exclusive"
+    if len(cpus | memory) == 1:
+        return said
+    return f"{said}: {'spread' if cpus == memory else 'not aligned'}"
 
 
 # --- smaller requests ---------------------------------------------------------------------------

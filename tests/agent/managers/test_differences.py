@@ -352,3 +352,20 @@ def test_resource_manager_metrics_count_without_the_gate() -> None:
     counters = admit(rules, rules.empty_ledger(), desired).counters
     assert counters["resource_manager_allocations_total", ("cpu", "node")] == 1
     assert counters["resource_manager_container_assignments", ("memory", "node_exclusive")] == 1
+
+
+def test_a_budget_that_the_feature_gate_drops_is_as_if_it_were_not_there() -> None:
+    """An API server with PodLevelResources off drops the field."""
+    rules = make_rules(managed=False, gates={"pod_level_resources": False})
+    amount = guaranteed("cpu=2 memory=1Gi")
+    dropped, without = (pod(app("a", amount), of_pod=of_pod) for of_pod in (amount, None))
+    decision = admit(rules, rules.empty_ledger(), dropped)
+    plain = admit(rules, rules.empty_ledger(), without)
+    assert decision.allocation is not None
+    assert plain.allocation is not None
+    assert decision.allocation.containers == plain.allocation.containers
+    assert decision.allocation.exclusive_cpus
+    assert decision.warnings == (
+        "spec.resources: the feature gate PodLevelResources is off, so it is left out",
+    )
+    assert plain.warnings == ()

@@ -1,6 +1,7 @@
 """Whatever is admitted, removed and restarted, on whatever host: what must never happen.
 
-`NUMAWARDEN_SEQUENCES` says how many sequences of each property are tried (README.md, "Tests").
+`NUMAWARDEN_SEQUENCES` says how many sequences of each property are tried (CONTRIBUTING.md, "Running
+them").
 """
 
 from __future__ import annotations

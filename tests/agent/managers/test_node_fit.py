@@ -283,6 +283,8 @@ class TestMessages:
         assert rejection.message.endswith(f"it offers {GPU}, {NIC}")
         assert "agent.devices" in rejection.remedy
         assert "agent.ignoredResources" in rejection.remedy
+        assert "agent.hostDevices" in rejection.remedy
+        assert rejection.remedy.count("request a resource") == 1
 
     def test_a_node_without_devices_says_so(self) -> None:
         rules = make_rules(memory=False, fit=KEPT)

@@ -53,6 +53,12 @@ def test_fields_without_meaning_here_are_listed_once() -> None:
     )
 
 
+def test_a_pod_for_another_system_has_a_warning() -> None:
+    limits = {"cpu": "2", "memory": "1Gi"}
+    spec = {"os": {"name": "windows"}, "resources": {"limits": limits}}
+    assert warnings(spec=spec) == ("ignored, as they have no meaning here: spec.os",)
+
+
 def test_a_long_list_of_fields_is_cut() -> None:
     names = [
         "activeDeadlineSeconds", "affinity", "dnsConfig", "hostAliases", "hostIPC", "hostNetwork",

@@ -56,6 +56,26 @@ def test_resources_that_the_budget_does_not_name_are_free() -> None:
     assert find_problems(asked) == []
 
 
+@pytest.mark.parametrize(
+    "size", ["2M", "2MB", "2m", "2MiB", "2048k", "2048kB", "1G", "1GB", "1024Mi", "2097152"]
+)
+def test_a_suggested_name_of_huge_pages_is_one(size: str) -> None:
+    fault = resource_name_fault(f"hugepages-{size}")
+    assert fault is not None
+    suggested = fault.removeprefix("write it as ")
+    assert suggested in {"hugepages-2Mi", "hugepages-1Gi"}
+    assert resource_name_fault(suggested) is None
+
+
+def test_a_size_of_a_few_bytes_is_a_warning() -> None:
+    (said, _) = find_warnings(pod(app("a", guaranteed("cpu=1 memory=512"))))
+    assert said == (
+        "spec.containers[0].resources.requests.memory: 512 is less than 1Mi, which no process runs "
+        "in; is a suffix missing?"
+    )
+    assert find_warnings(pod(app("a", guaranteed("cpu=1 memory=512Mi")))) == ()
+
+
 def test_hugepages_names_are_canonical() -> None:
     assert resource_name_fault("hugepages-2Mi") is None
     assert resource_name_fault("hugepages-1Gi") is None
@@ -103,7 +123,7 @@ def test_resources_of_kubernetes_can_be_overcommitted(limits: str) -> None:
 
 def test_sizes_that_are_no_whole_number_of_bytes_are_warned_of() -> None:
     small = resources("cpu=100m memory=128m", "memory=1Gi ephemeral-storage=1.5")
-    asked = pod(app("a", small), init("i", resources("memory=2500m")), of_pod=resources("memory=3"))
+    asked = pod(app("a", small), init("i", resources("memory=2500m")))
     says = "is not a whole number of bytes, it counts as"
     assert find_warnings(asked) == (
         f"spec.containers[0].resources.requests.memory: 128m {says} 1",

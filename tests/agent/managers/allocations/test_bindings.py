@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
+from tests.agent.reconcile.pods import on_host, pod
 
 few = st.sampled_from(["a", "b", "c"])
 bindings = st.lists(st.builds(Binding, few, few, few))
@@ -51,7 +52,14 @@ def test_a_cgroup_is_remembered_from_its_binding_until_what_runs_there_has_ended
 ) -> None:
     bound = bind_all(entries)
     assert {*bound.released, *(b.cgroup for b in bound)} == {entry.cgroup for entry in entries}
-    assert {*bound.given_up(living="")} == {entry.cgroup for entry in entries}
-    for cgroup in bound.given_up(living="a"):
-        assert cgroup not in bound.without({cgroup}, living="a").given_up(living="a")
+    assert {*bound.given_up({})} == {entry.cgroup for entry in entries}
+    living = {"a": pod(on_host("a"), on_host("b"), on_host("c"), uid="a")}
+    for cgroup in bound.given_up(living):
+        assert cgroup not in bound.without({cgroup}, living).given_up(living)
     assert bound.without({"a", "b", "c"}, living="a").of_pod("a") == bound.of_pod("a")
+
+
+def test_a_cgroup_whose_pod_no_longer_has_the_container_is_given_up() -> None:
+    """A recovered pod has containers named after their cgroups, whatever was bound before."""
+    bound = bind_all([Binding("a", "main", "system/one"), Binding("a", "x1.scope", "system/two")])
+    assert bound.given_up({"a": pod(on_host("x1.scope"), uid="a")}) == ("system/one",)

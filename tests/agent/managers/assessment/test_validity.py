@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.assessment.violation import Rule
+from agent.managers.assessment.violation import ADMIT_AGAIN, Rule
 from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.device.manager import allocated_devices
@@ -171,6 +171,17 @@ def test_devices_that_are_gone_or_ill_are_reported() -> None:
         ("u-1", Rule.DEVICE_UNHEALTHY),
         ("u-1", Rule.DEVICE_MISSING),
     ]
+
+
+def test_a_device_whose_provider_is_away_for_a_while_removes_no_pod() -> None:
+    both = make_rules(devices={GPU: (PluginDevice("a"), PluginDevice("b"))})
+    ledger = ledger_of(both, one(f"cpu=2 memory=1Gi {GPU}=2"))
+    away, ill = PluginDevice("a", healthy=False, away=True), PluginDevice("b", healthy=False)
+    (violation,) = invalid_allocations(make_rules(devices={GPU: (away, ill)}), ledger)
+    assert "has example.com/gpu b, which is not healthy" in violation.message
+    assert "remove" not in violation.remedy
+    (violation,) = invalid_allocations(make_rules(devices={GPU: (away,)}), ledger)
+    assert (violation.rule, violation.remedy) == (Rule.DEVICE_MISSING, ADMIT_AGAIN)
 
 
 def test_a_budget_needs_its_gate_and_the_pod_scope() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.managers.admission import admit
+from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
 from agent.managers.assessment.verdict import verdict
 from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
 from agent.managers.trials.advice import advise
+from agent.pods.model import ContainerKind, QosClass
 from agent.pods.requirements import NEAR_NODES, REQUIRE, Quality
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, POD, RESTRICTED, SMT, make_rules
@@ -39,17 +42,34 @@ def test_whole_cores_of_one_node_with_their_memory_lack_nothing() -> None:
     }
 
 
-def test_a_container_in_the_shared_pool_has_the_reason() -> None:
+def test_a_container_that_asked_for_no_cpus_of_its_own_lacks_none() -> None:
     rules = make_rules(SMT, RESTRICTED, CONTAINER)
-    found = judged(rules, app("main", guaranteed("cpu=1500m memory=1Gi")))
-    assert "1500m" in found["main", "exclusive"] or "whole" in found["main", "exclusive"]
-    assert found["main", "aligned"] == ""
-    assert ("main", "whole-cores") not in found
+    assert judged(rules, app("main", guaranteed("cpu=1500m memory=1Gi"))) == {
+        ("main", "aligned"): ""
+    }
+    assert judged(rules, app("main", resources("cpu=1"))) == {}
 
 
-def test_a_container_that_has_nothing_of_its_own_is_judged_by_that_alone() -> None:
+def test_without_a_specification_it_is_not_known_whether_cpus_are_its_own() -> None:
+    allocation = PodAllocation(
+        "a",
+        "web",
+        "shop",
+        QosClass.GUARANTEED,
+        "",
+        (ContainerAllocation("main", ContainerKind.APP),),
+    )
+    (found,) = verdict(make_rules(SMT, RESTRICTED, CONTAINER), allocation)
+    assert (found.quality, found.why) == (Quality.EXCLUSIVE, "its specification is not known")
+
+
+@pytest.mark.parametrize("quality", ["aligned", "whole-cores", "near-device"])
+def test_what_is_required_of_a_pod_that_has_nothing_to_judge_is_lacking(quality: str) -> None:
     rules = make_rules(SMT, RESTRICTED, CONTAINER)
-    assert list(judged(rules, app("main", resources("cpu=1")))) == [("main", "exclusive")]
+    asked = replace(pod(app("main", resources("cpu=1"))), annotations={REQUIRE: quality})
+    decision = admit(rules, rules.empty_ledger(), asked)
+    assert decision.rejection is not None
+    assert f"requires: {quality}: no container has" in decision.rejection.message
 
 
 def test_a_core_shared_with_others_is_named() -> None:

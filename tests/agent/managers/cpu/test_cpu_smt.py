@@ -1,11 +1,35 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from agent.managers.admission import admit
+from agent.managers.assessment.verdict import verdict
 from agent.managers.cpu.manager import smt_misalignment
 from agent.managers.cpu.topology import CpuTopology
+from agent.managers.decision import ALIGNED_COUNT, ALIGNED_FAILURE_COUNT, Reason
+from agent.managers.machine import Machine, MachineNode
+from agent.pods.requirements import Quality
+from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    GIB,
+    NO_POLICY,
+    POD,
+    RESTRICTED,
+    SINGLE,
+    make_rules,
+)
+from tests.agent.pods.pods import app, guaranteed, pod
+
+if TYPE_CHECKING:
+    from agent.managers.decision import Decision
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -48,3 +72,57 @@ def test_one_cpu_is_one_cpu() -> None:
     busy = smt_misalignment(TWO_SOCKETS, Mask.of(1), 2)
     assert busy is not None
     assert "2 CPUs asked, 1 is free in physical cores" in busy.message
+
+
+#: Four nodes of two cores of two threads (n and n + 8); CPUs 0 and 1 are reserved, 8 and 9 are not.
+HALVES = Machine.of(regular_host(packages=1, nodes_per_package=4, cores_per_node=2, threads=2))
+#: One node: a core of two threads (0-1) and two of one (2, 3).
+UNEVEN = Machine(
+    CpuTopology.from_rows([(cpu, 0 if cpu < 2 else cpu, 0, 0, 0) for cpu in range(4)]),
+    (MachineNode(0, 16 * GIB, {}, {0: 10}),),
+)
+
+
+def _counted(decision: Decision, rules: EffectivePolicy) -> tuple[int, int, list[bool]]:
+    """Return how often cores count as whole and as torn, and what the verdict says."""
+    assert decision.allocation is not None
+    scope = "pod" if decision.allocation.has_budget else "container"
+    whole, torn = (
+        decision.counters.get((metric.name, (scope, "physical_cpu")), 0)
+        for metric in (ALIGNED_COUNT, ALIGNED_FAILURE_COUNT)
+    )
+    judged = verdict(rules, decision.allocation)
+    return whole, torn, [each.met for each in judged if each.quality is Quality.WHOLE_CORES]
+
+
+@pytest.mark.parametrize("budget", [False, True])
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+@pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
+def test_halves_of_cores_are_no_room_while_whole_cores_are_free(
+    policy: TopologyManagerPolicy, scope: TopologyManagerScope, *, budget: bool
+) -> None:
+    rules = make_rules(HALVES, policy, scope, reserved="0-1", memory=False, full_pcpus_only=True)
+    amount = guaranteed("cpu=2 memory=1Gi")
+    desired = pod(app("a", amount), of_pod=amount if budget else None)
+    decision = admit(rules, rules.empty_ledger(), desired)
+    assert decision.allocation is not None
+    assert decision.allocation.exclusive_cpus == Mask.parse("2,10")
+    assert _counted(decision, rules) == (1, 0, [True])
+
+
+@pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
+def test_a_pod_is_not_aligned_to_a_node_of_half_cores(policy: TopologyManagerPolicy) -> None:
+    rules = make_rules(HALVES, policy, CONTAINER, reserved="0,2,4,6", memory=False,
+                       full_pcpus_only=True)  # fmt: skip
+    decision = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
+    assert decision.rejection is not None
+    assert decision.rejection.reason is Reason.TOPOLOGY_AFFINITY
+
+
+def test_a_torn_core_of_an_uneven_host_is_not_counted_as_whole() -> None:
+    rules = make_rules(UNEVEN, NO_POLICY, CONTAINER, reserved="2", memory=False,
+                       full_pcpus_only=True)  # fmt: skip
+    first = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
+    assert _counted(first, rules) == (1, 0, [True])
+    desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="u-2")
+    assert _counted(admit(rules, first.ledger, desired), rules) == (0, 1, [False])

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from agent.managers.cpu.parts import shared_cpus, shared_pool
 from agent.managers.effective_policy import EffectivePolicy
-from agent.managers.policy import Policy
+from agent.managers.machine import Machine
+from agent.managers.policy import Cordon, Policy
 from agent.managers.registry import MANAGERS
+from sysfs.described.shapes import regular_host, with_offline
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import PLAIN, make_rules
 from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, pod
+
+#: The reserved CPU, and node 1.
+OFFLINE = Mask.parse("0,8-15")
 
 
 class TestSharedPool:
@@ -33,3 +40,24 @@ class TestSharedPool:
         ledger = with_exclusive(rules.empty_ledger(), PLAIN.cpus.all)
         assert shared_pool(rules, ledger) == EMPTY
         assert shared_cpus(rules, ledger) == PLAIN.cpus.all
+
+    def test_cordoned_cpus_that_no_pod_has_come_before_those_of_pods(self) -> None:
+        """The reserved CPU 0 and all of node 1 are offline, and what is left of node 0 cordoned."""
+        online = Machine.of(with_offline(regular_host(cores_per_node=8, threads=1), OFFLINE))
+        rules = make_rules(online)
+        rules = replace(rules, policy=replace(rules.policy, cordon=Cordon(nodes=Mask.of(0))))
+        ledger = with_exclusive(rules.empty_ledger(), Mask.parse("1-2"))
+        assert shared_pool(rules, ledger) == EMPTY
+        assert shared_cpus(rules, ledger) == Mask.parse("3-7")
+
+    def test_cpus_that_no_pod_has_come_before_reserved_ones_of_pods(self) -> None:
+        rules = make_rules(reserved="0-1", strict_cpu_reservation=True)
+        rules = replace(rules, policy=replace(rules.policy, cordon=Cordon(Mask.of(2, 9))))
+        ledger = with_exclusive(rules.empty_ledger(), PLAIN.cpus.all - Mask.of(9))
+        assert shared_cpus(rules, ledger) == Mask.of(9)
+
+    def test_cpus_of_pods_are_shared_only_where_pods_have_all_and_offline_ones_never(self) -> None:
+        online = Machine.of(with_offline(regular_host(cores_per_node=8, threads=1), OFFLINE))
+        rules = make_rules(online)
+        ledger = with_exclusive(rules.empty_ledger(), PLAIN.cpus.all)
+        assert shared_cpus(rules, ledger) == Mask.parse("1-7")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agent.managers.cpu.assignment import take
 from agent.managers.cpu.strategy import Strategy
 from agent.managers.cpu.topology import CpuTopology
+from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, SINGLE, make_rules
+from tests.agent.pods.pods import app, guaranteed, init, pod
+
+if TYPE_CHECKING:
+    from agent.managers.policy import TopologyManagerPolicy
 
 #: Node 0: efficiency cores 0 to 3. Node 1: performance cores 4-5, 6-7, 8-9, 10-11.
 HYBRID = CpuTopology.from_rows(
@@ -54,3 +63,39 @@ def test_no_sibling_of_a_busy_cpu_is_taken_for_the_sake_of_fewer_nodes() -> None
 
 def test_siblings_of_busy_cpus_are_taken_on_fewer_nodes_where_no_core_could_replace_them() -> None:
     assert taken(HYBRID, "4,6,8-11", 3) == "4,8-9"
+
+
+class TestCpusThatInitContainersLeft:
+    """Two nodes; one core of node 0 has lost a thread: other CPUs are left than by the kubelet."""
+
+    MACHINE = Machine(
+        CpuTopology.from_rows(
+            (cpu, cpu // 2, cpu // 8, cpu // 8, cpu // 8) for cpu in range(16) if cpu != 7
+        ),
+        tuple(
+            MachineNode(node, 16 * GIB, {}, {other: 10 + 11 * (other != node) for other in (0, 1)})
+            for node in (0, 1)
+        ),
+    )
+
+    @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
+    @pytest.mark.parametrize("memory", [1, 14], ids=["for its CPUs", "for its memory"])
+    def test_do_not_tie_an_app_to_a_node_where_it_does_not_fit(
+        self, policy: TopologyManagerPolicy, memory: int
+    ) -> None:
+        rules = make_rules(self.MACHINE, policy, CONTAINER, reserved="0")
+        cpus = 8 if memory == 1 else 4
+        desired = pod(
+            app("a", guaranteed("cpu=1 memory=4Gi")),
+            app("b", guaranteed(f"cpu={cpus} memory={memory}Gi")),
+            init("i", guaranteed("cpu=4 memory=1Gi")),
+        )
+        allocation = with_pod(rules, desired).allocations["u-1"]
+        places = {one.name: str(one.cpus) for one in allocation.containers}
+        assert Mask.parse(places["b"]) <= Mask.parse("8-15")
+        assert Mask.parse(places["i"]) <= Mask.parse("1-6")
+
+
+def test_whole_cores_are_taken_on_one_node_though_a_fuller_one_tears_a_core() -> None:
+    one_socket = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows)
+    assert taken(one_socket, "0-6", 3, whole_cores=True) == "0-2"

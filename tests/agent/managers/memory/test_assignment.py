@@ -293,3 +293,14 @@ def test_blocks_of_a_pod_always_sum_up_to_its_charge(
 
 def _positive(sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
+
+
+def test_nodes_that_cannot_be_joined_are_named() -> None:
+    _, state = assign(FOUR, initial_memory(FOUR), {"memory": GI}, yes(0))
+    _, state = assign(FOUR, state, {"memory": 6 * GI}, yes(2, 3))
+    with pytest.raises(CannotExtendHintError) as caught:
+        assign(FOUR, state, {"memory": 4 * GI}, no(0))
+    assert (
+        "on NUMA nodes 0: node 0 with memory of pods of one node and the group of nodes 2-3 cannot "
+        "be joined to other nodes"
+    ) in str(caught.value)

@@ -39,7 +39,7 @@ def test_a_full_node_is_left_out_and_several_stay_unpreferred() -> None:
 
 
 def test_no_mask_left_means_no_preference_rather_than_impossible() -> None:
-    assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {}
+    assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {"memory": None}
 
 
 def test_no_request_means_no_preference() -> None:

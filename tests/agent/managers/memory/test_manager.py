@@ -75,7 +75,7 @@ class TestHints:
 
     def test_memory_that_no_set_of_nodes_has_means_no_preference(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(31))))
-        assert MANAGER.container_hints(draft, container(draft, "a")) == {}
+        assert MANAGER.container_hints(draft, container(draft, "a")) == {"memory": None}
 
     def test_no_set_of_nodes_serves_a_budget_that_leaves_a_container_nothing(self) -> None:
         draft = draft_of(make_rules(), pod(app("a", own(4)), app("b"), of_pod=budget(4)))

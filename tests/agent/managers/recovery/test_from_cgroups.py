@@ -327,6 +327,38 @@ class TestBudgets:
         running = shown("a", "1-4", seen("x", "1-2"), seen("y", "3-4"))
         assert not confirmed(self.RULES, even, running).admitted
 
+    @pytest.mark.parametrize(
+        ("running", "own"),
+        [
+            ("db 1-2, log 3-4", "1-2"),
+            ("db 3-4, x.scope 1-2", "3-4"),
+            ("x.scope 1-2, log 3-4", "1-2"),
+            ("x1-log.scope 1-2, cri-db.scope 3-4", "3-4"),
+            ("log 1-2", "3-4"),
+            ("db 1-2", "1-2"),
+        ],
+    )
+    def test_names_say_who_has_and_who_shares_sets_of_one_size(
+        self, running: str, own: str
+    ) -> None:
+        """KEP-5526's pod of a database and what shares the rest of its budget."""
+        even = pod(
+            app("db", guaranteed("cpu=2 memory=1Gi")),
+            app("log"),
+            of_pod=guaranteed("cpu=4 memory=4Gi"),
+            uid="a",
+        )
+        cgroups = [seen(*text.split()) for text in running.split(", ")]
+        allocation = confirmed(self.RULES, even, shown("a", "1-4", *cgroups)).allocation
+        assert allocation is not None
+        assert {c.name: (c.cpus, c.isolation) for c in allocation.containers} == {
+            "db": (Mask.parse(own), Isolation.CONTAINER),
+            "log": (Mask.parse("1-4") - Mask.parse(own), Isolation.POD),
+        }
+
+    def test_a_set_of_another_size_than_its_namesake_asks_for_is_a_conflict(self) -> None:
+        assert self.allocation(seen("db", "2-4"), seen("log", "1,5")) is None
+
 
 @given(data=st.data(), rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))
 @EVERY_SEQUENCE

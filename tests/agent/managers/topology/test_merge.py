@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.topology.hints import Hint
-from agent.managers.topology.merge import _Counting, intersections, reachable_masks
+from agent.managers.topology.merge import (
+    _Counting,
+    best_reachable,
+    intersections,
+    reachable_masks,
+)
 from agent.managers.topology.numa_masks import masks_by_size
+from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.topology.tiebreak import Order, by_value
 from sysfs.mask import Mask
 
 EIGHT = Mask.of(*range(8)).bits
@@ -66,3 +73,30 @@ def test_a_list_without_the_widest_mask_narrows_even_what_was_all_reachable() ->
 def test_masks_are_seen_within_the_machine_only() -> None:
     outside = [Hint(Mask.of(0, 9).bits, preferred=False)]
     assert reachable_masks([outside], EIGHT) == {1}
+
+
+class TestSocketsOfWhatIsNotPreferred:
+    """Nodes 0 and 1 are on one socket, 2 and 3 on another."""
+
+    NODES = Mask.of(0, 1, 2, 3).bits
+
+    def best(self, *memory: tuple[int, ...]) -> Mask:
+        """Return the choice where CPUs fit on every pair of nodes and memory on these sets."""
+
+        def sockets(nodes: int) -> tuple[int, ...]:
+            return (sum(1 for socket in (0b0011, 0b1100) if socket & nodes),)
+
+        pairs = [mask for mask in masks_by_size(self.NODES) if mask.bit_count() == 2]
+        cpus = [Hint(mask, preferred=False) for mask in pairs if mask != 0b0011]
+        places = [Hint(Mask.of(*ids).bits, preferred=False) for ids in memory]
+        order = Order(by_value, sockets)
+        best = best_reachable([cpus, places], self.NODES, order, SearchBudget())
+        assert best is not None
+        return Mask(best)
+
+    def test_one_socket_is_better_where_every_resource_has_room(self) -> None:
+        assert self.best((0, 2), (2, 3)) == Mask.of(2, 3)
+
+    def test_a_socket_without_room_for_some_resource_is_not(self) -> None:
+        """Memory would have to extend the nodes, which may be in a group already."""
+        assert self.best((1, 2), (1, 2, 3)) == Mask.of(1, 2)

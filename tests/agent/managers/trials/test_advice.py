@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,13 +13,19 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import restored
+from agent.managers.machine import Machine
 from agent.managers.trials.advice import (
     MOST_TRIALS,
     AdviceKind,
     advise,
+    budget_of,
     weaker_policies,
     with_amount,
+    with_larger_budget,
+    with_limits_as_requests,
 )
+from agent.pods.requirements import REQUIRE
+from sysfs.described.shapes import regular_host
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -37,10 +44,11 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.policy import TopologyManagerPolicy
     from agent.managers.trials.advice import Advice
     from agent.pods.model import Container, Pod
 
-#: How many random rejections are looked for (README.md, "Tests").
+#: How many random rejections are looked for (CONTRIBUTING.md, "Running them").
 REJECTIONS: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "2000"))
 
 
@@ -54,6 +62,11 @@ def done(rules: EffectivePolicy, ledger: Ledger, asked: Pod, advice: Advice) -> 
         for uid in advice.uids:
             assert uid in ledger.allocations
             ledger = remove(rules, ledger, uid)
+    elif advice.kind is AdviceKind.BUDGET:
+        asked, _ = with_larger_budget(rules, ledger, asked)
+        assert budget_of(rules, asked, advice.resource) == advice.amount
+    elif advice.kind is AdviceKind.GUARANTEED:
+        asked = with_limits_as_requests(asked)
     elif advice.kind is AdviceKind.REQUEST:
         asked = with_amount(asked, advice.container, advice.resource, advice.amount)
     else:
@@ -87,7 +100,7 @@ BIG: Final = pod(app("main", guaranteed("cpu=9 memory=1Gi")))
 
 def test_a_pod_too_wide_for_one_node_hears_of_a_policy_and_of_what_one_node_has() -> None:
     assert texts(make_rules(topology=SINGLE), BIG) == [
-        "topologyManagerPolicy: best-effort (CPUs on nodes 0-1, memory on nodes 0-1: not aligned)",
+        "topologyManagerPolicy: best-effort (CPUs on nodes 0-1, memory on nodes 0-1: spread)",
         "request 8 of cpu in container main instead of 9",
     ]
 
@@ -148,6 +161,54 @@ def test_memory_is_advised_in_units_that_people_write() -> None:
     rules = make_rules(topology=RESTRICTED, scope=CONTAINER)
     found = texts(rules, pod(app("main", guaranteed("cpu=2 memory=100Gi"))))
     assert "request 15 GiB of memory in container main instead of 100 GiB" in found
+
+
+class TestOfABudgetThatLeavesNothingToShare:
+    """One container has all of it, the other asks for nothing: pod scope rejects the pod."""
+
+    RULES = make_rules(
+        Machine.of(regular_host(cores_per_node=8, threads=1, hugepages=[(2 << 20, 512)])),
+        BEST_EFFORT,
+        POD,
+    )
+    DPDK = guaranteed("cpu=2 memory=1Gi hugepages-2Mi=64Mi")
+
+    def test_a_page_more_is_advised(self) -> None:
+        asked = pod(app("dpdk", self.DPDK), app("logs"),
+                    of_pod=guaranteed("cpu=4 memory=4Gi hugepages-2Mi=64Mi"))  # fmt: skip
+        assert (
+            "request 66 MiB of hugepages-2Mi instead of 64 MiB in the pod's budget, for the "
+            "containers that share it"
+        ) in texts(self.RULES, asked)
+
+    @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
+    def test_all_that_is_lacking_is_advised_together(self, policy: TopologyManagerPolicy) -> None:
+        rules = replace(
+            self.RULES,
+            policy=replace(
+                self.RULES.policy, topology=replace(self.RULES.policy.topology, policy=policy)
+            ),
+        )
+        asked = pod(app("a", self.DPDK), app("b"), of_pod=self.DPDK)
+        assert (
+            "request 3 of cpu instead of 2 and 1.06 GiB of memory instead of 1 GiB and 66 MiB of "
+            "hugepages-2Mi instead of 64 MiB in the pod's budget, for the containers that share it"
+        ) in texts(rules, asked)
+
+    def test_nothing_is_advised_where_the_larger_budget_does_not_fit(self) -> None:
+        asked = pod(app("a", guaranteed("cpu=15 memory=1Gi")), app("b"),
+                    of_pod=guaranteed("cpu=15 memory=2Gi"))  # fmt: skip
+        found = advice_on(self.RULES, self.RULES.empty_ledger(), asked)
+        assert AdviceKind.BUDGET not in {each.kind for each in found}
+
+
+def test_a_burstable_pod_that_requires_exclusive_cpus_is_advised_to_be_guaranteed() -> None:
+    required = MappingProxyType({REQUIRE: "exclusive"})
+    asked = replace(pod(app("a", resources("cpu=2 memory=1Gi"))), annotations=required)
+    advice = "limit cpu and memory of each container to what it requests (QoS class Guaranteed)"
+    assert advice in texts(make_rules(), asked)
+    without_memory = replace(pod(app("a", resources("cpu=2"))), annotations=required)
+    assert advice not in texts(make_rules(), without_memory)
 
 
 def test_a_smaller_request_that_would_run_in_the_shared_pool_is_not_advised() -> None:
