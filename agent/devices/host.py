@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from agent.config.keys.host_devices import criteria_text, variable_part
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
+from agent.progress import uncancelled
 from sysfs.files import SysfsTree
 from sysfs.functions import Functions, read_functions
 from sysfs.links import read_live_links, watch_links
@@ -24,7 +26,7 @@ from sysfs.mask import EMPTY, Mask
 from sysfs.uevents import watch_devices
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.config.config import Config
@@ -42,10 +44,20 @@ REOPEN_SECONDS: Final = 60.0
 #: What all drivers that give a device to a process have in their name (`mlx5_vfio_pci`).
 _VFIO: Final = "vfio"
 _VFIO_CONTAINER: Final = "/dev/vfio/vfio"
+_INFINIBAND: Final = "/dev/infiniband/"
+_UIO: Final = "uio"
 #: PCI base class of network controllers.
 _NETWORK: Final = "02"
+#: PCI base classes whose devices a process reaches through what a driver makes of them: storage,
+#: network, graphics, accelerators. Others may be used through sysfs alone, such as FPGAs.
+_DRIVEN: Final = ("01", _NETWORK, "03", "12")
+#: States of an NVMe controller that does not come back.
+_DEAD: Final = ("dead", "deleting")
+#: PCI base class of bridges, and drivers that leave a group to vfio (`driver_managed_dma`).
+_BRIDGE: Final = "06"
+_HARMLESS: Final = frozenset(("pci-stub", "pcieport"))
 _NO_CRITERION: Final = HostDeviceClass("")
-_NOTHING_ALLOCATED: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
+_NOTHING_ALLOCATED: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 
 #: Opens a stream that yields whenever something changed.
 Watch: TypeAlias = "Callable[[], AsyncIterator[object]]"
@@ -56,8 +68,8 @@ class Selection(Struct, frozen=True):
     """Which devices each resource has, why some are not healthy, and what is not as it should be.
 
     `faults` are reasons by resource and id; a device without one is healthy. `conditions` has a
-    line each for a class without a device, devices of several resources, devices of a resource
-    that are not healthy for the same reason, and devices that one process has to open together.
+    line each for a class without a device, devices of several resources, and devices of a resource
+    that are not healthy for the same reason.
     """
 
     offer: Offer = Offer()
@@ -68,7 +80,7 @@ class Selection(Struct, frozen=True):
 def select(
     classes: Iterable[HostDeviceClass],
     found: Functions,
-    allocated: Mapping[str, frozenset[str]] = _NOTHING_ALLOCATED,
+    allocated: Mapping[str, Collection[str]] = _NOTHING_ALLOCATED,
 ) -> Selection:
     """Return the devices of each resource, in the order of their ids; every resource has an entry.
 
@@ -78,11 +90,15 @@ def select(
     since the container has it.
     """
     asked = tuple(classes)
+    groups = _groups(found)
+    given = {identity for ids in allocated.values() for identity in ids}
     devices: dict[str, list[PluginDevice]] = {each.resource: [] for each in asked}
     faults: dict[tuple[str, str], str] = {}
     several: dict[tuple[str, str], list[str]] = {}
     met = set()
-    for function in found.functions.values():
+    of_group: dict[int, str] = {}
+    # Of a group the device that a pod has comes first: no other one is given beside it.
+    for function in sorted(found.functions.values(), key=lambda each: each.id not in given):
         own = [
             each
             for each in asked
@@ -94,7 +110,14 @@ def select(
         if not own:
             continue
         first = own[0]
-        fault = fault_of(first, function, found)
+        fault = fault_of(first, function, found) or _group_fault(function, groups)
+        group = function.iommu_group
+        if not fault and group is not None and _is_vfio(function) and function.isolated:
+            other = of_group.setdefault(group, function.id)
+            if other != function.id:
+                fault = (
+                    f"only one process can open IOMMU group {group}, in which {other} is as well"
+                )
         if fault:
             faults[first.resource, function.id] = fault
         nodes = EMPTY if function.place.node is None else Mask.of(function.place.node)
@@ -102,7 +125,11 @@ def select(
         for resource in dict.fromkeys(each.resource for each in own[1:]):
             if resource != first.resource:
                 several.setdefault((first.resource, resource), []).append(function.id)
-    offered = {resource: tuple(listed) for resource, listed in devices.items()}
+    order = {identity: number for number, identity in enumerate(found.functions)}
+    offered = {
+        resource: tuple(sorted(listed, key=lambda device: order[device.id]))
+        for resource, listed in devices.items()
+    }
     return Selection(
         Offer(MappingProxyType(offered)),
         MappingProxyType(faults),
@@ -110,9 +137,38 @@ def select(
             *(_without_device(each, found) for each in asked if each not in met),
             *(_of_several(*pair, ids) for pair, ids in several.items()),
             *_unhealthy(offered, faults),
-            *_of_one_group(offered, found),
         ),
     )
+
+
+def _groups(found: Functions) -> dict[int, list[DeviceFunction]]:
+    """Return the devices of each IOMMU group."""
+    groups: dict[int, list[DeviceFunction]] = {}
+    for function in found.functions.values():
+        if function.iommu_group is not None:
+            groups.setdefault(function.iommu_group, []).append(function)
+    return groups
+
+
+def _is_vfio(function: DeviceFunction) -> bool:
+    return _VFIO in function.driver
+
+
+def _group_fault(function: DeviceFunction, groups: Mapping[int, list[DeviceFunction]]) -> str:
+    """Return why the kernel lets no process open the group of a device of vfio, "" if it does.
+
+    The group is viable if no driver of the host uses a device of it (drivers/iommu/iommu.c).
+    """
+    if function.iommu_group is None or not _is_vfio(function) or not function.isolated:
+        return ""
+    for other in groups[function.iommu_group]:
+        bridge = _digits(other.place.device_class).startswith(_BRIDGE)
+        if other.driver and not (_is_vfio(other) or other.driver in _HARMLESS or bridge):
+            return (
+                f"its IOMMU group {function.iommu_group} cannot be opened while {other.driver} is "
+                f"bound to {other.id} of that group; unbind it, or bind {function.driver}"
+            )
+    return ""
 
 
 def _meets(
@@ -150,8 +206,12 @@ def fault_of(asked: HostDeviceClass, function: DeviceFunction, found: Functions)
     enables them. Where no link is seen (another network namespace, a driver such as `vfio-pci`, no
     network device) a device is healthy.
     """
-    if asked.driver and not function.driver:
-        return f"no driver is bound to it; bind {asked.driver}"
+    driven = _digits(function.place.device_class).startswith(_DRIVEN) and function.place.address
+    if not function.driver and (asked.driver or driven):
+        bind = asked.driver or "one, or see in the kernel's log why none is"
+        return f"no driver is bound to it; bind {bind}"
+    if function.state.startswith(_DEAD):
+        return f"its controller is {function.state}; see why in the kernel's log"
     if _VFIO in function.driver and function.iommu_group is None:
         return (
             f"{function.driver} is bound to it, but it has no IOMMU group; enable the IOMMU in the "
@@ -221,24 +281,6 @@ def _unhealthy(
             yield f"{resource}: {_listed(ids)} {_are(ids)} not healthy: {fault}"
 
 
-def _of_one_group(
-    offered: Mapping[str, tuple[PluginDevice, ...]], found: Functions
-) -> Iterator[str]:
-    """Yield a line for each IOMMU group that vfio gives to one process, and has several devices."""
-    groups: dict[int, list[str]] = {}
-    for devices in offered.values():
-        for device in devices:
-            function = found.functions[device.id]
-            if _VFIO in function.driver and function.iommu_group is not None:
-                groups.setdefault(function.iommu_group, []).append(device.id)
-    for group, ids in groups.items():
-        if len(ids) > 1:
-            yield (
-                f"agent.hostDevices: {_listed(ids)} are in IOMMU group {group}, which only one "
-                "process can open; leave all but one of them out of the classes"
-            )
-
-
 def _listed(ids: list[str]) -> str:
     return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
 
@@ -250,7 +292,8 @@ def _are(ids: list[str]) -> str:
 def deliver(resource: str, functions: Iterable[DeviceFunction]) -> Delivery:
     """Return what a container gets with devices of a resource, in their order.
 
-    `PCIDEVICE_<RESOURCE>` has their PCI addresses, `NETDEVICE_<RESOURCE>` the interfaces that are
+    `PCIDEVICE_<RESOURCE>` has their PCI addresses, `PCIDEVICE_<RESOURCE>_INFO` their device nodes
+    by address as the SR-IOV network device plugin, `NETDEVICE_<RESOURCE>` the interfaces that are
     in the host's network namespace; names that are empty are left out. Device nodes are those of
     vfio for a device with such a driver, else those that the device's driver made.
     """
@@ -260,6 +303,7 @@ def deliver(resource: str, functions: Iterable[DeviceFunction]) -> Delivery:
     interfaces = [name for each in given for name in each.interfaces]
     environment = {
         f"PCIDEVICE_{variable}": ",".join(addresses),
+        f"PCIDEVICE_{variable}_INFO": _info(given),
         f"NETDEVICE_{variable}": ",".join(interfaces),
     }
     nodes = dict.fromkeys(node for each in given for node in _nodes(each))
@@ -277,6 +321,27 @@ def _nodes(function: DeviceFunction) -> Iterator[str]:
     prefix = "" if function.isolated else "noiommu-"
     yield _VFIO_CONTAINER
     yield f"/dev/vfio/{prefix}{function.iommu_group}"
+    yield from function.vfio_nodes
+
+
+def _info(functions: Iterable[DeviceFunction]) -> str:
+    """Return what the devices have by PCI address in JSON, "" without any address."""
+    found = {}
+    for function in functions:
+        if not (address := function.place.address):
+            continue
+        about = {"generic": {"deviceID": address}}
+        nodes = tuple(_nodes(function))
+        if _is_vfio(function):
+            about["vfio"] = {"dev-mount": nodes[1], "mount": nodes[0]}
+        for name in nodes:
+            kind = name.rpartition("/")[2].rstrip("0123456789")
+            if name.startswith(_INFINIBAND):
+                about.setdefault("rdma", {})[kind] = name
+            elif kind == _UIO:
+                about[_UIO] = {"mount": name}
+        found[address] = about
+    return json.dumps(found, separators=(",", ":"), sort_keys=True) if found else ""
 
 
 def remembering(before: Functions, now: Functions) -> Functions:
@@ -312,7 +377,7 @@ class HostDevices:
         classes: tuple[HostDeviceClass, ...],
         root: Path,
         *,
-        allocated: Mapping[str, frozenset[str]] = _NOTHING_ALLOCATED,
+        allocated: Mapping[str, Collection[str]] = _NOTHING_ALLOCATED,
         watches: Mapping[str, Watch] | None = None,
         period: float = PERIOD,
         settle: float = SETTLE_SECONDS,
@@ -325,6 +390,7 @@ class HostDevices:
         self._period = period
         self._settle = settle
         self._changed = asyncio.Event()
+        self.settled = asyncio.Event()
         self._unwatched: dict[str, str] = {}
         self._found = Functions(MappingProxyType({}), MappingProxyType({}))
         self._selection = Selection()
@@ -346,12 +412,13 @@ class HostDevices:
 
     async def serve(self, changed: Callable[[], None]) -> None:
         """Read the devices again on changes, until cancelled."""
+        self.settled.set()
         async with asyncio.TaskGroup() as group:
             # First: what changes while the devices are read is announced again.
             for subject, watch in self._watches.items():
-                group.create_task(self._follow(subject, watch))
+                group.create_task(uncancelled(self._follow(subject, watch)))
             self._changed.set()
-            group.create_task(self._repeat(changed))
+            group.create_task(uncancelled(self._repeat(changed)))
 
     async def preferred(
         self,
@@ -432,7 +499,7 @@ class HostDevices:
         self._found, self._selection, self._warnings = found, selection, warnings
 
 
-def host_devices(config: Config, allocated: Mapping[str, frozenset[str]]) -> HostDevices | None:
+def host_devices(config: Config, allocated: Mapping[str, Collection[str]]) -> HostDevices | None:
     """Return the provider of a configuration, None without classes.
 
     `allocated` are the ids of the devices that pods have when the agent starts, by resource.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping
 
     from agent.managers.allocations.delivery import Delivery
@@ -48,6 +49,11 @@ class DeviceProvider(Protocol):
     @property
     def name(self) -> str:
         """The name of the provider in conditions, logs and metrics."""
+        ...
+
+    @property
+    def settled(self) -> asyncio.Event:
+        """Set while it serves, once others can connect to it or it knows why they cannot."""
         ...
 
     def offer(self) -> Offer:

@@ -6,12 +6,14 @@ import asyncio
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from msgspec.structs import replace
 
 from agent.config.keys.host_devices import variable_part
 from agent.devices.delivery_checks import checked
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.allocations.delivery import Delivery, merged
+from agent.managers.allocations.delivery import Delivery, conflicts, merged
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Answers, Question
     from agent.managers.policy import PluginDevice
+    from sysfs.mask import Mask
+
+log = structlog.get_logger(__name__)
 
 #: How long the delivery of all devices of one pod may take, in seconds: no other pod is admitted
 #: meanwhile. A provider has its own, shorter deadline for each call.
@@ -121,10 +126,14 @@ class Providers:
         self, container: ContainerAllocation, deadline: float
     ) -> ContainerAllocation:
         found = [
-            await self._allocate(container.name, resource, ids, deadline)
+            (resource, await self._allocate(container.name, resource, ids, deadline))
             for resource, ids in sorted(container.devices.items())
         ]
-        return replace(container, delivery=merged(found)) if found else container
+        for conflict in conflicts(found):
+            log.warning("conflicting setting", container=container.name, conflict=conflict)
+        return (
+            replace(container, delivery=merged(each for _, each in found)) if found else container
+        )
 
     async def _allocate(
         self, container: str, resource: str, ids: tuple[str, ...], deadline: float
@@ -184,10 +193,16 @@ def variable_of(resource: str) -> str:
     return f"NUMAWARDEN_DEVICES_{variable_part(resource)}"
 
 
-def allocated_ids(allocations: Mapping[str, PodAllocation]) -> Mapping[str, frozenset[str]]:
-    """Return the ids of all allocated devices by resource."""
-    found: dict[str, set[str]] = {}
+def allocated_nodes(
+    allocations: Mapping[str, PodAllocation],
+) -> Mapping[str, Mapping[str, Mask]]:
+    """Return the NUMA nodes of all allocated devices by id by resource, empty if not known."""
+    found: dict[str, dict[str, Mask]] = {}
     for allocation in allocations.values():
-        for _, resource, device in allocation.allocated_devices():
-            found.setdefault(resource, set()).add(device)
-    return MappingProxyType({resource: frozenset(ids) for resource, ids in found.items()})
+        for container in allocation.containers:
+            for resource, ids in container.devices.items():
+                nodes = container.device_nodes.get(resource, {})
+                found.setdefault(resource, {}).update(
+                    (each, nodes.get(each, EMPTY)) for each in ids
+                )
+    return MappingProxyType(found)

@@ -10,6 +10,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from agent.progress import EndedError, cancelled_here, moved, uncancelled
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
@@ -80,23 +82,35 @@ class Client:
             f"/{self._service}/{method}", request_serializer=_serialized
         )
         try:
-            raw = await call(request, timeout=seconds)
+            raw = await uncancelled(call(request, timeout=seconds))
         except aio.AioRpcError as error:
             raise CallError(error.code().name, error.details() or "") from error
+        except (EndedError, aio.UsageError) as error:  # during the call, before it
+            raise _closed() from error
+        finally:
+            moved()
         return _decoded(response, raw)
 
     async def stream(
         self, method: str, request: Message, response: MessageClass
     ) -> AsyncGenerator[Message, None]:
         """Yield the responses of a method until the server ends; raises `CallError`."""
-        call = self._channel.unary_stream(
+        method_call = self._channel.unary_stream(
             f"/{self._service}/{method}", request_serializer=_serialized
-        )(request)
+        )
+        try:
+            call = method_call(request)
+        except aio.UsageError as error:
+            raise _closed() from error
         try:
             async for raw in call:
                 yield _decoded(response, raw)
         except aio.AioRpcError as error:
             raise CallError(error.code().name, error.details() or "") from error
+        except asyncio.CancelledError as error:
+            if cancelled_here():
+                raise
+            raise _closed() from error
         finally:
             call.cancel()
 
@@ -111,6 +125,7 @@ Handler: TypeAlias = "Callable[[Message], Awaitable[Message | bytes]]"
 #: Answers one request with messages until one of the two sides ends the call.
 StreamHandler: TypeAlias = "Callable[[Message], AsyncIterator[Message | bytes]]"
 _NO_STREAMS: Final[Mapping[str, tuple[MessageClass, StreamHandler]]] = MappingProxyType({})
+_NO_SERVICES: Final[Mapping[str, Mapping[str, tuple[MessageClass, Handler]]]] = MappingProxyType({})
 
 
 def server(
@@ -121,25 +136,33 @@ def server(
     concurrent: int,
     streams: Mapping[str, tuple[MessageClass, StreamHandler]] = _NO_STREAMS,
     options: Mapping[str, int] = _LIMITS,
+    also: Mapping[str, Mapping[str, tuple[MessageClass, Handler]]] = _NO_SERVICES,
 ) -> aio.Server:
     """Return a server on a Unix socket, to be started and stopped.
 
     `methods` are the class of the request and the handler by name, `streams` those that answer with
-    any number of messages. More than `concurrent` requests of either kind at a time are rejected
-    with RESOURCE_EXHAUSTED. `options` are gRPC's channel arguments beside the limits on messages,
-    or in their place. Raises `RuntimeError` (of gRPC) if the socket cannot be bound.
+    any number of messages, `also` the methods of further services by name. More than `concurrent`
+    requests of either kind at a time are rejected with RESOURCE_EXHAUSTED. `options` are gRPC's
+    channel arguments beside the limits on messages, or in their place. Raises `RuntimeError` (of
+    gRPC) if the socket cannot be bound.
     """
     made = aio.server(options=tuple({**_LIMITS, **options}.items()))
     # gRPC's own limit did not reject a second request beside one in progress (grpcio 1.85, tried).
     share = asyncio.Semaphore(concurrent)
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            _answering(handler, share),
-            request_deserializer=request.FromString,
-            response_serializer=_serialized,
-        )
-        for name, (request, handler) in methods.items()
-    }
+
+    def answered(
+        methods: Mapping[str, tuple[MessageClass, Handler]],
+    ) -> dict[str, grpc.RpcMethodHandler]:
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                _answering(handler, share),
+                request_deserializer=request.FromString,
+                response_serializer=_serialized,
+            )
+            for name, (request, handler) in methods.items()
+        }
+
+    handlers = answered(methods)
     open_streams = asyncio.Semaphore(concurrent)
     handlers |= {
         name: grpc.unary_stream_rpc_method_handler(
@@ -149,9 +172,17 @@ def server(
         )
         for name, (request, handler) in streams.items()
     }
-    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    services = {service: handlers} | {name: answered(each) for name, each in also.items()}
+    made.add_generic_rpc_handlers(
+        tuple(grpc.method_handlers_generic_handler(*each) for each in services.items())
+    )
     made.add_insecure_port(f"unix:{socket}")
     return made
+
+
+def _closed() -> CallError:
+    """Return the error for a call whose channel was closed: gRPC cancels it."""
+    return CallError("UNAVAILABLE", "the connection was closed")
 
 
 def _answering(

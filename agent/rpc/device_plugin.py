@@ -69,6 +69,24 @@ V1BETA1: Final = Messages(
     },
 )
 
+#: `pluginregistration/v1`, which plugins serve in the directory of the kubelet's plugin watcher.
+PLUGIN_REGISTRATION: Final = Messages(
+    "pluginregistration",
+    {
+        "InfoRequest": {},
+        "PluginInfo": {
+            "type": (1, "string"),
+            "name": (2, "string"),
+            "endpoint": (3, "string"),
+            "supported_versions": (4, "repeated string"),
+        },
+        "RegistrationStatus": {"plugin_registered": (1, "bool"), "error": (2, "string")},
+        "RegistrationStatusResponse": {},
+    },
+)
+
+#: The service of a plugin for the plugin watcher.
+PLUGIN_WATCHER: Final = "pluginregistration.Registration"
 #: The service of the kubelet, with which plugins register.
 REGISTRATION: Final = "v1beta1.Registration"
 #: The service of a plugin.

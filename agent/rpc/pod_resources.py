@@ -51,3 +51,6 @@ V1: Final = Messages(
 )
 
 POD_RESOURCES_LISTER: Final = "v1.PodResourcesLister"
+#: The service of the API's first version, which has `List` only. Its messages are those of `v1`
+#: with fewer fields, so that its clients read the same answer and skip what they do not know.
+FIRST_LISTER: Final = "v1alpha1.PodResourcesLister"

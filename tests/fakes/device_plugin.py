@@ -12,7 +12,13 @@ import grpc
 from grpc import aio
 
 from agent.rpc.calls import CallError, Client
-from agent.rpc.device_plugin import DEVICE_PLUGIN, REGISTRATION, V1BETA1
+from agent.rpc.device_plugin import (
+    DEVICE_PLUGIN,
+    PLUGIN_REGISTRATION,
+    PLUGIN_WATCHER,
+    REGISTRATION,
+    V1BETA1,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -73,7 +79,8 @@ def always(raw: bytes) -> Answer:
 class FakePlugin:
     """A plugin of one resource; `answers` are by method and can be replaced at any time.
 
-    `calls` are the methods in their order, with their decoded requests.
+    `calls` are the methods in their order, with their decoded requests. `statuses` are what became
+    of its registration by a plugin watcher, which is answered `info`.
     """
 
     def __init__(
@@ -89,6 +96,12 @@ class FakePlugin:
         self.resource = resource
         self.endpoint = endpoint
         self.calls: list[tuple[str, Any]] = []
+        self.info: dict[str, object] = {
+            "type": "DevicePlugin",
+            "name": resource,
+            "supported_versions": ["v1beta1"],
+        }
+        self.statuses: list[tuple[bool, str]] = []
         self.streams: list[asyncio.Queue[bytes | None]] = []
         self.answers: dict[str, Answer] = {
             "GetDevicePluginOptions": always(
@@ -111,7 +124,12 @@ class FakePlugin:
         handlers = {name: self._handler(name) for name in _REQUESTS}
         handlers["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._watch)
         handler = grpc.method_handlers_generic_handler(DEVICE_PLUGIN, handlers)
-        self._server.add_generic_rpc_handlers((handler,))
+        watched = {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
+            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(self._notified),
+        }
+        watcher = grpc.method_handlers_generic_handler(PLUGIN_WATCHER, watched)
+        self._server.add_generic_rpc_handlers((handler, watcher))
         self._server.add_insecure_port(f"unix:{self.directory / self.endpoint}")
         await self._server.start()
 
@@ -154,6 +172,15 @@ class FakePlugin:
     def methods(self) -> list[str]:
         """Return the names of the methods that were called."""
         return [name for name, _ in self.calls]
+
+    async def _get_info(self, _request: bytes, _context: aio.ServicerContext) -> bytes:
+        data: bytes = PLUGIN_REGISTRATION["PluginInfo"](**self.info).SerializeToString()
+        return data
+
+    async def _notified(self, raw: bytes, _context: aio.ServicerContext) -> bytes:
+        status = PLUGIN_REGISTRATION["RegistrationStatus"].FromString(raw)
+        self.statuses.append((status.plugin_registered, status.error))
+        return b""
 
     def _handler(self, name: str) -> grpc.RpcMethodHandler:
         async def answer(request: bytes, context: aio.ServicerContext) -> bytes:

@@ -33,6 +33,7 @@ class FakeProvider:
     breaks: str = ""
     calls: list[tuple[str, str, str]] = field(default_factory=list)
     changed: Callable[[], None] = lambda: None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def offer(self) -> Offer:
         return Offer(MappingProxyType(dict(self.devices)), self.preferring)
@@ -47,6 +48,7 @@ class FakeProvider:
         if self.breaks:
             raise RuntimeError(self.breaks)
         self.changed = changed
+        self.settled.set()
         await asyncio.Event().wait()
 
     async def preferred(

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 #: At least so long after a list is the next one used, in seconds.
 PAUSE: Final = 0.1
-#: ... and so many times as long as it took to use one, so that a plugin that sends lists without
-#: end gets a tenth of the loop's time at most.
+#: ... and so many times as long as it took to use one, for the lists of all plugins: those that
+#: send without end get a tenth of the loop's time together.
 PAUSES_PER_USE: Final = 9
 #: So many lists are read before the newest of them is used; then the plugin has to wait until
 #: gRPC's flow control lets it send more.
@@ -22,10 +22,16 @@ BURST: Final = 256
 
 
 class NewestList:
-    """Uses the lists of one stream: the first at once, of those that follow too fast the newest."""
+    """Uses the lists of one stream: the first at once, of those that follow too fast the newest.
 
-    def __init__(self, use: Callable[[bytes], None], clock: Clock) -> None:
+    Those with the same `turn` share the time that using lists may take.
+    """
+
+    def __init__(
+        self, use: Callable[[bytes], None], clock: Clock, turn: asyncio.Lock | None = None
+    ) -> None:
         self._use = use
+        self._turn = turn or asyncio.Lock()
         self._clock = clock
         self._newest: bytes | None = None
         self._arrived = asyncio.Event()
@@ -61,10 +67,14 @@ class NewestList:
     async def _use_all(self) -> None:
         while True:
             await self._arrived.wait()
-            started = self._clock.monotonic()
-            self._use_newest()
-            spent = self._clock.monotonic() - started
-            await self._clock.sleep(max(PAUSE, PAUSES_PER_USE * spent))
+            async with self._turn:
+                started = self._clock.monotonic()
+                self._use_newest()
+                pause = PAUSES_PER_USE * (self._clock.monotonic() - started)
+                if pause:
+                    await self._clock.sleep(pause)
+            if pause < PAUSE:
+                await self._clock.sleep(PAUSE - pause)
             self._unused = 0
             self._used.set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from agent.devices.plugins.answers import (
     PluginOptions,
@@ -14,14 +14,14 @@ from agent.devices.plugins.answers import (
 )
 from agent.devices.plugins.breaker import CallBreaker
 from agent.devices.plugins.device_list import AnswerError
-from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, CallResult
+from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.devices.plugins.registration import UNKNOWN
 from agent.rpc.calls import CallError
 from agent.rpc.device_plugin import V1BETA1
 from agent.rpc.messages import RawMessage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from agent.clock import Clock
     from agent.devices.plugins.limits import Deadlines
@@ -29,11 +29,19 @@ if TYPE_CHECKING:
     from agent.devices.plugins.registration import Registrant
     from agent.managers.allocations.delivery import Delivery
     from agent.rpc.calls import SocketClient
-    from agent.rpc.messages import Message
+    from agent.rpc.messages import Message, MessageClass
+
+    Call: TypeAlias = Callable[[str, Message, MessageClass, float], Awaitable[bytes]]
 
 _UNREACHABLE: Final = "UNAVAILABLE"
 _TIMEOUT: Final = "DEADLINE_EXCEEDED"
 _GET_OPTIONS: Final = "get device plugin options"
+_OPTIONS: Final = "GetDevicePluginOptions"
+_PREFER: Final = "GetPreferredAllocation"
+_ALLOCATE: Final = "Allocate"
+_START: Final = "PreStartContainer"
+#: How long after a failed connection the next one is tried, in seconds.
+_REDIAL: Final = 0.1
 
 #: The most characters of a plugin's own words in an error.
 LONGEST_WORDS: Final = 500
@@ -59,7 +67,9 @@ class Plugin:
         self.resource = registrant.resource
         self.socket = registrant.socket
         self.options = PluginOptions()
-        self.breaker = CallBreaker(clock.monotonic)
+        self.breakers = {method: CallBreaker(clock.monotonic) for method in METHODS}
+        #: The digest of the last list that was used; one that is the same is not read again.
+        self.listed = b""
         self._client = client
         self._deadlines = deadlines
         self._clock = clock
@@ -67,9 +77,10 @@ class Plugin:
 
     async def connect(self) -> None:
         """Get the options, as the kubelet does within Register; raises `CallError`."""
+        seconds = self._deadlines.options
         try:
             self.options = await self._answer(
-                "GetDevicePluginOptions", V1BETA1["Empty"](), self._deadlines.options, read_options
+                _OPTIONS, V1BETA1["Empty"](), seconds, read_options, self._dial
             )
         except AnswerError as error:
             raise CallError(UNKNOWN, f"failed to get device plugin options: {error}") from error
@@ -100,7 +111,7 @@ class Plugin:
             "allocation_size": size,
         }
         return await self._answer(
-            "GetPreferredAllocation",
+            _PREFER,
             V1BETA1["PreferredAllocationRequest"](container_requests=[question]),
             self._deadlines.preference,
             lambda raw: read_preference(raw, available, required, size),
@@ -109,10 +120,13 @@ class Plugin:
     async def allocate(self, ids: tuple[str, ...]) -> Delivery:
         """Return what one container gets with these devices.
 
-        Raises `CallError`, `SkippedCallError` and `AnswerError`.
+        Raises `CallError`, `SkippedCallError` and `AnswerError`. The plugin is not asked where its
+        later PreStartContainer would be skipped.
         """
+        if self.options.pre_start:
+            self._check(_START)
         return await self._answer(
-            "Allocate",
+            _ALLOCATE,
             V1BETA1["AllocateRequest"](container_requests=[{"devices_ids": ids}]),
             self._deadlines.allocation,
             read_delivery,
@@ -121,7 +135,7 @@ class Plugin:
     async def start_container(self, ids: tuple[str, ...]) -> None:
         """Have the plugin prepare devices; raises `CallError`, `SkippedCallError`."""
         await self._answer(
-            "PreStartContainer",
+            _START,
             V1BETA1["PreStartContainerRequest"](devices_ids=ids),
             self._deadlines.start,
             lambda _raw: None,
@@ -131,33 +145,52 @@ class Plugin:
         """Close the connection and end all calls."""
         await self._client.close()
 
+    async def _dial(
+        self, method: str, request: Message, response: MessageClass, seconds: float
+    ) -> bytes:
+        """Call a method as soon as the plugin serves its socket; raises `CallError`.
+
+        A plugin may do that a moment after it registers.
+        """
+        latest = self._clock.monotonic() + seconds
+        while True:
+            try:
+                raw: bytes = await self._client.call(method, request, response, seconds)
+            except CallError as error:
+                if error.code != _UNREACHABLE or self._clock.monotonic() >= latest:
+                    raise
+            else:
+                return raw
+            await self._clock.sleep(_REDIAL)
+
     async def _answer(
-        self, method: str, request: Message, seconds: float, read: Callable[[bytes], AnswerT]
+        self,
+        method: str,
+        request: Message,
+        seconds: float,
+        read: Callable[[bytes], AnswerT],
+        call: Call | None = None,
     ) -> AnswerT:
         """Call a method, read what it answers, and count what became of the call."""
-        if remaining := self.breaker.remaining:
-            self._count(method, CallResult.SKIPPED)
-            raise SkippedCallError(
-                f"{self.breaker.timeouts} calls in a row were not answered in time, so it is "
-                f"called again in {math.ceil(remaining)} s"
-            )
+        self._check(method)
+        breaker = self.breakers[method]
         started = self._clock.monotonic()
         try:
-            raw: bytes = await self._client.call(method, request, RawMessage, seconds)
+            raw: bytes = await (call or self._client.call)(method, request, RawMessage, seconds)
         except CallError as error:
             if error.code == _TIMEOUT:
-                self.breaker.timed_out()
+                breaker.timed_out()
                 self._count(method, CallResult.TIMEOUT)
-                unanswered = f"{method} was not answered within {seconds:g} s"
-                raise CallError(_TIMEOUT, unanswered) from error
-            self.breaker.answered()
+                late = f"{method} was not answered within {seconds:g} s"
+                raise CallError(_TIMEOUT, late) from error
+            breaker.answered()
             self._count(method, CallResult.FAILED)
             raise _printable(error) from error
         finally:
-            if method == "Allocate":
+            if method == _ALLOCATE:
                 taken = self._clock.monotonic() - started
                 self._measure.observe(ALLOCATION_DURATION, taken, self.resource)
-        self.breaker.answered()
+        breaker.answered()
         try:
             answer = read(raw)
         except AnswerError:
@@ -166,8 +199,23 @@ class Plugin:
         self._count(method, CallResult.OK)
         return answer
 
+    def _check(self, method: str) -> None:
+        """Raise `SkippedCallError` while the breaker of a method is open."""
+        if remaining := self.breakers[method].remaining:
+            self._count(method, CallResult.SKIPPED)
+            raise SkippedCallError(
+                f"{unanswered(method, self.breakers[method])}, so it is called again in "
+                f"{math.ceil(remaining)} s"
+            )
+
     def _count(self, method: str, result: CallResult) -> None:
         self._measure.add(CALLS, self.resource, method, result)
+
+
+def unanswered(method: str, breaker: CallBreaker) -> str:
+    """Return that the last calls of a method were not answered."""
+    times = f" {breaker.timeouts} times in a row" if breaker.timeouts > 1 else ""
+    return f"{method} was not answered in time{times}"
 
 
 def _printable(error: CallError) -> CallError:

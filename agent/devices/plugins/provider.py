@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -16,8 +17,10 @@ from agent.devices.plugins.lists import NewestList
 from agent.devices.plugins.metrics import IGNORED_PREFERENCES, REGISTRATIONS
 from agent.devices.plugins.plugin import Plugin, SkippedCallError
 from agent.devices.plugins.registration import read_registration
+from agent.devices.plugins.registry import PluginRegistry
 from agent.devices.plugins.resources import PluginResources
 from agent.devices.provider import DeviceError, Offer
+from agent.progress import uncancelled
 from agent.rpc.calls import CallError, Client, server
 from agent.rpc.device_plugin import DEVICE_PLUGIN, REGISTRATION, V1BETA1
 from agent.rpc.messages import RawMessage
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.devices.plugins.metrics import Measure
+    from agent.devices.plugins.registration import Registrant
+    from agent.devices.plugins.registry import Watch
     from agent.managers.allocations.delivery import Delivery
     from agent.managers.policy import PluginDevice
     from agent.rpc.calls import SocketClient
@@ -43,8 +48,15 @@ PERIOD: Final = 2.0
 RETRY_PERIOD: Final = 10.0
 #: The shortest time between two calls of `changed`, in seconds.
 _BETWEEN_CHANGES: Final = 0.1
-#: So many plugins may register at the same time; each may take the deadline of its options.
-_REGISTERING: Final = 16
+#: So many plugins may register at the same time: each may take the deadline of its options, and one
+#: that does not serve its socket yet keeps no other one waiting.
+_REGISTERING: Final = MOST_RESOURCES
+
+#: The kubelet's directory of its plugin watcher, beside that of `kubelet.sock`.
+REGISTRY: Final = "plugins_registry"
+
+#: How the stream of a plugin ends that stops or is killed.
+_AWAY: Final = frozenset(("UNAVAILABLE", "CANCELLED"))
 
 AnswerT = TypeVar("AnswerT")
 
@@ -57,14 +69,16 @@ def dial(socket: Path) -> SocketClient:
 class DevicePlugins:
     """The provider of the devices of all plugins (`agent.devices.provider.DeviceProvider`).
 
-    `configured` are resources that are not those of plugins. `known` are the devices of plugins
+    Plugins register over `kubelet.sock` in `directory`, or are found in the directory `registry`;
+    `watch` yields when names in that change. `configured` are resources that are not those of
+    plugins. `known` are the devices of plugins
     before the agent was started: they are offered as unhealthy until their plugin registers again,
     for `GRACE` seconds at most, so that pods keep them.
     """
 
     name: Final = "device plugins"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each is a setting of its own, all but three have defaults)
         self,
         directory: Path,
         clock: Clock,
@@ -74,6 +88,8 @@ class DevicePlugins:
         known: Mapping[str, tuple[PluginDevice, ...]],
         deadlines: Deadlines = Deadlines(),  # noqa: B008  # a frozen value
         dial: Callable[[Path], SocketClient] = dial,
+        registry: Path | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._directory = PluginDirectory(directory)
         self._clock = clock
@@ -84,11 +100,20 @@ class DevicePlugins:
         former = {name: known[name] for name in known.keys() - self._configured}
         self._resources = PluginResources(former, clock.monotonic)
         self._server: aio.Server | None = None
-        self._following: dict[Plugin, asyncio.Task[str]] = {}
+        self._following: dict[Plugin, asyncio.Task[tuple[str, bool]]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._fault = ""
         self._vanished_at = -math.inf
         self._changes = asyncio.Event()
+        self.settled = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._registry = PluginRegistry(
+            registry or directory.parent / REGISTRY,
+            clock,
+            deadlines.options,
+            self,
+            watch,
+        )
         self._offer = self._resources.offer()
         self._conditions = tuple(self._lines())
 
@@ -100,6 +125,11 @@ class DevicePlugins:
         """Return what is amiss with the directory and with each plugin, a line each."""
         return self._conditions
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether this process serves the directory, and no kubelet does."""
+        return self._server is not None
+
     def connected(self) -> dict[str, bool]:
         """Return for each resource whether its plugin is connected."""
         return {name: self._resources.plugin(name) is not None for name in self._resources}
@@ -108,8 +138,9 @@ class DevicePlugins:
         """Serve the directory until cancelled, then close all connections and remove the socket."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._notify(changed))
-                tasks.create_task(self._serve_directory())
+                tasks.create_task(uncancelled(self._notify(changed)))
+                tasks.create_task(uncancelled(self._serve_directory()))
+                tasks.create_task(self._registry.serve())
         finally:
             await self._stop_serving()
             await self._disconnect_all()
@@ -119,7 +150,11 @@ class DevicePlugins:
 
         As the kubelet, the plugin is called for its options before it is answered.
         """
-        registrant = read_registration(raw, self._directory.path)
+        await self.connect(read_registration(raw, self._directory.path))
+        return V1BETA1["Empty"]()
+
+    async def connect(self, registrant: Registrant) -> None:
+        """Connect a plugin, and follow its lists; raises `CallError`."""
         resource = registrant.resource
         self._check_registrable(resource)
         self._measure.add(REGISTRATIONS, resource)
@@ -137,7 +172,6 @@ class DevicePlugins:
             if not connected:
                 await plugin.close()
         self._take_over(plugin)
-        return V1BETA1["Empty"]()
 
     async def preferred(
         self, resource: str, available: frozenset[str], required: frozenset[str], size: int
@@ -159,7 +193,7 @@ class DevicePlugins:
             log.warning("device plugin preference missing", resource=resource, error=str(error))
             return ()
         finally:
-            self._update()
+            self.update()
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
         """Return what a container gets with these devices; raises `DeviceError`."""
@@ -189,7 +223,7 @@ class DevicePlugins:
                 f"device plugin of {plugin.resource}: {error}", "look at the plugin's log"
             ) from error
         finally:
-            self._update()
+            self.update()
 
     # --- plugins ----------------------------------------------------------------------------------
 
@@ -221,42 +255,59 @@ class DevicePlugins:
         self._following[plugin] = task
         task.add_done_callback(partial(self._end, plugin))
         self._vanished_at = -math.inf
-        self._update()
+        self.update()
 
-    async def _follow(self, plugin: Plugin) -> str:
-        """Take over the lists of a plugin until it is gone; return why it is."""
+    def disconnect(self, registrant: Registrant, why: str) -> None:
+        """Lose a plugin, unless another one replaced it."""
+        plugin = self._resources.plugin(registrant.resource)
+        if plugin is not None and plugin.socket == registrant.socket:
+            self._lose(plugin, why, away=True)
+            self._following[plugin].cancel()
+
+    def _lose(self, plugin: Plugin, why: str, away: bool) -> None:  # noqa: FBT001  (private)
+        if self._resources.lose(plugin, why, away=away):
+            log.warning("device plugin lost", resource=plugin.resource, why=why)
+
+    async def _follow(self, plugin: Plugin) -> tuple[str, bool]:
+        """Take over the lists of a plugin until it is gone.
+
+        Return why it is, and whether that is what a plugin does that starts again.
+        """
         try:
-            newest = NewestList(lambda raw: self._use_list(plugin, raw), self._clock)
+            newest = NewestList(lambda raw: self._use_list(plugin, raw), self._clock, self._turn)
             await newest.follow(plugin.lists())
         except CallError as error:
-            return f"its plugin is gone: {error}"
+            return f"its plugin is gone: {error}", error.code in _AWAY
         except Exception as error:
             log.exception("device plugin failed unexpectedly", resource=plugin.resource)
-            return f"internal error ({type(error).__name__}); see the agent log"
-        return "its plugin ended the stream of devices"
+            return f"internal error ({type(error).__name__}); see the agent log", False
+        return "its plugin ended the stream of devices", True
 
-    def _end(self, plugin: Plugin, task: asyncio.Task[str]) -> None:
+    def _end(self, plugin: Plugin, task: asyncio.Task[tuple[str, bool]]) -> None:
         """Note that a plugin is gone and close the connection.
 
         A task that is cancelled before it began never runs, so this is not a part of it.
         """
         del self._following[plugin]
         ended = self._fault or "the agent ended the connection"
-        why = ended if task.cancelled() else task.result()
-        if self._resources.lose(plugin, why):
-            log.warning("device plugin lost", resource=plugin.resource, why=why)
-        self._update()
+        self._lose(plugin, *((ended, True) if task.cancelled() else task.result()))
+        self.update()
         closing = asyncio.create_task(plugin.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     def _use_list(self, plugin: Plugin, raw: bytes) -> None:
+        digest = blake2b(raw).digest()
+        if digest == plugin.listed:
+            return
+        plugin.listed = b""
         try:
             self._resources.list(plugin, read_devices(raw))
+            plugin.listed = digest
         except AnswerError as error:
             log.warning("device list not usable", resource=plugin.resource, error=str(error))
             self._resources.reject(plugin, str(error))
-        self._update()
+        self.update()
 
     async def _disconnect_all(self) -> None:
         following = tuple(self._following.values())
@@ -270,9 +321,10 @@ class DevicePlugins:
     async def _serve_directory(self) -> None:
         while True:
             await self._look_after_directory()
+            self.settled.set()
             for resource in self._resources.expire():
                 log.warning("device plugin resource dropped", resource=resource, after=GRACE)
-            self._update()
+            self.update()
             await self._clock.sleep(RETRY_PERIOD if self._fault else PERIOD)
 
     async def _look_after_directory(self) -> None:
@@ -316,7 +368,7 @@ class DevicePlugins:
 
     # --- changes ----------------------------------------------------------------------------------
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Compute offer and conditions, and note whether they changed."""
         offer, conditions = self._resources.offer(), tuple(self._lines())
         if (offer, conditions) != (self._offer, self._conditions):
@@ -331,6 +383,7 @@ class DevicePlugins:
                 f"another process removed {self._directory.socket}, it is served again; plugins "
                 "that watch it register again"
             )
+        yield from self._registry.conditions()
         yield from self._resources.conditions()
 
     async def _notify(self, changed: Callable[[], None]) -> None:

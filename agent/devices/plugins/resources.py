@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.devices.plugins.breaker import MOST_TIMEOUTS
 from agent.devices.plugins.limits import GRACE, MOST_RESOURCES
+from agent.devices.plugins.plugin import unanswered
 from agent.devices.provider import Offer
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class PluginResource:
     """A resource of plugins: the devices of the last list, and the plugin while it is connected.
 
-    `lost_at` is when the plugin was lost. `note` says what is odd although devices are offered, and
+    `lost_at` is when the plugin was lost; it is `away` while it may come back and nothing is known
+    against its devices. `note` says what is odd although devices are offered, and
     `noted_at` since when.
     """
 
@@ -30,8 +31,9 @@ class PluginResource:
         self.lost_at = lost_at
         self.note = ""
         self.noted_at = 0.0
+        self.away = False
         self._devices = devices
-        self.set_amiss(amiss)
+        self.set_amiss(amiss, away=True)
 
     @property
     def amiss(self) -> str:
@@ -47,13 +49,17 @@ class PluginResource:
         """Offer the devices of a list."""
         self._devices = self._offered = devices
         self._amiss = ""
+        self.away = False
 
-    def set_amiss(self, amiss: str) -> None:
+    def set_amiss(self, amiss: str, *, away: bool = False) -> None:
         """Offer the devices of the last list as unhealthy for a reason; "" as they were listed."""
         self._amiss = amiss
+        self.away = away and bool(amiss) and bool(self._devices)
         self._offered = self._devices
         if amiss:
-            self._offered = tuple([replace(device, healthy=False) for device in self._devices])
+            self._offered = tuple(
+                [replace(device, healthy=False, away=self.away) for device in self._devices]
+            )
 
 
 class PluginResources:
@@ -99,7 +105,7 @@ class PluginResources:
             self._resources[plugin.resource] = found
         former, found.plugin, found.note = found.plugin, plugin, ""
         if former is None:
-            found.set_amiss("its plugin has not sent a list of devices yet")
+            found.set_amiss("its plugin has not sent a list of devices yet", away=True)
         elif former.socket != plugin.socket:
             self._note(
                 found,
@@ -130,13 +136,16 @@ class PluginResources:
         if found is not None:
             self._note(found, text)
 
-    def lose(self, plugin: Plugin, why: str) -> bool:
-        """Note that a plugin is gone; return False if another one replaced it before."""
+    def lose(self, plugin: Plugin, why: str, *, away: bool) -> bool:
+        """Note that a plugin is gone; return False if another one replaced it before.
+
+        `away`: it may be starting again, so that nothing is amiss before `GRACE` seconds.
+        """
         found = self._of(plugin)
         if found is None:
             return False
         found.plugin, found.lost_at = None, self._monotonic()
-        found.set_amiss(why)
+        found.set_amiss(why, away=away)
         return True
 
     def expire(self) -> tuple[str, ...]:
@@ -154,6 +163,8 @@ class PluginResources:
         for found in self._resources.values():
             if found.note and found.noted_at <= before:
                 found.note = ""
+            if found.away and found.lost_at <= before:
+                found.set_amiss(found.amiss)
         return expired
 
     def offer(self) -> Offer:
@@ -181,10 +192,11 @@ class PluginResources:
 
 
 def _lines(found: PluginResource) -> Iterator[str]:
-    if found.amiss:
+    if found.amiss and not found.away:
         yield f"{found.amiss}; its {len(found.offered)} devices are unhealthy"
     if found.note:
         yield found.note
-    breaker = None if found.plugin is None else found.plugin.breaker
-    if breaker is not None and breaker.timeouts >= MOST_TIMEOUTS:
-        yield f"{breaker.timeouts} calls in a row were not answered in time"
+    breakers = {} if found.plugin is None else found.plugin.breakers
+    for method, breaker in breakers.items():
+        if breaker.timeouts:
+            yield unanswered(method, breaker)

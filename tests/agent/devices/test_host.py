@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,8 +75,8 @@ def test_a_class_has_the_devices_that_meet_all_its_criteria(
 
 def test_a_device_is_on_the_node_that_sysfs_shows_or_on_none(tmp_path: Path) -> None:
     tree = PciTree(tmp_path)
-    tree.add("0000:3b:00.0", node=1)
-    tree.add("0000:3b:00.1")
+    tree.add("0000:3b:00.0", node=1, driver="ice")
+    tree.add("0000:3b:00.1", driver="ice")
     assert selected(tmp_path, HostDeviceClass(NIC, pci_class="02")).offer.devices[NIC] == (
         PluginDevice("0000:3b:00.0", Mask.of(1)),
         PluginDevice("0000:3b:00.1", EMPTY),
@@ -195,11 +196,56 @@ class TestHealth:
         selection = selected(network.root, HostDeviceClass(VF, driver="vfio-pci"))
         assert ids(selection) == FUNCTIONS[1:2]
 
-    def test_a_device_without_a_driver_is_healthy_where_none_is_demanded(
-        self, tmp_path: Path
+    @pytest.mark.parametrize(
+        ("kind", "works"), [("120000", False), ("010802", False), ("058000", True)]
+    )
+    def test_a_device_without_a_driver_is_healthy_where_it_can_be_used_without_one(
+        self, tmp_path: Path, kind: str, *, works: bool
     ) -> None:
-        PciTree(tmp_path).add("0000:86:00.0", kind="120000")
-        assert healthy(selected(tmp_path, HostDeviceClass(VF, pci_class="12")))
+        PciTree(tmp_path).add("0000:86:00.0", kind=kind)
+        selection = selected(tmp_path, HostDeviceClass(VF, pci_class=kind[:2]))
+        assert bool(healthy(selection)) is works
+        assert ["no driver is bound to it" in line for line in selection.conditions] == (
+            [] if works else [True]
+        )
+
+    @pytest.mark.parametrize(
+        ("state", "works"), [("live", True), ("resetting", True), ("dead", False)]
+    )
+    def test_a_drive_whose_controller_is_dead_is_not_healthy(
+        self, tmp_path: Path, state: str, *, works: bool
+    ) -> None:
+        tree = PciTree(tmp_path)
+        place = tree.add("0000:86:00.0", kind="010802", driver="nvme")
+        tree.add_node(f"{place}/nvme/nvme5", "nvme5")
+        tree.write({f"{place}/nvme/nvme5/state": f"{state}\n"})
+        selection = selected(tmp_path, HostDeviceClass(VF, pci_class="0108"))
+        assert bool(healthy(selection)) is works
+        if not works:
+            (line,) = selection.conditions
+            assert line.startswith(f"{VF}: 0000:86:00.0 is not healthy: its controller is dead")
+
+    @pytest.mark.parametrize(
+        ("driver", "kind", "works"),
+        [
+            ("snd_hda_intel", "040300", False),
+            ("", "040300", True),
+            ("vfio-pci", "040300", True),
+            ("pci-stub", "040300", True),
+            ("pcieport", "060400", True),
+        ],
+    )
+    def test_a_group_that_a_driver_of_the_host_uses_cannot_be_opened(
+        self, tmp_path: Path, driver: str, kind: str, *, works: bool
+    ) -> None:
+        tree = PciTree(tmp_path)
+        tree.add("0000:70:00.0", kind="030000", driver="vfio-pci", group=7)
+        tree.add("0000:70:00.1", kind=kind, driver=driver, group=7)
+        selection = selected(tmp_path, HostDeviceClass(VF, pci_class="03"))
+        assert bool(healthy(selection)) is works
+        if not works:
+            (line,) = selection.conditions
+            assert f"{driver} is bound to 0000:70:00.1 of that group" in line
 
     def test_a_vfio_device_without_an_iommu_group_is_not_healthy(self, tmp_path: Path) -> None:
         tree = PciTree(tmp_path)
@@ -210,12 +256,18 @@ class TestHealth:
         assert "IOMMU" in selection.faults[VF, "0000:86:00.0"]
 
 
-def test_devices_of_one_iommu_group_are_a_condition_if_vfio_has_them(tmp_path: Path) -> None:
+def test_of_the_devices_of_one_iommu_group_one_is_given(tmp_path: Path) -> None:
     tree = PciTree(tmp_path)
     for number, driver in enumerate(("vfio-pci", "vfio-pci", "ice", "ice")):
         tree.add(f"0000:86:00.{number}", driver=driver, group=9 + number // 2)
-    (line,) = selected(tmp_path, HostDeviceClass(VF, pci_class="02")).conditions
-    assert "0000:86:00.0 and 1 more are in IOMMU group 9" in line
+    classes, found = (HostDeviceClass(VF, pci_class="02"),), read_functions(SysfsTree(tmp_path))
+    selection = select(classes, found)
+    assert healthy(selection) == ("0000:86:00.0", "0000:86:00.2", "0000:86:00.3")
+    (line,) = selection.conditions
+    assert "only one process can open IOMMU group 9, in which 0000:86:00.0 is as well" in line
+    of_a_pod = select(classes, found, {VF: ("0000:86:00.1",)})
+    assert healthy(of_a_pod) == ("0000:86:00.1", "0000:86:00.2", "0000:86:00.3")
+    assert ids(of_a_pod) == ids(selection)
 
 
 class TestDelivery:
@@ -226,9 +278,54 @@ class TestDelivery:
         delivery = deliver(VF, [found[FUNCTIONS[1]], found[FUNCTIONS[0]]])
         assert delivery.pci_addresses == (FUNCTIONS[1], FUNCTIONS[0])
         addresses = f"{FUNCTIONS[1]},{FUNCTIONS[0]}"
-        assert delivery.environment == {"PCIDEVICE_EXAMPLE_COM_VF": addresses}
+        info = json.loads(delivery.environment["PCIDEVICE_EXAMPLE_COM_VF_INFO"])
+        assert delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == addresses
+        assert info[FUNCTIONS[0]] == {
+            "generic": {"deviceID": FUNCTIONS[0]},
+            "vfio": {"dev-mount": "/dev/vfio/60", "mount": "/dev/vfio/vfio"},
+        }
+        assert list(info) == sorted((FUNCTIONS[0], FUNCTIONS[1]))
         paths = ("/dev/vfio/vfio", "/dev/vfio/61", "/dev/vfio/60")
         assert delivery.device_nodes == tuple(DeviceNode(path, path, "rw") for path in paths)
+
+    def test_a_vfio_device_comes_with_its_character_device_and_iommufd(
+        self, tmp_path: Path
+    ) -> None:
+        tree = PciTree(tmp_path)
+        place = tree.add("0000:86:00.0", driver="vfio-pci", group=4)
+        tree.add_node(f"{place}/vfio-dev/vfio3", "vfio/devices/vfio3")
+        tree.add_node("sys/class/misc/iommu", "iommu")
+        found = read_functions(SysfsTree(tmp_path)).functions
+        assert [node.host_path for node in deliver(VF, found.values()).device_nodes] == [
+            "/dev/vfio/vfio",
+            "/dev/vfio/4",
+            "/dev/vfio/devices/vfio3",
+            "/dev/iommu",
+        ]
+
+    def test_an_rdma_device_comes_with_its_verbs_and_its_clock(self, tmp_path: Path) -> None:
+        tree = PciTree(tmp_path)
+        place = tree.add("0000:af:00.0", ids="15b3:1017", driver="mlx5_core")
+        tree.add_node(f"{place}/infiniband_verbs/uverbs0", "infiniband/uverbs0")
+        tree.add_node(f"{place}/infiniband_mad/issm0", "infiniband/issm0")
+        tree.add_node(f"{place}/infiniband_mad/umad0", "infiniband/umad0")
+        tree.add_node(f"{place}/ptp/ptp3", "ptp3")
+        tree.add_node("sys/class/misc/rdma_cm", "infiniband/rdma_cm")
+        delivery = deliver(NIC, read_functions(SysfsTree(tmp_path)).functions.values())
+        assert {node.host_path for node in delivery.device_nodes} == {
+            "/dev/infiniband/uverbs0",
+            "/dev/infiniband/rdma_cm",
+            "/dev/infiniband/issm0",
+            "/dev/infiniband/umad0",
+            "/dev/ptp3",
+        }
+        info = json.loads(delivery.environment["PCIDEVICE_EXAMPLE_COM_NIC_INFO"])
+        assert info["0000:af:00.0"]["rdma"] == {
+            "uverbs": "/dev/infiniband/uverbs0",
+            "rdma_cm": "/dev/infiniband/rdma_cm",
+            "issm": "/dev/infiniband/issm0",
+            "umad": "/dev/infiniband/umad0",
+        }
 
     def test_a_group_without_an_iommu_has_another_node(self, tmp_path: Path) -> None:
         tree = PciTree(tmp_path)
@@ -243,6 +340,10 @@ class TestDelivery:
         delivery = deliver(NIC, [found[FUNCTIONS[2]], found[PORTS[1]]])
         assert delivery.environment == {
             "PCIDEVICE_EXAMPLE_COM_NIC": f"{FUNCTIONS[2]},{PORTS[1]}",
+            "PCIDEVICE_EXAMPLE_COM_NIC_INFO": (
+                '{"0000:3b:00.1":{"generic":{"deviceID":"0000:3b:00.1"}},'
+                '"0000:3b:02.2":{"generic":{"deviceID":"0000:3b:02.2"}}}'
+            ),
             "NETDEVICE_EXAMPLE_COM_NIC": "ens1f0v2,ens1f1",
         }
         assert delivery.device_nodes == ()

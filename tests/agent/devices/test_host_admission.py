@@ -58,7 +58,7 @@ async def test_a_pod_gets_the_address_of_a_virtual_function_and_cpus_near_it(
         (container,) = agent.controller.state.ledger.allocations[UID].containers
         assert container.devices == {VF: FUNCTIONS[:1]}
         assert container.delivery.pci_addresses == FUNCTIONS[:1]
-        assert container.delivery.environment == {"PCIDEVICE_EXAMPLE_COM_VF": FUNCTIONS[0]}
+        assert container.delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == FUNCTIONS[0]
         paths = [node.host_path for node in container.delivery.device_nodes]
         assert paths == ["/dev/vfio/vfio", "/dev/vfio/60"]
         assert str(container.cpus) == "4,12"

@@ -284,7 +284,7 @@ def test_an_allocation_gets_address_environment_and_nodes(network: PciTree) -> N
     provider, _ = provider_of(network)
     delivery = asyncio.run(provider.allocate(VF, (FUNCTIONS[1],)))
     assert delivery.pci_addresses == (FUNCTIONS[1],)
-    assert delivery.environment == {"PCIDEVICE_EXAMPLE_COM_VF": FUNCTIONS[1]}
+    assert delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == FUNCTIONS[1]
     assert [node.host_path for node in delivery.device_nodes] == ["/dev/vfio/vfio", "/dev/vfio/61"]
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.devices.providers import DeliveryError, Providers, allocated_ids, variable_of
+from agent.devices.providers import DeliveryError, Providers, allocated_nodes, variable_of
 from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+from agent.managers.allocations.delivery import Delivery, Mount, conflicts, merged
 from agent.managers.decision import Question
 from agent.managers.policy import PluginDevice
 from agent.pods.model import ContainerKind, QosClass
@@ -133,4 +134,15 @@ def test_a_provider_that_never_returns_is_given_up(attribute: str) -> None:
 
 def test_the_ids_of_all_allocations_are_collected_by_resource() -> None:
     one, other = allocated({GPU: ("a",)}, {GPU: ("a", "b")}), allocated({GPU: ("c",), NIC: ("d",)})
-    assert dict(allocated_ids({"1": one, "2": other})) == {GPU: {"a", "b", "c"}, NIC: {"d"}}
+    found = allocated_nodes({"1": one, "2": other})
+    assert {name: set(nodes) for name, nodes in found.items()} == {GPU: {"a", "b", "c"}, NIC: {"d"}}
+
+
+def test_settings_that_conflict_are_logged_and_the_first_counts() -> None:
+    one = Delivery(environment={"A": "1", "B": "x"}, mounts=(Mount("/m", "/one"),))
+    other = Delivery(environment={"A": "2", "B": "x"}, mounts=(Mount("/m", "/other"),))
+    assert list(conflicts([(GPU, one), (NIC, other)])) == [
+        f"variable A of {NIC} differs from that of {GPU}, which counts",
+        f"mount at /m of {NIC} differs from that of {GPU}, which counts",
+    ]
+    assert merged([one, other]) == one

@@ -12,6 +12,7 @@ from grpc import aio
 
 from agent.rpc.calls import CallError, Client, server
 from agent.rpc.device_plugin import V1BETA1
+from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -243,3 +244,38 @@ def test_more_streams_at_a_time_than_allowed_are_rejected_until_one_ends(tmp_pat
                 return
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("kind", ["call", "stream"])
+@in_loop
+async def test_a_call_whose_channel_closes_is_unavailable_and_its_caller_not_cancelled(
+    tmp_path: Path, kind: str
+) -> None:
+    """A plugin that goes away or registers again during a call has its channel closed."""
+    asked = asyncio.Event()
+
+    async def ask(request: Message) -> Message:
+        asked.set()
+        return await never(request)
+
+    async def stream(request: Message) -> AsyncIterator[Message]:
+        yield await ask(request)
+
+    methods, streams = {"Call": (REQUEST, ask)}, {"Stream": (REQUEST, stream)}
+    service = server(tmp_path / "s.sock", SERVICE, methods, concurrent=8, streams=streams)
+    await service.start()
+    client = Client(tmp_path / "s.sock", SERVICE)
+
+    async def call() -> None:
+        if kind == "call":
+            await client.call("Call", REQUEST(), RESPONSE, 60.0)
+        else:
+            await anext(client.stream("Stream", REQUEST(), RESPONSE))
+
+    calling = asyncio.create_task(call())
+    await asked.wait()
+    await client.close()
+    for ended in (calling, asyncio.create_task(call())):  # amid the call, and before it
+        with pytest.raises(CallError, match="UNAVAILABLE: the connection was closed"):
+            await ended
+    await service.stop(None)

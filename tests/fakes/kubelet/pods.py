@@ -101,6 +101,7 @@ class KubeletPod:
     def document(self) -> dict[str, Any]:
         """Return the Pod with its status."""
         first = {container["name"] for container in self.spec.get("initContainers", ())}
+        spec = {name: part for name, part in self.spec.items() if name != "ephemeralContainers"}
         shown = {name: status.document(name) for name, status in self.statuses.items()}
         status: dict[str, object] = {
             "phase": self.phase,
@@ -113,7 +114,7 @@ class KubeletPod:
         metadata.setdefault("namespace", "default")
         if self.ending:
             metadata["deletionTimestamp"] = "2026-11-22T12:00:00Z"
-        return {**self.manifest, "metadata": metadata, "status": status}
+        return {**self.manifest, "metadata": metadata, "spec": spec, "status": status}
 
 
 class Pods:

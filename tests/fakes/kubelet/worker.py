@@ -17,6 +17,7 @@ from agent.rpc.calls import CallError
 from systemd.errors import SystemdError
 from tests.fakes.kubelet import cri
 from tests.fakes.kubelet.cgroups import parent_of
+from tests.fakes.kubelet.pods import ContainerStatus
 from tests.fakes.kubelet.resources import (
     PERIOD_US,
     Shape,
@@ -116,6 +117,9 @@ class PodWorker:
         if await self._initialized(observed):
             for container in self._pod.spec["containers"]:
                 await self._keep_running(observed, container)
+        for container in self._pod.spec.get("ephemeralContainers", ()):
+            if container["name"] not in observed.containers:
+                await self._start(observed, container, 0)
         await self._show(await cri.observe(self._node.runtime, self._pod.uid))
 
     async def _initialized(self, observed: Observed) -> bool:
@@ -156,7 +160,7 @@ class PodWorker:
 
     async def _start(self, observed: Observed, container: Mapping[str, Any], attempt: int) -> None:
         name = container["name"]
-        status = self._pod.statuses[name]
+        status = self._pod.statuses.setdefault(name, ContainerStatus())
         try:
             created = await self._timed(
                 "CreateContainer",
@@ -261,7 +265,7 @@ class PodWorker:
         """Bring the pod's status to what the runtime has, and announce a change."""
         before = self._pod.document()["status"]
         for name, found in observed.containers.items():
-            status = self._pod.statuses[name]
+            status = self._pod.statuses.setdefault(name, ContainerStatus())
             if found.state == cri.EXITED and (status.id, status.state) != (found.id, "terminated"):
                 status.exit_code = await self._exit_code(found.id)
             states = {cri.RUNNING: "running", cri.EXITED: "terminated"}

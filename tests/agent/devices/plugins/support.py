@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.devices.plugins.limits import Deadlines
 from agent.devices.plugins.provider import DevicePlugins
-from tests.agent.server.support import FakeClock
+from tests.agent.server.support import FakeClock, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -68,8 +68,7 @@ class Served:
 
     async def until_seen(self, holds: Callable[[], object]) -> None:
         """Wait until something holds that other tasks of the loop bring about."""
-        while not holds():  # noqa: ASYNC110  # it sets no event of ours
-            await asyncio.sleep(0)
+        await until(holds)
 
     async def wait_out(self, seconds: float) -> None:
         """Advance the clock as soon as the provider waits for it."""

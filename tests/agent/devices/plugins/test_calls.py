@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
-from agent.devices.plugins.breaker import BACK_OFF, MOST_TIMEOUTS
+from agent.devices.plugins.breaker import LONGEST_BACK_OFF
+from agent.devices.plugins.limits import Deadlines
 from agent.devices.plugins.metrics import CALLS, IGNORED_PREFERENCES
 from agent.devices.provider import DeviceError
 from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, served
@@ -26,10 +29,15 @@ FOUR = frozenset("abcd")
 
 @asynccontextmanager
 async def registered(
-    directory: Path, *, hurried: bool = False, preferring: bool = True, pre_start: bool = True
+    directory: Path,
+    *,
+    hurried: bool | Deadlines = False,
+    preferring: bool = True,
+    pre_start: bool = True,
 ) -> AsyncIterator[tuple[Served, FakePlugin]]:
     """Yield a provider and its one plugin, which has four devices."""
-    async with served(directory, deadlines=SHORT if hurried else PATIENT) as running:
+    deadlines = hurried if isinstance(hurried, Deadlines) else SHORT if hurried else PATIENT
+    async with served(directory, deadlines=deadlines) as running:
         plugin = FakePlugin(directory, preferring=preferring, pre_start=pre_start)
         await plugin.start()
         plugin.send(*map(device, "abcd"))
@@ -41,6 +49,12 @@ async def registered(
             yield running, plugin
         finally:
             await plugin.stop()
+
+
+async def delivered(running: Served) -> None:
+    """Have a device delivered as for a container of a pod."""
+    await running.plugins.allocate(GPU, ("a",))
+    await running.plugins.start_container(GPU, ("a",))
 
 
 @in_loop
@@ -166,28 +180,61 @@ async def test_a_plugin_that_did_not_ask_for_it_is_not_called(directory: Path) -
 
 
 @in_loop
-async def test_a_plugin_that_hangs_is_skipped_for_a_while_and_tried_once_then(
+async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
     directory: Path,
 ) -> None:
     async with registered(directory, hurried=True) as (running, plugin):
-        plugin.answers["Allocate"] = plugin.answers["GetPreferredAllocation"] = never
-        for _ in range(MOST_TIMEOUTS):
-            with pytest.raises(DeviceError, match="was not answered"):
+        plugin.answers["Allocate"] = never
+        for hung, pause in enumerate((60, 120, 240, 480, 960, 960), 1):
+            with pytest.raises(DeviceError, match="was not answered within"):
                 await running.plugins.allocate(GPU, ("a",))
-        assert running.plugins.conditions() == (
-            f"device plugin of {GPU}: 2 calls in a row were not answered in time",
-        )
-        for remaining in (60, 20):
-            words = f"2 calls in a row were not answered in time, so .* again in {remaining} s"
-            with pytest.raises(DeviceError, match=words):
-                await running.plugins.allocate(GPU, ("a",))
+            times = f" {hung} times in a row" if hung > 1 else ""
+            line = f"Allocate was not answered in time{times}"
+            assert running.plugins.conditions() == (f"device plugin of {GPU}: {line}",)
+            for remaining in (pause, pause - 40):
+                with pytest.raises(DeviceError, match=f"{line}, so .* again in {remaining} s"):
+                    await running.plugins.allocate(GPU, ("a",))
+                running.clock.advance(40)
+            running.clock.advance(pause - 80)
+            assert len(plugin.calls) == hung
+
+
+@pytest.mark.parametrize("hanging", ["Allocate", "PreStartContainer"])
+def test_of_a_method_that_hangs_every_pod_but_the_first_is_rejected_at_once(
+    directory: Path, hanging: str
+) -> None:
+    """Whatever the other methods answer: all admissions of the host wait for the call."""
+    field = {"Allocate": "allocation", "PreStartContainer": "start"}[hanging]
+
+    @in_loop
+    async def check() -> None:
+        one_is_short = replace(PATIENT, **{field: 0.05})
+        async with registered(directory, hurried=one_is_short) as (running, plugin):
+            plugin.answers[hanging] = never
+            for _ in range(5):
+                await running.plugins.preferred(GPU, FOUR, frozenset(), 1)
+                with pytest.raises(DeviceError, match=f"{hanging} was not answered"):
+                    await delivered(running)
+            assert plugin.methods().count(hanging) == 1
+            assert plugin.methods().count("GetPreferredAllocation") == 5
+            assert plugin.methods().count("Allocate") == 1
+            [line] = running.plugins.conditions()
+            assert line == f"device plugin of {GPU}: {hanging} was not answered in time"
+
+    check()
+
+
+@in_loop
+async def test_a_preference_that_hangs_costs_its_deadline_once(directory: Path) -> None:
+    async with registered(directory, hurried=replace(PATIENT, preference=0.05)) as (
+        running,
+        plugin,
+    ):
+        plugin.answers["GetPreferredAllocation"] = never
+        for _ in range(3):
             assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
-            running.clock.advance(40)
-        assert len(plugin.calls) == MOST_TIMEOUTS
-        with pytest.raises(DeviceError, match="was not answered"):
             await running.plugins.allocate(GPU, ("a",))
-        with pytest.raises(DeviceError, match="3 calls in a row"):
-            await running.plugins.allocate(GPU, ("a",))
+        assert plugin.methods().count("GetPreferredAllocation") == 1
 
 
 @in_loop
@@ -197,7 +244,7 @@ async def test_an_answer_closes_the_breaker(directory: Path) -> None:
             plugin.answers["Allocate"] = answer
             with pytest.raises(DeviceError):
                 await running.plugins.allocate(GPU, ("a",))
-            running.clock.advance(BACK_OFF + 1)
+            running.clock.advance(LONGEST_BACK_OFF)
         assert running.plugins.conditions() == ()
 
 
@@ -206,13 +253,28 @@ async def test_a_plugin_that_registers_again_is_called_again(directory: Path) ->
     async with registered(directory, hurried=True) as (running, plugin):
         delivering = plugin.answers["Allocate"]
         plugin.answers["Allocate"] = never
-        for _ in range(MOST_TIMEOUTS):
-            with pytest.raises(DeviceError):
-                await running.plugins.allocate(GPU, ("a",))
+        with pytest.raises(DeviceError):
+            await running.plugins.allocate(GPU, ("a",))
         plugin.answers["Allocate"] = delivering
         await plugin.register()
         delivery = await running.plugins.allocate(GPU, ("a",))
         assert delivery.environment == {"DEVICES": "a"}
+
+
+@in_loop
+async def test_a_plugin_that_registers_again_during_a_call_fails_it_and_answers_the_next(
+    directory: Path,
+) -> None:
+    async with registered(directory) as (running, plugin):
+        delivering = plugin.answers["Allocate"]
+        plugin.answers["Allocate"] = never
+        calling = asyncio.create_task(running.plugins.allocate(GPU, ("a",)))
+        await running.until_seen(lambda: "Allocate" in plugin.methods())
+        plugin.answers["Allocate"] = delivering
+        await plugin.register()
+        with pytest.raises(DeviceError, match=f"device plugin of {GPU}: "):
+            await calling
+        assert (await running.plugins.allocate(GPU, ("a",))).environment == {"DEVICES": "a"}
 
 
 @in_loop
@@ -223,7 +285,7 @@ async def test_a_plugin_that_hangs_leaves_the_others_alone(directory: Path) -> N
         await other.start()
         other.send(device("x"))
         await other.register()
-        for _ in range(MOST_TIMEOUTS + 1):
+        for _ in range(2):
             with pytest.raises(DeviceError):
                 await running.plugins.allocate(GPU, ("a",))
         assert running.health() == dict.fromkeys("abcd", True)

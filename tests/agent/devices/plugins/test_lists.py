@@ -65,12 +65,17 @@ async def settled() -> None:
 class Following:
     """A `NewestList` that follows a sender; `used` are the lists that it used."""
 
-    def __init__(self, cost: float = 0.0) -> None:
-        self.clock = StandingClock()
+    def __init__(
+        self,
+        cost: float = 0.0,
+        clock: StandingClock | None = None,
+        turn: asyncio.Lock | None = None,
+    ) -> None:
+        self.clock = clock or StandingClock()
         self.sender = Sender()
         self.used: list[bytes] = []
         self._cost = cost
-        newest = NewestList(self._use, self.clock)
+        newest = NewestList(self._use, self.clock, turn)
         self.task = asyncio.create_task(newest.follow(self.sender.lists()))
 
     def _use(self, raw: bytes) -> None:
@@ -115,6 +120,23 @@ async def test_the_pause_grows_with_the_cost_of_a_list() -> None:
     await settled()
     assert following.clock.slept == [2.0 * PAUSES_PER_USE]
     following.task.cancel()
+
+
+@in_loop
+async def test_lists_of_all_plugins_share_one_tenth_of_the_time() -> None:
+    clock, turn = StandingClock(), asyncio.Lock()
+    plugins = [Following(1.0, clock, turn) for _ in range(64)]
+    for plugin in plugins:
+        for number in range(3):
+            plugin.sender.queue.put_nowait(str(number).encode())
+    for uses in range(1, 10):
+        await settled()
+        assert sum(len(plugin.used) for plugin in plugins) == uses
+        assert clock.slept == [PAUSES_PER_USE] * uses
+        clock.go_on()
+    for plugin in plugins:
+        plugin.task.cancel()
+    await asyncio.gather(*(plugin.task for plugin in plugins), return_exceptions=True)
 
 
 @in_loop

@@ -10,11 +10,12 @@ import pytest
 
 from agent.devices.plugins import provider
 from agent.devices.plugins.limits import GRACE, LONGEST_LIST, MOST_RESOURCES, Deadlines
+from agent.devices.plugins.metrics import CALLS, REGISTRATIONS
 from agent.devices.provider import DeviceError
 from agent.managers.policy import PluginDevice
 from agent.rpc.calls import CallError
 from sysfs.mask import Mask
-from tests.agent.devices.plugins.support import GPU, names_in, served
+from tests.agent.devices.plugins.support import GPU, PATIENT, names_in, served
 from tests.agent.server.support import in_loop
 from tests.fakes.device_plugin import FakePlugin, always, device, encoded, failing, never
 
@@ -102,10 +103,10 @@ async def test_without_its_plugin_a_resource_is_unhealthy_for_the_grace_period_a
         await plugin.stop()
         await running.until(lambda: running.health() == {"a": False})
         assert running.plugins.offer().devices[GPU][0].nodes == Mask.of(1)
-        [line] = running.plugins.conditions()
-        assert line.startswith(f"device plugin of {GPU}: its plugin is gone: ")
-        assert line.endswith("its 1 devices are unhealthy")
-        with pytest.raises(DeviceError, match=f"device plugin of {GPU}: not connected"):
+        assert running.plugins.offer().devices[GPU][0].away
+        assert running.plugins.conditions() == ()
+        words = f"device plugin of {GPU}: not connected: its plugin is gone: "
+        with pytest.raises(DeviceError, match=words):
             await running.plugins.allocate(GPU, ("a",))
         assert running.plugins.connected() == {GPU: False}
         await running.wait_out(GRACE - 1)
@@ -125,7 +126,7 @@ async def test_the_end_of_the_stream_alone_makes_devices_unhealthy(directory: Pa
         await running.until(lambda: running.health() == {"a": True})
         plugin.end_streams()
         await running.until(lambda: running.health() == {"a": False})
-        assert "ended the stream" in running.plugins.conditions()[0]
+        assert "ended the stream" in running.plugins._resources.why_lost(GPU)
         await plugin.register()
         await running.until(lambda: running.health() == {"a": True})
         await plugin.stop()
@@ -148,7 +149,8 @@ async def test_a_plugin_that_comes_back_has_the_devices_of_its_new_list(director
 async def test_known_devices_are_unhealthy_until_their_plugin_registers(directory: Path) -> None:
     async with served(directory, known=KNOWN) as running:
         assert running.health() == {"a": False, "b": False}
-        assert "has not registered since the agent started" in running.plugins.conditions()[0]
+        assert "since the agent started" in running.plugins._resources.why_lost(GPU)
+        assert running.plugins.conditions() == ()
         plugin = FakePlugin(directory)
         await plugin.start()
         plugin.send(device("b", 1))
@@ -251,9 +253,35 @@ async def test_resources_are_limited_in_number_and_those_that_were_dropped_make_
 @in_loop
 async def test_a_plugin_that_cannot_be_reached_is_not_registered(directory: Path) -> None:
     async with served(directory) as running:
+        registering = asyncio.create_task(FakePlugin(directory).register())
+        await running.until_seen(lambda: running.tally.counts[REGISTRATIONS.name, GPU])
+        running.clock.advance(PATIENT.options)
         with pytest.raises(CallError, match="UNKNOWN: failed to dial device plugin: UNAVAILABLE"):
-            await FakePlugin(directory).register()
+            await registering
         assert running.health() is None
+
+
+@in_loop
+async def test_a_plugin_that_serves_its_socket_after_it_registered_is_dialled_until_then(
+    directory: Path,
+) -> None:
+    async with served(directory) as running:
+        late, other = FakePlugin(directory), FakePlugin(directory, "example.com/nic", "nic.sock")
+        registering = asyncio.create_task(late.register())
+        await running.until_seen(lambda: running.tally.counts[REGISTRATIONS.name, GPU])
+        running.clock.advance(PATIENT.options - 1)
+        await other.start()
+        other.send(device("x"))
+        await other.register()
+        assert not registering.done()
+        await late.start()
+        late.send(device("a"))
+        await registering
+        await running.until(lambda: running.health() == {"a": True})
+        assert running.tally.counts[CALLS.name, GPU, "GetDevicePluginOptions", "ok"] == 1
+        assert running.tally.counts[CALLS.name, GPU, "GetDevicePluginOptions", "failed"] == 0
+        for plugin in (late, other):
+            await plugin.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,184 @@
+"""Plugins that register through the kubelet's plugin watcher: sockets in `plugins_registry`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.devices.plugins.registry import LONGEST_PAUSE, PERIOD
+from agent.server.kernel.watches import directory_names
+from tests.agent.devices.plugins.support import GPU, served
+from tests.agent.server.support import in_loop
+from tests.fakes.device_plugin import FakePlugin, device, failing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+    from tests.agent.devices.plugins.support import Served
+
+NO_INFO: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@asynccontextmanager
+async def watching(directory: Path, **more: object) -> AsyncIterator[tuple[Served, Path]]:
+    """Serve a directory of plugins, and yield the directory of the watcher beside it."""
+    (directory / "device-plugins").mkdir(0o700)
+    registry = directory / "plugins_registry"
+    registry.mkdir(0o700)
+    async with served(directory / "device-plugins", **more) as running:
+        yield running, registry
+
+
+async def advanced(running: Served, holds: Callable[[], object]) -> None:
+    """Let pauses pass until something holds."""
+    while not holds():
+        running.clock.advance(LONGEST_PAUSE)
+        await asyncio.sleep(0)
+
+
+async def started(
+    registry: Path, endpoint: str = "gpu.sock", info: Mapping[str, object] = NO_INFO
+) -> FakePlugin:
+    plugin = FakePlugin(registry, endpoint=endpoint)
+    plugin.info.update(info)
+    plugin.send(device("a", 1))
+    await plugin.start()
+    return plugin
+
+
+@in_loop
+async def test_a_plugin_is_registered_by_its_socket_and_lost_with_it(directory: Path) -> None:
+    async with watching(directory) as (running, registry):
+        plugin = await started(registry)
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"a": True})
+        await running.until_seen(lambda: plugin.statuses)
+        assert plugin.statuses == [(True, "")]
+        assert (await running.plugins.allocate(GPU, ("a",))).environment == {"DEVICES": "a"}
+        (registry / "gpu.sock").unlink()
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"a": False})
+        assert "was removed" in running.plugins._resources.why_lost(GPU)
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_that_starts_again_is_registered_again(directory: Path) -> None:
+    async with watching(directory) as (running, registry):
+        first = await started(registry)
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"a": True})
+        await first.stop()
+        second = await started(registry)
+        second.send(device("b"))
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"b": True})
+        await second.stop()
+
+
+@in_loop
+async def test_a_new_socket_is_noticed_without_the_periodic_reading(directory: Path) -> None:
+    async with watching(directory, watch=directory_names) as (running, registry):
+        plugin = await started(registry)
+        await running.until(lambda: running.health() == {"a": True})
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_plugin_of_a_directory_below_has_its_devices_on_the_endpoint_that_it_names(
+    directory: Path,
+) -> None:
+    async with watching(directory) as (running, registry):
+        (registry / "vendor").mkdir()
+        devices = FakePlugin(directory, endpoint="devices.sock")
+        devices.send(device("x"))
+        await devices.start()
+        endpoint = str(directory / "devices.sock")
+        plugin = await started(registry / "vendor", endpoint="reg.sock")
+        plugin.info["endpoint"] = endpoint
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"x": True})
+        for each in (plugin, devices):
+            await each.stop()
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        ({"supported_versions": ["v1"]}, "manager version, v1beta1, is not among plugin supported"),
+        ({"name": "gpu"}, 'the ResourceName "gpu" is invalid'),
+        ({"endpoint": "gpu.sock"}, "is not an absolute path"),
+        ({"endpoint": "/" + "a" * 120}, "has more than the 107 bytes"),
+    ],
+)
+def test_what_cannot_be_registered_is_answered_and_a_condition_and_tried_again(
+    directory: Path, info: dict[str, object], words: str
+) -> None:
+    @in_loop
+    async def check() -> None:
+        async with watching(directory) as (running, registry):
+            plugin = await started(registry, info=info)
+            await running.wait_out(PERIOD)
+            await running.until_seen(lambda: len(plugin.statuses) > 1)
+            assert {registered for registered, _ in plugin.statuses} == {False}
+            assert all(words in error for _, error in plugin.statuses)
+            await running.until(running.plugins.conditions)
+            [line] = running.plugins.conditions()
+            assert line.startswith(f"the plugin at {registry / 'gpu.sock'} is not registered: ")
+            assert words in line
+            plugin.info.update(name=GPU, endpoint="", supported_versions=["v1", "v1beta1"])
+            await advanced(running, lambda: plugin.statuses[-1][0])
+            await running.until(lambda: running.health() == {"a": True})
+            await running.until(lambda: not running.plugins.conditions())
+            await plugin.stop()
+
+    check()
+
+
+@in_loop
+async def test_a_plugin_whose_options_fail_is_answered_why(directory: Path) -> None:
+    async with watching(directory) as (running, registry):
+        plugin = await started(registry)
+        options = plugin.answers["GetDevicePluginOptions"]
+        plugin.answers["GetDevicePluginOptions"] = failing("INTERNAL", "no driver")
+        await running.wait_out(PERIOD)
+        await running.until_seen(lambda: plugin.statuses)
+        assert plugin.statuses[0][0] is False
+        assert "plugin registration failed with err: failed to get" in plugin.statuses[0][1]
+        plugin.answers["GetDevicePluginOptions"] = options
+        await advanced(running, lambda: plugin.statuses[-1][0])
+        await running.until(lambda: running.health() == {"a": True})
+        await plugin.stop()
+
+
+@in_loop
+async def test_plugins_of_other_types_are_left_to_a_kubelet(directory: Path) -> None:
+    async with watching(directory) as (running, registry):
+        other = await started(registry, "csi.sock", {"type": "CSIPlugin", "name": "csi.x.com"})
+        plugin = await started(registry)
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"a": True})
+        assert other.statuses == []
+        assert running.plugins.conditions() == ()
+        for each in (other, plugin):
+            await each.stop()
+
+
+@in_loop
+async def test_plugins_of_a_directory_that_others_can_write_are_not_registered(
+    directory: Path,
+) -> None:
+    async with watching(directory) as (running, registry):
+        registry.chmod(0o777)
+        plugin = await started(registry)
+        await running.wait_out(PERIOD)
+        await running.until(running.plugins.conditions)
+        [line] = running.plugins.conditions()
+        assert "can be written by others" in line
+        assert running.health() is None
+        await plugin.stop()
