@@ -13,8 +13,9 @@ may depend on them:
   started meanwhile, one that another process moved or widened. A previous observation is not proof.
   But no container has more CPUs than the cgroups above it. So the boundaries are observed: the
   cgroups of the QoS classes, in which all pods of a class inherit the shared pool, and the own
-  cgroup of every Guaranteed pod. Observed in full are the pods that changed, those that run in the
-  shared pool beside exclusive CPUs of their own, and those bound to cgroups outside of the pods';
+  cgroup of every Guaranteed pod that does not inherit the pool, too. Observed in full are the pods
+  that changed, those that run in the shared pool beside exclusive CPUs of their own, and those
+  bound to cgroups outside of the pods';
 - where another process changed the own cgroup of such a pod, all cgroups are observed after all,
   and where a pod of another class than Guaranteed has CPUs of its own, so that its class does not
   confine; the cgroup of a class is repaired, and confines all that is inside again;
@@ -35,6 +36,7 @@ from agent.pods.model import QosClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Set as AbstractSet
 
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.bindings import Binding, Bindings
@@ -61,14 +63,16 @@ def scope_of(
     after: Desired,
     uids: Collection[str],
     shares: Callable[[str, Mask], bool],
+    inheriting: AbstractSet[str],
     all_pods: str,
     classes: PodClasses,
 ) -> AffectedPods | None:
     """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
     `before` was enforced in full (None: unknown), the pods `uids` are observed in any case,
-    `shares` returns whether a container of a pod (uid) runs in a shared pool. `all_pods` is the
-    cgroup of all pods, `classes` are those of the pods in `after`.
+    `shares` returns whether a container of a pod (uid) runs in a shared pool, `inheriting` are the
+    pods (uids) that a cgroup above them confines. `all_pods` is the cgroup of all pods, `classes`
+    are those of the pods in `after`.
     """
     if before is None:
         return None
@@ -81,10 +85,11 @@ def scope_of(
     exclusive = any(new[each].exclusive_cpus for each in pods)
     if not exclusive and before.shared_pool == after.shared_pool:
         return AffectedPods(frozenset(pods), gone)
-    if classes.split or any(map(_splits_its_class, gone)):
+    splits = any(new[each].exclusive_cpus for each in pods & inheriting)
+    if splits or classes.split or any(map(_splits_its_class, gone)):
         return None
     pods |= {each.pod_uid for each in _elsewhere(after.bindings, all_pods) if each.pod_uid in new}
-    guaranteed = classes.guaranteed - pods
+    guaranteed = classes.guaranteed - pods - inheriting
     pods |= {
         each for each in guaranteed if new[each].exclusive_cpus and shares(each, before.shared_pool)
     }

@@ -31,6 +31,8 @@ class ObservationCache:
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[str, DesiredCgroup]] = {}
+        #: The pods (uids) whose own cgroup was to have what the cgroup above has.
+        self.inheriting: set[str] = set()
         self._recorded: dict[str, dict[str, WriterRecord]] = {}
 
     def was_asked(self, item: DesiredCgroup) -> bool:
@@ -64,9 +66,13 @@ class ObservationCache:
     def note_asked(self, observed: Observation, waiting: Collection[str] = ()) -> None:
         """Remember what is desired of each cgroup, except where it is not yet written."""
         self._forget(self._asked, observed)
+        pods = observed.pods()
+        self.inheriting -= self.inheriting if pods is None else pods
         for item in observed.desired:
             if item.setting.cgroup in observed.states and item.setting.cgroup not in waiting:
                 self._asked.setdefault(item.pod, {})[item.setting.cgroup] = item
+                if item.role is Role.POD and item.setting.whole_cpus.bits:
+                    self.inheriting.add(item.pod)
 
     def note_recorded(
         self, observed: Observation, records: Iterable[tuple[DesiredCgroup, WriterRecord]]

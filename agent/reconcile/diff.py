@@ -17,6 +17,9 @@ cause (`cgroupfs.writers`). The rules, first match wins:
 4. the file shows systemd's value: `reverted by systemd`, whether systemd wrote the file again or
    another process changed the unit's properties;
 5. anything else: `unknown`.
+
+Where the kubelet makes the cgroups, quotas that it writes itself or has the runtime write are its
+normal work (`agent.reconcile.desired.beside_kubelet`): `kubelet`, which is not drift.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ class Cause(StrEnum):
     CPU_OFFLINE = "CPU offline"
     CONTROLLER_LOST = "controller lost"
     IN_USE = "in use"
+    #: The quota that the kubelet gives pods and containers that it makes or resizes.
+    KUBELET = "kubelet"
     UNKNOWN = "unknown"
 
 

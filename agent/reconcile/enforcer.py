@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.affected import AffectedPods, scope_of
 from agent.reconcile.cache import ObservationCache
-from agent.reconcile.desired.beside_kubelet import without_the_kubelets
+from agent.reconcile.desired.beside_kubelet import by_the_kubelet, without_the_kubelets
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import HostSets, KnownPods, Role, desired_cgroups
@@ -33,6 +33,7 @@ from agent.reconcile.remarks import (
     beyond_repair,
     concerns,
     none_recorded,
+    not_fitting,
     not_offered,
     not_recorded,
     notes,
@@ -249,6 +250,7 @@ class Enforcer:
             differences=(
                 *done.rejected,
                 *skipped(done.observed, done.outcomes),
+                *not_fitting(done.observed, done.plan),
                 *beside(done.observed, left),
             ),
             writes=tuple(write_record(outcome) for outcome in done.outcomes),
@@ -301,8 +303,10 @@ class Enforcer:
 
     def _scope(self, target: Desired, uids: Collection[str]) -> AffectedPods | None:
         self._classes = self._classes.of(target.ledger.allocations)
-        shares, all_pods = self._memory.shares, self._layout.pods()
-        return scope_of(self._last, target, uids, shares, all_pods, self._classes)
+        known, all_pods = self._memory, self._layout.pods()
+        return scope_of(
+            self._last, target, uids, known.shares, known.inheriting, all_pods, self._classes
+        )
 
     def _observe(
         self,
@@ -355,7 +359,11 @@ class Enforcer:
         def recorded(cgroup: str) -> WriterRecords:
             return WriterRecords() if cgroup in new else self._recorded(cgroup)
 
-        return steadily(lambda: assess(self._tree, differing, recorded, needed, self._writer_of))
+        found = steadily(lambda: assess(self._tree, differing, recorded, needed, self._writer_of))
+        if self._pods.makes:
+            return found
+        roles = {item.setting.cgroup: item.role for item, _ in differing}
+        return tuple(by_the_kubelet(p, roles.get(p.cgroup, Role.ALL_PODS)) for p in found)
 
     def _not_as_before(self, observed: Observation, differing: Differing) -> Differing:
         """Leave out cgroups that show what was desired before: only the desired state changed."""
@@ -366,11 +374,18 @@ class Enforcer:
         )
 
     def _drift(self, observed: Observation, found: Iterable[Difference]) -> tuple[Difference, ...]:
-        """Return what another process changed; the rest is new, or was beyond repair last time."""
+        """Return what another process changed.
+
+        The rest is new, was beyond repair last time, or is the kubelet's normal work.
+        """
         if not found:
             return ()
         same = {item.setting.cgroup for item in observed.desired if self._memory.was_asked(item)}
-        return tuple(p for p in found if p not in self._left and concerns(p, same))
+        return tuple(
+            p
+            for p in found
+            if p.cause is not Cause.KUBELET and p not in self._left and concerns(p, same)
+        )
 
     def _crossed(
         self, observed: Observation, scope: AffectedPods, wrong: Iterable[Difference]

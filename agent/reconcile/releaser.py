@@ -43,7 +43,7 @@ class Releaser:
         A cgroup with processes stays. Raises `OSError` only when the tree itself fails.
         """
         try:
-            return self._remove(pod.uid, pod_cgroup(self._layout, pod))
+            return self._remove(pod.uid, pod_cgroup(self._tree, self._layout, pod))
         except CgroupNameError:
             # The pod never had a cgroup.
             return ReleaseReport("", removed=True)

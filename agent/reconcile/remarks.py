@@ -73,6 +73,20 @@ def skipped(observed: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator
             )
 
 
+def not_fitting(observed: Observation, plan: Plan) -> Iterator[Difference]:
+    """Report what was not written as desired because a cgroup above is to have less."""
+    owners = {item.setting.cgroup: item for item in observed.desired}
+    for each in plan.unfit:
+        item = owners[each.cgroup]
+        detail = (
+            f"{each.file} of /{each.cgroup} cannot be {each.desired}: /{each.above} above it is to "
+            f"have {each.given}; 'numawarden verify' shows both"
+        )
+        yield Difference(
+            each.cgroup, detail, Cause.PARENT_TOO_NARROW, item.pod, item.container, each.file
+        )
+
+
 def concerns(difference: Difference, cgroups: Collection[str]) -> bool:
     """Return whether a difference is in these cgroups; a lost controller concerns all below."""
     if difference.file != ENABLED:

@@ -147,6 +147,18 @@ class EnforcementReport(Struct, frozen=True, dict=True):
                 found.setdefault(desired.pod, []).append(desired.container)
         return MappingProxyType(found)
 
+    @cached_property
+    def alike(self) -> Mapping[str, int]:
+        """The number of populated cgroups that are any of a pod's containers, by its uid."""
+        return Counter(
+            each.desired.pod
+            for each in self.cgroups
+            if each.desired.role is Role.CONTAINER
+            and each.desired.container is None
+            and each.state
+            and each.state.populated
+        )
+
     def cgroups_of(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""
         return tuple(cgroup for cgroup in self.cgroups if cgroup.desired.pod == uid)

@@ -10,9 +10,10 @@ from msgspec import Struct
 from agent.managers.allocations.shared_map import differences
 from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import cpu_weight
+from cgroupfs.names import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agent.managers.allocations.allocation import PodAllocation
 
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 class PodClasses(Struct, frozen=True):
     """Which pods are Guaranteed, which of other classes have CPUs of their own, what they request.
 
-    `guaranteed` and `split` are uids; `burstable_millis` is the sum of the CPU requests of the
-    Burstable pods, in millicores. Made again from the one before, a value costs as much as the
-    ledger changed.
+    `guaranteed` and `split` are uids. The sums of CPU requests are in millicores: of the Burstable
+    pods, and of the Guaranteed ones without CPUs of their own. Made again from the one before, a
+    value costs as much as the ledger changed.
     """
 
     allocations: Mapping[str, PodAllocation] = MappingProxyType({})
     guaranteed: frozenset[str] = frozenset()
     split: frozenset[str] = frozenset()
     burstable_millis: int = 0
+    sharing_millis: int = 0
 
     def of(self, allocations: Mapping[str, PodAllocation]) -> PodClasses:
         """Return the classes of other allocations."""
@@ -43,25 +45,27 @@ class PodClasses(Struct, frozen=True):
             (self.guaranteed - _uids(gone)) | {pod.uid for pod in new if _is_guaranteed(pod)},
             (self.split - _uids(gone))
             | {pod.uid for pod in new if pod.exclusive_cpus and not _is_guaranteed(pod)},
-            self.burstable_millis + sum(map(_millis, new)) - sum(map(_millis, gone)),
+            self.burstable_millis + _millis(new, _is_burstable) - _millis(gone, _is_burstable),
+            self.sharing_millis + _millis(new, _shares) - _millis(gone, _shares),
         )
 
-    def split_classes(self) -> frozenset[QosClass]:
+    def split_classes(self) -> frozenset[Tier]:
         """Return the classes in which a pod has CPUs of its own, so that others cannot inherit.
 
         No policy allocates them so; a recovered or imported allocation may be one.
         """
-        return frozenset(self.allocations[uid].qos for uid in self.split)
+        return frozenset(Tier(str(self.allocations[uid].qos)) for uid in self.split)
 
-    def weights(self) -> Mapping[QosClass, str]:
+    def weights(self) -> Mapping[Tier, str]:
         """Return the weight of the cgroup of each class: that of the requests of its pods.
 
         BestEffort pods request nothing, so theirs is the smallest. Source: the kubelet's
         qos_container_manager_linux.go.
         """
         return {
-            QosClass.BURSTABLE: str(cpu_weight(self.burstable_millis)),
-            QosClass.BEST_EFFORT: str(cpu_weight(0)),
+            Tier.BURSTABLE: str(cpu_weight(self.burstable_millis)),
+            Tier.BEST_EFFORT: str(cpu_weight(0)),
+            Tier.SHARED: str(cpu_weight(self.sharing_millis)),
         }
 
 
@@ -76,5 +80,13 @@ def _is_guaranteed(pod: PodAllocation) -> bool:
     return pod.qos is QosClass.GUARANTEED
 
 
-def _millis(pod: PodAllocation) -> int:
-    return (pod.cpu.request_millis or 0) if pod.qos is QosClass.BURSTABLE else 0
+def _is_burstable(pod: PodAllocation) -> bool:
+    return pod.qos is QosClass.BURSTABLE
+
+
+def _shares(pod: PodAllocation) -> bool:
+    return _is_guaranteed(pod) and not pod.exclusive_cpus
+
+
+def _millis(pods: list[PodAllocation], counts: Callable[[PodAllocation], bool]) -> int:
+    return sum(pod.cpu.request_millis or 0 for pod in pods if counts(pod))

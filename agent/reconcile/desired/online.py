@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.ledger import Taken
 from agent.managers.allocations.shared_map import differences
-from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.model import CPU
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,8 +46,11 @@ def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
     }
     if not reduced:
         return ledger
-    changed = replace(ledger, allocations=MappingProxyType({**allocations, **reduced}))
-    return changed.with_part(CPU, Taken(exclusive_cpus(ledger) & host.online))
+    left = MappingProxyType({**allocations, **reduced})
+    exclusive = EMPTY
+    for allocation in left.values():
+        exclusive |= allocation.exclusive_cpus
+    return replace(ledger, allocations=left).with_part(CPU, Taken(exclusive))
 
 
 def _pod(allocation: PodAllocation, host: Host, nodes: Mask) -> PodAllocation:

@@ -101,13 +101,24 @@ def pod_quotas(pod: PodAllocation) -> PodQuotas:
     caps = _divided(phases)
     quotas = _by_own_limit(pod.containers, limit) | {n: cpu_max(cap) for n, cap in caps.items()}
     lifted = pod.quota_disabled or not _always_leave_room(phases, caps, limit)
-    rest = max(limit - phases[0].fixed, _LEAST)
     in_pool = any(container.isolation is Isolation.POD for container in pod.containers)
     return PodQuotas(
         UNLIMITED if lifted else cpu_max(limit),
         MappingProxyType(quotas),
-        None if in_pool else cpu_max(rest),
+        None if in_pool else _of_others(phases[0], limit),
     )
+
+
+def _of_others(up: _Phase, limit: int) -> CpuMax:
+    """Return the quota of a cgroup that matches no container of the specification.
+
+    A pod that states a limit beyond those of its containers has its others within what exclusive
+    CPUs leave of that. Where it states nothing for them, or nothing is left, they have no quota: an
+    ephemeral container runs in the node's pool, and the kubelet gives it none.
+    """
+    rest, stated = limit - up.fixed, [member.cpu.limit_millis for member in up.members]
+    beyond = None in stated or rest > sum(filter(None, stated))
+    return cpu_max(rest) if rest > 0 and beyond else UNLIMITED
 
 
 def _is_unthrottled(container: ContainerAllocation) -> bool:

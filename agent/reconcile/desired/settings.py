@@ -5,11 +5,12 @@ Pure: the settings follow from the ledger, the node's shared pool and the identi
 The shared pool is written once, not into every container. The cgroups of the QoS classes Burstable
 and BestEffort carry the pool, and what is in them inherits. Guaranteed pods stand beside the pods
 with exclusive CPUs: one without exclusive CPUs carries the pool in its own cgroup, and what is in
-that inherits. So a change of the pool writes the two classes and those pods, however many pods and
-containers there are. Three kinds of cgroups cannot inherit the pool and carry it themselves: a
-container that shares in a pod with exclusive CPUs, a container that was bound to a cgroup outside
-of its pod's, and all of a class in which a pod has CPUs of its own (no policy allocates them so; a
-recovered or imported allocation may).
+that inherits, unless the layout has a cgroup for all of these, which carries it. So a change of
+the pool writes the two classes and those pods, however many pods and containers there are. Three
+kinds of cgroups cannot inherit the pool and carry it themselves: a container that shares in a pod
+with exclusive CPUs, a container that was bound to a cgroup outside of its pod's, and all of a class
+in which a pod has CPUs of its own (no policy allocates them so; a recovered or imported allocation
+may).
 
 The cgroup of all pods has no cpuset of its own: one that another process wrote there confines every
 pod inside.
@@ -32,6 +33,7 @@ from agent.reconcile.desired.limits import EVERYTHING, container_defaults, pod_v
 from agent.reconcile.desired.quota import pod_quotas
 from agent.reconcile.identify.containers import IdentifiedBy
 from cgroupfs.controllers import CPUSET, NEEDED
+from cgroupfs.names import Tier
 from cgroupfs.plan import Setting
 from cgroupfs.state import CPU_WEIGHT, UNLIMITED
 from sysfs.mask import EMPTY, Mask
@@ -159,13 +161,24 @@ class SharedPool(Struct, frozen=True):
     def of(
         cls, target: Desired, identified: IdentifiedCgroups, host: HostSets, classes: PodClasses
     ) -> SharedPool:
-        """Return the pool; a class carries it unless a pod of the class has CPUs of its own."""
+        """Return the pool; a class carries it unless a pod of the class has CPUs of its own.
+
+        Of the pods that share, all that were not found to inherit are among the identified ones.
+        """
         whole = host.cpus | target.shared_pool | exclusive_cpus(target.ledger)
         if not target.shared_pool:
             return cls(EMPTY, whole)
         split = classes.split_classes()
+        shared = f"{identified.classes.get(Tier.SHARED, '')}/"
+        pods = target.ledger.allocations
+        if len(shared) > 1 and any(
+            pods[uid].exclusive_cpus
+            for uid, located in identified.pods.items()
+            if located.cgroup.startswith(shared)
+        ):
+            split |= {Tier.SHARED}
         paths = identified.classes.items()
-        carriers = tuple(f"{path}/" for qos, path in paths if qos not in split)
+        carriers = tuple(f"{path}/" for tier, path in paths if tier not in split)
         return cls(target.shared_pool, whole, carriers)
 
     def inherited(self, cgroup: str) -> Setting | None:
@@ -246,14 +259,14 @@ def _above_pods(
         setting = Setting(identified.all_pods, whole_cpus=pool.whole, whole_mems=mems)
         yield DesiredCgroup(setting, Role.ALL_PODS, "")
     weights = classes.weights()
-    for qos, cgroup in identified.classes.items():
+    for tier, cgroup in identified.classes.items():
         carries = f"{cgroup}/" in pool.carriers
         setting = Setting(
             cgroup,
             cpus=pool.cpus if carries else None,
             whole_cpus=EMPTY if carries else pool.whole,
             whole_mems=mems,
-            values={CPU_WEIGHT: weights[qos]},
+            values={CPU_WEIGHT: weights[tier]},
         )
         yield DesiredCgroup(setting, Role.QOS_CLASS, "")
 

@@ -102,7 +102,7 @@ def make_binding(
     if pod.container(container) is None:
         names = ", ".join(allocation.name for allocation in pod.containers)
         raise BindingError(asked, f"the pod has no container {container!r}", f"it has {names}")
-    cgroup = _around_subgroup(cgroup, pod_cgroup(layout, pod))
+    cgroup = _around_subgroup(cgroup, pod_cgroup(tree, layout, pod))
     if not cgroup:
         raise BindingError(asked, "that is the root of all cgroups", _NAME_CONTAINERS)
     if not tree.exists(cgroup):
@@ -113,7 +113,7 @@ def make_binding(
     why = _why_not(tree, layout, pod, cgroup, own)
     if why is not None:
         raise BindingError(asked, why, _NAME_CONTAINERS)
-    beside = _why_not_beside(layout, pod, new, others)
+    beside = _why_not_beside(pod_cgroup(tree, layout, pod), new, others)
     if beside is not None:
         raise BindingError(asked, *beside)
     return new
@@ -125,11 +125,9 @@ def _around_subgroup(cgroup: str, own_pod: str) -> str:
     return above if inside and above != own_pod else cgroup
 
 
-def _why_not_beside(
-    layout: Layout, pod: PodAllocation, new: Binding, others: OtherBindings
-) -> tuple[str, str] | None:
+def _why_not_beside(own_pod: str, new: Binding, others: OtherBindings) -> tuple[str, str] | None:
     """Return why a cgroup conflicts with another binding, and what to do."""
-    home = f"{pod_cgroup(layout, pod)}/"
+    home = f"{own_pod}/"
     for old in others.bindings:
         who = f"/{old.cgroup} is bound to container {old.container} of pod {old.pod_uid}"
         same = (old.pod_uid, old.container) == (new.pod_uid, new.container)
@@ -157,7 +155,7 @@ def _nested(one: str, other: str) -> bool:
 def _why_not(
     tree: CgroupTree, layout: Layout, pod: PodAllocation, cgroup: str, own: str
 ) -> str | None:
-    own_pod = pod_cgroup(layout, pod)
+    own_pod = pod_cgroup(tree, layout, pod)
     if cgroup.startswith(f"{own_pod}/"):
         return None
     if cgroup == own_pod:

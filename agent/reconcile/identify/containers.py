@@ -124,14 +124,14 @@ class IdentifiedCgroups(Struct, frozen=True):
     """The cgroups of the ledger's pods by uid, and the orphaned cgroups.
 
     `unnamed` maps the uids of pods that cannot have a cgroup (the uid is not usable as a name) to
-    the reason. `classes` are the cgroups of the QoS classes that have one, `all_pods` is the cgroup
-    of all pods.
+    the reason. `classes` are the cgroups of the levels that have one, `all_pods` is the cgroup of
+    all pods.
     """
 
     pods: Mapping[str, LocatedPod]
     orphaned: tuple[OrphanedCgroup, ...] = ()
     unnamed: Mapping[str, str] = MappingProxyType({})
-    classes: Mapping[QosClass, str] = MappingProxyType({})
+    classes: Mapping[Tier, str] = MappingProxyType({})
     all_pods: str = ""
 
 
@@ -150,7 +150,7 @@ def identify_cgroups(
     allocations = ledger.allocations
     if scope is not None:
         allocations = {uid: allocations[uid] for uid in (*scope.pods, *scope.boundaries)}
-    paths, unnamed = _paths(layout, allocations)
+    paths, unnamed = _paths(tree, layout, allocations)
     boundaries = frozenset[str]() if scope is None else scope.boundaries
     inner = {uid: path for uid, path in paths.items() if uid not in boundaries}
     bound = _bound(tree, layout, ledger, bindings, inner)
@@ -166,7 +166,7 @@ def identify_cgroups(
     if scope is None:
         left = tuple(_orphaned(tree, layout, set(paths.values())))
     elif scope.orphaned:
-        # The orphaned cgroups of the other classes inherit the shared pool from their class.
+        # The orphaned cgroups of the other levels inherit the shared pool from their level's.
         left = tuple(_orphaned(tree, layout, set(paths.values()), (Tier.GUARANTEED,)))
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
@@ -174,21 +174,31 @@ def identify_cgroups(
     return IdentifiedCgroups(pods, others, unnamed, _classes(layout), layout.pods())
 
 
-def _classes(layout: Layout) -> Mapping[QosClass, str]:
-    """Return the cgroups of the QoS classes; Guaranteed pods are siblings of these."""
-    classes = (qos for qos in QosClass if qos is not QosClass.GUARANTEED)
-    return {qos: layout.tier(_TIERS[qos]) for qos in classes}
+def _classes(layout: Layout) -> Mapping[Tier, str]:
+    """Return the cgroups of the levels; Guaranteed pods with CPUs are siblings of these."""
+    without = (Tier.GUARANTEED, *(() if layout.shares else (Tier.SHARED,)))
+    return {tier: layout.tier(tier) for tier in Tier if tier not in without}
 
 
 def orphaned(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
     """Return the pod cgroups without a pod in the ledger; raises `OSError` as the tree does."""
-    paths, _ = _paths(layout, ledger.allocations)
+    paths, _ = _paths(tree, layout, ledger.allocations)
     return tuple(_orphaned(tree, layout, set(paths.values())))
 
 
-def pod_cgroup(layout: Layout, pod: PodAllocation) -> str:
-    """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
-    return layout.pod(pod.uid, _TIERS[pod.qos])
+def pod_cgroup(tree: CgroupTree, layout: Layout, pod: PodAllocation) -> str:
+    """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid.
+
+    A cgroup is where it is: whether a pod has CPUs of its own may change, and may have been decided
+    before the layout did. Only one that does not exist is placed by what the pod has now.
+    """
+    path = layout.pod(pod.uid, _TIERS[pod.qos])
+    if not layout.shares or pod.qos is not QosClass.GUARANTEED:
+        return path
+    shared = layout.pod(pod.uid, Tier.SHARED)
+    if tree.exists(shared) or not (pod.exclusive_cpus or tree.exists(path)):
+        return shared
+    return path
 
 
 def subgroups(
@@ -276,14 +286,14 @@ def _called(stem: str, name: str) -> bool:
 
 
 def _paths(
-    layout: Layout, allocations: Mapping[str, PodAllocation]
+    tree: CgroupTree, layout: Layout, allocations: Mapping[str, PodAllocation]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the pods' cgroups by uid, and the reasons of those that cannot have one."""
     paths: dict[str, str] = {}
     unnamed: dict[str, str] = {}
     for uid, pod in allocations.items():
         try:
-            paths[uid] = pod_cgroup(layout, pod)
+            paths[uid] = pod_cgroup(tree, layout, pod)
         except CgroupNameError as error:
             unnamed[uid] = str(error)
     return paths, unnamed
@@ -307,12 +317,12 @@ def _bound(
     others = {
         b.pod_uid: ledger.allocations[b.pod_uid] for b in near if b.pod_uid in ledger.allocations
     }
-    homes, _ = _paths(layout, others)
+    homes, _ = _paths(tree, layout, others)
     valid = {
         binding.cgroup: binding
         for binding in near
         if (path := homes.get(binding.pod_uid)) is not None
-        and ledger.allocations[binding.pod_uid].container(binding.container) is not None
+        and binding.is_of(ledger.allocations)
         and _may_be_of(layout, path, binding.cgroup)
         and tree.exists(binding.cgroup)
     }
@@ -421,7 +431,7 @@ def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, .
     covered by the binding. Both are left out.
     """
     living = ledger.allocations
-    bound = [f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in living]
+    bound = [f"{binding.cgroup}/" for binding in bindings if binding.is_of(living)]
     return tuple(
         cgroup
         for cgroup in bindings.given_up(living)
@@ -441,7 +451,7 @@ def runs(tree: CgroupTree, cgroup: str) -> bool:
 def _left_of(
     tree: CgroupTree, layout: Layout, gone: Iterable[PodAllocation], known: set[str]
 ) -> tuple[OrphanedCgroup, ...]:
-    paths, _ = _paths(layout, {pod.uid: pod for pod in gone})
+    paths, _ = _paths(tree, layout, {pod.uid: pod for pod in gone})
     return tuple(
         OrphanedCgroup(path, containers(tree, path))
         for path in paths.values()

@@ -13,26 +13,41 @@ from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
 from agent.pods.model import QosClass
 from agent.runtimes.identifier import RuntimeName
 from cgroupfs.names import Tier, containers
-from cgroupfs.state import CgroupState, effective_sets, read_state
+from cgroupfs.state import EVENTS, CgroupState, effective_sets, read_state
 from cgroupfs.tree import join, parent
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from agent.runtimes.identifier import ContainerIdentifier
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree
 
+_QOS: Final = {tier: QosClass(str(tier)) for tier in Tier if tier is not Tier.SHARED} | {
+    Tier.SHARED: QosClass.GUARANTEED
+}
 #: The limit of a cgroup (cgroup-v2.rst, "Memory Interface Files").
 MEMORY_MAX: Final = "memory.max"
 
 
-def pod_uids(tree: CgroupTree, layout: Layout) -> frozenset[str]:
-    """Return the uids of all pods that have a cgroup. Raises `OSError` as the tree does."""
+def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) -> frozenset[str]:
+    """Return the uids of all pods that have a cgroup, of those `doubted` one with processes.
+
+    Raises `OSError` as the tree does.
+    """
     paths = (path for tier in Tier for path in _paths(tree, layout, tier))
-    named = (layout.parse_pod(path) for path in paths)
-    return frozenset(name.uid for name in named if name is not None)
+    named = ((path, layout.parse_pod(path)) for path in paths)
+    return frozenset(
+        name.uid
+        for path, name in named
+        if name is not None and (name.uid not in doubted or _is_populated(tree, path))
+    )
+
+
+def _is_populated(tree: CgroupTree, path: str) -> bool:
+    (events,) = tree.read_many(path, (EVENTS,))
+    return events is not None and "populated 1" in events
 
 
 def seen_pods(
@@ -87,7 +102,7 @@ def _of_tier(
                 if state is not None and state.populated
             )
             seen = _seen(tree, path, own, _own_cpus(own, whole) or pool)
-            yield path, ObservedPod(named.uid, QosClass(str(tier)), seen, running)
+            yield path, ObservedPod(named.uid, _QOS[tier], seen, running)
 
 
 def _paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:

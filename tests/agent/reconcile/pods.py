@@ -128,9 +128,13 @@ def kernel() -> EmulatedKernel:
     return EmulatedKernel(ONLINE, Mask.parse("0-1"))
 
 
-def directories(tree: CgroupTree, enforced: EnforcedControllers = EVERYTHING) -> Enforcer:
+def directories(
+    tree: CgroupTree,
+    enforced: EnforcedControllers = EVERYTHING,
+    of: Layout = Layout(Driver.CGROUPFS),  # noqa: B008  # frozen
+) -> Enforcer:
     """Return a prepared enforcer of the cgroupfs driver."""
-    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=enforced)
+    enforcer = Enforcer(tree, of, DirectoryCgroups(tree), enforced=enforced)
     assert enforcer.prepare().ok
     return enforcer
 

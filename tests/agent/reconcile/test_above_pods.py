@@ -11,7 +11,7 @@ from cgroupfs.names import Tier
 from cgroupfs.tree import parent
 from sysfs.mask import Mask
 from systemd.properties import allowed_cpus
-from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
+from tests.agent.server.sites import hotplug, make_site, pod_of, site_config, with_agent, wrongs
 from tests.agent.server.support import UID, make_world
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from agent.server.control.controller import Controller
     from tests.agent.server.sites import Site
 
+OTHER = "22222222-2222-3333-4444-555555555555"
+LAST = "33333333-2222-3333-4444-555555555555"
 ALL = {"cpuset.cpus": "0-15", "cpuset.mems": "0-1"}
 #: What another process may have written; the sets of the pods are wider, or elsewhere.
 SCRIBBLES = [("cpuset.cpus", "5-9"), ("cpuset.cpus", "15"), ("cpuset.mems", "1")]
@@ -86,6 +88,36 @@ def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
             await controller.reconcile()
             assert site.kernel.read(all_pods, "cpuset.cpus").strip() == "0-15"
             assert f"/{all_pods}" not in {each.cgroup for each in controller.state.drift}
+
+    with_agent(site, live)
+
+
+@pytest.mark.parametrize("value", ["5-7", "15", "0,2-15"])
+@pytest.mark.parametrize("containers", TIERS)
+def test_a_set_above_pods_is_widened_while_a_cpu_of_a_pod_is_offline(
+    site: Site, containers: str, value: str
+) -> None:
+    other = pod_of("other", OTHER, "main=2")
+
+    async def live(controller: Controller) -> None:
+        above = await settle(site, controller, containers)
+        own = (await controller.admit(other)).pod
+        assert own is not None
+        lost = Mask.of(Mask.parse(own.exclusive_cpus).lowest)
+        await hotplug(site, controller, str(Mask.parse("0-15") - lost))
+        await controller.reconcile()
+        for path in above:
+            site.kernel.write(path, "cpuset.cpus", value)
+        await controller.reconcile()
+        assert all(str(lost) in line for line in controller.state.condition_lines())
+        allowed = site.kernel.allowed(site.processes)[0]
+        assert allowed
+        assert allowed.isdisjoint(Mask.parse(own.exclusive_cpus))
+        assert (await controller.admit(pod_of("last", LAST, "main=1"))).admitted
+        await controller.remove(OTHER)
+        await hotplug(site, controller, "0-15")
+        await controller.reconcile()
+        assert wrongs(site, controller) == []
 
     with_agent(site, live)
 

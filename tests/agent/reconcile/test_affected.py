@@ -26,7 +26,8 @@ def shares(uid: str, _pool: Mask) -> bool:
 
 def scope(before: Desired | None, after: Desired, uid: str | None = None) -> AffectedPods | None:
     classes = NO_PODS.of(after.ledger.allocations)
-    return scope_of(before, after, () if uid is None else (uid,), shares, "kubepods", classes)
+    uids = () if uid is None else (uid,)
+    return scope_of(before, after, uids, shares, frozenset(), "kubepods", classes)
 
 
 def test_everything_is_looked_at_when_nothing_is_known_to_be_enforced() -> None:

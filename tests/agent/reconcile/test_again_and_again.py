@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pods.model import QosClass
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import HostSets, KnownPods, desired_cgroups
 from agent.reconcile.desired.state import Desired
@@ -20,6 +19,7 @@ from agent.reconcile.identify.containers import (
     Subgroup,
 )
 from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.names import Tier
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
@@ -49,7 +49,7 @@ _VARIANTS = (
     pod(on_host("web", limit=500, request=100), on_host("log"), uid=OTHER),
 )
 _HOST = HostSets(ONLINE, Mask.parse("0-1"))
-_CLASSES = {QosClass.BURSTABLE: "kubepods/burstable", QosClass.BEST_EFFORT: "kubepods/besteffort"}
+_CLASSES = {Tier.BURSTABLE: "kubepods/burstable", Tier.BEST_EFFORT: "kubepods/besteffort"}
 
 
 def located(pods: Sequence[PodAllocation]) -> st.SearchStrategy[IdentifiedCgroups]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import Isolation
+from agent.managers.allocations.allocation import ContainerAllocation, Isolation
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.cpu.parts import exclusive_cpus
-from agent.pods.model import QosClass
-from agent.reconcile.desired.settings import Role
+from agent.pods.model import ContainerKind, QosClass
+from agent.reconcile.desired.settings import DesiredCgroup, Role, desired_cgroups
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
@@ -31,6 +32,7 @@ from tests.agent.reconcile.pods import (
     kernel,
     layout,
     ledger,
+    memory_on,
     mixed,
     on_host,
     path_of,
@@ -271,6 +273,31 @@ def test_a_removed_pod_cgroup_is_made_again() -> None:
     assert report.created == (POD,)
     assert report.ok
     assert shown(tree, POD)[0] == "2-7"
+
+
+def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = kernel()
+    enforcer = started(tree)
+
+    def too_narrow(*args: object) -> tuple[DesiredCgroup, ...]:
+        """Desire less of the pod than of what is in it, which no ledger does."""
+        return tuple(
+            replace(item, setting=replace(item.setting, cpus=Mask.parse("2-6")))
+            if item.setting.cgroup == POD
+            else item
+            for item in desired_cgroups(*args)  # type: ignore[arg-type]  # as they came
+        )
+
+    monkeypatch.setattr("agent.reconcile.enforcer.desired_cgroups", too_narrow)
+    tree.write(WEB_POD, "cpuset.cpus", "3")
+    report = enforcer.repair(target(mixed(), WEB))
+    assert tree.allowed(4)[0] == FREE
+    assert tree.allowed(2)[0] == Mask.of(6)
+    named = f"cpuset.cpus of /{POD}/backup cannot be 6-7: /{POD} above it is to have 2-6"
+    assert any(named in line for line in by_pod(report)[UID])
+    assert set(by_pod(report)) == {UID}
 
 
 def test_an_offline_cpu_is_reported_and_comes_back() -> None:
@@ -597,3 +624,55 @@ def test_processes_in_a_pods_own_cgroup_do_not_lock_containers_out() -> None:
     assert directories(tree).enforce(target(mixed())).ok
     assert tree.read(POD, "cgroup.subtree_control") == "\n"
     run(tree, f"{POD}/db", 2)
+
+
+UIDS = st.sampled_from([UID, OTHER, "12345678-2222-3333-4444-555555555555"])
+
+
+@st.composite
+def any_pods(draw: st.DrawFn) -> PodAllocation:
+    """Draw a pod whose sets need not fit each other, the host or the sets of other pods."""
+    sets = st.none() | CPUS
+    containers = [
+        ContainerAllocation(
+            name,
+            draw(st.sampled_from(ContainerKind)),
+            draw(st.sampled_from(Isolation)),
+            draw(sets),
+            memory_on(draw(st.sampled_from((None, 0, 1)))),
+        )
+        for name in draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
+    ]
+    cpus, node = draw(sets), draw(st.sampled_from((None, 0, 1)))
+    qos = draw(st.sampled_from(QosClass))
+    own = None if cpus is None else str(cpus)
+    return pod(*containers, uid=draw(UIDS), cpus=own, node=node, qos=qos)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_the_ledger_says_and_the_kernel_shows_a_comparison_ends_with_a_report(
+    data: st.DataObject,
+) -> None:
+    tree = kernel()
+    enforcer = directories(tree)
+    places = ["kubepods", "elsewhere"]
+    tree.mkdir("elsewhere")
+    for number in range(data.draw(st.integers(1, 4))):
+        pods = data.draw(st.lists(any_pods(), max_size=3, unique_by=lambda each: each.uid))
+        entries = st.builds(Binding, UIDS, st.sampled_from("abcd"), st.sampled_from(places))
+        bindings = Bindings(tuple(sorted(set(data.draw(st.lists(entries, max_size=3))))))
+        tree.set_online(data.draw(CPUS))
+        pool = data.draw(st.just(EMPTY) | CPUS)
+        enforcer.repair(Desired(ledger(*pods), pool, bindings))
+        for each in pods:
+            home = path_of(each)
+            for name in data.draw(st.lists(st.sampled_from("abx"), max_size=2, unique=True)):
+                if tree.exists(home) and not tree.exists(f"{home}/{name}"):
+                    places.append(run(tree, f"{home}/{name}", 10 * number + len(places)))
+            places.append(home)
+        for path in data.draw(st.lists(st.sampled_from(places), max_size=3)):
+            with suppress(OSError):
+                tree.write(path, "cpuset.cpus", str(data.draw(CPUS)))
+        enforcer.repair(Desired(ledger(*pods), pool, bindings))
+        enforcer.verify(Desired(ledger(*pods), pool, bindings))

@@ -13,6 +13,7 @@ from agent.managers.allocations.shared_map import SharedMap
 from agent.pods.model import QosClass
 from agent.reconcile.desired.classes import NO_PODS, PodClasses
 from agent.reconcile.desired.limits import cpu_weight
+from cgroupfs.names import Tier
 from tests.agent.reconcile.pods import exclusive, on_host, pod
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ def slowly(allocations: Mapping[str, PodAllocation]) -> PodClasses:
         frozenset(p.uid for p in pods if p.qos is QosClass.GUARANTEED),
         frozenset(p.uid for p in pods if p.qos is not QosClass.GUARANTEED and p.exclusive_cpus),
         sum(p.cpu.request_millis or 0 for p in pods if p.qos is QosClass.BURSTABLE),
+        sum(
+            p.cpu.request_millis or 0
+            for p in pods
+            if p.qos is QosClass.GUARANTEED and not p.exclusive_cpus
+        ),
     )
 
 
@@ -62,7 +68,8 @@ def test_after_any_change_the_classes_are_those_of_all_pods(
         expected = slowly(allocations)
         assert classes.weights() == expected.weights()
         assert (classes.guaranteed, classes.split) == (expected.guaranteed, expected.split)
-        assert classes.split_classes() == {allocations[uid].qos for uid in expected.split}
+        split = {Tier(str(allocations[uid].qos)) for uid in expected.split}
+        assert classes.split_classes() == split
 
 
 def test_a_class_weighs_what_its_pods_request_together() -> None:
@@ -71,6 +78,11 @@ def test_a_class_weighs_what_its_pods_request_together() -> None:
         allocation("b", QosClass.BURSTABLE, 1000, own=False),
         allocation("c", QosClass.BURSTABLE, None, own=False),
         allocation("d", QosClass.GUARANTEED, 4000, own=False),
+        allocation("e", QosClass.GUARANTEED, 2000, own=True),
     ]
     weights = NO_PODS.of({one.uid: one for one in pods}).weights()
-    assert weights == {QosClass.BURSTABLE: str(cpu_weight(3000)), QosClass.BEST_EFFORT: "1"}
+    assert weights == {
+        Tier.BURSTABLE: str(cpu_weight(3000)),
+        Tier.BEST_EFFORT: "1",
+        Tier.SHARED: str(cpu_weight(4000)),
+    }

@@ -161,6 +161,7 @@ def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(2 << 20),
     }
+    assert shown(tree, f"{path}/b", "hugetlb.2MB.max") == {"hugetlb.2MB.max": "max"}
     tree.write(f"{path}/a", "memory.max", str(2 * GIB))  # its runtime resized it
     report = enforcer.repair(target(allocation))
     assert report.ok

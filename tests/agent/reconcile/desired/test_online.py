@@ -46,6 +46,8 @@ def test_a_whole_host_enforces_the_ledger_as_it_is() -> None:
 
 def test_what_still_runs_keeps_its_set_so_that_cpus_come_back_by_themselves() -> None:
     assert only(without("2")).containers == only(ledger()).containers
+    # What is above the pod has to have as much.
+    assert exclusive_cpus(without("2")) == Mask.parse("1-4")
 
 
 def test_a_container_without_cpus_runs_in_what_is_left_of_its_pod() -> None:

@@ -101,6 +101,20 @@ def test_an_exclusive_slice_and_a_pool_that_use_up_the_budget_lift_the_pods_quot
     assert pod_quotas(allocation).pod == UNLIMITED
 
 
+def test_what_a_sidecar_cannot_have_beside_an_init_container_is_left_to_the_app() -> None:
+    """Of 4 CPUs an init container has 3 while the sidecar runs beside it; later an app has 1."""
+    quotas = pod_quotas(
+        pod(
+            on_host("proxy", kind=ContainerKind.SIDECAR),
+            exclusive("setup", "1-3", kind=ContainerKind.INIT),
+            exclusive("db", "1"),
+            on_host("web"),
+            limit=4000,
+        )
+    ).containers
+    assert (quotas["proxy"], quotas["web"]) == (CpuMax(100_000), CpuMax(200_000))
+
+
 def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -> None:
     imported = replace(pod(on_host("a")), origin=Origin.IMPORTED)
     assert pod_quotas(imported).pod is None
@@ -176,6 +190,14 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         assert pod_quotas(allocation).unidentified == CpuMax(200_000)
         pooled = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
         assert pod_quotas(pooled).unidentified is None
+
+    def test_leaves_an_unidentified_cgroup_without_a_quota_where_nothing_is_left(
+        self,
+    ) -> None:
+        """A hundredth of a CPU would make an ephemeral container useless."""
+        pinned = pod(exclusive("a", "2-3"), limit=2000)
+        stated = pod(exclusive("a", "2-3"), on_host("b", limit=500), limit=2500)
+        assert pod_quotas(pinned).unidentified == pod_quotas(stated).unidentified == UNLIMITED
 
     def test_keeps_the_pods_quota_where_it_never_throttles(self) -> None:
         allocation = pod(exclusive("a", "2-4"), on_host("b", limit=1000), limit=5000)
