@@ -4,6 +4,8 @@ Each input of the agent is late, repeats itself or is wrong at times: a kubelet 
 lists no pods for a while, a sandbox is made again, a cgroup is not there yet. So no kind of
 evidence is enough at once: two of them are, or one that lasts. A pod that is over before the host
 showed anything of it, as one that the kubelet rejected, has ended: no other evidence will come.
+A pod that ended while the agent was away is missing from the first list, and its cgroup is gone:
+that is two.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ class Evidence(Struct, frozen=True):
 
     `deleted`: the kubelet reported that the pod is deleted or in a terminal phase. `missing`: the
     kubelet's lists lack it. `unlisted`: the same, confirmed by a list `MISSING_SECONDS` after the
-    first, which counts as deleted. `sandbox`: the runtime removed its last sandbox. `cgroup`: its
-    cgroup, which was there, is not there.
+    first, so that it has lasted. `sandbox`: the runtime removed its last sandbox. `cgroup`: its
+    cgroup, which was there, is not there, or has no process while lists lack the pod.
     """
 
     deleted: float | None = None
@@ -52,9 +54,9 @@ def has_ended(evidence: Evidence, now: float, *, reported: bool, with_cgroup: bo
     )
     if sum(kinds) > 1:
         return True
+    if evidence.unlisted is not None and not with_cgroup:
+        return True
     alone = [evidence.deleted]
-    if not with_cgroup:
-        alone.append(evidence.unlisted)
     if not reported:
         alone += [evidence.sandbox, evidence.cgroup]
     return any(since is not None and now - since >= ALONE_SECONDS for since in alone)

@@ -20,6 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from agent.kubelet.plugin_socket import PluginSocket, PluginSocketError
+from agent.progress import uncancelled
 from agent.rpc.calls import CallError, Client, server
 from agent.rpc.device_plugin import DEVICE_PLUGIN, KUBELET_SOCKET, REGISTRATION, V1BETA1, VERSION
 from agent.rpc.messages import RawMessage
@@ -124,8 +125,8 @@ class ExclusivePlugin:
         """Serve and register until cancelled, then end all calls and remove the socket."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._follow_names())
-                tasks.create_task(self._keep_registered())
+                tasks.create_task(uncancelled(self._follow_names()))
+                tasks.create_task(uncancelled(self._keep_registered()))
         finally:
             await self._socket.close()
 

@@ -47,6 +47,8 @@ class PodsEndpoint:
         self.way = f"kubelet endpoint ({access.url})"
         self._access = access
         self._session: aiohttp.ClientSession | None = None
+        #: The file of authorities as it was when the session was opened.
+        self._trusted: tuple[int, ...] = ()
 
     async def pods(self, seconds: float) -> ReportedPods:
         """Return all pods of the kubelet; raises `PodsUnavailableError`, also after `seconds`."""
@@ -59,7 +61,7 @@ class PodsEndpoint:
             words = (str(error) or type(error).__name__).partition("\n")[0]
             raise self._unavailable(words) from error
         try:
-            return read_list(answer, MOST_PODS)
+            return await asyncio.to_thread(read_list, answer, MOST_PODS)
         except UnreadablePodError as error:
             raise self._unavailable(error.found) from error
 
@@ -74,7 +76,7 @@ class PodsEndpoint:
         if self._access.token_file is not None:
             token = read_bounded(self._access.token_file, _LONGEST_TOKEN).decode("ascii", "replace")
             headers["Authorization"] = f"Bearer {token.strip()}"
-        session = self._opened()
+        session = await self._opened()
         # A redirect could carry the token to another host.
         async with session.get(self._access.url, headers=headers, allow_redirects=False) as found:
             if found.status != _OK:
@@ -88,8 +90,14 @@ class PodsEndpoint:
                     raise self._unavailable(f"its answer has more than {LONGEST_ANSWER} bytes")
             return bytes(content)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    async def _opened(self) -> aiohttp.ClientSession:
+        file = self._access.ca_file
+        shown = () if file is None else file.stat()
+        trusted = shown and (shown.st_dev, shown.st_ino, shown.st_mtime_ns, shown.st_size)
+        if trusted != self._trusted:  # the authorities were replaced
+            await self.close()
         if self._session is None:
+            self._trusted = trusted
             connector = aiohttp.TCPConnector(ssl=self._tls(), limit=2)
             self._session = aiohttp.ClientSession(connector=connector)
         return self._session

@@ -6,6 +6,7 @@ the fields that `agent.pods.manifest` reads, so that there is one reading of a p
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 #: Phases in which no container of a pod runs or will run (v1.PodPhase).
 _TERMINAL: Final = frozenset({"Failed", "Succeeded"})
+
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+#: The longest pod that is read, in bytes: an API server stores 1.5 MiB at most.
+_LONGEST_POD: Final = 4 << 20
+#: What is nested more deeply is not looked at; a pod's own fields are nested half as deeply.
+_DEEPEST: Final = 48
+#: A string of JSON, to the end where it is not closed, or a bracket.
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+#: An escape of a string; a surrogate without the other of its pair is `lone`.
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
 
 
 class ReportedPod(Struct, frozen=True):
@@ -144,8 +158,12 @@ def read_list(data: bytes, most: int) -> ReportedPods:
     answer cannot be read.
     """
     try:
-        items = msgspec.json.decode(data, type=_PodList).items or ()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        try:
+            items = msgspec.json.decode(data, type=_PodList).items or ()
+        except _UNREADABLE:
+            # One value of one pod, such as a managed field of thousands of levels, suffices.
+            items = msgspec.json.decode(_mended(data), type=_PodList).items or ()
+    except _UNREADABLE as error:
         raise UnreadablePodError(f"the answer is not a list of pods ({error})") from error
     if len(items) > most:
         raise UnreadablePodError(f"the answer has {len(items)} pods, which are more than {most}")
@@ -158,12 +176,43 @@ def read_list(data: bytes, most: int) -> ReportedPods:
     return ReportedPods(tuple(pods), tuple(unreadable))
 
 
+def _mended(data: bytes) -> bytes:
+    """Return JSON with null for what is nested too deeply, and without halves of surrogate pairs.
+
+    Its cost is linear; what is not JSON stays so.
+    """
+    parts, at, depth = list[bytes](), 0, 0
+    for token in _TOKEN.finditer(data):
+        match token[0][:1]:
+            case b'"':
+                if depth <= _DEEPEST and b"\\u" in token[0]:
+                    parts += (data[at : token.start()], _ESCAPE.sub(_paired, token[0]))
+                    at = token.end()
+            case b"{" | b"[":
+                depth += 1
+                if depth == _DEEPEST + 1:
+                    parts += (data[at : token.start()], b"null")
+            case _:
+                if depth == _DEEPEST + 1:
+                    at = token.end()
+                depth -= 1
+    parts.append(data[at:] if depth <= _DEEPEST else b"")
+    return b"".join(parts).decode(errors="replace").encode()
+
+
+def _paired(escape: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if escape["lone"] else escape[0]
+
+
 def read_json(data: bytes) -> ReportedPod:
     """Return one v1.Pod in JSON; raises `UnreadablePodError`."""
     try:
         pod = msgspec.json.decode(data, type=_Pod)
+        if len(data) > _LONGEST_POD:  # its values would take many times as much memory
+            found = f"it has {len(data)} bytes, more than any pod of an API server"
+            raise UnreadablePodError(found, checked_uid(pod.metadata.uid))
         document = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise UnreadablePodError(f"it is not a pod ({error})") from error
     statuses = (
         *(pod.status.container_statuses or ()),

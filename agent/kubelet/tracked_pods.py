@@ -23,7 +23,7 @@ from agent.pods.identity import PodIdentity, full_name
 from agent.pods.model import spec_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.kubelet.reported_pods import ReportedPod, ReportedPods
     from agent.parsing.document import Plain
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: So many pods are tracked at most; further ones are reported as a condition.
 MOST_TRACKED: Final = 10_000
 #: So many pods that ended last are remembered, so that a reading which was lost is repeated.
-_ENDED_KEPT: Final = 4096
+_ENDED_KEPT: Final = MOST_TRACKED
 
 
 class PodFacts(Struct, frozen=True):
@@ -55,7 +55,8 @@ class _Tracked(Struct):
     """One pod.
 
     `reported`: the kubelet, connected now, reported it as one that is to run. `resumed`: it was
-    admitted, or ran shared, before the start of the agent.
+    admitted, or ran shared, before the start of the agent. `started`: a sandbox was seen to start;
+    those that the runtime only listed may have been stopped long ago.
     """
 
     uid: str
@@ -67,6 +68,7 @@ class _Tracked(Struct):
     name: str = ""
     reported: bool = False
     resumed: bool = False
+    started: bool = False
     with_cgroup: bool = False
     sandboxes: set[str] = msgspec.field(default_factory=set)
 
@@ -84,12 +86,15 @@ class TrackedPods:
 
     # --- what was admitted before ---------------------------------------------------------------
 
-    def resume(self, uids: Iterable[str]) -> None:
-        """Track pods that were admitted, or ran shared, before the start of the agent."""
+    def resume(self, uids: Iterable[str], *, same_boot: bool) -> None:
+        """Track pods that were admitted, or ran shared, before the start of the agent.
+
+        `same_boot`: the host was not booted since, so that they had their cgroups.
+        """
         with self._lock:
             for uid in uids:
                 if (pod := self._tracked(uid)) is not None:
-                    pod.resumed = True
+                    pod.resumed, pod.with_cgroup = True, same_boot
 
     # --- what the kubelet reports ---------------------------------------------------------------
 
@@ -115,9 +120,11 @@ class TrackedPods:
         """Take over all pods of the kubelet; those that it lacks are missing from now on."""
         for reported in listing.pods:
             self.report(reported, now)
-        if listing.unreadable:  # any pod may be among those
+        for error in listing.unreadable:
+            self.unreadable(error)
+        named = {pod.uid for pod in listing.pods} | {each.uid for each in listing.unreadable}
+        if "" in named:  # any pod may be among those that cannot be read
             return
-        named = {pod.uid for pod in listing.pods}
         with self._lock:
             for uid, pod in self._pods.items():
                 if uid not in named:
@@ -150,7 +157,7 @@ class TrackedPods:
         with self._lock:
             if (pod := self._tracked(uid)) is not None:
                 pod.sandboxes.add(sandbox)
-                pod.name = name or pod.name
+                pod.started, pod.name = True, name or pod.name
                 pod.evidence = NOTHING
                 self._read_allocated(pod)
 
@@ -161,13 +168,36 @@ class TrackedPods:
                 return
             pod.sandboxes.discard(sandbox)
             if not pod.sandboxes:
+                pod.started = False
                 pod.evidence = replace(pod.evidence, sandbox=_since(pod.evidence.sandbox, now))
+
+    def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]], now: float) -> None:
+        """Take over all sandboxes that there are: by uid the name of the pod by sandbox.
+
+        They may have been stopped, and take no evidence back but that of a removed sandbox. A pod
+        of which nothing else is known goes with its last sandbox.
+        """
+        with self._lock:
+            for uid, found in sandboxes.items():
+                if (pod := self._tracked(uid)) is not None:
+                    pod.sandboxes = set(found)
+                    pod.name = next(filter(None, found.values()), pod.name)
+                    pod.evidence = replace(pod.evidence, sandbox=None)
+                    self._read_allocated(pod)
+            for uid, pod in list(self._pods.items()):
+                if not pod.sandboxes or uid in sandboxes:
+                    continue
+                pod.sandboxes.clear()
+                pod.started = False
+                pod.evidence = replace(pod.evidence, sandbox=_since(pod.evidence.sandbox, now))
+                if pod.pod is None and not (pod.resumed or pod.reported or pod.with_cgroup):
+                    self._forget(uid)
 
     def cgroups(self, uids: Collection[str], now: float) -> None:
         """Take over which pods have a cgroup.
 
-        A cgroup is gone if it was there. That of a pod from before the start of the agent was,
-        unless the pod has a sandbox.
+        A cgroup is gone if it was there, as that of each pod from before the start of the agent
+        was, but for a boot of the host since.
         """
         with self._lock:
             for uid in self._allocated.uids & frozenset(uids):
@@ -179,7 +209,7 @@ class TrackedPods:
                 pod.with_cgroup = uid in uids
                 if pod.with_cgroup:
                     pod.evidence = replace(pod.evidence, cgroup=None)
-                elif before or (pod.resumed and not pod.sandboxes):
+                elif before:
                     pod.evidence = replace(pod.evidence, cgroup=_since(pod.evidence.cgroup, now))
 
     # --- what follows ---------------------------------------------------------------------------
@@ -193,9 +223,8 @@ class TrackedPods:
             for uid, pod in list(self._pods.items()):
                 facts = {"reported": pod.reported, "with_cgroup": pod.with_cgroup}
                 if has_ended(pod.evidence, now, **facts) or (cgroups_read and _never_ran(pod)):
-                    del self._pods[uid]
-                    self._ended.append(uid)
-            return frozenset(self._ended) - self._pods.keys()
+                    self._forget(uid)
+            return frozenset(self._ended) - {each.identity.uid for each in self._facts()}
 
     def facts(self) -> tuple[PodFacts, ...]:
         """Return what is known of each pod that runs or is to run, in the order they came."""
@@ -209,17 +238,27 @@ class TrackedPods:
             return None if tracked is None else tracked.pod
 
     @property
-    def missing(self) -> bool:
-        """Whether pods are missing from the kubelet's lists and another list may confirm that."""
+    def missing(self) -> Mapping[str, bool]:
+        """The pods that the kubelet's lists lack: by uid whether another list may confirm that."""
         with self._lock:
-            found = (pod.evidence for pod in self._pods.values())
-            return any(each.missing is not None and each.unlisted is None for each in found)
+            found = ((uid, pod.evidence) for uid, pod in self._pods.items())
+            return {uid: each.unlisted is None for uid, each in found if each.missing is not None}
 
     @property
     def ending(self) -> frozenset[str]:
-        """The uids of the pods that may have ended: there is evidence, though not enough."""
+        """The uids of the pods that may have ended: there is evidence, though not enough.
+
+        What the host shows is none for a pod that the kubelet, connected now, reports as to run:
+        its sandbox is made again, and that may fail for as long as you like.
+        """
         with self._lock:
-            return frozenset(uid for uid, pod in self._pods.items() if pod.evidence != NOTHING)
+            return frozenset(
+                uid
+                for uid, pod in self._pods.items()
+                if pod.evidence.deleted is not None
+                or pod.evidence.missing is not None
+                or (pod.evidence != NOTHING and not pod.reported)
+            )
 
     @property
     def overflow(self) -> bool:
@@ -227,6 +266,10 @@ class TrackedPods:
         return self._overflow
 
     # --- helpers, with the lock -----------------------------------------------------------------
+
+    def _forget(self, uid: str) -> None:
+        del self._pods[uid]
+        self._ended.append(uid)
 
     def _tracked(self, uid: str) -> _Tracked | None:
         pod = self._pods.get(uid)
@@ -289,7 +332,7 @@ class TrackedPods:
         for uid, pod in self._pods.items():
             error = pod.error
             if pod.pod is None and error is None:
-                if pod.resumed or not (pod.sandboxes or pod.with_cgroup):
+                if pod.resumed or not (pod.started or pod.with_cgroup):
                     continue
                 in_part = uid in self._allocated.uids
                 words = _IN_PART if in_part else _UNKNOWN

@@ -23,10 +23,11 @@ from agent.kubelet.pods_api import EventType
 from agent.kubelet.tracked_pods import TrackedPods
 from agent.managers.allocations.origin import KUBELET
 from agent.pods.identity import full_name
+from agent.progress import uncancelled
 from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from agent.clock import Clock
@@ -42,8 +43,9 @@ _PREFIX: Final = "pods/"
 #: After a way failed the ways are tried again after so many seconds, twice as many each time.
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 8.0
-#: How often a list is asked for while pods are missing from the last, in seconds.
-CONFIRM_PERIOD: Final = 10.0
+#: How often pods that may have ended are looked at again, in seconds; while pods are missing from
+#: the last list another one is asked for.
+CONFIRM_PERIOD: Final = 5.0
 #: Before a call is repeated that the kubelet rejected for their number, in seconds.
 _RATE_PAUSE: Final = 0.02
 _TOO_MANY: Final = "RESOURCE_EXHAUSTED"
@@ -78,12 +80,13 @@ class KubeletWays(Struct, frozen=True):
 class KubeletPods:
     """The pods of the kubelet (`agent.sources.source.PodSource`).
 
-    The key of a pod is `pods/<uid>`. `cgroups` returns the uids of the pods that have a cgroup and
-    raises `OSError`. `pod_level` is the gate PodLevelResources. `awaits` says of a pod whether the
-    kubelet has yet to give it devices; it runs in the thread that reads.
+    The key of a pod is `pods/<uid>`. `cgroups` returns the uids of the pods that have a cgroup, and
+    for those that it gets one with processes; raises `OSError`. `pod_level` is the gate
+    PodLevelResources. `awaits` says of a pod whether the kubelet has yet to give it devices; it
+    runs in the thread that reads. `same_boot`: the host was not booted since the agent ran last.
 
-    What the runtime reports is passed on with `sandbox_started` and `sandbox_removed`, from any
-    thread.
+    What the runtime reports is passed on with `synchronized`, `sandbox_started` and
+    `sandbox_removed`, from any thread.
     """
 
     name: Final = KUBELET
@@ -93,13 +96,15 @@ class KubeletPods:
         self,
         ways: KubeletWays,
         clock: Clock,
-        cgroups: Callable[[], Collection[str]],
+        cgroups: Callable[[Collection[str]], Collection[str]],
         *,
         pod_level: bool,
         awaits: Callable[[Pod], bool],
+        same_boot: bool,
     ) -> None:
         self._ways = ways
         self._awaits = awaits
+        self._same_boot = same_boot
         self._clock = clock
         self._cgroups = cgroups
         self._tracked = TrackedPods(pod_level=pod_level)
@@ -126,13 +131,14 @@ class KubeletPods:
 
     def resume(self, keys: Collection[str]) -> None:
         """Take over which pods were admitted, or ran shared, before the start of the agent."""
-        self._tracked.resume(key.removeprefix(_PREFIX) for key in keys)
+        uids = (key.removeprefix(_PREFIX) for key in keys)
+        self._tracked.resume(uids, same_boot=self._same_boot)
 
     def read(self) -> SourceReading:
         """Return the pods as they are known, without asking the kubelet; looks at cgroups."""
         now, blind = self._clock.monotonic(), ""
         try:
-            self._tracked.cgroups(self._cgroups(), now)
+            self._tracked.cgroups(self._cgroups(self._tracked.missing), now)
         except OSError as error:
             why = error.strerror or str(error)
             blind = f"the cgroups of the kubelet's pods cannot be read: {why}"
@@ -157,8 +163,8 @@ class KubeletPods:
         """Follow the kubelet, and yield whenever pods changed."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._follow())
-                tasks.create_task(self._confirm())
+                tasks.create_task(uncancelled(self._follow()))
+                tasks.create_task(uncancelled(self._confirm()))
                 while True:
                     await self._changed.wait()
                     self._changed.clear()
@@ -207,6 +213,10 @@ class KubeletPods:
     def ending(self) -> frozenset[str]:
         """The uids of the pods that may have ended, and of which that is not certain yet."""
         return self._tracked.ending
+
+    def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]]) -> None:
+        """Take over all sandboxes of the runtime: by uid the name of the pod by sandbox."""
+        self._tracked.synchronized(sandboxes, self._clock.monotonic())
 
     def sandbox_started(self, uid: str, sandbox: str = "", name: str = "") -> None:
         """Take over that a pod has a sandbox; `name` is `namespace/name`, for messages."""
@@ -278,15 +288,17 @@ class KubeletPods:
             self._in_part = True
 
     async def _confirm(self) -> None:
-        """Ask for another list as long as pods are missing from the last one of a watch."""
+        """Have pods read again that may have ended; list those missing from the last of a watch."""
         api = self._ways.api
         while True:
             await self._clock.sleep(CONFIRM_PERIOD)
-            if self._in_use == api.way and self._tracked.missing:
+            if self._in_use == api.way and any(self._tracked.missing.values()):
                 try:
                     await self._take(await api.pods(self._ways.deadlines.listing))
                 except PodsUnavailableError as error:
                     log.debug("kubelet pods not listed", why=str(error))
+            if self._tracked.ending:
+                self._changed.set()
 
     async def _ask(self, uid: str, seconds: float) -> None:
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -29,7 +30,7 @@ from agent.sources.errors import (
 from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 
     from agent.pods.model import Pod
 
@@ -118,22 +119,44 @@ class ManifestFile(Struct, frozen=True):
 
 def check_directory(directory: Path) -> None:
     """Raise `ManifestDirectoryError` if other users can write to the directory or replace it."""
+    with _opened(directory):
+        pass
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """Open the directory and check what was opened, whatever its path names later."""
     try:
-        status = directory.stat()
-        untrusted = risk_of(directory, status) or risk_above(directory)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         remedy = f"create it (install -d -m 0755 {directory}) or leave staticPodPath empty"
         missing = "does not exist"
         raise ManifestDirectoryError(directory, missing, remedy, "DirectoryMissing") from None
+    except NotADirectoryError:
+        found = "is not a directory"
+        raise ManifestDirectoryError(directory, found, "name another path") from None
     except OSError as error:
-        remedy = "let the agent's user read it"
-        raise ManifestDirectoryError(directory, _reason(error), remedy) from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise ManifestDirectoryError(directory, "is not a directory", "name another path")
+        raise _unreadable(directory, error) from error
+    try:
+        _check_opened(directory, fd)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_opened(directory: Path, fd: int) -> None:
+    try:
+        untrusted = risk_of(directory, os.fstat(fd)) or risk_above(directory)
+    except OSError as error:
+        raise _unreadable(directory, error) from error
     if untrusted is not None:
         where = "" if untrusted.path == directory else f"{untrusted.path} "
         found = f"{where}{untrusted.found}, who could make any pod run"
         raise ManifestDirectoryError(directory, found, untrusted.remedy)
+
+
+def _unreadable(directory: Path, error: OSError) -> ManifestDirectoryError:
+    return ManifestDirectoryError(directory, _reason(error), "let the agent's user read it")
 
 
 def is_left_over(name: str) -> bool:
@@ -152,34 +175,39 @@ def scan(
     A file that did not change since `known` is not read again. Raises `ManifestDirectoryError`;
     a file's error is in its `error`.
     """
-    check_directory(directory)
-    try:
-        paths = sorted(path for path in directory.iterdir() if not is_left_over(path.name))
-    except OSError as error:
-        remedy = "let the agent's user read it"
-        raise ManifestDirectoryError(directory, _reason(error), remedy) from error
-    return [file for path in paths if (file := _read(path, known.get(path), form)) is not None]
+    with _opened(directory) as fd:
+        try:
+            names = os.listdir(fd)  # noqa: PTH208  # a Path has no descriptor
+        except OSError as error:
+            raise _unreadable(directory, error) from error
+        paths = sorted(directory / name for name in names if not is_left_over(name))
+        files = (_read(fd, path, known.get(path), form) for path in paths)
+        return [file for file in files if file is not None]
 
 
-def _read(path: Path, known: ManifestFile | None, form: ManifestFormat) -> ManifestFile | None:
-    """Return one file, None for a directory and for a file that was removed meanwhile."""
+def _read(
+    fd: int, path: Path, known: ManifestFile | None, form: ManifestFormat
+) -> ManifestFile | None:
+    """Return one file of the open directory, None for a directory, and for a file that is gone."""
     try:
-        status = path.lstat()
+        status = os.stat(path.name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             return None
         stamp = FileStamp.of(status)
         # An unexpected error may be temporary, so the same file is tried again.
         if known is not None and known.stamp == stamp and not _failed(known):
             return known
-        return _parse(path, stamp, form)
+        return _parse(fd, path, stamp, form)
     except FileNotFoundError:
         return None
 
 
-def _parse(path: Path, stamp: FileStamp, form: ManifestFormat) -> ManifestFile:
+def _parse(fd: int, path: Path, stamp: FileStamp, form: ManifestFormat) -> ManifestFile:
     try:
         _check_name(path)
-        return ManifestFile(path, stamp, pod=form.load(_content(path, form.max_bytes), str(path)))
+        return ManifestFile(
+            path, stamp, pod=form.load(_content(fd, path, form.max_bytes), str(path))
+        )
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -209,19 +237,18 @@ def _check_name(path: Path) -> None:
         raise ManifestFileError(path, "its name has a character that is not printable", "rename it")
 
 
-def _content(path: Path, max_bytes: int) -> bytes:
-    fd = _open(path)
-    with os.fdopen(fd, "rb") as file:
-        _check_file(path, os.fstat(fd))
+def _content(fd: int, path: Path, max_bytes: int) -> bytes:
+    with os.fdopen(_open(fd, path), "rb") as file:
+        _check_file(path, os.fstat(file.fileno()))
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ManifestFileError(path, f"larger than {max_bytes} bytes", "shorten it")
     return content
 
 
-def _open(path: Path) -> int:
+def _open(fd: int, path: Path) -> int:
     try:
-        return os.open(path, _FLAGS)
+        return os.open(path.name, _FLAGS, dir_fd=fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
             remedy = "put the file itself here"

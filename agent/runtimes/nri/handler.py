@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ContainerRejectedError(Exception):
-    """A container must not be created; only `container_created` may raise it.
+    """A container must not be created or updated; only what answers that may raise it.
 
     `code` is gRPC's name of a status, such as "FAILED_PRECONDITION"; `message` is what users see in
     the pod's events. Raises `ValueError` for any other code.
@@ -64,11 +64,11 @@ class RuntimeHandler(Protocol):
         """Take note of a sandbox with other resources, after an in-place resize of its pod."""
 
     async def container_created(
-        self, sandbox: PodSandbox, container: RuntimeContainer
+        self, sandbox: PodSandbox, container: RuntimeContainer, seconds: float
     ) -> Adjustment | None:
         """Return what is to be changed of a container before its process starts.
 
-        Raises `ContainerRejectedError`.
+        The answer may take so many seconds. Raises `ContainerRejectedError`.
         """
 
     async def container_updated(
@@ -76,7 +76,7 @@ class RuntimeHandler(Protocol):
     ) -> Adjustment | None:
         """Return what is to be set other than the runtime is asked to set.
 
-        `container` has the resources from before.
+        `container` has the resources from before. Raises `ContainerRejectedError`.
         """
 
     def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:

@@ -1,6 +1,7 @@
 """The plugin's service: each request of a runtime becomes a call of the handler.
 
-Whatever the handler does, the runtime gets an answer in time, and no error but of CreateContainer.
+Whatever the handler does, the runtime gets an answer in time, and no error but of CreateContainer
+and UpdateContainer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 #: A handler gets this part of the time for which the runtime waits at most.
-_SHARE_OF_TIMEOUT: Final = 0.75
+_SHARE_OF_TIMEOUT: Final = 0.8
+#: A container that is not decided this long before the deadline of its handler is to be rejected
+#: in the handler's words, in seconds.
+_TO_REJECT: Final = 0.1
 #: So many bytes of a SynchronizeResponse are updates at most.
 _MOST_UPDATES: Final = LONGEST_SENT - (64 << 10)
 #: The most bytes of all parts of one Synchronize: 20,000 pods of a few containers.
@@ -174,9 +178,11 @@ class PluginService:
 
     async def _create(self, request: Message, call: RuntimeCall) -> Message:
         sandbox, container = PodSandbox.of(request.pod), RuntimeContainer.of(request.container)
+        spent = perf_counter() - call.received
+        seconds = max(0.0, self._deadline(call.method, call) - spent - _TO_REJECT)
 
         async def adjusted() -> Message:
-            adjustment = await self._handler.container_created(sandbox, container)
+            adjustment = await self._handler.container_created(sandbox, container, seconds)
             if adjustment is None:
                 return V1ALPHA1["CreateContainerResponse"]()
             return V1ALPHA1["CreateContainerResponse"](adjust=adjustment_message(adjustment))
@@ -196,7 +202,8 @@ class PluginService:
             update = update_message(container.id, adjustment, ignore_failure=True)
             return V1ALPHA1["UpdateContainerResponse"](update=[update])
 
-        response = await self._handle(call.method, call, _subject(sandbox, container), updated())
+        subject = _subject(sandbox, container)
+        response = await self._handle(call.method, call, subject, updated(), may_reject=True)
         return response or V1ALPHA1["UpdateContainerResponse"]()
 
     async def _update_sandbox(self, request: Message, call: RuntimeCall) -> None:

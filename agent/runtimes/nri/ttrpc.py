@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 #: The plugin answers so many requests at a time; the others wait in the socket. An error in their
-#: place would be the runtime's error of the pod.
-MOST_REQUESTS: Final = 16
+#: place would be the runtime's error of the pod. Creations of containers may wait for a decision
+#: each, and are not to keep others from being answered.
+MOST_REQUESTS: Final = 64
 #: How long the runtime may leave what it was sent unread, in seconds.
 WRITE_SECONDS: Final = 5.0
 #: So many characters of what a runtime says are repeated.
@@ -303,6 +304,8 @@ class TtrpcLink:
         return _TTRPC["Response"](payload=payload)
 
     async def _send(self, connection: int, message: bytes) -> None:
+        if self._writer.is_closing():  # asyncio would log each further message
+            raise ConnectionResetError("the runtime closed the connection")
         self._writer.write(framed(connection, message))
         try:
             await within(WRITE_SECONDS, self._writer.drain())

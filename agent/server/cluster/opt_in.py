@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from agent.server.cluster.adjustments import still_allocated
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.sources.source import REJECTED
@@ -130,9 +131,9 @@ class OptInAdmissions:
             why = "the source of pods does not have it" if entry is None else entry.message
             log.warning("opt-in pod not decided", uid=uid, why=why)
             return None
-        if any(map(self._has_allocation, self._pods.ending)):
-            why = f"a pod may have ended whose allocation is not free yet ({entry.message})"
-            log.warning("opt-in pod not decided", uid=uid, why=why)
+        ending = still_allocated(self._controller.state.ledger.allocations, self._pods.ending)
+        if ending:
+            log.warning("opt-in pod not decided", uid=uid, why=f"{entry.message}; {ending}")
             return None
         log.info("opt-in pod rejected", uid=uid, why=entry.message)
         return entry.message

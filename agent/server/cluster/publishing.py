@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec import Struct
 
-from agent.api.documents import INVALID_MANIFEST
+from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED
 from agent.clock import wait_for
 from agent.kubernetes.access import AccessError, api_access, node_name
 from agent.kubernetes.api_server import ApiServer
@@ -53,8 +53,6 @@ _EVENTS_AT_ONCE: Final = 20
 _TOPOLOGY: Final = "node topology"
 _INCOMPLETE: Final = "node topology incomplete"
 _EVENTS: Final = "pod events"
-#: The reason of an Event on a pod that runs in the shared pool, since its specification is unknown.
-_SHARED: Final = "RunsShared"
 
 
 def publishing(config: KubernetesConfig, controller: Controller) -> Companion:
@@ -133,7 +131,7 @@ class Publishing:
         if self._events is not None and source.name == CLUSTER_SOURCE and named:
             pod = PodReference(status.namespace, status.name, status.uid)
             # The kubelet runs what the agent cannot read, and the agent gives it nothing exclusive.
-            reason = _SHARED if status.reason == INVALID_MANIFEST else status.reason
+            reason = RUNS_SHARED if status.reason == INVALID_MANIFEST else status.reason
             self._events.note(pod, reason, status.message, self._controller.clock.time())
             self._changed.set()
 

@@ -22,7 +22,13 @@ from agent.config.config import OnReject
 from agent.managers.allocations.origin import Source
 from agent.pods.identity import full_name
 from agent.runtimes.nri.handler import ContainerRejectedError
-from agent.server.cluster.adjustments import adjustment_of, agrees, still_shared
+from agent.server.cluster.adjustments import (
+    adjustment_of,
+    agrees,
+    resize_rejected,
+    still_allocated,
+    still_shared,
+)
 from agent.server.control.grouped import MOST_AT_ONCE
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
@@ -53,10 +59,9 @@ _REJECTED: Final = "FAILED_PRECONDITION"
 _NOT_YET: Final = "UNAVAILABLE"
 #: Entries of the source whose pods were decided on and not admitted.
 _NOT_ADMITTED: Final = (REJECTED, CONFLICT)
-#: How long the kubelet may take to answer with a pod, and a decision may take, in seconds, while
-#: the creation of a container waits.
-ASK_SECONDS: Final = 0.1
-DECISION_SECONDS: Final = 0.15
+#: How long the kubelet may take to answer with a pod, in seconds, while the creation of a container
+#: waits.
+ASK_SECONDS: Final = 0.5
 #: How long the kubelet may take for all pods that it is asked for after the runtime synchronized,
 #: in seconds, and for how many it is asked at once.
 ASK_ALL_SECONDS: Final = 2.0
@@ -77,6 +82,9 @@ class Intake(Protocol):
     def prefer(self, key: str) -> None:
         """Settle an entry, once it is waited for, before the others that are waited for."""
 
+    def try_again(self, key: str) -> None:
+        """Admit an entry that runs shared, when it is settled next, if there is room now."""
+
 
 class SandboxEvidence(Protocol):
     """What a source of pods learns from sandboxes (`agent.sources.kubelet.KubeletPods`)."""
@@ -93,6 +101,14 @@ class SandboxEvidence(Protocol):
     def specification(self, uid: str) -> Pod | None:
         """Return a pod as far as it is known, None for a pod that is not or cannot be read."""
         ...
+
+    @property
+    def ending(self) -> frozenset[str]:
+        """The uids of the pods that may have ended, and of which that is not certain yet."""
+        ...
+
+    def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]]) -> None:
+        """Take note of all sandboxes: by uid the name of the pod (`namespace/name`) by sandbox."""
 
     def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
         """Take note that a pod (`namespace/name`) has a sandbox."""
@@ -169,8 +185,11 @@ class RuntimeEvents:
         """
         self._decided.clear()
         uids = {sandbox.id: sandbox.uid for sandbox in sandboxes}
+        pods: dict[str, dict[str, str]] = {}
         for sandbox in sandboxes:
-            self._note_sandbox(sandbox)
+            pods.setdefault(sandbox.uid, {})[sandbox.id] = _name(sandbox)
+        self._pods.synchronized(pods)
+        self._rejected = {uid: why for uid, why in self._rejected.items() if uid in pods}
         self._begin("", self._settle_all(frozenset(uids.values())))
         adjusted: dict[str, Adjustment] = {}
         for container in containers:
@@ -186,9 +205,9 @@ class RuntimeEvents:
 
     async def sandbox_started(self, sandbox: PodSandbox) -> None:
         """Begin to decide the pod; its containers come later."""
-        self._note_sandbox(sandbox)
+        self._pods.sandbox_started(sandbox.uid, sandbox.id, _name(sandbox))
         self._decided.discard(sandbox.uid)
-        self._begin(sandbox.uid, self._settle(sandbox.uid))
+        self._begin_starting(sandbox.uid)
 
     def sandbox_updated(self, sandbox: PodSandbox) -> None:
         """Have the kubelet's update of the pod's cgroup compared."""
@@ -208,16 +227,16 @@ class RuntimeEvents:
     # --- containers -----------------------------------------------------------------------------
 
     async def container_created(
-        self, sandbox: PodSandbox, container: RuntimeContainer
+        self, sandbox: PodSandbox, container: RuntimeContainer, seconds: float
     ) -> Adjustment | None:
-        """Return what a container gets; raises `ContainerRejectedError`.
+        """Return what a container gets, within so many seconds; raises `ContainerRejectedError`.
 
         A container of a pod that requests no exclusive resources waits for no decision.
         """
         uid = sandbox.uid
-        deadline = asyncio.get_running_loop().time() + DECISION_SECONDS
+        deadline = asyncio.get_running_loop().time() + seconds
         if uid not in self._decided:
-            self._begin(uid, self._settle(uid))
+            self._begin_starting(uid)
             if self._shares(uid):
                 return None
             self._intake.prefer(self._pods.key(uid))
@@ -225,7 +244,7 @@ class RuntimeEvents:
                 self._not_yet(sandbox, "undecided", "the pod is not decided yet")
                 return None
         if self._allocation(uid) is None:
-            await self._without_allocation(uid, deadline)
+            await self._without_allocation(sandbox, deadline)
         pod = self._allocation(uid)
         if pod is None:
             return None
@@ -243,13 +262,18 @@ class RuntimeEvents:
     ) -> Adjustment | None:
         """Return what a container keeps through an update, such as an in-place resize.
 
-        The pod's cgroup, whose quota the kubelet changes with it, is compared.
+        The pod's cgroup, whose quota the kubelet changes with it, is compared. A resize of
+        exclusive CPUs is not done: raises `ContainerRejectedError`, so that the kubelet does not
+        report it as done.
         """
-        _ = asked
         pod = self._allocation(sandbox.uid)
         if pod is None:
             return None
         self._begin(sandbox.uid, self._settle(sandbox.uid))
+        why = resize_rejected(pod, container.name, asked)
+        if why:
+            self._controller.rejections.resize(pod, why)
+            raise ContainerRejectedError(_REJECTED, why)
         return self._adjustment(pod, container.name)
 
     def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
@@ -261,10 +285,6 @@ class RuntimeEvents:
     def container_removed(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
         """Do nothing: its allocation is the pod's."""
 
-    def _note_sandbox(self, sandbox: PodSandbox) -> None:
-        name = f"{sandbox.namespace}/{sandbox.name}"
-        self._pods.sandbox_started(sandbox.uid, sandbox.id, name)
-
     # --- decisions ------------------------------------------------------------------------------
 
     def _begin(self, uid: str, work: Coroutine[None, None, None]) -> None:
@@ -274,6 +294,12 @@ class RuntimeEvents:
             return
         task = self._deciding[uid] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._deciding.pop(uid, None))
+
+    def _begin_starting(self, uid: str) -> None:
+        """Begin to decide a pod whose containers start, also one that ran shared before."""
+        if self._controller.shared_pods.of(uid) is not None:
+            self._intake.try_again(self._pods.key(uid))
+        self._begin(uid, self._settle(uid))
 
     async def _settle(self, uid: str) -> None:
         known = self._allocation(uid) is not None
@@ -371,15 +397,21 @@ class RuntimeEvents:
         for record in state.records.pods.values():
             yield from record.unenforced
 
-    async def _without_allocation(self, uid: str, deadline: float) -> None:
+    async def _without_allocation(self, sandbox: PodSandbox, deadline: float) -> None:
         """Reject a pod that requests exclusive resources, unless it may run without them.
 
-        That it runs without them is saved first, so that it is decided on but once; a save that
-        takes until after the `deadline` of the loop's clock goes on.
+        That it runs without them is saved first, so that it goes on so over restarts; a save that
+        takes until after the `deadline` of the loop's clock goes on. Nothing is final while a pod
+        that may have ended has an allocation.
         """
+        uid = sandbox.uid
         why, pod = self._rejected.get(uid, ""), self._pods.specification(uid)
         if not why or pod is None or not self._requests_exclusive(pod):
             return  # its specification is not known, or it requests no exclusive resources
+        ending = still_allocated(self._controller.state.ledger.allocations, self._pods.ending)
+        if ending:
+            self._not_yet(sandbox, "ending", f"{why}; {ending}")
+            return
         if self._on_reject is OnReject.FAIL:
             raise ContainerRejectedError(_REJECTED, why)
         sharing = asyncio.create_task(self._share(pod, why))
@@ -396,6 +428,7 @@ class RuntimeEvents:
             if self._allocation(pod.uid) is None:
                 named = full_name(pod)
                 log.warning("rejected pod runs in the shared pool", uid=pod.uid, pod=named, why=why)
+                self._controller.rejections.shared(pod, source, why)
                 await self._controller.reconcile()
         except QueueStopped:
             return  # the container starts without the agent, which decides once it runs again
@@ -423,6 +456,10 @@ class RuntimeEvents:
         self._controller.metrics.counters.add(names.CONTAINERS_NOT_READY, reason, result)
         if fails:
             raise ContainerRejectedError(_NOT_YET, why)
+
+
+def _name(sandbox: PodSandbox) -> str:
+    return f"{sandbox.namespace}/{sandbox.name}"
 
 
 async def _in_time(work: asyncio.Task[None], deadline: float) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kubelet import tracked_pods
+from agent.kubelet.errors import UnreadablePodError
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
 from agent.kubelet.reported_pods import ReportedPod, ReportedPods
 from agent.kubelet.tracked_pods import TrackedPods
@@ -59,6 +60,8 @@ class Story:
             "disconnected": pods.disconnected,
             "sandbox started": lambda: pods.sandbox_started(UID, "s", ""),
             "sandbox removed": lambda: pods.sandbox_removed(UID, "s", now),
+            "sandbox recorded": lambda: pods.synchronized({UID: {"s": ""}}, now),
+            "sandbox not recorded": lambda: pods.synchronized({}, now),
             "cgroup made": lambda: pods.cgroups({UID}, now),
             "cgroup gone": lambda: pods.cgroups((), now),
         }
@@ -122,8 +125,7 @@ def test_a_pod_that_never_had_a_cgroup_ends_when_lists_lack_it_for_long_enough()
     assert UID not in pods.end(10.0 + 10 * ALONE_SECONDS)
     confirmed = 11.0 + MISSING_SECONDS
     pods.listed(ReportedPods(), confirmed)
-    assert UID not in pods.end(confirmed + ALONE_SECONDS - 1)
-    assert UID in pods.end(confirmed + ALONE_SECONDS)
+    assert UID in pods.end(confirmed)
 
 
 @pytest.mark.parametrize("how", ["deleted", "failed"])
@@ -186,17 +188,70 @@ def test_a_static_pod_that_comes_back_with_its_uid_is_new() -> None:
     assert [each.identity.uid for each in story.pods.facts()] == [UID]
 
 
-@pytest.mark.parametrize("sandboxes", [(), ("s",)])
-def test_a_pod_from_before_the_start_ends_without_a_cgroup_unless_it_has_a_sandbox(
-    sandboxes: tuple[str, ...],
+@pytest.mark.parametrize("order", list(permutations(("cgroups", "list", "sandboxes"))))
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_a_pod_that_ended_while_the_agent_was_away_ends_with_the_first_list(
+    order: tuple[str, ...],
+    same_boot: bool,  # noqa: FBT001  # a column of the table
+) -> None:
+    """The runtime has records of stopped sandboxes for minutes.
+
+    After a boot no pod has a cgroup yet, and the first list of a kubelet may be empty.
+    """
+    pods = TrackedPods(pod_level=True)
+    pods.resume([UID], same_boot=same_boot)
+    acts: dict[str, Callable[[], None]] = {
+        "cgroups": lambda: pods.cgroups((), 1.0),
+        "list": lambda: pods.listed(ReportedPods(), 1.0),
+        "sandboxes": lambda: pods.synchronized({UID: {"s": "shop/web"}}, 1.0),
+    }
+    for each in order:
+        acts[each]()
+    assert (UID in pods.end(1.0)) is same_boot
+    acts["sandboxes"]()
+    assert not pods.facts()
+    pods.cgroups((), 1.0 + MISSING_SECONDS)
+    pods.listed(ReportedPods(), 1.0 + MISSING_SECONDS)
+    assert UID in pods.end(1.0 + MISSING_SECONDS)
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_a_pod_from_before_the_start_ends_without_a_cgroup_unless_the_host_was_booted(
+    same_boot: bool,  # noqa: FBT001  # a column of the table
 ) -> None:
     pods = TrackedPods(pod_level=True)
-    pods.resume([UID])
-    for sandbox in sandboxes:
-        pods.sandbox_started(UID, sandbox, "")
+    pods.resume([UID], same_boot=same_boot)
     pods.cgroups((), 0.0)
     assert UID not in pods.end(ALONE_SECONDS - 1)
-    assert (UID in pods.end(ALONE_SECONDS)) is not bool(sandboxes)
+    assert (UID in pods.end(ALONE_SECONDS)) is same_boot
+
+
+def test_a_pod_that_nothing_but_its_sandbox_shows_goes_with_the_next_synchronization() -> None:
+    pods = TrackedPods(pod_level=True)
+    pods.report(POD, 0.0)
+    others = {f"p{number}": {"s": ""} for number in range(10)}
+    pods.synchronized({UID: {"s": ""}} | others, 0.0)
+    for uid in others:
+        pods.sandbox_started(uid, "s", "")
+    assert len(pods.facts()) == 11
+    pods.synchronized({UID: {"s": ""}, "p1": {"t": ""}}, 0.0)
+    assert [each.identity.uid for each in pods.facts()] == [UID, "p1"]
+    assert pods.end(0.0) == others.keys() - {"p1"}
+
+
+def test_a_pod_that_the_kubelet_reports_may_not_have_ended_whatever_the_host_shows() -> None:
+    story = Story().do("sandbox removed")
+    assert not story.pods.ending
+    assert story.do("disconnected").pods.ending == {UID}
+    assert Story().do("missing").pods.ending == {UID}
+
+
+@pytest.mark.parametrize("uid", ["", "other", UID])
+def test_an_unreadable_pod_of_a_list_hides_only_itself_where_its_uid_is_known(uid: str) -> None:
+    story = Story()
+    unreadable = UnreadablePodError("it is too large", uid)
+    story.pods.listed(ReportedPods((), (unreadable,)), 0.0)
+    assert bool(story.pods.missing) is (uid == "other")
 
 
 def test_pods_beyond_the_limit_are_reported_and_cost_nothing(
@@ -221,6 +276,8 @@ STEPS = (
     "listed",
     "disconnected",
     "sandbox started",
+    "sandbox recorded",
+    "sandbox not recorded",
     "cgroup made",
 )
 
@@ -233,15 +290,16 @@ class History:
 
     def over(self, now: float) -> bool:
         deleted = self._since({"deleted", "failed"}, {"reported", "listed", "sandbox started"})
-        sandbox = self._since({"sandbox removed"}, {"sandbox started"})
+        sandbox = self._without_sandbox()
         cgroup = self._without_cgroup()
         missing, unlisted = self._lists()
         first = deleted if deleted is not None else missing
         if sum(each is not None for each in (first, sandbox, cgroup)) > 1:
             return True
+        gone = self._last({"cgroup made", "cgroup gone"}) == "cgroup gone"
+        if unlisted is not None and gone:
+            return True
         lasting = [deleted]
-        if self._last({"cgroup made", "cgroup gone"}) == "cgroup gone":
-            lasting.append(unlisted)
         ends = {"deleted", "failed", "missing", "disconnected"}
         if self._last({"reported", "listed", "dying"} | ends) in ends:
             lasting += [sandbox, cgroup]
@@ -257,6 +315,16 @@ class History:
                 found = None
             elif name in begins and found is None:
                 found = when
+        return found
+
+    def _without_sandbox(self) -> float | None:
+        """Since when the pod has no sandbox; a synchronization may show that it has one."""
+        there, found = False, None
+        for when, name in self.events:
+            if name in {"sandbox started", "sandbox recorded"}:
+                there, found = True, None
+            elif name == "sandbox removed" or (name == "sandbox not recorded" and there):
+                there, found = False, when if found is None else found
         return found
 
     def _without_cgroup(self) -> float | None:

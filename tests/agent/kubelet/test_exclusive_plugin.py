@@ -17,7 +17,7 @@ from agent.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, Excl
 from agent.rpc.calls import CallError, Client
 from agent.rpc.device_plugin import DEVICE_PLUGIN, V1BETA1
 from agent.server.kernel.watches import directory_names
-from tests.agent.server.support import FakeClock, in_loop
+from tests.agent.server.support import FakeClock, in_loop, until
 from tests.fakes.device_manager import FakeDeviceManager
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ class Served:
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait until something holds that other tasks bring about."""
-        while not holds():  # noqa: ASYNC110  # no event of ours
-            await asyncio.sleep(0)
+        await until(holds)
 
     async def registered(self) -> None:
         """Wait until the kubelet of now has registered the plugin and its list."""
@@ -220,9 +219,7 @@ async def test_a_directory_that_cannot_be_made_is_a_condition_until_it_is_there(
         assert f"create it (install -d -m 0750 {place}/device-plugins)" in line
         place.unlink()
         await running.manager.start()
-        while not running.plugin.is_registered:
-            running.clock.advance(PERIOD)
-            await asyncio.sleep(0)
+        await running.clock.passing(PERIOD, until(lambda: running.plugin.is_registered))
         assert running.conditions() == []
 
 
@@ -342,9 +339,7 @@ async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
         running.clock.advance(PERIOD)
         await running.until(lambda: len(running.manager.registrations) > asked)
         running.manager.reject = None
-        while not running.plugin.is_registered:
-            running.clock.advance(PERIOD)
-            await asyncio.sleep(0)
+        await running.clock.passing(PERIOD, until(lambda: running.plugin.is_registered))
         assert running.conditions() == []
 
 
@@ -378,9 +373,7 @@ def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
         async with served(directory) as running:
             running.manager.hang = True
             await running.manager.start()
-            while not running.conditions():
-                running.clock.advance(PERIOD)
-                await asyncio.sleep(0)
+            await running.clock.passing(PERIOD, until(running.conditions))
             [line] = running.conditions()
             assert "DEADLINE_EXCEEDED" in line
             assert len(running.manager.registrations) > 1
@@ -399,9 +392,8 @@ async def test_a_list_that_the_kubelet_no_longer_watches_is_registered_again(
         assert endpoint.watching is not None
         endpoint.watching.cancel()
         await running.until(lambda: not running.plugin.is_registered)
-        while len(running.manager.registrations) == 1:
-            running.clock.advance(PERIOD)
-            await asyncio.sleep(0)
+        again = until(lambda: len(running.manager.registrations) > 1)
+        await running.clock.passing(PERIOD, again)
         await running.registered()
 
 
@@ -412,9 +404,7 @@ async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(directory: Path) -
         await running.registered()
         await running.manager.crash()
         await running.until(lambda: not running.plugin.is_registered)
-        while not running.conditions():
-            running.clock.advance(PERIOD)
-            await asyncio.sleep(0)
+        await running.clock.passing(PERIOD, until(running.conditions))
         [line] = running.conditions()
         assert "UNAVAILABLE" in line
         await running.manager.start()

@@ -109,6 +109,21 @@ async def test_a_certificate_of_an_unknown_authority_is_rejected_unless_none_is_
 
 
 @in_loop
+async def test_a_replaced_file_of_authorities_is_read_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as access:
+        assert access.ca_file is not None
+        authorities = tmp_path / "ca.crt"
+        authorities.write_bytes(write_certificate(tmp_path / "former.crt").read_bytes())
+        async with client(access, ca_file=authorities) as endpoint:
+            with pytest.raises(PodsUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await endpoint.pods(LONG)
+            new = tmp_path / "new.crt"
+            new.write_bytes(access.ca_file.read_bytes())
+            new.replace(authorities)
+            assert [pod.uid for pod in (await endpoint.pods(LONG)).pods] == [UID]
+
+
+@in_loop
 async def test_a_missing_file_of_authorities_is_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as access, client(access, ca_file=tmp_path / "none") as endpoint:
         with pytest.raises(PodsUnavailableError, match="No such file"):

@@ -302,3 +302,46 @@ def test_quantities_on_the_wire_are_entries_of_a_map() -> None:
         "cpu": "3",
         "example.com/gpu": "1",
     }
+
+
+def _listed(*items: str) -> bytes:
+    return f'{{"items": [{", ".join(items)}]}}'.encode()
+
+
+def _item(uid: str, managed: str = "{}") -> str:
+    return (
+        f'{{"metadata": {{"managedFields": {managed}, "uid": "{uid}", "name": "web"}}, '
+        '"spec": {"containers": [{"name": "main"}]}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "managed",
+    [
+        "[" * 3000 + "]" * 3000,
+        '{"a":' * 5000 + '"}"' + "}" * 5000,
+        r'"\ud800"',
+        r'"\udc00\\ud800\uD83D\uDE00"',
+        '"\\"[{" ',
+    ],
+)
+def test_a_value_that_no_decoder_takes_costs_no_pod_of_a_list(managed: str) -> None:
+    listing = read_list(_listed(_item("a"), _item("b", managed), _item("c")), 10)
+    assert [pod.uid for pod in listing.pods] == ["a", "b", "c"]
+    assert len({str(pod.specification).replace(f"'{pod.uid}'", "") for pod in listing.pods}) == 1
+    assert listing.unreadable == ()
+
+
+@pytest.mark.parametrize("damage", ["[" * 5000, '"\\' * 5000, '"\\"' * 5000, "]" * 5000, '"a'])
+def test_what_is_not_a_list_is_an_error_whatever_is_in_it(damage: str) -> None:
+    with pytest.raises(UnreadablePodError, match="not a list of pods"):
+        read_list(_listed(_item("a", damage)), 10)
+
+
+def test_a_pod_that_is_larger_than_any_costs_itself_and_is_known_by_its_uid() -> None:
+    many = ", ".join(f'"a{number}": "{"b" * 30}"' for number in range(120_000))
+    listing = read_list(_listed(_item("a"), _item("b", f"{{{many}}}")), 10)
+    assert [pod.uid for pod in listing.pods] == ["a"]
+    [error] = listing.unreadable
+    assert error.uid == "b"
+    assert "more than any pod" in str(error)

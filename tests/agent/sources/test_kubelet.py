@@ -28,7 +28,7 @@ from tests.fakes.kubelet_devices import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
     from pathlib import Path
 
     from agent.kubelet.reported_pods import ReportedPods
@@ -79,6 +79,7 @@ class Host:
     clock: FakeClock
     source: KubeletPods
     cgroups: set[str]
+    idle: set[str] = field(default_factory=set)
     changes: int = 0
     readings: list[SourceReading] = field(default_factory=list)
 
@@ -145,8 +146,13 @@ async def followed(
     ways = KubeletWays(PodsApi(directory), endpoint, directory, deadlines)  # type: ignore[arg-type]  # a fake
     # What the kubelet's plugins gave is in its file, which is not there before the first device.
     awaits = DeviceCheckpoint(directory, OPT_IN).awaits
-    source = KubeletPods(ways, clock, lambda: cgroups, pod_level=True, awaits=awaits)
-    host = Host(directory, kubelet, endpoint or Endpoint(), clock, source, cgroups)
+    idle = set[str]()
+
+    def shown(doubted: Collection[str]) -> set[str]:
+        return cgroups - (idle & set(doubted))
+
+    source = KubeletPods(ways, clock, shown, pod_level=True, awaits=awaits, same_boot=True)
+    host = Host(directory, kubelet, endpoint or Endpoint(), clock, source, cgroups, idle)
     if started:
         await kubelet.start()
 
@@ -322,9 +328,8 @@ async def test_a_pod_that_fails_ends_after_half_a_minute_and_with_its_sandbox_at
         await until(lambda: host.knows(*pods))
         for uid in pods:
             host.runs(uid)
-            seen = host.changes
             host.kubelet.add(uid, pod_message(uid, phase="Succeeded", running=False))
-            await until(lambda seen=seen: host.changes > seen)  # type: ignore[misc]
+            await until(lambda uid=uid: uid in host.source.ending)  # type: ignore[misc]
         assert not host.removed()
         host.source.sandbox_removed(UID, f"{UID}-1")
         assert host.removed() == {UID}
@@ -541,12 +546,14 @@ async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_
 
 @in_loop
 async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_path: Path) -> None:
-    def unreadable() -> set[str]:
+    def unreadable(_: object) -> set[str]:
         raise OSError(5, "Input/output error")
 
     ways = KubeletWays(PodsApi(tmp_path), None, tmp_path)
     awaits = DeviceCheckpoint(tmp_path).awaits
-    source = KubeletPods(ways, FakeClock(), unreadable, pod_level=True, awaits=awaits)
+    source = KubeletPods(
+        ways, FakeClock(), unreadable, pod_level=True, awaits=awaits, same_boot=True
+    )
     source.resume([f"pods/{UID}"])
     reading = source.read()
     assert reading.removed == frozenset()
@@ -693,6 +700,38 @@ async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Pat
 
 
 @in_loop
+async def test_a_pod_that_lists_lack_and_whose_cgroup_has_no_process_has_ended(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path, started=False) as host:
+        host.cgroups |= {UID, OTHER_UID}
+        host.source.resume([f"pods/{UID}", f"pods/{OTHER_UID}"])
+        host.idle.add(UID)
+        assert not host.removed()
+        await host.kubelet.start()
+        await host.connect()
+        assert host.removed() == {UID}
+
+
+@in_loop
+async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        host.runs(UID)
+        host.read()
+        host.kubelet.delete(UID)
+        await until(lambda: bool(host.source.ending))
+        before = host.changes
+        await until(lambda: host._waiting(1))
+        host.clock.advance(CONFIRM_PERIOD)
+        await until(lambda: host.changes > before)
+        host.clock.advance(ALONE_SECONDS)
+        assert host.removed() == {UID}
+
+
+@in_loop
 async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
     tmp_path: Path,
 ) -> None:
@@ -701,7 +740,8 @@ async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
         host.runs(UID)
         host.read()
         ending = [host.source.ending]
-        host.source.sandbox_removed(UID, f"{UID}-1")
+        host.kubelet.delete(UID)
+        await until(lambda: bool(host.source.ending))
         ending.append(host.source.ending)
         host.cgroups.clear()
         assert host.removed() == {UID}

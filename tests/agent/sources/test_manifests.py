@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,6 @@ from agent.sources.manifests import ManifestFile, ManifestFormat, scan
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from agent.pods.model import Pod
 
 FORM = ManifestFormat(load_pod, 4096)
@@ -225,6 +224,33 @@ def test_a_link_to_the_directory_is_as_good_as_the_place_it_stands_in(directory:
     assert read(directory / "good") == []
     with pytest.raises(ManifestDirectoryError, match=f"{open_to_all} can be written by others"):
         read(open_to_all / "bad")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_directory_that_is_exchanged_meanwhile_is_read_as_it_was_checked(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+
+    def exchanged(path: Path) -> None:
+        """Put another directory in the place of the one that was found to be safe."""
+        directory.rename(directory.with_name("former"))
+        path.mkdir()
+        path.chmod(mode)
+        (path / "b.yaml").write_bytes(manifest(uid=None))
+
+    monkeypatch.setattr("agent.sources.manifests.risk_above", exchanged)
+    assert [file.path.name for file in read(directory)] == ["a.yaml"]
+
+
+def test_no_descriptor_of_the_directory_stays_open(directory: Path) -> None:
+    descriptors = Path("/proc/self/fd")
+    before = [*descriptors.iterdir()]
+    read(directory)
+    directory.chmod(0o777)
+    with pytest.raises(ManifestDirectoryError):
+        read(directory)
+    assert len([*descriptors.iterdir()]) == len(before)
 
 
 def test_a_file_that_is_large_but_empty_is_not_read_whole(directory: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from agent.runtimes.nri.session import NriSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from agent.runtimes.nri.values import (
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
         RuntimeInfo,
     )
 
-_Params = ParamSpec("_Params")
 
 POD: dict[str, Any] = {
     "id": "s1",
@@ -39,26 +37,6 @@ CONTAINER: dict[str, Any] = {
     "env": ["A=1", "B=x=y"],
     "linux": {"cgroups_path": "kubepods-poduid_1.slice:cri-containerd:c1"},
 }
-
-
-def in_loop(test: Callable[_Params, Coroutine[None, None, None]]) -> Callable[_Params, None]:
-    """Run an asynchronous test to its end in a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: _Params.args, **kwargs: _Params.kwargs) -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(60):
-                await test(*args, **kwargs)
-
-        asyncio.run(limited())
-
-    return run
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Return once something holds that other tasks of the loop bring about."""
-    while not condition():  # noqa: ASYNC110  # the code under test has no event for it
-        await asyncio.sleep(0)
 
 
 class ManualClock:
@@ -116,6 +94,7 @@ class RecordingHandler:
         self.hangs: frozenset[str] = frozenset()
         self.cancelled: list[str] = []
         self.fails_when_cancelled = False
+        self.seconds = 0.0
         self.ended = asyncio.Event()
         #: Of each answer the method and the outcome.
         self.outcomes: list[tuple[str, str]] = []
@@ -166,8 +145,9 @@ class RecordingHandler:
         self._note("sandbox_updated", sandbox.name, sandbox)
 
     async def container_created(
-        self, sandbox: PodSandbox, container: RuntimeContainer
+        self, sandbox: PodSandbox, container: RuntimeContainer, seconds: float
     ) -> Adjustment | None:
+        self.seconds = seconds
         self._note("container_created", f"{sandbox.name}/{container.name}", container)
         await self._wait("container_created")
         return self.adjustment

@@ -14,7 +14,8 @@ from google.protobuf.json_format import ParseDict
 
 from agent.runtimes.nri.messages import EVENTS, V1ALPHA1
 from agent.runtimes.nri.values import ContainerResources, PodSandbox, RuntimeContainer
-from tests.agent.runtimes.nri.support import RecordingHandler, in_loop, serving, until
+from tests.agent.runtimes.nri.support import RecordingHandler, serving
+from tests.agent.server.support import in_loop, until
 from tests.fakes.nri_runtime import FakeRuntime, running
 from tests.shared import needs_shared, shared_dir
 

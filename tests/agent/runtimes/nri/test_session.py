@@ -23,10 +23,9 @@ from tests.agent.runtimes.nri.support import (
     POD,
     ManualClock,
     RecordingHandler,
-    in_loop,
     serving,
-    until,
 )
+from tests.agent.server.support import in_loop, until
 from tests.fakes.nri_runtime import FakeRuntime, running
 
 if TYPE_CHECKING:
@@ -450,7 +449,7 @@ async def test_no_event_but_create_is_ever_answered_with_an_error(
         async with running(runtime), serving(runtime.socket, handler):
             plugin = await runtime.plugin()
             reply = await plugin.event(event, POD, container_of(event))
-    may_reject = event is NriEvent.CREATE_CONTAINER and isinstance(error, ContainerRejectedError)
+    may_reject = event in ANSWERED and isinstance(error, ContainerRejectedError)
     assert reply.code == (13 if may_reject else 0)
     failures = [entry for entry in logged if entry["event"] == "NRI handler failed"]
     if event in methods and not may_reject:
@@ -517,6 +516,43 @@ async def test_a_runtime_that_waits_shorter_than_the_deadline_gets_its_answer_in
         reply = await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)
     assert reply.code == 0
     assert handler.cancelled == ["synchronize", "container_created"]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "seconds", "least", "most"), [(2000, 1.6, 0.5, 1.5), (0, 60.0, 50.0, 60.0)]
+)
+@in_loop
+async def test_a_creation_may_wait_nearly_as_long_as_the_runtime_does(
+    tmp_path: Path, milliseconds: int, seconds: float, least: float, most: float
+) -> None:
+    """What remains is for saying that it is not decided."""
+    runtime = FakeRuntime(tmp_path / "nri.sock", request_timeout_ms=milliseconds)
+    handler = RecordingHandler()
+    async with running(runtime), serving(runtime.socket, handler, seconds=seconds):
+        plugin = await runtime.plugin()
+        await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)
+    assert least < handler.seconds <= most
+
+
+@in_loop
+async def test_creations_that_wait_keep_no_other_request_from_being_answered(
+    tmp_path: Path,
+) -> None:
+    runtime = FakeRuntime(tmp_path / "nri.sock")
+    handler = RecordingHandler()
+    handler.hangs = frozenset({"container_created"})
+    async with running(runtime), serving(runtime.socket, handler, seconds=3600):
+        plugin = await runtime.plugin()
+        waiting = [
+            asyncio.create_task(plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER))
+            for _ in range(20)
+        ]
+        await until(lambda: handler.events.count("container_created web/app") == 20)
+        reply = await plugin.event(NriEvent.REMOVE_POD_SANDBOX, POD)
+        assert reply.code == 0
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
 
 
 @pytest.mark.parametrize("method", ["configured", "synchronize", "disconnected"])

@@ -14,6 +14,7 @@ from agent.runtimes.nri.values import (
     PodSandbox,
     RuntimeContainer,
 )
+from agent.server.cluster import runtime_events
 from agent.server.cluster.runtime_events import RuntimeEvents
 from agent.server.intake import ControllerAdmissions, PodIntake
 from agent.sources.source import SourceEntry, SourceReading
@@ -24,7 +25,7 @@ from tests.agent.server.sites import Site, make_site, site_config, with_agent
 from tests.agent.server.support import UID, make_world
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
     from pathlib import Path
 
     from agent.pods.model import Pod
@@ -44,6 +45,7 @@ class Pods:
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[str] = field(default_factory=list)
     error: Exception | None = None
+    may_have_ended: set[str] = field(default_factory=set)
     name: str = "kubelet"
     removal: str = "delete the pod"
 
@@ -59,6 +61,14 @@ class Pods:
     def specification(self, uid: str) -> Pod | None:
         return self.known.get(uid)
 
+    @property
+    def ending(self) -> frozenset[str]:
+        return frozenset(self.may_have_ended)
+
+    def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]]) -> None:
+        for uid, found in sandboxes.items():
+            self.calls.extend(("listed", uid, *each) for each in found.items())
+
     def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
         self.calls.append(("started", uid, sandbox, name))
 
@@ -66,7 +76,7 @@ class Pods:
         self.calls.append(("removed", uid, sandbox))
 
     async def ask_for(self, uid: str, seconds: float) -> Pod | None:
-        assert seconds <= 0.1
+        assert seconds <= runtime_events.ASK_SECONDS
         self.asked.append(uid)
         await self.answering.wait()
         if uid in self.on_request:
@@ -144,5 +154,7 @@ def shown(site: Site, path: str, *files: str) -> list[str]:
     return [(text or "").strip() for text in site.kernel.read_many(path, files)]
 
 
-async def created(agent: Beside, name: str, uid: str = UID) -> Adjustment | None:
-    return await agent.events.container_created(sandbox(uid), container(name, uid))
+async def created(
+    agent: Beside, name: str, uid: str = UID, seconds: float = 60.0
+) -> Adjustment | None:
+    return await agent.events.container_created(sandbox(uid), container(name, uid), seconds)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.cluster import runtime_events
 from tests.agent.server.cluster.beside import make_node
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Return a node on which decisions are ready in time on a busy machine, too."""
-    monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
+def site(tmp_path: Path) -> Site:
+    """Return a node on which a kubelet has made its cgroups."""
     return make_node(tmp_path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.managers.allocations.origin import Origin
 from agent.reconcile.diff import Cause, Difference
 from agent.server.cluster.adjustments import adjustment_of, still_shared
 from sysfs.mask import Mask
@@ -69,8 +70,28 @@ def test_memory_nodes_alone_are_pinned_and_the_quota_is_the_kubelets() -> None:
     assert given.environment["NUMAWARDEN_MEMORY_NODES"] == "1"
 
 
-def test_a_container_that_is_not_in_the_specification_gets_nothing() -> None:
-    assert adjustment_of(mixed(), "debugger", POOL) is None
+@pytest.mark.parametrize(
+    ("allocation", "cpus", "quota"),
+    [
+        (pod(exclusive("db", "2-3"), limit=2000), POOL, -1),
+        (pod(exclusive("db", "2-3"), on_host("log", limit=500), limit=2500), POOL, -1),
+        (pod(exclusive("db", "2-3"), on_host("log"), limit=3000), POOL, 100_000),
+        (mixed(), Mask.parse("6-7"), None),
+    ],
+)
+def test_an_ephemeral_container_has_the_pool_of_its_pod_or_the_nodes(
+    allocation: PodAllocation, cpus: Mask, quota: int | None
+) -> None:
+    """A quota binds it only where its pod states one for more than its containers."""
+    given = adjustment_of(allocation, "debugger", POOL)
+    assert given is not None
+    assert (given.cpus, given.mems, given.quota_us, given.environment) == (cpus, None, quota, {})
+
+
+def test_an_ephemeral_container_of_a_pod_without_cpus_of_its_own_is_left_to_the_kubelet() -> None:
+    assert adjustment_of(pod(on_host("web", limit=500), limit=500), "debugger", POOL) is None
+    recovered = replace(pod(exclusive("db", "2-3")), origin=Origin.RECOVERED)
+    assert adjustment_of(recovered, "app", POOL) is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from agent.cli.main import run_command
 from agent.clock import SystemClock
 from agent.config.config import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
-from sysfs.mask import Mask
+from agent.server.metrics import names
+from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import in_loop, make_world, running
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import FakeClock, Running
 
 QUICK: Final = Options(poll=0.02, habits=Habits(retry=0.1, look=0.02, linger=0.02))
+LINGERING: Final = Options(poll=0.02, habits=Habits(retry=0.1, look=0.02, linger=1000.0))
 ALL: Final = Mask.parse("0-15")
 SECONDS: Final = 40.0
 
@@ -156,8 +158,10 @@ class Cluster:
         return found.phase if found else "gone"
 
     def cpus(self, name: str) -> Mask:
-        """Return the CPUs of a container's cgroup."""
-        return Mask.parse(self.world.cpus_of(self.runtime.cgroup_of(name)))
+        """Return the CPUs of a container's cgroup, none while there is no such cgroup."""
+        cgroup = self.runtime.cgroup_of(name)
+        there = self.world.kernel.exists(cgroup)
+        return Mask.parse(self.world.cpus_of(cgroup)) if there else EMPTY
 
     def pool(self) -> Mask:
         return self.agent.controller.state.shared_cpus
@@ -331,6 +335,61 @@ async def test_a_resize_in_place_takes_no_cpus_and_adds_no_quota(cluster: Cluste
         await until(lambda: cluster.quota(cgroup) == "max")
         assert cluster.cpus("app") == before
         assert cluster.quota(cluster.runtime.cgroup_of("app")) == "max"
+        steps, said = cluster.kubelet.timeline.steps, "container app keeps its exclusive CPUs"
+        await until(lambda: any(said in step.get("error", "") for step in steps))
+
+
+@in_loop
+async def test_an_ephemeral_container_of_a_pinned_pod_runs_in_the_nodes_pool_without_a_quota(
+    cluster: Cluster,
+) -> None:
+    async with whole(cluster):
+        manifest = pod("own", container("app", 2))
+        uid = cluster.put(manifest)
+        await until(lambda: cluster.phase(uid) == "Running")
+        own = cluster.cpus("app")
+        debugged = {**manifest["spec"], "ephemeralContainers": [container("dbg")]}
+        cluster.put({**manifest, "spec": debugged})
+        await until(lambda: "dbg" in {each.name for each in cluster.runtime.containers.values()})
+        await until(lambda: cluster.cpus("dbg") == cluster.pool())
+        assert not cluster.cpus("dbg") & own
+        assert cluster.cpus("app") == own
+        assert cluster.quota(cluster.runtime.cgroup_of("dbg")) == "max"
+        assert drift(cluster) == 0
+
+
+def drift(cluster: Cluster) -> float:
+    """Return how many settings were found that another process had changed."""
+    counters = cluster.agent.controller.metrics.counters
+    return sum(counters.value(names.DRIFT_FOUND, cause) for cause in names.CAUSES)
+
+
+@in_loop
+async def test_what_kubelet_and_runtime_do_in_the_life_of_pods_is_not_drift(
+    cluster: Cluster,
+) -> None:
+    async with cluster.with_runtime(), cluster.with_kubelet():
+        async with cluster.with_agent():
+            mixed, uid = cluster.put(MIXED), cluster.put(pod("own", container("own", 2)))
+            await until(lambda: {cluster.phase(each) for each in (mixed, uid)} == {"Running"})
+            cgroup = parent_of(uid, pod("own", container("own", 2))["spec"]).lstrip("/")
+            for cpus in (3, 2):
+                cluster.put(pod("own", container("own", cpus)))
+                await until(lambda: len(cluster.runtime.of("own").updates) >= 4 - cpus)  # noqa: B023  # at once
+                await until(lambda: cluster.quota(cgroup) == "max")
+            cluster.runtime.end("own", 1)
+            await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 1)
+            await until(lambda: len(cluster.cpus("own")) == 2)
+            await cluster.agent.controller.reconcile()
+            assert not "\n".join(each.line() for each in cluster.agent.controller.state.drift)
+            assert drift(cluster) == 0
+        cluster.runtime.end("own", 1)
+        await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 2)
+        await until(lambda: cluster.world.kernel.exists(cluster.runtime.cgroup_of("own")))
+        async with cluster.with_agent():
+            await until(lambda: len(cluster.cpus("own")) == 2)
+            assert not "\n".join(each.line() for each in cluster.agent.controller.state.drift)
+            assert drift(cluster) == 0
 
 
 @in_loop
@@ -354,9 +413,7 @@ async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is
 async def test_a_rejected_pod_that_runs_shared_goes_on_so_after_a_restart_of_the_agent(
     cluster: Cluster,
 ) -> None:
-    agent = cluster.world.config.agent
-    beside = replace(agent.kubelet, on_reject=OnReject.SHARE)
-    cluster.world.config = replace(cluster.world.config, agent=replace(agent, kubelet=beside))
+    sharing(cluster)
     async with cluster.with_runtime(), cluster.with_kubelet():
         async with cluster.with_agent():
             first = cluster.put(pod("first", container("one", 12)))
@@ -374,9 +431,72 @@ async def test_a_rejected_pod_that_runs_shared_goes_on_so_after_a_restart_of_the
             assert cluster.admitted() == {third}
             await until(lambda: cluster.cpus("two") <= cluster.pool())
             conditions = cluster.agent.controller.state.condition_lines()
-            assert [line for line in conditions if f"pods/{uid} is shared: " in line]
+            assert [line for line in conditions if "pod default/second is shared: " in line]
             cluster.remove("second")
             await until(lambda: not cluster.agent.controller.state.durable.shared)
+
+
+async def printed(cluster: Cluster, capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """Return what a command prints about the agent."""
+    socket = str(cluster.world.socket)
+    await asyncio.to_thread(run_command, [*command, "--socket", socket])
+    return capsys.readouterr().out
+
+
+def sharing(cluster: Cluster) -> None:
+    """Let rejected pods run in the shared pool."""
+    agent = cluster.world.config.agent
+    beside = replace(agent.kubelet, on_reject=OnReject.SHARE)
+    cluster.world.config = replace(cluster.world.config, agent=replace(agent, kubelet=beside))
+
+
+@in_loop
+async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_others(
+    cluster: Cluster,
+) -> None:
+    """Its sandbox is recorded still; the kubelet does not list it, and its cgroup is gone."""
+    sharing(cluster)
+    async with cluster.with_runtime(), cluster.with_kubelet(LINGERING):
+        async with cluster.with_agent():
+            first = cluster.put(pod("first", container("one", 12)))
+            await until(lambda: cluster.phase(first) == "Running")
+        cluster.remove("first")
+        cgroup = parent_of(first, pod("first", container("one", 12))["spec"]).lstrip("/")
+        await until(lambda: not cluster.world.kernel.exists(cgroup))
+        assert len(cluster.runtime.sandboxes) == 1
+        uid = cluster.put(pod("second", container("two", 8)))
+        await until(lambda: cluster.phase(uid) == "Running")
+        async with cluster.with_agent():
+            third = cluster.put(pod("third", container("three", 2)))
+            await until(lambda: cluster.phase(third) == "Running")
+            await until(lambda: cluster.admitted() == {uid, third})
+            await until(lambda: [len(cluster.cpus(name)) for name in ("two", "three")] == [8, 2])
+            assert not cluster.agent.controller.state.durable.shared
+
+
+@in_loop
+async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_again(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sharing(cluster)
+    async with whole(cluster):
+        first = cluster.put(pod("first", container("one", 12)))
+        await until(lambda: cluster.phase(first) == "Running")
+        uid = cluster.put(pod("second", container("two", 8), container("side", 1)))
+        await until(lambda: cluster.phase(uid) == "Running")
+        await until(lambda: cluster.cpus("two") <= cluster.pool())
+        cluster.remove("first")
+        lines = cluster.agent.controller.state.condition_lines
+        await until(lambda: any("there is room now" in line for line in lines()))
+        assert cluster.cpus("two") <= cluster.pool()
+        for command in (["list"], ["show", "second"], ["status"], ["history"]):
+            assert "default/second" in await printed(cluster, capsys, *command)
+        assert "without CPUs" in await printed(cluster, capsys, "history", "second")
+        cluster.runtime.end("two", 1)
+        await until(lambda: uid in cluster.admitted())
+        await until(lambda: [len(cluster.cpus(name)) for name in ("two", "side")] == [8, 1])
+        assert not cluster.cpus("side") & cluster.cpus("two")
+        assert not any("shared" in line for line in lines())
 
 
 def waiting(cluster: Cluster, uid: str, name: str) -> str:

@@ -411,7 +411,7 @@ async def test_a_pod_is_not_rejected_while_another_may_have_ended(beside: World)
         with capture_logs() as logs:
             assert await kubelet.admit(UIDS[2], HALF) is None
         [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
-        assert "a pod may have ended whose allocation is not free yet" in line["why"]
+        assert "pods that may have ended still have their allocation: " in line["why"]
         assert kubelet.admitted == {UIDS[0], UIDS[1]}
 
 

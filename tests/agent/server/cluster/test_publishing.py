@@ -16,7 +16,7 @@ from agent.managers.allocations.origin import Source
 from agent.managers.device.kubelet_listing import KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import GivenDevice
-from agent.server.cluster.publishing import CLUSTER_SOURCE, SETTLE_SECONDS
+from agent.server.cluster.publishing import CLUSTER_SOURCE, PERIOD_SECONDS, SETTLE_SECONDS
 from agent.server.errors import StartError
 from agent.sources.kubelet import KubeletPods
 from sysfs.mask import Mask
@@ -34,7 +34,7 @@ from tests.agent.server.test_plugs import ToySource, metric, plug_in
 from tests.fakes.api_server import TOKEN, Failure, Fault, api_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.agent.server.support import Running, World
@@ -72,11 +72,9 @@ def cluster(world: World, fake: FakeApiServer, certificate: Path, tmp_path: Path
     return source
 
 
-async def settled(agent: Running) -> None:
-    """Let a change settle that is to be published."""
-    clock = agent.world.clock
-    await until(lambda: any(at == clock.now + SETTLE_SECONDS for at, woken in clock._sleepers))
-    clock.advance(SETTLE_SECONDS)
+async def settled(agent: Running, condition: Callable[[], object]) -> None:
+    """Let what changed settle and be published until a condition holds."""
+    await agent.world.clock.passing(SETTLE_SECONDS, until(condition))
 
 
 def published(fake: FakeApiServer) -> dict[str, Any]:
@@ -106,14 +104,11 @@ async def test_the_topology_follows_the_pods_of_the_cluster(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: published(fake) == expected("7", "8"))
+        await settled(agent, lambda: published(fake) == expected("7", "8"))
         cluster.put(KEY, manifest())
-        await settled(agent)
-        await until(lambda: published(fake) == expected("5", "8", ("shop", "web")))
+        await settled(agent, lambda: published(fake) == expected("5", "8", ("shop", "web")))
         cluster.empty(KEY)
-        await settled(agent)
-        await until(lambda: published(fake) == expected("7", "8"))
+        await settled(agent, lambda: published(fake) == expected("7", "8"))
         await until(lambda: metric(agent, f'{ATTEMPTS}{{result="done"}}') == "3.0")
         assert float(metric(agent, LAST)) == pytest.approx(world.clock.time(), abs=10)
 
@@ -124,11 +119,9 @@ async def test_a_pod_of_no_cluster_takes_cpus_and_is_not_in_the_fingerprint(
 ) -> None:
     del cluster
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: published(fake) == expected("7", "8"))
+        await settled(agent, lambda: published(fake) == expected("7", "8"))
         await agent.ask(agent.client.admit, manifest())
-        await settled(agent)
-        await until(lambda: published(fake) == expected("5", "8"))
+        await settled(agent, lambda: published(fake) == expected("5", "8"))
 
 
 @in_loop
@@ -143,15 +136,12 @@ async def test_devices_that_the_kubelet_lists_later_are_published_without_an_eve
         return [each["name"] for each in zone["resources"]]
 
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: published(fake) == expected("7", "8"))
+        await settled(agent, lambda: published(fake) == expected("7", "8"))
         assert "example.com/nic" not in resources()
         devices = KubeletDevices(tmp_path, agent.controller.worker.run)
         devices.listed = KubeletListing(allocatable=(nic,))
         agent.controller.state.kubelet_devices = devices
-        while "example.com/nic" not in resources():
-            world.clock.advance(1)
-            await asyncio.sleep(0)
+        await world.clock.passing(PERIOD_SECONDS, until(lambda: "example.com/nic" in resources()))
 
 
 @in_loop
@@ -161,13 +151,11 @@ async def test_what_cannot_be_published_is_a_condition_until_it_is(
     del cluster
     fake.faults.append(Failure(404, text="404 page not found\n"))
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: "install the CustomResourceDefinition" in conditions(agent))
+        await settled(agent, lambda: "install the CustomResourceDefinition" in conditions(agent))
         assert metric(agent, f'{ATTEMPTS}{{result="not_served"}}') == "1.0"
         assert metric(agent, LAST) == "0.0"
-        while "CustomResourceDefinition" in conditions(agent):
-            world.clock.advance(1)
-            await asyncio.sleep(0)
+        gone = until(lambda: "CustomResourceDefinition" not in conditions(agent))
+        await world.clock.passing(PERIOD_SECONDS, gone)
         assert published(fake) == expected("7", "8")
 
 
@@ -177,8 +165,7 @@ async def test_a_rejected_pod_of_the_cluster_gets_an_event(
 ) -> None:
     async with running(world) as agent:
         cluster.put(KEY, manifest(cpu="100"))
-        await settled(agent)
-        await until(lambda: len(fake.events) == 1)
+        await settled(agent, lambda: len(fake.events) == 1)
         (event,) = fake.events.values()
         assert event["involvedObject"]["uid"] == UID
         status = agent.controller.state.records.rejections[UID].status
@@ -194,8 +181,7 @@ async def test_a_rejected_pod_of_no_cluster_gets_no_event(
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest(cpu="100"))
         cluster.put(KEY, manifest("other", OTHER_UID, cpu="100"))
-        await settled(agent)
-        await until(lambda: len(fake.events) == 1)
+        await settled(agent, lambda: len(fake.events) == 1)
         assert {event["involvedObject"]["uid"] for event in fake.events.values()} == {OTHER_UID}
 
 
@@ -204,12 +190,11 @@ async def test_a_pod_that_runs_without_an_allocation_is_in_the_fingerprint_and_g
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: published(fake) == expected("7", "8"))
+        await settled(agent, lambda: published(fake) == expected("7", "8"))
         cluster.put(KEY, manifest().replace(b"  - name: c0", b"  - nom: c0"))
-        await settled(agent)
-        await until(lambda: published(fake) == expected("7", "8", ("shop", "web")))
-        await until(lambda: [each["reason"] for each in fake.events.values()] == ["RunsShared"])
+        await settled(agent, lambda: published(fake) == expected("7", "8", ("shop", "web")))
+        await settled(agent, lambda: fake.events)
+        assert [each["reason"] for each in fake.events.values()] == ["RunsShared"]
 
 
 @in_loop
@@ -218,8 +203,7 @@ async def test_no_pod_and_no_stop_waits_for_an_api_server_that_hangs(
 ) -> None:
     fake.always = Fault.HANG
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: len(fake.requests) == 1)
+        await settled(agent, lambda: len(fake.requests) == 1)
         with agent.controller.events.watch() as watcher:
             cluster.put(KEY, manifest())
             assert (await next_event(watcher, "PodAdmitted")).uid == UID
@@ -235,8 +219,7 @@ async def test_what_cannot_be_shown_of_a_host_is_a_condition(
     devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0)), PluginDevice("b"))}
     world.config = replace(world.config, agent=replace(world.config.agent, devices=devices))
     async with running(world) as agent:
-        await settled(agent)
-        await until(lambda: bool(published(fake)))
+        await settled(agent, lambda: bool(published(fake)))
         assert "1 of 2 devices of example.com/gpu are not published" in conditions(agent)
 
 
@@ -277,8 +260,6 @@ async def test_a_pod_without_a_name_gets_its_event_once_the_name_is_known(
         watch = agent.controller.rejections.watch
         watch(nameless, source)
         watch(replace(nameless, name="web", namespace="shop"), source)
-        await settled(agent)
-        await until(
-            lambda: [each["involvedObject"]["name"] for each in fake.events.values()] == ["web"]
-        )
+        await settled(agent, lambda: fake.events)
+        assert [each["involvedObject"]["name"] for each in fake.events.values()] == ["web"]
         assert not [path for path in fake.paths("POST") if "namespaces//" in path]

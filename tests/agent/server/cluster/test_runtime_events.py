@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
+from agent.api.status import ManifestDocument
 from agent.config.config import OnReject
 from agent.reconcile.diff import Cause, Difference
 from agent.runtimes.nri.handler import ContainerRejectedError
@@ -14,10 +17,10 @@ from agent.runtimes.nri.values import (
     ContainerResources,
     RuntimeInfo,
 )
-from agent.server.cluster import runtime_events
 from agent.server.cluster.runtime_events import SUBJECT
 from agent.server.control.grouped import MOST_AT_ONCE
 from agent.server.metrics import names
+from agent.server.reporting.rejections import INVALID_REPORTED
 from agent.sources.errors import SourceUnreadableError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
@@ -34,6 +37,9 @@ from tests.agent.server.cluster.beside import (
 )
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID
+
+if TYPE_CHECKING:
+    from agent.api.documents import FailedPodDocument
 
 
 def test_a_container_gets_its_cpus_after_they_left_the_pool(site: Site) -> None:
@@ -96,42 +102,37 @@ def test_a_pod_without_room_is_rejected_with_its_reason_until_there_is_room(site
     beside(site, live)
 
 
-async def without_a_decision(agent: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+async def without_a_decision(agent: Beside) -> None:
     """Occupy the controller until the end of the test, as many admissions do."""
-    monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 0.01)
     agent.tasks.append(asyncio.create_task(agent.controller.queue.run(agent.never.wait)))
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
 def test_what_is_not_decided_in_time_is_tried_again_or_shares(
-    site: Site, on_reject: OnReject, monkeypatch: pytest.MonkeyPatch
+    site: Site, on_reject: OnReject
 ) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
-        await without_a_decision(agent, monkeypatch)
+        await without_a_decision(agent)
         if on_reject is OnReject.FAIL:
             with pytest.raises(ContainerRejectedError, match="not decided yet") as caught:
-                await created(agent, "db")
+                await created(agent, "db", seconds=0.01)
             assert caught.value.code == "UNAVAILABLE"
         else:
-            assert await created(agent, "db") is None
+            assert await created(agent, "db", seconds=0.01) is None
         result = "rejected" if on_reject is OnReject.FAIL else "shared"
         counters = agent.controller.metrics.counters
         assert counters.value(names.CONTAINERS_NOT_READY, "undecided", result) == 1
         agent.never.set()
-        monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
         assert await created(agent, "db") is not None
 
     beside(site, live, on_reject)
 
 
-def test_a_pod_without_anything_of_its_own_waits_for_no_decision(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_without_anything_of_its_own_waits_for_no_decision(site: Site) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("web", UID, "web~1")
-        await without_a_decision(agent, monkeypatch)
-        monkeypatch.setattr(runtime_events, "DECISION_SECONDS", 60.0)
+        await without_a_decision(agent)
         assert await created(agent, "web") is None
         assert not agent.controller.state.ledger.allocations
         agent.never.set()
@@ -207,13 +208,49 @@ def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         given = await created(agent, "db")
-        asked = ContainerResources(quota_us=300_000, period_us=100_000)
-        kept = await agent.events.container_updated(sandbox(), container("db"), asked)
-        assert kept == given
+        for asked in (ContainerResources(quota_us=200_000), ContainerResources(shares=2048)):
+            kept = await agent.events.container_updated(sandbox(), container("db"), asked)
+            assert kept == given
         unknown = await agent.events.container_updated(
             sandbox(OTHER), container("db", OTHER), asked
         )
         assert unknown is None
+
+    beside(site, live)
+
+
+@pytest.mark.parametrize("quota", [300_000, 100_000])
+def test_a_resize_of_exclusive_cpus_is_an_error_and_an_event_on_the_pod(
+    site: Site, quota: int
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        await created(agent, "db")
+        noted: list[FailedPodDocument] = []
+        agent.controller.rejections.watch = lambda status, _: noted.append(status)
+        asked = ContainerResources(quota_us=quota, period_us=100_000)
+        with pytest.raises(ContainerRejectedError, match="keeps its exclusive CPUs") as caught:
+            await agent.events.container_updated(sandbox(), container("db"), asked)
+        assert caught.value.code == "FAILED_PRECONDITION"
+        [event] = noted
+        assert (event.uid, event.name, event.reason) == (UID, "shop", "ResizeRejected")
+        assert await agent.events.container_updated(sandbox(), container("log"), asked) is not None
+
+    beside(site, live)
+
+
+def test_many_pods_that_cannot_be_read_are_a_few_lines_of_the_log(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        documents = {
+            f"pods/{number}": ManifestDocument(
+                file=f"pods/{number}", state="invalid", uid=f"{number}", source="kubelet"
+            )
+            for number in range(1000)
+        }
+        with capture_logs() as logs:
+            agent.controller.rejections.entries("kubelet", documents)
+        assert len(logs) == INVALID_REPORTED + 1
+        assert logs[-1]["manifests"] == 1000 - INVALID_REPORTED
 
     beside(site, live)
 

@@ -1,4 +1,4 @@
-"""Pods that were rejected and run in the shared pool until they end, whatever restarts."""
+"""Pods that were rejected and run in the shared pool, until their containers start again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from agent.config.config import OnReject
 from agent.managers.allocations.origin import Source
+from agent.runtimes.nri.handler import ContainerRejectedError
+from agent.server.metrics import names
 from agent.state.checkpoint import SharedPod
 from tests.agent.server.cluster.beside import (
     OTHER,
@@ -50,13 +52,68 @@ async def shared_beside_another(agent: Beside) -> None:
     assert OTHER not in agent.controller.state.ledger.allocations
 
 
-def test_a_pod_that_runs_shared_goes_on_when_there_is_room(site: Site) -> None:
+def test_a_pod_that_runs_shared_is_taken_back_when_a_container_starts_and_there_is_room(
+    site: Site,
+) -> None:
     async def live(agent: Beside) -> None:
         await shared_beside_another(agent)
+        await agent.intake.sync()
         assert not agent.controller.state.ledger.allocations
-        assert await created(agent, "db") is None
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert document.state == "shared"
+        assert "there is room now" in document.message
+        given = await created(agent, "db")
+        assert given is not None
+        assert len(given.cpus or ()) == 8
+        assert not agent.controller.state.durable.shared
+        saved = site.saved()
+        assert saved is not None
+        assert not saved.shared
+        await agent.intake.sync()
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert (document.state, document.message) == ("admitted", "")
 
     beside(site, live, OnReject.SHARE)
+
+
+def test_a_pod_that_runs_shared_goes_on_as_long_as_there_is_no_room(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+        await agent.intake.sync()
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8 log=1")
+        for name in ("db", "log", "db"):
+            assert await created(agent, name) is None
+        assert [*agent.controller.state.durable.shared] == [UID]
+        assert [*agent.controller.state.ledger.allocations] == [OTHER]
+        rejections = agent.controller.metrics.counters.value(names.ADMISSIONS, "rejected")
+        assert rejections == 1
+
+    beside(site, live, OnReject.SHARE)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_nothing_is_final_while_a_pod_that_may_have_ended_has_what_is_lacking(
+    site: Site, on_reject: OnReject
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+        await agent.intake.sync()
+        agent.pods.may_have_ended.add(OTHER)
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match=r"OutOfcpu.*default/big \(CPUs 4-7,1"):
+                await created(agent, "db")
+        else:
+            assert await created(agent, "db") is None
+        assert not agent.controller.state.durable.shared
+        del agent.pods.known[OTHER]
+        agent.pods.may_have_ended.clear()
+        await agent.intake.sync()
+        # In the shared pool or not created yet: it has its own now.
+        assert set(agent.controller.state.ledger.allocations) == {UID}
+        assert await created(agent, "db") is not None
+
+    beside(site, live, on_reject)
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
@@ -66,7 +123,7 @@ def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
     async def again(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         await agent.events.synchronize((sandbox(),), ())
-        assert await created(agent, "db") is None
+        await agent.intake.sync()
         assert not agent.controller.state.ledger.allocations
         assert UID in agent.controller.state.durable.shared
         del agent.pods.known[UID]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -20,11 +19,9 @@ from tests.agent.server.cluster.beside import (
     sandbox,
 )
 from tests.agent.server.sites import Site, pod_of
-from tests.agent.server.support import UID
+from tests.agent.server.support import UID, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
 
@@ -52,12 +49,6 @@ def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: S
 
 def uid_of(number: int) -> str:
     return f"{number:04d}3333-2222-3333-4444-555555555555"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # work in the background sets no event
-            await asyncio.sleep(0.001)
 
 
 def test_known_pods_are_decided_while_the_kubelet_is_asked_for_all_others_together(
