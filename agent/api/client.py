@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import http.client
 import socket
+import struct
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _Document = TypeVar("_Document", bound=wire.Document)
 
 DEFAULT_TIMEOUT: Final = 60.0
+#: A request that the agent had no room for is sent again after so many seconds (its `Retry-After`).
+AGAIN_SECONDS: Final = 1.0
 
 
 class Unreachable(Exception):  # noqa: N818  # named after the state
@@ -64,9 +68,17 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
+        """Connect; where the agent's backlog is full, wait for room in it, first come first served.
+
+        That is what a blocking connect(2) does; its deadline is that of sending (socket(7)).
+        """
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
+        if self.timeout is not None:
+            whole, part = divmod(self.timeout, 1)
+            limit = struct.pack("@ll", int(whole), max(1, int(part * 1e6)))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self.sock.connect(self._path)
+        self.sock.settimeout(self.timeout)
 
 
 class AgentClient:
@@ -92,16 +104,19 @@ class AgentClient:
         dry_run: bool = False,
         require: str = "",
         replace: bool = False,
+        advice: bool = False,
     ) -> wire.AdmissionDocument:
         """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error.
 
         `require` are names of what the allocation has to have, separated by commas. With `replace`
-        the pod takes the place of the admitted pod of its name.
+        the pod takes the place of the admitted pod of its name. With `advice` the answer to a
+        rejected pod says which changes would let it be admitted; they are tried before the answer.
         """
         asked = {
             "dryRun": "true" if dry_run else "",
             "require": require,
             "replace": "true" if replace else "",
+            "advice": "true" if advice else "",
         }
         query = urlencode({name: text for name, text in asked.items() if text})
         path = f"/v1/pods?{query}" if query else "/v1/pods"
@@ -234,17 +249,30 @@ class AgentClient:
         return document
 
     def _request(self, method: str, path: str, body: bytes | None) -> bytes:
-        connection = _UnixConnection(self._path, self._timeout)
-        try:
-            response = self._open(connection, method, path, body)
-            answer = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._path, self._why(error)) from error
-        finally:
-            connection.close()
-        if response.status >= http.HTTPStatus.BAD_REQUEST:
-            raise _rejected(self._path, response.status, answer)
-        return answer
+        """Return the answer to a request, which is sent again where that is safe.
+
+        That is after `Busy`, with which nothing was begun, and for a question whose connection
+        ended without an answer. A change whose connection ends may have been made.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            again = time.monotonic() + AGAIN_SECONDS < deadline
+            connection = _UnixConnection(self._path, self._timeout)
+            try:
+                response = self._open(connection, method, path, body)
+                answer = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                if not (again and method == "GET" and isinstance(error, _ENDED)):
+                    raise Unreachable(self._path, self._why(error)) from error
+            else:
+                if response.status < http.HTTPStatus.BAD_REQUEST:
+                    return answer
+                failed = _rejected(self._path, response.status, answer)
+                if not (again and isinstance(failed, AgentError) and failed.error.code == "Busy"):
+                    raise failed
+            finally:
+                connection.close()
+            time.sleep(AGAIN_SECONDS)
 
     @staticmethod
     def _open(
@@ -285,9 +313,13 @@ def _rejected(path: str, status: int, body: bytes) -> Exception:
     return AgentError(status, document.error, body)
 
 
+#: How the agent ends a connection without an answer.
+_ENDED: Final = (ConnectionResetError, BrokenPipeError)
+_SEE: Final = "see 'systemctl status numawarden' and 'journalctl -u numawarden'"
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (FileNotFoundError, "there is no such socket; is the agent running, and with this socket?"),
-    (ConnectionRefusedError, "no process listens there; start the agent"),
+    (FileNotFoundError, f"there is no such socket; is the agent running, with this one? {_SEE}"),
+    (ConnectionRefusedError, f"no process listens there; start the agent, or {_SEE}"),
+    (BlockingIOError, "too many processes wait to connect to it; try again"),
     (PermissionError, "permission denied; run as root or as a member of the agent's group"),
     (ConnectionError, "it closed the connection; see the agent's log"),
 )
@@ -296,7 +328,8 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 def reason_of(error: OSError | http.client.HTTPException, timeout: float) -> str:
     """Return why the agent cannot be reached, with a remedy; `timeout` is what it was given."""
     if isinstance(error, TimeoutError):
-        return f"no answer within {timeout:g} s; see the agent's log"
+        watched = "systemd ends an agent whose watchdog is silent"
+        return f"no answer within {timeout:g} s; {_SEE}: {watched}"
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason

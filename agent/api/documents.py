@@ -17,6 +17,8 @@ _Document = TypeVar("_Document", bound="Document")
 
 #: The code of the answer to an invalid manifest, and the reason in the status of its pod.
 INVALID_MANIFEST: Final = "InvalidManifest"
+#: The reason of a pod of the kubelet that runs in the shared pool without what it asks for.
+RUNS_SHARED: Final = "RunsShared"
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -274,7 +276,9 @@ class PodDocument(Document, frozen=True):
     files or `recovered` from its cgroups. The last two have no specification yet: `spec_digest` is
     "", and so are `name` and `namespace` if only the uid is known.
     `containers_found` counts the containers that are to run (no finished init containers) and whose
-    cgroups were found, None where the kernel was not looked at (a dry run).
+    cgroups were found, None where the kernel was not looked at (a dry run). `not_found` names those
+    that were not for longer than a start takes; `absence` says why any is missing: `starting`, `not
+    started` (no container of the pod was found) or `not found` (ended, or outside of the pod).
     `others` is what managers without a field of their own have allocated to the pod as a whole.
     `verdict` is what each container has of the qualities that a pod can require. `end` is what ends
     the pod: `removal`, `processes` or `unit`, the systemd unit `unit` (else "").
@@ -297,6 +301,8 @@ class PodDocument(Document, frozen=True):
     phase: str = "Admitted"
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
     containers_found: int | None = None
+    not_found: tuple[str, ...] = ()
+    absence: str = ""
     others: dict[str, Any] = {}
     origin: str = "decided"
     source_name: str = ""
@@ -431,9 +437,10 @@ class BindDocument(Document, frozen=True):
 class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
-    `type` is one of `PodAdmitted`, `PodRejected`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`,
-    `ContainerBound`, `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`,
-    `DriftContested`, `AllocationInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `type` is one of `PodAdmitted`, `PodRejected`, `PodShared`, `PodResizeRejected`, `PodInvalid`,
+    `PodRemoved`, `PodNotEnforced`, `ContainerBound`, `ContainerUnbound`, `PodRecovered`,
+    `AllocationDisplaced`, `DriftFound`, `DriftContested`, `AllocationInvalid`, `HostChanged`,
+    `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

@@ -1,7 +1,8 @@
 """The ledger's values as messages of the podresources API (kubelet v1.36; KEP-5526 for pods).
 
-Listed are the containers that run as long as their pod, with what is exclusively theirs. What the
-containers of a pod share stands at the pod, the node's shared pool nowhere. Beside a kubelet its
+Listed are the containers that run as long as their pod. What containers share of their pod's budget
+stands at each of them, as in kubelet v1.36, or at the pod and not at the containers, as in v1.37
+(`PodResourcesVersion`); the node's shared pool stands nowhere. Beside a kubelet its
 devices stand with the CPUs and memory of the agent, and pods that only the kubelet has are listed.
 """
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
+from agent.config.config import PodResourcesVersion
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.sharing import is_specified
 from agent.managers.device.kubelet_listing import NOT_LISTED, listed_name
@@ -55,7 +57,8 @@ class Listing:
     encoding of a repeated field), and the one to Get has the same encoding as a list of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: PodResourcesVersion = PodResourcesVersion.V1_36) -> None:
+        self._by_pod = version is PodResourcesVersion.V1_37
         self._inventory: Mapping[str, tuple[PluginDevice, ...]] | None = None
         self._places: Places = {}
         self._kubelet = NOT_LISTED
@@ -116,7 +119,9 @@ class Listing:
         if known is not None and known.allocation is allocation:
             return known
         given = self._kubelet.of(allocation)
-        response = _LISTED(pod_resources=[pod_message(allocation, self._places, given)])
+        response = _LISTED(
+            pod_resources=[pod_message(allocation, self._places, given, by_pod=self._by_pod)]
+        )
         return _Entry(allocation, response.SerializeToString())
 
     def _locate(self, rules: EffectivePolicy, kubelet: KubeletListing) -> None:
@@ -136,9 +141,13 @@ def device_places(inventory: Mapping[str, Sequence[PluginDevice]]) -> Places:
     }
 
 
-def pod_message(allocation: PodAllocation, places: Places, given: GivenDevices) -> Message:
+def pod_message(
+    allocation: PodAllocation, places: Places, given: GivenDevices, *, by_pod: bool
+) -> Message:
     """Return the `PodResources` of a pod, with the devices that the kubelet gave (`given`).
 
+    A budget stands at the pod with `by_pod`, else at each container that shares it (kubelet v1.36,
+    `allocate` of the static policies, which keep the pool as what each of them has).
     A pod of which only the uid is known (imported, recovered) is called by its uid, without a
     namespace: left out, its CPUs and devices would look free to programs that compute what is.
     """
@@ -148,10 +157,21 @@ def pod_message(allocation: PodAllocation, places: Places, given: GivenDevices) 
         name=name,
         namespace=namespace,
         containers=[
-            _container(allocation, each, places, given.get(each.name, ())) for each in lasting
+            {
+                "name": each.name,
+                "devices": [
+                    *_devices(each.devices, _recorded(each, places)),
+                    *_given(given.get(each.name, ())),
+                ],
+                "cpu_ids": ((not by_pod or _has_own_cpus(allocation, each)) and each.cpus) or (),
+                "memory": _memory(each.memory)
+                if not by_pod or _has_own_memory(allocation, each)
+                else (),
+            }
+            for each in lasting
         ],
-        cpu_ids=allocation.cpus or (),
-        memory=_memory(allocation.memory),
+        cpu_ids=(by_pod and allocation.cpus) or (),
+        memory=_memory(allocation.memory) if by_pod else (),
     )
 
 
@@ -191,17 +211,17 @@ def _kubelets_pod(name: tuple[str, str], given: GivenDevices) -> Message:
     }
 
 
-def _container(
-    pod: PodAllocation,
-    container: ContainerAllocation,
-    places: Places,
-    given: Sequence[GivenDevice],
-) -> Message:
+def _recorded(container: ContainerAllocation, places: Places) -> Places:
+    """Return where the devices of a container were when it got them, as the kubelet keeps it.
+
+    CPUs and memory are aligned to that, and the provider of the devices may be gone. Of devices
+    without a recorded node the present ones count.
+    """
     return {
-        "name": container.name,
-        "devices": [*_devices(container.devices, places), *_given(given)],
-        "cpu_ids": container.cpus if _has_own_cpus(pod, container) and container.cpus else (),
-        "memory": _memory(container.memory) if _has_own_memory(pod, container) else (),
+        resource: {**places.get(resource, {}), **container.device_nodes.get(resource, {})}
+        if resource in container.device_nodes
+        else places.get(resource, {})
+        for resource in container.devices
     }
 
 

@@ -12,6 +12,7 @@ from agent.api.documents import (
     ViolationDocument,
 )
 from agent.api.maintenance import CordonDocument, LogLevelDocument  # noqa: TC001  # msgspec reads the annotation
+from agent.managers.allocations.origin import KUBELET
 
 
 class PolicyDocument(Document, frozen=True):
@@ -207,6 +208,13 @@ class ManifestDocument(Document, frozen=True):
     namespace: str = ""
     source: str = "manifests"
 
+    @property
+    def subject(self) -> str:
+        """What users call it: a pod of the cluster by its name, anything else by what it is in."""
+        if self.source != KUBELET:
+            return f"manifest {self.file}"
+        return f"pod {self.namespace}/{self.name}" if self.name else f"pod {self.file}"
+
 
 class StatusDocument(Document, frozen=True):
     """The agent's status; `conditions` are what is not as it should be.
@@ -216,6 +224,7 @@ class StatusDocument(Document, frozen=True):
     admitted, "" if `ready`. `state` and `configuration` are null where the agent has none.
     `cordons` are what an operator took out of use, `cordoned_cpus` the online CPUs among that.
     `log_level` is that of the log. `runtime` is null where the agent is not asked over NRI.
+    `hostname` is the host's as the agent sees it, `time` the Unix time of the answer.
     """
 
     version: str
@@ -243,6 +252,8 @@ class StatusDocument(Document, frozen=True):
     cordoned_cpus: str = ""
     log_level: LogLevelDocument | None = None
     runtime: RuntimeDocument | None = None
+    hostname: str = ""
+    time: float = 0.0
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""

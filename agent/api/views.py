@@ -16,7 +16,7 @@ from agent.managers.allocations.unused_budget import unused_budget
 from agent.managers.device.given import KUBELET_DEVICES, by_resource
 from agent.managers.device.kubelet_listing import NOT_LISTED
 from agent.managers.topology.implicit_hints import HintFamily, best_few
-from agent.pods.model import CPU, MEMORY, ContainerKind
+from agent.pods.model import CPU, MEMORY
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Recorded(Protocol):
     """What enforcement found of a pod."""
 
     running: frozenset[str]
+    not_found: tuple[str, ...]
+    absence: str
 
     @property
     def unenforced_lines(self) -> tuple[str, ...]:
@@ -137,7 +139,11 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         invalid=tuple(violation_document(f) for f in invalid if f.uid == allocation.uid),
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
         others=dict(allocation.others),
-        containers_found=None if record is None else len(_to_run(allocation) & record.running),
+        containers_found=None
+        if record is None
+        else sum(each.name in record.running for each in allocation.lasting),
+        not_found=() if record is None else record.not_found,
+        absence="" if record is None else record.absence,
         origin=str(allocation.origin),
         source_name="" if source is None else source.name,
         end=str(allocation.lifetime.end),
@@ -149,12 +155,6 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
             for each in judgements
         ),
     )
-
-
-def _to_run(allocation: PodAllocation) -> frozenset[str]:
-    """Return the containers that live as long as the pod."""
-    lasting = (each.name for each in allocation.containers if each.kind is not ContainerKind.INIT)
-    return frozenset(lasting)
 
 
 def violation_document(violation: Violation) -> wire.ViolationDocument:

@@ -30,7 +30,7 @@ from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.reconcile.errors import BindingError
 from agent.server import errors
-from agent.server.control.queue import QueueStopped, Worker
+from agent.server.control.queue import QueueStopped, Worker, called_by
 from agent.server.listeners.http import (
     BodyTooLargeError,
     HttpError,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
     from agent.server.listeners.http import Answer, Request
+    from agent.server.listeners.sockets import Peer
     from sysfs.host import Host
 
 log = structlog.get_logger(__name__)
@@ -138,7 +139,7 @@ class Api:
         self._proc = proc
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
-        self._parser = Worker(controller.worker.clock, "parser")
+        self._parser = Worker(controller.progress, "parser")
         self._lines = LimitedLog(log)
         self._routes = Routes(
             [
@@ -165,7 +166,7 @@ class Api:
             ],
             parameters={
                 ("POST", "/v1/drain"): ("dryRun",),
-                ("POST", "/v1/pods"): ("dryRun", "require", "replace"),
+                ("POST", "/v1/pods"): ("dryRun", "require", "replace", "advice"),
                 ("POST", "/v1/fit"): ("most",),
                 ("GET", "/v1/history"): ("pod", "since", "limit"),
             },
@@ -218,6 +219,11 @@ class Api:
             self._lines.warning("request rejected", peer_pid=peer.pid, peer_uid=peer.uid)
             message = f"user {peer.uid} is neither root nor a member of the agent's group"
             return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
+        with called_by(peer.caller):
+            return await self._permitted(request, peer)
+
+    async def _permitted(self, request: Request, peer: Peer) -> Answer:
+        """Route the request of a peer that may ask."""
         if request.method == "GET":
             return await self._routes(request)
         command = command_of(self._proc, peer.pid)
@@ -244,8 +250,10 @@ class Api:
             answer = await self._controller.preview(pod, replace_pod=replace_pod)
         else:
             answer = await self._controller.admit(pod, replace_pod=replace_pod)
-        decisions = self._controller.decisions
-        answer = await decisions.advised(pod, answer, replace_pod=replace_pod)
+        # Trials take many times as long as the decision: only who reads the advice waits for it.
+        if _flag(request, "advice"):
+            decisions = self._controller.decisions
+            answer = await decisions.advised(pod, answer, replace_pod=replace_pod)
         rules = self._controller.state.configured.rules
         names = (name for each in pod.all_containers() for name in each.resources.requests)
         warnings = (*manifest.warnings, *not_allocated(rules, names))
@@ -297,7 +305,7 @@ class Api:
         return Response(body, content_type=JSON)
 
     async def _map(self, _request: Request) -> Response:
-        draw = map_now(self._controller.state)
+        draw = map_now(self._controller.state, self._controller.clock.time())
         return await self._parser.run(lambda: _json(draw()))
 
     async def _snapshot(self, _request: Request) -> Response:

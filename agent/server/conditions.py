@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.api.status import ConditionDocument
+from agent.pods.identity import full_name
+from agent.server.reporting.records import Absence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.assessment.violation import Violation
     from agent.reconcile.diff import Difference
+    from agent.server.reporting.records import PodRecord
 
 
 class ConditionType(StrEnum):
@@ -37,6 +41,8 @@ class ConditionType(StrEnum):
     ALLOCATION_VALID = "AllocationValid"
     #: A specification confirms the allocation, and the CPUs are not those of another running pod.
     ALLOCATION_CONFIRMED = "AllocationConfirmed"
+    #: The containers of a pod run in its cgroup.
+    CONTAINERS_FOUND = "ContainersFound"
     #: A source of pods could be read.
     SOURCE_READ = "SourceRead"
     #: What a source asks for is admitted.
@@ -66,6 +72,32 @@ def not_enforced(difference: Difference, pod: str) -> ConditionDocument:
         desired=difference.desired,
         observed=difference.observed,
     )
+
+
+def not_found(allocation: PodAllocation, record: PodRecord) -> ConditionDocument:
+    """Return the condition that containers of a pod run in no cgroup of it."""
+    names = record.not_found[:_NAMED]
+    more = len(record.not_found) - len(names)
+    containers = f"{', '.join(names)}{f' and {more} more' if more else ''}"
+    return ConditionDocument(
+        ConditionType.CONTAINERS_FOUND,
+        camel_case(record.absence),
+        f"pod {full_name(allocation)}: {record.absence} in its cgroup: {containers}",
+        _START[Absence(record.absence)].format(uid=allocation.uid),
+        uid=allocation.uid,
+        pod=full_name(allocation),
+    )
+
+
+#: How many containers of a pod are named in a line.
+_NAMED: Final = 4
+#: What to do about containers that were found before, and about those that never were.
+_START: Final = {
+    Absence.NOT_FOUND: "they ended, or run outside of the pod on CPUs of others: start them in the "
+    "pod again, as 'numawarden show {uid}' says, or remove the pod",
+    Absence.NOT_STARTED: "start them in the pod, as 'numawarden show {uid}' says, or remove the "
+    "pod; what was started for it elsewhere runs outside of it, on CPUs of others",
+}
 
 
 def not_valid(violation: Violation) -> ConditionDocument:

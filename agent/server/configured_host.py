@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.devices.provider import Offer
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.policy import Cordon, Policy
+    from agent.managers.policy import Cordon, PluginDevice, Policy
     from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import Pod
     from sysfs.host import Host
+    from sysfs.mask import Mask
 
 
 class ConfiguredHost(Struct, frozen=True):
@@ -105,15 +107,34 @@ def situate(
         return ConfiguredHost(host, rules, mismatches, frozen=True)
 
 
+class _Inventory:
+    """The devices of a resource, the same only as themselves: comparing thousands takes long."""
+
+    def __init__(self, devices: tuple[PluginDevice, ...]) -> None:
+        self.devices = devices
+
+    def __hash__(self) -> int:
+        return id(self.devices)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Inventory) and self.devices is other.devices
+
+
+@lru_cache(maxsize=128)
+def _placed(inventory: _Inventory, nodes: Mask) -> tuple[PluginDevice, ...]:
+    """Return devices with those of their nodes that a machine has; of one change, not of all."""
+    if all(device.nodes <= nodes for device in inventory.devices):
+        return inventory.devices
+    return tuple(replace(device, nodes=device.nodes & nodes) for device in inventory.devices)
+
+
 def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) -> Policy:
     """Return the policy with the devices of the configuration and those that are offered.
 
     A node that the machine does not have says nothing about where a device is.
     """
     offered = {
-        resource: tuple(
-            replace(device, nodes=device.nodes & machine.node_mask) for device in inventory
-        )
+        resource: _placed(_Inventory(inventory), machine.node_mask)
         for resource, inventory in offer.devices.items()
     }
     devices = MappingProxyType({**offered, **config.agent.devices})

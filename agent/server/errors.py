@@ -49,6 +49,7 @@ class RequestError(Exception):
 #: what happens to a sound agent. A log line says which, without a traceback.
 EXPECTED: Final = (
     RequestError,
+    StartError,
     OSError,
     DocumentError,
     ManagerError,

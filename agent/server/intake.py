@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from msgspec import Struct
@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+#: What is said of a pod that runs shared and would be admitted now.
+_ROOM_NOW: Final = (
+    "there is room now, and the pod gets its own when one of its containers starts again"
+)
+
+
 class Admissions(Protocol):
     """What an intake asks of the controller.
 
@@ -60,6 +66,10 @@ class Admissions(Protocol):
 
     def prefer(self, uid: str) -> None:
         """Admit a pod before all others, once it is asked for."""
+        ...
+
+    async def fits(self, pod: Pod, source: Source) -> bool:
+        """Return whether a pod would be admitted now."""
         ...
 
     async def release(self, uid: str, source: Source) -> None:
@@ -106,6 +116,15 @@ class ControllerAdmissions:
                 return await self._controller.admit(pod, source)
         except (RequestError, QueueStopped):
             raise
+        except Exception as error:
+            raise _failed(source, error) from error
+
+    async def fits(self, pod: Pod, source: Source) -> bool:
+        """Return whether a pod would be admitted now."""
+        decisions = self._controller.decisions
+        try:
+            pod = await decisions.with_devices(pod, source)
+            return (await decisions.preview(pod, source)).allocation is not None
         except Exception as error:
             raise _failed(source, error) from error
 
@@ -176,6 +195,8 @@ class PodIntake:
         self._entries: dict[str, SourceEntry] = {}
         self._removed: set[str] = set()
         self._tried: dict[str, _Tried] = {}
+        #: The entries that run shared and are admitted if there is room.
+        self._again: set[str] = set()
         self._turn = asyncio.Lock()
         self._begun = self._done = 0
         self._resumed = False
@@ -231,6 +252,10 @@ class PodIntake:
             self._admissions.prefer(entry.pod.uid)
         elif self._settling:  # beyond as many as are settled at once
             self._begin(key)
+
+    def try_again(self, key: str) -> None:
+        """Admit an entry that runs shared, when it is settled next, if there is room now."""
+        self._again.add(key)
 
     def _synced(self, task: asyncio.Task[None]) -> None:
         """Forget a sync; what it raised is raised by the next one, too, and reported there."""
@@ -328,6 +353,7 @@ class PodIntake:
         self._entries = kept | {entry.key: entry for entry in reading.entries}
         self._removed = (self._removed | reading.removed) - self._entries.keys()
         self._tried = {key: tried for key, tried in self._tried.items() if key in self._entries}
+        self._again &= self._entries.keys()
 
     async def _release(self, *, complete: bool) -> dict[str, ManifestDocument]:
         """Release the pods of removed entries; return those that could not be released."""
@@ -360,13 +386,25 @@ class PodIntake:
             self._tried.pop(entry.key, None)
 
     async def _admitted(self, entry: SourceEntry, pod: Pod) -> ManifestDocument:
-        """Have the pod of an entry admitted; return what has become of it."""
-        generation = self._admissions.generation()
+        """Have the pod of an entry admitted; return what has become of it.
+
+        A pod that runs shared is admitted only while its containers start, so that they have their
+        CPUs from the start.
+        """
+        generation, source = self._admissions.generation(), self._source(entry.key)
+        shared, again = self._admissions.shared(pod.uid), entry.key in self._again
+        self._again.discard(entry.key)
         try:
-            answer = await self._admissions.admit(pod, self._source(entry.key))
+            room = shared is None or await self._admissions.fits(pod, source)
+            if shared is not None and not (room and again):
+                message = f"{shared.why}; {_ROOM_NOW}" if room else shared.why
+                document = self._document(entry, SHARED, message)
+            else:
+                document = self._outcome(entry, await self._admissions.admit(pod, source))
         except EntryFailedError as error:
             return self._document(entry, INVALID, str(error))
-        document = self._outcome(entry, answer)
+        if shared is not None and document.state == REJECTED:  # the room was taken meanwhile
+            document = self._document(entry, SHARED, shared.why)
         self._tried[entry.key] = _Tried(pod, generation, document)
         return document
 
@@ -376,16 +414,20 @@ class PodIntake:
             # The pod would be admitted again as soon as it had ended.
             message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
             return self._document(entry, INVALID, f"{message} over the API")
-        if (shared := self._admissions.shared(pod.uid)) is not None:
-            return self._document(entry, SHARED, shared.why)
+        tried = self._tried.get(entry.key)
+        if tried is not None and tried.pod != pod:
+            tried = None
+        if self._admissions.shared(pod.uid) is not None:
+            if tried is None or tried.document.state != SHARED or entry.key in self._again:
+                return None
+            return tried.document if tried.generation == self._admissions.generation() else None
         own, owner = self._source(entry.key), self._admissions.owner(pod.uid)
         if owner is not None and owner.name == own.name and owner != own:
             first = self._entries.get(owner.key)
             if first is not None and (first.pod is None or first.pod.uid == pod.uid):
                 message = f"states the same uid as {owner.key}, which came first"
                 return self._document(entry, CONFLICT, message)
-        tried = self._tried.get(entry.key)
-        if tried is not None and tried.pod == pod:
+        if tried is not None:
             admitted = tried.document.state == ADMITTED
             if owner == own if admitted else tried.generation == self._admissions.generation():
                 return tried.document

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.clock import wait_for
 from agent.managers.cpu.parts import exclusive_cpus
+from agent.progress import STALL_SECONDS, uncancelled
 from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Limit, Limits
 from agent.server.listeners.monitoring import Monitoring
 from agent.server.listeners.sockets import address_caller, user_caller
-from agent.server.reporting.health import Health
 from agent.server.state import COMPARISON
 from agent.sources.errors import SourceUnreadableError
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agent.server.control.controller import Controller
     from agent.server.intake import PodIntake
     from agent.server.listeners.pod_resources import PodResourcesListener
+    from agent.server.listeners.sockets import UnixListener
     from agent.server.start.service_manager import ServiceManager
 
 log = structlog.get_logger(__name__)
@@ -59,6 +60,13 @@ END_PERIOD: Final = 5.0
 SETTLE_SECONDS: Final = 0.1
 #: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
 SPACING_SECONDS: Final = 0.5
+#: A comparison with the kernel is late when it is this many periods overdue...
+LATE_PERIODS: Final = 3
+#: ... and this many actions could have been completed: a comparison is queued ahead, so that at
+#: most the running action and one waiting action precede it.
+LATE_ACTIONS: Final = 3
+#: How long the start waits for a provider of devices to serve, in seconds.
+SETTLE_PATIENCE: Final = 5.0
 #: How long responses in progress may take when the agent stops, in seconds.
 SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
@@ -116,9 +124,9 @@ class Companion(Struct, frozen=True):
 
 
 class Listeners(Struct, frozen=True):
-    """The sockets of the API and of metrics (and its TLS settings); the podresources listener."""
+    """The listener of the API, the socket of metrics (and its TLS settings), podresources."""
 
-    admission: socket.socket
+    admission: UnixListener
     metrics: socket.socket | None = None
     tls: ssl.SSLContext | None = None
     pod_resources: PodResourcesListener | None = None
@@ -160,8 +168,12 @@ class Service:
         clock: Clock,
         period: float,
     ) -> None:
-        self.health = Health(controller.queue, controller.worker, clock, period)
         self._controller = controller
+        self._progress = controller.progress
+        late = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
+        #: The comparison with the kernel, whatever asks for it.
+        self._comparison = self._progress.part("comparison with the kernel", late)
+        self._comparison.begin()
         self._api = api
         self._listeners = listeners
         self._around = around
@@ -173,6 +185,10 @@ class Service:
         self._rescans = [(intake, asyncio.Event()) for intake in around.intakes]
         self._rediscover = asyncio.Event()
         self._end = asyncio.Event()
+        self._listen = asyncio.Event()
+        self._served: list[Connections] = []
+        #: Of all listeners of HTTP, as far as connections wait to be accepted.
+        self._accepting = controller.progress.part("accepting of connections")
         self._offered = asyncio.Event()
         controller.outcomes.watch = self._follow_also
         self._fingerprint: str | None = None
@@ -213,6 +229,7 @@ class Service:
     async def _live(self, served: list[Connections | PodResourcesListener]) -> None:
         for listener in self._make_listeners():
             served.append(listener)
+            self._served.append(listener)
             listener.start()
         if self._listeners.pod_resources is not None:
             served.append(self._listeners.pod_resources)
@@ -223,12 +240,16 @@ class Service:
         self._controller.outcomes.drifts.note_recovered()
         for intake in self._around.intakes:
             await self._attempt(partial(self._sync, intake), _sync_of(intake))
-        self._controller.state.ready = True
-        self._manager.ready(self._status())
-        log.info("ready", pods=len(self._controller.state.ledger.allocations))
         async with asyncio.TaskGroup() as group:
-            for loop in self._loops():
-                group.create_task(loop)
+            for name, loop in self._loops():
+                group.create_task(self._never_ending(name, loop))
+            if self._around.offered is not None:
+                # What starts after the agent may register once, and finds the socket.
+                for provider in self._controller.state.providers.all:
+                    await wait_for(provider.settled, SETTLE_PATIENCE, self._clock)
+            self._controller.state.ready = True
+            self._manager.ready(self._status())
+            log.info("ready", pods=len(self._controller.state.ledger.allocations))
 
     def _publish_start(self) -> None:
         """Publish the start of the agent, and what changed since its last run."""
@@ -240,30 +261,47 @@ class Service:
         if changes.policy:
             controller.publish("ConfigurationChanged", message="; ".join(changes.policy))
 
-    def _loops(self) -> list[Coroutine[None, None, None]]:
+    def _loops(self) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
+        """Yield what goes on until the agent stops, by name."""
         around = self._around
-        loops = [
-            self._repeat(self._compare, self._period, self._reconcile, "reconcile"),
-            self._repeat(self._end, END_PERIOD, self._controller.end_pods, "end pods"),
-            self._repeat(self._rediscover, None, self._take_over, "take over"),
-            self._controller.state.log_level.serve(self._clock),
+        actions: list[tuple[asyncio.Event, float | None, Callable[[], Awaitable[None]], str]] = [
+            (self._compare, self._period, self._reconcile, "reconcile"),
+            (self._end, END_PERIOD, self._controller.end_pods, "end pods"),
+            (self._listen, END_PERIOD, self._check_listeners, "listeners"),
+            (self._rediscover, None, self._take_over, "take over"),
         ]
+        streams: list[tuple[str, Callable[[], AsyncIterator[object]], asyncio.Event]] = []
         for intake, asked in self._rescans:
             sync, source = partial(self._sync, intake), intake.source
-            loops.append(self._repeat(asked, SOURCE_PERIOD, sync, _sync_of(intake)))
-            loops.append(self._pump(f"changes of {source.name}", source.changes, asked))
-        if around.offered is not None:
-            loops.append(self._repeat(self._offered, None, self._take_offer, "take offer"))
-            providers = self._controller.state.providers.all
-            loops.extend(self._serve(provider) for provider in providers)
-        loops.extend(self._accompany(companion) for companion in around.companions)
+            actions.append((asked, SOURCE_PERIOD, sync, _sync_of(intake)))
+            streams.append((f"changes of {source.name}", source.changes, asked))
         if around.cgroups is not None:
-            loops.append(self._pump("cgroup changes", around.cgroups.changes, self._compare))
+            streams.append(("cgroup changes", around.cgroups.changes, self._compare))
         if around.hotplug is not None:
-            loops.append(self._pump("hotplug events", around.hotplug, self._rediscover))
+            streams.append(("hotplug events", around.hotplug, self._rediscover))
+        if around.offered is not None:
+            actions.append((self._offered, None, self._take_offer, "take offer"))
+            for provider in self._controller.state.providers.all:
+                yield f"devices of {provider.name}", self._serve(provider)
+        for action in actions:
+            yield action[-1], self._repeat(*action)
+        for stream in streams:
+            yield stream[0], self._pump(*stream)
+        for companion in around.companions:
+            yield companion.name, self._accompany(companion)
+        yield "log level", self._controller.state.log_level.serve(self._clock)
         if self._manager.ping_seconds is not None:
-            loops.append(self._ping(self._manager.ping_seconds))
-        return loops
+            yield "watchdog", self._ping(self._manager.ping_seconds)
+
+    async def _never_ending(self, name: str, loop: Coroutine[None, None, None]) -> None:
+        """Run a loop; if it ends all the same, that is known by its name."""
+        why = "it returned"
+        try:
+            await uncancelled(loop)
+        except Exception as error:
+            log.exception("part of the agent ended", what=name)
+            why = message_of(error)
+        self._progress.part(name).end(why)
 
     # --- periodic actions ----------------------------------------------------------------------
 
@@ -271,10 +309,28 @@ class Service:
         if await self._host_changed():
             self._rediscover.set()
         await self._controller.reconcile(ahead=True)
-        self.health.reconciled()
+        self._comparison.begin()
         self._end.set()
         self._follow_cgroups()
         self._manager.status(self._status())
+
+    async def _check_listeners(self) -> None:
+        """Listen again where the API's socket file is gone, or is another one; raises `StartError`.
+
+        The last of the listeners is the API's.
+        """
+        standing = [how for each in self._served if (how := each.standing())]
+        if not standing:
+            self._accepting.rest()
+        elif not self._accepting.owes:
+            log.error("connections not accepted", why=standing)
+            self._accepting.begin()
+        admission = self._listeners.admission
+        if not admission.has_file():
+            log.warning("socket file gone or replaced", path=str(admission.path))
+            admission.open_again()
+            await self._served[-1].listen(admission.socket)
+            log.info("listening again", path=str(admission.path))
 
     async def _sync(self, intake: PodIntake) -> None:
         name = intake.source.name
@@ -359,18 +415,22 @@ class Service:
         subject: str,
     ) -> None:
         """Run an action every period and on request, at most every `SPACING_SECONDS`."""
+        part = self._progress.part(subject, STALL_SECONDS + (period or 0))
         last = self._clock.monotonic() - SPACING_SECONDS
         while True:
             if period is None:
                 await asked.wait()
+                part.begin()
             else:
+                part.begin()
                 await wait_for(asked, period, self._clock)
             if asked.is_set():
                 soonest = last + SPACING_SECONDS - self._clock.monotonic()
                 await self._clock.sleep(max(SETTLE_SECONDS, soonest))
                 asked.clear()
             last = self._clock.monotonic()
-            await self._attempt(action, subject)
+            with part.working():
+                await self._attempt(action, subject)
 
     async def _attempt(self, action: Callable[[], Awaitable[None]], subject: str) -> None:
         """Run an action; a failure is reported, and the action is retried at its next time.
@@ -379,7 +439,7 @@ class Service:
         """
         conditions = self._controller.state.conditions
         try:
-            await action()
+            await uncancelled(action())
         except QueueStopped:
             return
         except EXPECTED as error:
@@ -403,8 +463,7 @@ class Service:
             reason = ""
             try:
                 conditions.pop(name, None)
-                async for _ in stream():
-                    asked.set()
+                await uncancelled(_set_by(stream, asked))
             except OSError as error:
                 reason = error.strerror or str(error)
                 log.warning("watch failed", what=name, reason=reason)
@@ -419,12 +478,13 @@ class Service:
     async def _serve(self, provider: DeviceProvider) -> None:
         """Run a provider of devices."""
         offered = self._offered.set
-        await self._keep(
-            f"devices of {provider.name}",
-            "are not updated",
-            lambda: provider.serve(offered),
-            offered,
-        )
+
+        def failed() -> None:
+            provider.settled.set()
+            offered()
+
+        name = f"devices of {provider.name}"
+        await self._keep(name, "are not updated", lambda: provider.serve(offered), failed)
 
     async def _accompany(self, companion: Companion) -> None:
         """Run a companion of the agent."""
@@ -441,7 +501,7 @@ class Service:
         conditions = self._controller.state.conditions
         while True:
             try:
-                await serve()
+                await uncancelled(serve())
                 reason = "it ended by itself"
             except Exception as error:  # a mistake in one part must not end the agent
                 reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
@@ -453,9 +513,9 @@ class Service:
             conditions.pop(name, None)
 
     async def _ping(self, period: float) -> None:
-        """Ping the watchdog as long as the controller makes progress."""
+        """Ping the watchdog as long as all that must move does."""
         while True:
-            if self.health.failure() is None:
+            if self._progress.failure() is None:
                 self._manager.alive()
             await self._clock.sleep(period)
 
@@ -464,7 +524,7 @@ class Service:
         if listeners.metrics is not None:
             controller = self._controller
             monitoring = Monitoring(
-                controller.metrics, self.health, controller.state, controller.queue, self._clock
+                controller.metrics, self._progress, controller.state, controller.queue
             )
             routes = monitoring.routes()
             yield Connections(
@@ -474,9 +534,8 @@ class Service:
         limits = replace(
             ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
         )
-        yield Connections(
-            self._api.answer, listeners.admission, limits, user_caller, failed=self._api.failed
-        )
+        admission = listeners.admission.socket
+        yield Connections(self._api.answer, admission, limits, user_caller, failed=self._api.failed)
 
     def _status(self) -> str:
         state = self._controller.state
@@ -489,3 +548,8 @@ class Service:
 def _sync_of(intake: PodIntake) -> str:
     """Return the subject of the periodic action of a source of pods."""
     return f"sync {intake.source.name}"
+
+
+async def _set_by(stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event) -> None:
+    async for _ in stream():
+        asked.set()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api.status import ConditionDocument
+from agent.clock import SystemClock
 from agent.config.resolve import admits_nothing
 from agent.devices.cdi_files import CdiFiles
 from agent.devices.providers import Providers
@@ -22,6 +23,7 @@ from agent.managers.cpu.parts import shared_cpus, shared_pool
 from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
+from agent.progress import Progress
 from agent.reconcile.desired.online import usable
 from agent.reconcile.desired.state import Desired
 from agent.server.conditions import (
@@ -30,6 +32,7 @@ from agent.server.conditions import (
     camel_case,
     not_allocatable,
     not_enforced,
+    not_found,
     not_valid,
 )
 from agent.server.errors import ContainerNotFoundError, PodNotFoundError
@@ -154,7 +157,8 @@ class AgentState(Struct):
     deliver. `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without
     one. `runtime` is the session with the container runtime, None without one. `log_level` is that
     of the log. `history` is None if none is kept. `changed_before` is what changed since the last
-    run of the agent. `conditions` are all others, by subject. `last_publication` is the Unix time
+    run of the agent. `conditions` are all others, by subject, beside the parts of `progress` that
+    stand still. `last_publication` is the Unix time
     at which the topology was last published to a cluster. `reconcile_period` (in seconds) and
     `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
     threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
@@ -189,6 +193,7 @@ class AgentState(Struct):
     history: HistoryRecorder | None = None
     changed_before: FormerChanges = FormerChanges()
     conditions: dict[str, str] = field(default_factory=dict)
+    progress: Progress = field(default_factory=lambda: Progress(SystemClock()))
     reconcile_period: float = 0.0
     exported_containers: int = 0
     intruding: Mapping[str, int] | None = None
@@ -265,6 +270,8 @@ class AgentState(Struct):
 
     def unready(self) -> str | None:
         """Return why no pod can be admitted now, in one line; None if pods can be admitted."""
+        if (failure := self.progress.failure()) is not None:
+            return failure
         if not self.ready:
             return "the state is being restored"
         if self.pending:
@@ -291,6 +298,9 @@ class AgentState(Struct):
         for message in self.configured.conditions():
             yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
         yield from self.not_allocatable
+        for part, how in self.progress.failures().items():
+            message = f"{part} {how}"
+            yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(part), message)
         for subject, message in self.conditions.items():
             yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
         for name, source in self.sources.items():
@@ -346,8 +356,11 @@ class AgentState(Struct):
                     uid=uid,
                     pod=name,
                 )
-            for difference in self.records.of(uid).unenforced:
+            record = self.records.of(uid)
+            for difference in record.unenforced:
                 yield not_enforced(difference, name)
+            if record.not_found:
+                yield not_found(allocation, record)
         for violation in self.invalid:
             yield not_valid(violation)
 
@@ -357,7 +370,7 @@ class AgentState(Struct):
                 yield ConditionDocument(
                     ConditionType.ENTRY_ADMITTED,
                     camel_case(entry.state),
-                    f"manifest {entry.file} is {entry.state}: {entry.message}",
+                    f"{entry.subject} is {entry.state}: {entry.message}",
                     uid=entry.uid or "",
                     file=entry.file,
                 )
@@ -449,6 +462,7 @@ class AgentState(Struct):
             ledger=self.ledger,
             started=self.started,
             unenforced_pods=self.records.unenforced,
+            not_found=self.records.not_found(),
             ready=self.unready() is None,
             conditions=Counter(str(each.type) for each in self.present_conditions()),
             contested=len(self.contested),

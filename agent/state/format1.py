@@ -68,6 +68,7 @@ class ContainerV1(Struct, forbid_unknown_fields=True, omit_defaults=True):
     cpus: Mask | None = None
     memory: list[BlockV1] = []
     devices: dict[Name, list[str]] = {}
+    device_nodes: dict[Name, dict[str, Mask]] = {}
     hint_nodes: Mask | UnsetType = UNSET
     hint_preferred: bool = False
     cpu: CpuV1 = CpuV1()
@@ -266,6 +267,7 @@ def _container_to_wire(allocation: ContainerAllocation) -> ContainerV1:
         cpus=allocation.cpus,
         memory=_blocks_to_wire(allocation.memory),
         devices={resource: list(ids) for resource, ids in allocation.devices.items()},
+        device_nodes={name: dict(nodes) for name, nodes in allocation.device_nodes.items()},
         hint_nodes=UNSET if nodes is None else Mask(nodes),
         hint_preferred=allocation.hint.preferred,
         cpu=_cpu_to_wire(allocation.cpu),
@@ -339,6 +341,7 @@ def _container_from_wire(wire: ContainerV1) -> ContainerAllocation:
         cpus=wire.cpus,
         memory=_blocks_from_wire(wire.memory),
         devices=MappingProxyType(devices),
+        device_nodes=MappingProxyType(wire.device_nodes),
         hint=_hint_from_wire(wire),
         cpu=CpuLimits(wire.cpu.request, wire.cpu.limit),
         quota_disabled=wire.quota_disabled,

@@ -126,7 +126,8 @@ class MapContainerDocument(Document, frozen=True):
 class MapPodDocument(Document, frozen=True):
     """One pod; `cpus` are those that are in no shared pool of the node, "" if it has none.
 
-    `not_found` are the containers that are to run and that were not found in a cgroup.
+    `not_found` are the containers that are to run and that were not found in a cgroup for longer
+    than a start takes (`PodDocument.not_found`).
     """
 
     uid: str
@@ -155,7 +156,8 @@ class MapDocument(Document, frozen=True):
 
     `policy` is null in a map without an agent. `uncore_bytes` has the size of each uncore cache
     that is known, by its id as text. `warnings` has the first of each reason, `more_warnings`
-    counts the others.
+    counts the others. `hostname` is the host's, "" in a map without an agent; `time` is the Unix
+    time of the map.
     """
 
     cpus: tuple[MapCpuDocument, ...]
@@ -167,3 +169,5 @@ class MapDocument(Document, frozen=True):
     nohz_full: str = ""
     warnings: tuple[MapWarningDocument, ...] = ()
     more_warnings: int = 0
+    hostname: str = ""
+    time: float = 0.0

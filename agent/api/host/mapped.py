@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -61,21 +62,19 @@ def map_of_allocations(
     rules: EffectivePolicy,
     ledger: Ledger,
     *,
-    running: Mapping[str, Collection[str]] | None = None,
+    not_found: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     invalid: Iterable[Violation] = (),
     kubelet: KubeletListing = NOT_LISTED,
 ) -> MapDocument:
     """Return the map of a host with the allocations of a ledger under a policy.
 
-    `running` has the names of the containers whose cgroups were found, by pod uid; None: the kernel
-    was not observed. `kubelet` is what a kubelet beside the agent lists. The cost follows the CPUs
-    of the host, the containers of the ledger and the devices.
+    `not_found` has the names of the containers that are to run and were not found, by pod uid.
+    `kubelet` is what a kubelet beside the agent lists. The cost follows the CPUs of the host, the
+    containers of the ledger and the devices.
     """
     allocations = tuple(ledger.allocations.values())
     cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
-    pods = tuple(
-        _pod(each, None if running is None else running.get(each.uid, ())) for each in allocations
-    )
+    pods = tuple(_pod(each, not_found.get(each.uid, ())) for each in allocations)
     groups = (
         _shared_cores(cpus, pods),
         _remote_memory(host, allocations),
@@ -260,8 +259,7 @@ def _of_kubelet(
             )
 
 
-def _pod(allocation: PodAllocation, running: Collection[str] | None) -> MapPodDocument:
-    to_run = [each.name for each in allocation.containers if each.kind is not ContainerKind.INIT]
+def _pod(allocation: PodAllocation, not_found: tuple[str, ...]) -> MapPodDocument:
     return MapPodDocument(
         uid=allocation.uid,
         name=allocation.name,
@@ -277,7 +275,7 @@ def _pod(allocation: PodAllocation, running: Collection[str] | None) -> MapPodDo
             )
             for container in allocation.containers
         ),
-        not_found=() if running is None else tuple(n for n in to_run if n not in running),
+        not_found=not_found,
     )
 
 

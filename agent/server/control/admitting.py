@@ -7,6 +7,7 @@ nothing else uses it.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -201,50 +202,58 @@ class Admitting:
             state.displaced.pop(allocation.uid, None)
             fields = allocation_fields(allocation, state.shared_cpus)
             enforced, source = not record.unenforced, str(allocation.source)
-            log.info("pod matched", enforced=enforced, source=source, **fields)
-        self._metrics.counters.add(names.ADMISSIONS, "repeated")
+            matched = partial(log.info, "pod matched", enforced=enforced, source=source, **fields)
+            await self._steps.after_save(matched, allocation.uid)
+        count = partial(self._metrics.counters.add, names.ADMISSIONS, "repeated")
+        await self._steps.after_save(count, allocation.uid)
         return self.document(decision, allocation, record)
 
     # --- steps ----------------------------------------------------------------------------------
 
     async def _commit(self, durable: DurableState, decisions: Sequence[Decision]) -> None:
         """Save decisions, then use them; raises `CheckpointFailedError`."""
+        records = {each.uid: PodRecord(views.explanation_document(each)) for each in decisions}
         try:
             await self._steps.commit(durable)
         except CheckpointFailedError:
             self._metrics.counters.add(names.ADMISSIONS, "failed", by=len(decisions))
             raise
         state = self._state
-        for each in decisions:
-            state.records.pods[each.uid] = PodRecord(views.explanation_document(each))
-            self._rejections.admitted(state.ledger.allocations[each.uid])
-            state.displaced.pop(each.uid, None)
+        state.records.pods.update(records)
+        for uid in records:
+            state.displaced.pop(uid, None)
 
     async def _enforce(self, decisions: Sequence[Decision]) -> None:
         """Have the kernel enforce decisions that are saved."""
         allocations, files = self._state.ledger.allocations, self._state.cdi_files
+        steps = self._steps
+        await steps.enforce_pods(*(each.uid for each in decisions))
         for each in decisions:
-            await self._steps.worker.run(files.write, allocations[each.uid])
-        await self._steps.enforce_pods(*(each.uid for each in decisions))
+            write = partial(steps.worker.run, files.write, allocations[each.uid])
+            await steps.after_save(write, each.uid)
 
     async def _admitted(self, decided: _Decided) -> AdmissionDocument:
         """Report an admitted pod; return the answer."""
-        decision, source = decided.decision, decided.request.source
-        allocation = self._state.ledger.allocations[decision.uid]
-        record = self._state.records.of(decision.uid)
+        uid = decided.decision.uid
+        await self._steps.after_save(partial(self._report, decided), uid)
+        state = self._state
+        return self.document(decided.decision, state.ledger.allocations[uid], state.records.of(uid))
+
+    def _report(self, decided: _Decided) -> None:
+        uid, source = decided.decision.uid, str(decided.request.source)
+        allocation = self._state.ledger.allocations[uid]
+        self._rejections.admitted(allocation)
         self._metrics.counters.add(names.ADMISSIONS, "admitted")
         fields = allocation_fields(allocation, self._state.shared_cpus)
-        enforced = not record.unenforced
-        log.info("pod admitted", enforced=enforced, source=str(source), **fields)
-        message = allocation_line(allocation)
+        enforced = not self._state.records.of(uid).unenforced
+        log.info("pod admitted", enforced=enforced, source=source, **fields)
         self._steps.publish(
             "PodAdmitted",
-            decision.uid,
+            uid,
             full_name(allocation),
-            message,
+            allocation_line(allocation),
             given=decided.pod.given_devices,
         )
-        return self.document(decision, allocation, record)
 
 
 def _identities(pod: Pod) -> tuple[str, str]:

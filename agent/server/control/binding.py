@@ -38,9 +38,13 @@ class Binder:
         )
         await steps.commit(replace(durable, bindings=durable.bindings.with_binding(binding)))
         await steps.enforce_pods(uid)
-        log.info("container bound", cgroup=f"/{binding.cgroup}")
-        message = f"{container} is /{binding.cgroup}"
-        steps.publish("ContainerBound", uid, full_name(allocation), message)
+
+        def report() -> None:
+            log.info("container bound", cgroup=f"/{binding.cgroup}")
+            message = f"{container} is /{binding.cgroup}"
+            steps.publish("ContainerBound", uid, full_name(allocation), message)
+
+        await steps.after_save(report, uid)
         return self._bound(binding)
 
     async def unbind(self, uid: str, container: str) -> BindDocument:
@@ -53,11 +57,13 @@ class Binder:
         await self._steps.commit(replace(durable, bindings=bindings))
         # The unbound cgroup is confined before the container's CPUs may be allocated again.
         await self._steps.enforce_pods(uid)
-        cgroup = f"/{binding.cgroup}"
-        log.info("container unbound", cgroup=cgroup)
-        self._steps.publish(
-            "ContainerUnbound", uid, full_name(allocation), f"{container} was {cgroup}"
-        )
+
+        def report() -> None:
+            log.info("container unbound", cgroup=f"/{binding.cgroup}")
+            message = f"{container} was /{binding.cgroup}"
+            self._steps.publish("ContainerUnbound", uid, full_name(allocation), message)
+
+        await self._steps.after_save(report, uid)
         return self._bound(binding)
 
     def _bound(self, binding: Binding) -> BindDocument:

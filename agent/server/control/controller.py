@@ -30,6 +30,7 @@ from agent.managers.allocations.origin import API, Source
 from agent.managers.effective_policy import restored
 from agent.pods.identity import full_name
 from agent.pods.lifetime import End
+from agent.progress import Progress
 from agent.reconcile.errors import BindingError
 from agent.server.control.admitting import Admitting
 from agent.server.control.binding import Binder
@@ -44,6 +45,7 @@ from agent.server.control.saving import Saving
 from agent.server.control.shared_pods import SharedPods
 from agent.server.errors import (
     PodNotFoundError,
+    RequestError,
     SourcePodError,
 )
 from agent.server.metrics import names
@@ -93,14 +95,15 @@ class Controller:
         self.publish = reporter.publish
         self.outcomes = OutcomeReporter(state, self.metrics.counters, reporter, clock)
         self.rejections = RejectionReporter(state, self.metrics.counters, reporter, clock)
-        self.queue = SerialQueue(clock)
-        self.worker = Worker(clock)
+        self.progress = state.progress = Progress(clock)
+        self.queue = SerialQueue(self.progress)
+        self.worker = Worker(self.progress)
         self._kernel = kernel
         self._saving = Saving(state, saver, self.worker, self.metrics.counters)
         steps = ChangeSteps(state, kernel, self._saving, self.worker, self.outcomes, reporter)
+        self._steps = steps
         self._binder = Binder(steps)
         self.cordoning = Cordoning(steps, clock)
-        self._enforce = steps.enforce_pods
         self._admitting = Admitting(steps, self.decisions, self.rejections, self.metrics, self._end)
         self.admissions = GroupedAdmissions(self.queue, self._admitting.admit_all)
         self.shared_pods = SharedPods(state, self.queue, self._saving)
@@ -196,7 +199,8 @@ class Controller:
     async def end_pods(self) -> None:
         """Remove the pods that ended with their processes or unit; follow units to their cgroups.
 
-        Raises `CheckpointFailedError` when a removal cannot be saved.
+        A unit that restarted is confined at once. Raises `CheckpointFailedError` when a removal
+        cannot be saved.
         """
         allocations, target = self.state.ledger.allocations, self.state.target()
         watched = [each for each in allocations.values() if each.lifetime.end is not End.REMOVAL]
@@ -204,6 +208,8 @@ class Controller:
             return
         async with self._observing:
             lives = await self.worker.run(self._kernel.lives, target, watched)
+        if lives.restarted:
+            await self.enforce(*lives.restarted)
         due = self._endings.changes(
             watched, self.state.durable.bindings, lives, self.clock.monotonic()
         )
@@ -222,7 +228,7 @@ class Controller:
     async def enforce(self, *uids: str) -> None:
         """Have the kernel enforce what pods are to have, whose cgroups may have changed."""
         with operation("enforce", uids=",".join(uids)):
-            await self.queue.run(lambda: self._enforce(*uids))
+            await self.queue.run(lambda: self._steps.enforce_pods(*uids))
 
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""
@@ -286,26 +292,30 @@ class Controller:
         self, allocation: PodAllocation, target: Desired, replaced_by: str | None = None
     ) -> EnforcementDocument:
         """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
-        uid = allocation.uid
+        uid, steps = allocation.uid, self._steps
         self.state.records.forget(uid)
         self.state.displaced.pop(uid, None)
         self.state.releases += 1
-        await self.worker.run(self.state.cdi_files.remove, allocation)
-        outcome = await self.worker.run(self._kernel.removed, target, allocation)
-        self.outcomes.note(outcome)
-        self.metrics.counters.add(names.REMOVALS)
+        outcome = await steps.enforce_removed(allocation, target)
+        remove = partial(self.worker.run, self.state.cdi_files.remove, allocation)
+        failed = await steps.after_save(remove)
         remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
-        log.info(
-            "pod removed",
-            removed=uid,
-            pod=full_name(allocation),
-            replaced_by=replaced_by,
-            conditions=remaining,
-        )
-        successor = f"replaced by the pod of uid {replaced_by}" if replaced_by is not None else ""
-        message = "; ".join(filter(None, (allocation_line(allocation), successor)))
-        self.publish("PodRemoved", uid, full_name(allocation), message)
-        return views.enforcement_document(remaining, outcome.notes)
+
+        def report() -> None:
+            self.metrics.counters.add(names.REMOVALS)
+            log.info(
+                "pod removed",
+                removed=uid,
+                pod=full_name(allocation),
+                replaced_by=replaced_by,
+                conditions=remaining,
+            )
+            successor = f"replaced by the pod of uid {replaced_by}" if replaced_by else ""
+            message = "; ".join(filter(None, (allocation_line(allocation), successor)))
+            self.publish("PodRemoved", uid, full_name(allocation), message)
+
+        failed += await steps.after_save(report)
+        return views.enforcement_document((*remaining, *details(failed)), outcome.notes)
 
     async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
         """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
@@ -314,7 +324,7 @@ class Controller:
             await self.bind(uid, container.name, BindRequest(cgroup=f"/{cgroup}"))
         except PodNotFoundError:  # removed by a request meanwhile
             self._followed(uid)
-        except BindingError as error:
+        except (BindingError, RequestError) as error:
             self._unfollowed.add(uid)
             self.state.conditions[f"unit of pod {uid}"] = str(error)
         else:

@@ -27,7 +27,7 @@ from agent.server.reporting.records import details
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from agent.api.maintenance import CordonRequest
     from agent.clock import Clock
@@ -61,11 +61,14 @@ class Cordoning:
         if why := _rejection(rules, ledger, cordon):
             raise CordonRejectedError(cordon, why)
         entry = CordonEntry(cordon, request.reason, self._clock.time())
-        answer = await self._take(self._state.durable.cordons.with_entry(entry))
-        log.info("cordoned", target=str(cordon), reason=request.reason, cordoned=answer.cpus)
-        why = f" ({request.reason})" if request.reason else ""
-        self._steps.publish("Cordoned", message=f"{cordon}{why}")
-        return answer
+
+        def report() -> None:
+            cordoned = str(self._state.configured.rules.cordoned_cpus)
+            log.info("cordoned", target=str(cordon), reason=request.reason, cordoned=cordoned)
+            why = f" ({request.reason})" if request.reason else ""
+            self._steps.publish("Cordoned", message=f"{cordon}{why}")
+
+        return await self._take(self._state.durable.cordons.with_entry(entry), report)
 
     async def uncordon(self, request: CordonRequest) -> CordonsDocument:
         """End the cordon of a target, and let the shared pool use the CPUs.
@@ -82,21 +85,27 @@ class Cordoning:
         left = cordons.without(asked)
         if left == cordons:
             raise NotCordonedError(asked, cordons.total)
-        answer = await self._take(left)
-        # There may be room now for what was rejected.
-        self._state.releases += 1
-        log.info("uncordoned", target=str(asked), cordoned=answer.cpus)
-        self._steps.publish("Uncordoned", message=str(asked))
-        return answer
 
-    async def _take(self, cordons: Cordons) -> CordonsDocument:
-        """Save the cordons, decide by them from then on, and enforce the shared pool."""
+        def report() -> None:
+            # There may be room now for what was rejected.
+            self._state.releases += 1
+            cordoned = str(self._state.configured.rules.cordoned_cpus)
+            log.info("uncordoned", target=str(asked), cordoned=cordoned)
+            self._steps.publish("Uncordoned", message=str(asked))
+
+        return await self._take(left, report)
+
+    async def _take(self, cordons: Cordons, report: Callable[[], None]) -> CordonsDocument:
+        """Save the cordons, decide by them from then on, enforce the shared pool, and report."""
         state = self._state
+        configured = replace(
+            state.configured, rules=with_cordon(state.configured.rules, cordons.total)
+        )
         await self._steps.commit(replace(state.durable, cordons=cordons))
-        rules = with_cordon(state.configured.rules, cordons.total)
-        state.configured = replace(state.configured, rules=rules)
+        state.configured = configured
         outcome = await self._steps.enforce_pool()
-        return cordons_document(state, details(outcome.remaining))
+        failed = await self._steps.after_save(report)
+        return cordons_document(state, details((*outcome.remaining, *failed)))
 
     async def drain(self, target: str) -> DrainDocument:
         """Return which pods would have to end before a target is empty; changes nothing.
@@ -124,7 +133,7 @@ def target_of(text: str, host: Host) -> Cordon:
     try:
         mask = Mask.parse(ids if colon else kind)
     except ValueError as error:
-        raise CordonTargetError(text, str(error)) from error
+        raise CordonTargetError(text, f"{error}; give 4-7, core:2 or node:1") from error
     if not mask:
         raise CordonTargetError(text, "names nothing; give 4-7, core:2 or node:1")
     if not colon:

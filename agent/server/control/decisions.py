@@ -19,7 +19,7 @@ from agent.api.views import advice_document, rejection_document
 from agent.devices.providers import DeliveryError
 from agent.managers.admission import remove
 from agent.managers.allocations.origin import KUBELET, Origin
-from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS, Decision, Reason, Rejection
 from agent.managers.trials.advice import AdviceKind, advise
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.pods.identity import extended_resource_fault
@@ -96,7 +96,8 @@ class Decisions:
         this one. The decision is made as if the pod `replaced` had been removed.
         """
         decision, seconds = await self._made(pod, source, ledger, replaced)
-        self._metrics.decision_duration.observe(seconds * 1000)
+        if (TOPOLOGY_ADMISSION_REQUESTS.name, ()) in decision.counters:
+            self._metrics.decision_duration.observe(seconds * 1000)
         self._metrics.counters.add_all(decision.counters)
         return await self._delivered(decision, ledger)
 

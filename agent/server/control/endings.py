@@ -25,11 +25,13 @@ class Lives(Struct, frozen=True):
     """What was observed of the pods that end by themselves.
 
     `inhabited` are the uids of pods in whose cgroups processes live. `units` are the states of
-    units by name; one that is missing is not known now.
+    units by name; one that is missing is not known now. `restarted` are the uids of pods whose unit
+    runs in a new cgroup, which has none of the pod's sets.
     """
 
     inhabited: frozenset[str]
     units: Mapping[str, UnitState]
+    restarted: frozenset[str] = frozenset()
 
 
 class Changes(Struct, frozen=True):

@@ -8,6 +8,7 @@ import structlog
 
 from agent.api.status import ReconcileDocument
 from agent.pods.identity import full_name
+from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.report import count_causes
 from agent.server.metrics import names
 from agent.server.reporting.drift import DriftReporter
@@ -47,11 +48,11 @@ class OutcomeReporter:
     def note(self, outcome: EnforcementReport) -> None:
         """Count and report the result of a change or a comparison."""
         self._note_cgroups(outcome)
-        self._state.records.note_running(outcome.running, outcome.pods)
+        allocations = self._state.ledger.allocations
+        self._state.records.note_running(outcome, allocations, self._clock.monotonic())
         if outcome.settled:
             log.info("settings applied to new cgroups", cgroups=outcome.settled)
         self.drifts.note(outcome)
-        allocations = self._state.ledger.allocations
         news = self._state.records.note_unenforced(outcome.unenforced(), allocations)
         for uid, differing in news.items():
             self._counters.add(names.ENFORCEMENT_FAILURES)
@@ -62,6 +63,20 @@ class OutcomeReporter:
         if outside and details(outside) != details(self._state.unenforced):
             log.error("enforcement failed", conditions=details(outside))
         self._state.unenforced = outside
+
+    def failed(self, why: str, uids: tuple[str, ...]) -> tuple[Difference, ...]:
+        """Report that a step of a saved change failed: pods, or the host, lack what it was for.
+
+        The next comparison does what is missing, and shows what still is.
+        """
+        lacking = tuple(Difference("", why, Cause.UNKNOWN, uid) for uid in uids or ("",))
+        for difference in lacking:
+            if difference.pod in self._state.ledger.allocations:
+                self._state.records.add_unenforced(difference)
+            else:
+                self._state.unenforced = (*self._state.unenforced, difference)
+            self._counters.add(names.ENFORCEMENT_FAILURES)
+        return lacking
 
     def _note_cgroups(self, outcome: EnforcementReport) -> None:
         self.renewed.update(outcome.renewed)

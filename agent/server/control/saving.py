@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import replace
 
+from agent.progress import uncancelled
 from agent.server.errors import CheckpointFailedError
 from agent.server.metrics import names
 from agent.state.errors import CheckpointIOError
@@ -45,7 +46,8 @@ class Saving:
         reports the failure until a save succeeds.
         """
         try:
-            size = await self._worker.run(self._saver.save, self._state.to_save(durable))
+            saving = self._worker.run(self._saver.save, self._state.to_save(durable))
+            size = await uncancelled(saving)
             self._needed = max(LEAST_FREE, 2 * size)
             self._state.unsaved = None
         except CheckpointIOError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ from agent.server.kernel.documents import kernel_document
 from agent.server.kernel.intruders import IntruderCount
 from agent.server.kernel.verification import verification
 from cgroupfs.errors import CgroupError
+from cgroupfs.state import CPUS, MEMS
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:
@@ -145,14 +147,18 @@ class KernelEnforcement:
             kept = self._enforcer.releaser.orphaned(target)
             ended = self._enforcer.releaser.bound(target)
             # At the first observation all differences are drift from before the start, except for
-            # memory that is in use.
+            # memory that is in use, what the kubelet did, and what was never enforced: containers
+            # that started meanwhile, and cgroups of no pod, have no set yet.
+            unset = {each.cgroup for each in report.found if each.observed == ""}
             drift = (
                 report.drift
                 if self._seen is not None
                 else tuple(
                     difference
                     for difference in report.found
-                    if difference.cause is not Cause.IN_USE
+                    if difference.cause not in (Cause.IN_USE, Cause.KUBELET)
+                    and difference.cgroup not in unset
+                    and (difference.pod or difference.cause is not Cause.CONTROLLER_LOST)
                 )
             )
             settled = self._observed(report)
@@ -222,6 +228,7 @@ class KernelEnforcement:
         A unit about which systemd does not answer is left out; comparisons report that.
         """
         inhabited: set[str] = set()
+        restarted: set[str] = set()
         units: dict[str, UnitState] = {}
         for allocation in allocations:
             uid, unit = allocation.uid, allocation.lifetime.unit
@@ -230,13 +237,22 @@ class KernelEnforcement:
                     found = self._enforcer.unit(unit)
                     if found is not None:
                         units[unit] = found
+                        if found.running and self._lacks_sets(target, uid):
+                            restarted.add(uid)
                 continue
             bound = (binding.cgroup for binding in target.bindings.of_pod(uid))
             with readable():
-                cgroups = (pod_cgroup(self._layout, allocation), *bound)
+                cgroups = (pod_cgroup(self._tree, self._layout, allocation), *bound)
                 if steadily(lambda: any(runs(self._tree, path) for path in cgroups)):  # noqa: B023  # called at once
                     inhabited.add(uid)
-        return Lives(frozenset(inhabited), units)
+        return Lives(frozenset(inhabited), units, frozenset(restarted))
+
+    def _lacks_sets(self, target: Desired, uid: str) -> bool:
+        """Return whether a cgroup of a pod has no set although it should, as a new one has none."""
+        with readable():
+            reports = self._enforcer.cgroups_of(target, uid)
+        differences = (each for report in reports for each in report.differences)
+        return any(each.file in (CPUS, MEMS) and not each.observed for each in differences)
 
     def _orphaned(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
         """Yield the uids of the pods whose cgroups still exist."""
@@ -256,7 +272,7 @@ class KernelEnforcement:
         reasons = tuple(
             self._unreported.pop(cgroup) for cgroup in waiting if cgroup in self._unreported
         )
-        self._unreported.update(_delay_reasons(drift, begun))
+        self._unreported.update(_delay_reasons(self._mount, drift, begun))
         return reasons
 
     def _observed(self, report: EnforcementReport) -> frozenset[str]:
@@ -338,14 +354,15 @@ def _repaired(
 
 
 def _delay_reasons(
-    drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
+    mount: Path, drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
 ) -> Iterator[tuple[str, str]]:
     for difference in drift:
         contest = begun.get(difference.cgroup)
         if contest is not None:
             writer = difference.writer
+            file = shlex.quote(str(mount / difference.cgroup / difference.file))
             found = (
-                "identify the writer: auditctl -w FILE -p w"
+                f"identify the writer: auditctl -w {file} -p w"
                 if writer is None
                 else writer_document(writer).line()
             )

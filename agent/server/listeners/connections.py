@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+import select
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,8 @@ PAUSE_SECONDS: Final = 1.0
 AT_A_TIME: Final = 64
 TURNS: Final = 4
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
+#: Why a connection is closed whose request was not begun.
+_GIVES_WAY: Final = "too many connections; this one was idle for longest, and nothing was begun"
 #: How long aiohttp may take to close the remaining connections at the shutdown, in seconds.
 _END_SECONDS: Final = 0.1
 
@@ -88,8 +91,10 @@ class Connections:
         self._watching: Places[HttpConnection] = Places(limits.watchers, cut_answers=True)
         self._turns = asyncio.Semaphore(TURNS)
         self._openings: dict[HttpConnection, asyncio.Task[None]] = {}
-        self._server = Server(self._answer)
+        # The action that a gone client waits for is dropped if it has not begun.
+        self._server = Server(self._answer, handler_cancellation=True)
         self._accepting: asyncio.Task[None] | None = None
+        self._accepted = self._accepted_before = 0
         self._idle = asyncio.Event()
 
     def start(self) -> None:
@@ -97,12 +102,33 @@ class Connections:
         self._listening.settimeout(0)
         self._accepting = asyncio.create_task(self._accept_all())
 
-    async def stop(self, seconds: float) -> None:
-        """Stop accepting; responses in progress may take so many seconds."""
+    async def listen(self, listening: socket.socket) -> None:
+        """Accept at another socket from now on; what is connected stays connected."""
+        await self._stop_accepting()
+        self._listening = listening
+        self.start()
+
+    def standing(self) -> str:
+        """Return how accepting stands still, "" if it does not.
+
+        It does if it has ended, or if connections wait and none was accepted since the last call.
+        """
+        if self._accepting is None or self._accepting.done():
+            return "accepting has ended"
+        waiting = select.poll()
+        waiting.register(self._listening, select.POLLIN)
+        none, self._accepted_before = self._accepted == self._accepted_before, self._accepted
+        return "connections wait and none is accepted" if none and waiting.poll(0) else ""
+
+    async def _stop_accepting(self) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait((self._accepting,))
         self._listening.close()
+
+    async def stop(self, seconds: float) -> None:
+        """Stop accepting; responses in progress may take so many seconds."""
+        await self._stop_accepting()
         # A connection accepted at this moment gets its transport first, which closes it.
         await asyncio.sleep(0)
         for opening in tuple(self._openings.values()):
@@ -130,7 +156,6 @@ class Connections:
 
     async def _accept_all(self) -> None:
         loop = asyncio.get_running_loop()
-        accepted = 0
         while True:
             try:
                 client, _ = await loop.sock_accept(self._listening)
@@ -140,8 +165,8 @@ class Connections:
                     await asyncio.sleep(PAUSE_SECONDS)
             else:
                 self._admit_connection(client)
-            accepted += 1
-            if accepted % AT_A_TIME == 0:
+            self._accepted += 1
+            if self._accepted % AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
     def _admit_connection(self, client: socket.socket) -> None:
@@ -155,7 +180,7 @@ class Connections:
         except FullError as error:
             name, count = error.caller.name, error.count
             self.lines.warning("too many connections", caller=name, connections=count)
-            _turn_away(client, self.failed(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
+            _turn_away(client, self._too_many(str(error)))
         except Exception as error:  # noqa: BLE001 - must not end the listener
             self.lines.error("connection failed", exc_info=error)
             client.close()
@@ -175,9 +200,16 @@ class Connections:
             )
         except OSError as error:
             log.debug("connection setup failed", reason=str(error))
+        except asyncio.CancelledError:
+            if self._tls is None:
+                _turn_away(client, self._too_many(_GIVES_WAY))
+            raise
         finally:
             if connection.transport is None:
                 self.lost(connection)
+
+    def _too_many(self, why: str) -> Response:
+        return self.failed(HTTPStatus.SERVICE_UNAVAILABLE, why)
 
     def _cut(self, leaving: HttpConnection | None) -> None:
         if leaving is None:
@@ -185,7 +217,8 @@ class Connections:
         opening = self._openings.get(leaving)
         if opening is not None:
             opening.cancel()
-        leaving.cut()
+        # So the peer knows that a request which it has sent, and which was not read, did nothing.
+        leaving.cut(_raw(self._too_many(_GIVES_WAY)))
 
     # --- what connections report ----------------------------------------------------------------
 
@@ -238,18 +271,23 @@ class Connections:
 
 def _turn_away(client: socket.socket, answer: Response) -> None:
     """Send a response without reading a request, as far as the socket buffer allows."""
+    try:
+        client.settimeout(0)
+        client.send(_raw(answer))
+    except OSError as error:
+        log.debug("connection setup failed", reason=str(error))
+    finally:
+        client.close()
+
+
+def _raw(answer: Response) -> bytes:
+    """Return the bytes of a response after which the connection ends."""
     head = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
         f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
         f"Connection: close\r\nRetry-After: {RETRY_SECONDS}\r\n\r\n"
     )
-    try:
-        client.settimeout(0)
-        client.send(head.encode() + answer.body)
-    except OSError as error:
-        log.debug("connection setup failed", reason=str(error))
-    finally:
-        client.close()
+    return head.encode() + answer.body
 
 
 #: A request's target (RFC 9112 section 3.2): visible ASCII.

@@ -13,11 +13,10 @@ from agent.server.listeners.http import Response, Routes
 from agent.server.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from agent.clock import Clock
+    from agent.progress import Progress
     from agent.server.control.queue import SerialQueue
     from agent.server.listeners.http import Request
     from agent.server.metrics.exposition import Metrics
-    from agent.server.reporting.health import Health
     from agent.server.state import AgentState
 
 #: How long a rendering is reused if no action was finished, in seconds.
@@ -30,16 +29,14 @@ class Monitoring:
     def __init__(
         self,
         metrics: Metrics,
-        health: Health,
+        progress: Progress,
         state: AgentState,
         queue: SerialQueue,
-        clock: Clock,
     ) -> None:
         self._metrics = metrics
-        self._health = health
+        self._progress = progress
         self._state = state
         self._queue = queue
-        self._clock = clock
         self._rendered = b""
         self._rendered_until = float("-inf")
         self._rendered_after = 0
@@ -58,7 +55,7 @@ class Monitoring:
         )
 
     async def _get_metrics(self, _request: Request) -> Response:
-        now, finished = self._clock.monotonic(), self._queue.finished
+        now, finished = self._progress.clock.monotonic(), self._queue.finished
         if now >= self._rendered_until or finished != self._rendered_after:
             self._rendered = self._metrics.render()
             self._rendered_until = now + RENDERED_SECONDS
@@ -66,7 +63,7 @@ class Monitoring:
         return Response(self._rendered, content_type=CONTENT_TYPE)
 
     async def _get_health(self, _request: Request) -> Response:
-        return _verdict(self._health.failure())
+        return _verdict(self._progress.failure())
 
     async def _get_readiness(self, _request: Request) -> Response:
         return _verdict(self._state.unready())

@@ -1,7 +1,8 @@
-"""The podresources listener: the kubelet's podresources API (v1, gRPC) on a Unix socket.
+"""The podresources listener: the kubelet's podresources API (gRPC) on a Unix socket.
 
 Monitoring asks here which pod has which CPUs, memory and devices. The methods, their statuses, the
-limit on requests and the metrics are those of kubelet v1.36 (pkg/kubelet/apis/podresources).
+limit on requests and the metrics are those of kubelet v1.36 (pkg/kubelet/apis/podresources), the
+fields of the answers those of the configured version.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.pod_resources import Listing, allocatable_message
+from agent.config.config import PodResourcesVersion
 from agent.rpc.calls import CallError, server
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.rpc.pod_resources import FIRST_LISTER, POD_RESOURCES_LISTER, V1
 from agent.server.errors import StartError
 from agent.server.listeners.sockets import make_room, socket_mode
 from agent.server.metrics import names
@@ -37,23 +39,27 @@ REQUESTS_PER_SECOND: Final = 100
 BURST: Final = 10
 #: In bytes; the name and the namespace of a pod have 316 at most.
 LONGEST_REQUEST: Final = 4 << 10
+#: A client of Go opens 100 streams before it knows the server's limit, and does not try again what
+#: is rejected then.
+_STREAMS: Final = 100
 #: A connection whose client does not speak HTTP/2 in time is closed, one without requests after a
-#: while. A connection takes a descriptor, and 0.4 MiB with all of its streams in use (measured).
+#: while. A connection takes a descriptor, and 2.2 MiB with all of its streams in use (measured).
 OPTIONS: Final[Mapping[str, int]] = {
     "grpc.max_receive_message_length": LONGEST_REQUEST,
     "grpc.max_allowed_incoming_connections": 128,
-    "grpc.max_concurrent_streams": 16,
+    "grpc.max_concurrent_streams": _STREAMS,
     # gRPC drops requests at random (CANCELLED) above its 1,000 that wait, half ones too: as many
     # may wait as all connections have.
-    "grpc.server.max_pending_requests": 128 * 16,
-    "grpc.server.max_pending_requests_hard_limit": 2 * 128 * 16,
+    "grpc.server.max_pending_requests": 128 * _STREAMS,
+    "grpc.server.max_pending_requests_hard_limit": 2 * 128 * _STREAMS,
     "grpc.server_handshake_timeout_ms": 5_000,
     "grpc.max_connection_idle_ms": 60_000,
 }
 #: Requests whose handler runs; handlers wait for nothing, so that there is one.
 _CONCURRENT: Final = 16
-#: The value of the label `server_api_version`.
-_VERSION: Final = "v1"
+#: Values of the label `server_api_version`.
+_V1: Final = "v1"
+_FIRST: Final = "v1alpha1"
 #: How long requests in progress may take when the agent stops, in seconds.
 _GRACE_SECONDS: Final = 1.0
 
@@ -86,13 +92,20 @@ class PodResourcesListener:
     Raises `StartError` if no socket can be made at the path.
     """
 
-    def __init__(self, path: Path, state: AgentState, counters: Counters, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        state: AgentState,
+        counters: Counters,
+        clock: Clock,
+        version: PodResourcesVersion = PodResourcesVersion.V1_36,
+    ) -> None:
         make_room(path)
         self._path = path
         self._state = state
         self._counters = counters
         self._limit = RateLimit(REQUESTS_PER_SECOND, BURST, clock)
-        self._listing = Listing()
+        self._listing = Listing(version)
         self._server: Server | None = None
 
     async def start(self) -> None:
@@ -106,6 +119,9 @@ class PodResourcesListener:
                     self._methods(),
                     concurrent=_CONCURRENT,
                     options=OPTIONS,
+                    also={
+                        FIRST_LISTER: {"List": (V1["ListPodResourcesRequest"], self._list_first)}
+                    },
                 )
         except RuntimeError as error:
             remedy = "see the agent's log, or name another path"
@@ -130,6 +146,15 @@ class PodResourcesListener:
     async def _list(self, request: Message) -> bytes:
         del request  # it has no fields
         self._admit(names.POD_RESOURCES_LIST)
+        return self._all()
+
+    async def _list_first(self, request: Message) -> bytes:
+        del request  # it has no fields
+        # The kubelet counts lists of this version among all requests only.
+        self._admit(names.POD_RESOURCES_REQUESTS, _FIRST)
+        return self._all()
+
+    def _all(self) -> bytes:
         rules, ledger = self._state.configured.rules, self._state.ledger
         return self._listing.all(rules, ledger, self._state.kubelet_listing)
 
@@ -139,7 +164,7 @@ class PodResourcesListener:
         rules, ledger = self._state.configured.rules, self._state.ledger
         found = self._listing.one(rules, ledger, namespace, name, self._state.kubelet_listing)
         if found is None:
-            self._counters.add(names.POD_RESOURCES_GET_ERRORS, _VERSION)
+            self._counters.add(names.POD_RESOURCES_GET_ERRORS, _V1)
             raise CallError("UNKNOWN", f"pod {name} in namespace {namespace} not found")
         return found
 
@@ -148,9 +173,9 @@ class PodResourcesListener:
         self._admit(names.POD_RESOURCES_GET_ALLOCATABLE)
         return allocatable_message(self._state.configured.rules, self._state.kubelet_listing)
 
-    def _admit(self, metric: MetricSpec) -> None:
+    def _admit(self, metric: MetricSpec, version: str = _V1) -> None:
         """Count a request; raises `CallError` for one beyond the limit, which is not counted."""
         if not self._limit.allows():
             raise CallError("RESOURCE_EXHAUSTED", "rejected by rate limit")
-        self._counters.add(names.POD_RESOURCES_REQUESTS, _VERSION)
-        self._counters.add(metric, _VERSION)
+        for counted in dict.fromkeys((names.POD_RESOURCES_REQUESTS, metric)):
+            self._counters.add(counted, version)

@@ -305,10 +305,16 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         self._expect(None)
         self._owner.active(self)
 
-    def cut(self) -> None:
-        """End the connection at once."""
-        if self._wire is not None:
-            self._wire.abort()
+    def cut(self, last: bytes | None = None) -> None:
+        """End the connection at once.
+
+        If none of its requests was begun, the peer gets the last bytes, as far as it takes them.
+        """
+        if self._wire is None:
+            return
+        if last is not None and not self._begun and self.ssl_context is None:
+            self._wire.write(last)
+        self._wire.abort()
 
     async def until_half_closed(self, task: asyncio.Task[Any]) -> None:
         """Wait for a task, at most until the peer has half-closed or disconnected."""

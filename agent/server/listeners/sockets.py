@@ -50,22 +50,35 @@ class Address(Struct, frozen=True):
         return f"{host}:{self.port}"
 
 
-class UnixListener(Struct, frozen=True):
-    """A listening Unix socket and the file it made: (device, inode) in `file`."""
+class UnixListener(Struct):
+    """A listening Unix socket and the file it made: (device, inode) in `file`.
+
+    `group` is what the file is given to, None for the process's own.
+    """
 
     path: Path
     socket: socket.socket
     file: tuple[int, int]
+    group: int | None
 
     def close(self) -> None:
         """Stop listening; remove the file unless another process put its own there meanwhile."""
         self.socket.close()
+        if self.has_file():
+            self.path.unlink(missing_ok=True)
+
+    def has_file(self) -> bool:
+        """Return whether the file is still the one that was made."""
         try:
             status = self.path.lstat()
-        except FileNotFoundError:
-            return
-        if (status.st_dev, status.st_ino) == self.file:
-            self.path.unlink(missing_ok=True)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.file
+
+    def open_again(self) -> None:
+        """Listen at a new file; the former socket is the caller's to close. Raises `StartError`."""
+        made = open_unix(self.path, self.group)
+        self.socket, self.file = made.socket, made.file
 
 
 def group_id(name: str) -> int:
@@ -92,7 +105,7 @@ def open_unix(path: Path, group: int | None) -> UnixListener:
         listening.close()
         raise _unusable(path, error) from error
     made = path.lstat()
-    opened = UnixListener(path, listening, (made.st_dev, made.st_ino))
+    opened = UnixListener(path, listening, (made.st_dev, made.st_ino), group)
     try:
         # The unit's system call filter rejects chown, which the service's own group does not need.
         if group is not None and made.st_gid != group:
@@ -242,6 +255,11 @@ class Peer(Struct, frozen=True):
     uid: int
     groups: frozenset[int]
 
+    @property
+    def caller(self) -> Caller:
+        """The peer's user; root (which the service manager uses too) and our own are privileged."""
+        return Caller(f"user {self.uid}", privileged=self.uid in (0, own_user()))
+
     def may_ask(self, owner: int, group: int | None) -> bool:
         """Return whether the peer is root, the agent's user `owner`, or a member of `group`."""
         return self.uid in (0, owner) or (group is not None and group in self.groups)
@@ -267,13 +285,8 @@ def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
 
 
 def user_caller(connection: socket.socket) -> Caller:
-    """Return the caller of a Unix connection; raises `OSError` if it is closed.
-
-    Root (which the service manager uses too) and the agent's own user are privileged.
-    """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(raw)
-    return Caller(f"user {uid}", privileged=uid in (0, own_user()))
+    """Return the caller of a Unix connection; raises `OSError` if it is closed."""
+    return peer_of(connection).caller
 
 
 def address_caller(connection: socket.socket) -> Caller:

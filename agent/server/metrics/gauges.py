@@ -45,6 +45,7 @@ class GaugeInput(Struct, frozen=True):
     ledger: Ledger
     started: float = 0.0
     unenforced_pods: int = 0
+    not_found: Mapping[str, int] = MappingProxyType({})
     ready: bool = False
     conditions: Mapping[str, int] = MappingProxyType({})
     contested: int = 0
@@ -138,6 +139,8 @@ def _free(reading: GaugeInput) -> Iterator[Sample]:
 
 def _service(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
+    for absence, count in reading.not_found.items():
+        yield Sample(names.CONTAINERS_NOT_FOUND, (absence.replace(" ", "_"),), count)
     for condition in map(str, ConditionType):
         yield Sample(names.CONDITIONS, (condition,), reading.conditions.get(condition, 0))
     yield Sample(names.READY, (), int(reading.ready))

@@ -50,7 +50,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
 
 TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
     "kubelet_topology_manager_admission_duration_ms",
-    "Time to decide one admission, in milliseconds.",
+    "Time to decide one admission that the topology manager was asked to align, in milliseconds.",
     tuple(0.05 * 2**power for power in range(15)),
 )
 
@@ -60,7 +60,7 @@ _V1: Final = ("v1",)
 POD_RESOURCES_REQUESTS: Final = _counter(
     "kubelet_pod_resources_endpoint_requests_total",
     "Requests to the podresources API, by its version.",
-    server_api_version=_V1,
+    server_api_version=(*_V1, "v1alpha1"),
 )
 POD_RESOURCES_LIST: Final = _counter(
     "kubelet_pod_resources_endpoint_requests_list",
@@ -120,6 +120,12 @@ CPU_FRAGMENTATION: Final = gauge(
 UNENFORCED_PODS: Final = gauge(
     "numawarden_unenforced_pods",
     "Admitted pods whose allocation the kernel does not yet enforce in full.",
+)
+CONTAINERS_NOT_FOUND: Final = gauge(
+    "numawarden_containers_not_found",
+    "Containers of admitted pods without processes in a cgroup of their pod for 60 s, by reason: "
+    "none of the pod was ever there (not_started), or ended or outside of the pod (not_found).",
+    "reason",
 )
 INVALID_ALLOCATIONS: Final = gauge(
     "numawarden_invalid_allocations",
@@ -302,10 +308,11 @@ RUNTIME_REQUESTS: Final = _counter(
 )
 CONTAINERS_NOT_READY: Final = _counter(
     "numawarden_containers_not_ready_total",
-    "CreateContainer requests that came before the pod was decided (undecided), or before its CPUs "
-    "had left the shared pool (still_shared): the kubelet was to try again (rejected), or the "
-    "container started in the shared pool (shared).",
-    reason=("undecided", "still_shared"),
+    "CreateContainer requests that came before the pod was decided (undecided), before its CPUs "
+    "had left the shared pool (still_shared), or while a pod that may have ended had an allocation "
+    "(ending): the kubelet was to try again (rejected), or the container started in the shared "
+    "pool (shared).",
+    reason=("undecided", "still_shared", "ending"),
     result=("rejected", "shared"),
 )
 OPT_IN_ANSWERS: Final = _counter(
@@ -386,6 +393,7 @@ GAUGES: Final = (
     CPU_FRAGMENTATION,
     REQUESTED,
     UNENFORCED_PODS,
+    CONTAINERS_NOT_FOUND,
     INVALID_ALLOCATIONS,
     CONDITIONS,
     READY,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.api.host.mapped import map_of_allocations
 
@@ -13,20 +16,24 @@ if TYPE_CHECKING:
     from agent.server.state import AgentState
 
 
-def map_now(state: AgentState) -> Callable[[], MapDocument]:
-    """Return a function that makes the map of the state as of now, in any thread.
+def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
+    """Return a function that makes the map of the state as of `now` (Unix time), in any thread.
 
     On large hosts that takes long enough to be felt by other users of the loop.
     """
     configured, ledger, invalid = state.configured, state.ledger, state.invalid
     kubelet = state.kubelet_listing
-    observed = state.last_reconcile is not None
-    running = {uid: state.records.of(uid).running for uid in ledger.allocations}
-    return lambda: map_of_allocations(
-        configured.host,
-        configured.rules,
-        ledger,
-        running=running if observed else None,
-        invalid=invalid,
-        kubelet=kubelet,
-    )
+    not_found = {uid: state.records.of(uid).not_found for uid in ledger.allocations}
+
+    def drawn() -> MapDocument:
+        document = map_of_allocations(
+            configured.host,
+            configured.rules,
+            ledger,
+            not_found=not_found,
+            invalid=invalid,
+            kubelet=kubelet,
+        )
+        return replace(document, hostname=os.uname().nodename, time=now)
+
+    return drawn

@@ -2,33 +2,85 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
+from agent.managers.allocations.origin import KUBELET
+from agent.pods.lifetime import End
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
+    from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.origin import Source
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
+    from agent.reconcile.report import EnforcementReport
 
 #: How many rejected or invalid pods are kept for queries.
 REJECTIONS_KEPT: Final = 64
+#: How long containers may be without processes in their cgroups before they count as not found, in
+#: seconds: long enough to be started by hand, and to be restarted.
+STARTING_SECONDS: Final = 60.0
+
+
+class Absence(StrEnum):
+    """Why containers of a pod have no cgroup with processes."""
+
+    #: They are given time (`STARTING_SECONDS`), or an init container of the pod still runs.
+    STARTING = "starting"
+    #: No container of the pod was found since it was admitted, or since the agent started.
+    NOT_STARTED = "not started"
+    #: Others of the pod, or they themselves, were found: they ended, or run outside of the pod.
+    NOT_FOUND = "not found"
 
 
 class PodRecord(Struct):
     """The explanation of a pod's allocation, and what of it is not enforced.
 
-    `running` are the names of its containers whose cgroups were found.
+    `running` are the names of its containers whose cgroups were found. `not_found` are those that
+    are to run and were found in no cgroup for `STARTING_SECONDS`, `absence` says why ("": all were
+    found). `since` has the monotonic time since which each was not found, in seconds.
     """
 
     explanation: ExplanationDocument | None = None
     unenforced: tuple[Difference, ...] = ()
     running: frozenset[str] = frozenset()
+    not_found: tuple[str, ...] = ()
+    absence: str = ""
+    since: dict[str, float] = field(default_factory=dict)
+    started: bool = False
+
+    def note_running(
+        self, allocation: PodAllocation, running: Iterable[str], alike: int, now: float
+    ) -> None:
+        """Take over which containers have a cgroup with processes.
+
+        So many more `alike` do: all containers of the pod have the same settings, so that it does
+        not matter which of them these are.
+        """
+        found = set(running)
+        missing = [each.name for each in allocation.lasting if each.name not in found]
+        found.update(missing[:alike])
+        missing = missing[alike:]
+        self.running = frozenset(found)
+        self.started = self.started or bool(found)
+        if found - {each.name for each in allocation.lasting}:  # an init container still runs
+            self.since = dict.fromkeys(missing, now)
+        else:
+            self.since = {name: self.since.get(name, now) for name in missing}
+        overdue = [name for name in missing if now - self.since[name] >= STARTING_SECONDS]
+        self.not_found = tuple(overdue) if _is_started_here(allocation) else ()
+        self.absence = ""
+        if self.not_found:
+            self.absence = Absence.NOT_FOUND if self.started else Absence.NOT_STARTED
+        elif missing and _is_started_here(allocation):
+            self.absence = Absence.STARTING
 
     @property
     def unenforced_lines(self) -> tuple[str, ...]:
@@ -102,20 +154,44 @@ class PodRecords(Struct):
         self._unenforced = set(found)
         return MappingProxyType(news)
 
+    def add_unenforced(self, difference: Difference) -> None:
+        """Store one more thing that is not enforced of a pod, until the next comparison."""
+        record = self.of(difference.pod)
+        record.unenforced = (*record.unenforced, difference)
+        self._unenforced.add(difference.pod)
+
     def note_running(
-        self, running: Mapping[str, Collection[str]], pods: Collection[str] | None
+        self, outcome: EnforcementReport, admitted: Mapping[str, PodAllocation], now: float
     ) -> None:
-        """Take over which containers (names by pod uid) have a cgroup; None: of all pods."""
-        for uid, containers in running.items():
-            self.of(uid).running = frozenset(containers)
-        for uid in self.pods if pods is None else pods:
-            if uid not in running and uid in self.pods:
-                self.pods[uid].running = frozenset()
+        """Take over which containers of the observed pods have a cgroup; `now` is monotonic."""
+        if not outcome.compared:
+            return
+        for uid in admitted if outcome.pods is None else outcome.pods & admitted.keys():
+            names, alike = outcome.running.get(uid, ()), outcome.alike.get(uid, 0)
+            self.of(uid).note_running(admitted[uid], names, alike, now)
+
+    def not_found(self) -> Mapping[str, int]:
+        """Return how many containers were not found, by `Absence`, none in their grace."""
+        count = Counter[str]()
+        for record in self.pods.values():
+            count[record.absence] += len(record.not_found)
+        return {each: count[each] for each in (Absence.NOT_STARTED, Absence.NOT_FOUND)}
 
     @property
     def unenforced(self) -> int:
         """The number of pods that are not fully enforced."""
         return len(self._unenforced)
+
+
+def _is_started_here(allocation: PodAllocation) -> bool:
+    """Return whether users start the pod's containers, and it stays admitted without them.
+
+    A kubelet starts its pods' containers in their cgroups itself, later or never, and not again
+    what is complete. Other pods end by themselves when they are not started
+    (`agent.server.control.endings`).
+    """
+    kubelet = allocation.source is not None and allocation.source.name == KUBELET
+    return allocation.lifetime.end is End.REMOVAL and not kubelet
 
 
 def details(differences: Iterable[Difference]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from agent.api import views
 from agent.api.documents import (
     INVALID_MANIFEST,
+    RUNS_SHARED,
     AdmissionDocument,
     ErrorBody,
     FailedPodDocument,
@@ -24,10 +25,10 @@ from agent.managers.decision import Reason
 from agent.pods.identity import PodIdentity, full_name
 from agent.server.metrics import names
 from agent.server.reporting.events import current_operation
-from agent.server.reporting.records import RejectedPod
+from agent.server.reporting.records import REJECTIONS_KEPT, RejectedPod
 from agent.server.reporting.shorten import first, shortened
 from agent.sources.errors import printable
-from agent.sources.source import INVALID, REJECTED
+from agent.sources.source import INVALID, REJECTED, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection
+    from agent.pods.identity import Named
     from agent.pods.model import Pod
     from agent.server.errors import InvalidManifestError
     from agent.server.metrics.counters import Counters
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: How many entries of a source that became invalid together are reported; the rest is counted.
+INVALID_REPORTED: Final = REJECTIONS_KEPT
 #: How many mistakes of an invalid manifest are in the log and in its status.
 MISTAKES_SHOWN: Final = 16
 
@@ -111,23 +115,69 @@ class RejectionReporter:
         self._reporter.publish("PodInvalid", identity.uid or None, _called(identity), message)
         self._note_invalid(API, identity, message, views.mistake_documents(error.details))
 
+    def shared(self, pod: Pod, source: Source, why: str) -> None:
+        """Report that a rejected pod runs in the shared pool all the same."""
+        message = f"runs in the shared pool, without CPUs and memory of its own: {why}"
+        self._pod_event("PodShared", RUNS_SHARED, pod, source, message)
+
+    def resize(self, pod: PodAllocation, why: str) -> None:
+        """Report that a resize of a pod of the kubelet is not done."""
+        if pod.source is not None:
+            self._pod_event("PodResizeRejected", "ResizeRejected", pod, pod.source, why)
+
+    def _pod_event(self, kind: str, reason: str, pod: Named, source: Source, message: str) -> None:
+        self._reporter.publish(kind, pod.uid, full_name(pod), message)
+        self.watch(self._status(pod, source, reason, message), source)
+
+    def _status(self, pod: Named, source: Source, reason: str, message: str) -> FailedPodDocument:
+        return FailedPodDocument(
+            uid=pod.uid,
+            name=pod.name,
+            namespace=pod.namespace,
+            reason=reason,
+            message=message,
+            time=self._clock.time(),
+            source=str(source),
+        )
+
     def entries(self, name: str, documents: Mapping[str, ManifestDocument]) -> None:
         """Report entries of a source that became invalid, by key; drop what is over."""
         known = self._state.sources[name].entries
+        new = [
+            (key, document)
+            for key, document in documents.items()
+            if document.state == INVALID and document != known.get(key)
+        ]
+        for key, document in new[:INVALID_REPORTED]:
+            self._invalid_entry(Source(name, key), document)
+        if (more := len(new) - INVALID_REPORTED) > 0:
+            log.error("more manifests rejected", source=name, manifests=more)
+            self._counters.add(names.ADMISSIONS, "invalid", by=more)
+
         for key, document in documents.items():
-            if document.state == INVALID and document != known.get(key):
-                self._invalid_entry(Source(name, key), document)
+            if document.state == SHARED:
+                self._note_shared(Source(name, key), document)
 
         def over(rejected: RejectedPod) -> bool:
             status, source = rejected.status, rejected.source
             if source.name != name:
                 return False
             document = documents.get(source.key)
-            if document is None or document.state not in (REJECTED, INVALID):
+            if document is None or document.state not in (REJECTED, INVALID, SHARED):
                 return True
             return (document.uid or "", document.name) != (status.uid, status.name)
 
         self._state.records.forget_rejections(over)
+
+    def _note_shared(self, source: Source, document: ManifestDocument) -> None:
+        """Keep the status of a pod that runs shared, with the decision, if it was made since."""
+        known = self._state.records.failed(document.uid or "")
+        if known is None:
+            identity = PodIdentity(document.uid or "", document.name, document.namespace)
+            status = self._status(identity, source, RUNS_SHARED, document.message)
+            known = RejectedPod(status, source)
+        status = replace(known.status, reason=RUNS_SHARED, message=document.message)
+        self._state.records.note_rejection(replace(known, status=status))
 
     def _invalid_entry(self, source: Source, document: ManifestDocument) -> None:
         identity = PodIdentity(document.uid or "", document.name, document.namespace)

@@ -26,6 +26,8 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
     rejections = state.records.rejections.values()
     return StatusDocument(
         version=__version__,
+        hostname=os.uname().nodename,
+        time=now,
         pid=os.getpid(),
         started=state.started,
         ready=unready is None,

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 _PLUGIN: Final = "device plugin of the kubelet"
 _DEVICES: Final = "devices of the kubelet"
-#: After which the runtime gets an answer without settings, in seconds. `RuntimeEvents` answers in a
-#: fifth of a second, or says that the pod is not decided yet; on a busy host that takes longer, and
-#: must not be cut off: the runtime waits 2 s.
-_LONGEST_ANSWER: Final = 1.0
+#: After which the runtime gets an answer without settings, in seconds, if it does not say that it
+#: waits for less: it waits 2 s, and for no other request meanwhile.
+_LONGEST_ANSWER: Final = 1.6
 
 
 def companions(

@@ -25,6 +25,7 @@ from agent.server.listeners.sockets import (
     open_tcp,
     tls_context,
 )
+from agent.server.start.undeclared_kubelet import check_undeclared
 from agent.sources.errors import ManifestDirectoryError
 from agent.sources.manifests import check_directory as check_manifests
 from agent.state.directory import check_directory as check_state
@@ -81,6 +82,7 @@ def obstacles(config: Config, file: Path, *, kernel: bool) -> Iterator[Obstacle]
             ("agent.cgroupMount", lambda: open_tree(agent.cgroup_mount), root),
             ("cgroupDriver", lambda: _check_driver(config), True),
         ]
+        checks.append(("agent.kubelet", lambda: check_undeclared(config), True))
     if agent.kubelet.enabled:
         checks.append(("agent.kubelet", lambda: _check_kubelet(config), True))
     yield from _risk_of_file(file)
@@ -148,7 +150,9 @@ class _SocketDirectoryError(StartError):
 def _check_socket(path: Path) -> None:
     """Raise `StartError` unless a socket could be made at a path, or an agent has made one."""
     if not path.parent.exists():
-        remedy = f"create it: install -d -m 0755 {path.parent}"
+        by_hand = f"create it: install -d -m 0755 {path.parent}"
+        of_unit = "numawarden.service makes it when it starts; start the agent by that unit"
+        remedy = of_unit if str(path.parent) in _OF_THE_UNIT else by_hand
         raise _SocketDirectoryError(path.parent, "does not exist", remedy)
     check_socket_path(path)
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):

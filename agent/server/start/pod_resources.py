@@ -25,7 +25,7 @@ def with_pod_resources(listeners: Listeners, config: Config, controller: Control
     Its directory is created. Raises `StartError` if another process listens on the socket, if the
     path cannot be used, or without the extra grpc.
     """
-    path = config.agent.pod_resources.socket
+    path, version = config.agent.pod_resources.socket, config.agent.pod_resources.version
     if path is None:
         return listeners
     try:
@@ -36,7 +36,7 @@ def with_pod_resources(listeners: Listeners, config: Config, controller: Control
         raise missing_extra("agent.podResources.socket", error) from error
     _make_directory(path.parent)
     counters = controller.metrics.counters
-    listener = PodResourcesListener(path, controller.state, counters, controller.clock)
+    listener = PodResourcesListener(path, controller.state, counters, controller.clock, version)
     return replace(listeners, pod_resources=listener)
 
 

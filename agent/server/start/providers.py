@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct
 
 from agent.devices.host import host_devices
-from agent.devices.providers import Providers, allocated_ids
+from agent.devices.providers import Providers, allocated_nodes
 from agent.managers.policy import PluginDevice
 from agent.server.errors import missing_extra
+from agent.server.kernel.watches import directory_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,17 +22,18 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import MetricSpec
     from agent.server.metrics.exposition import Metrics
+    from sysfs.mask import Mask
 
 
 class ProviderInputs(Struct, frozen=True):
     """What providers are made of.
 
-    `allocated` are the ids of the devices that are allocated when the agent starts, by resource:
-    until they are offered again they are not healthy.
+    `allocated` are the NUMA nodes of the devices that are allocated when the agent starts, by id by
+    resource: until they are offered again they are not healthy.
     """
 
     config: Config
-    allocated: Mapping[str, frozenset[str]]
+    allocated: Mapping[str, Mapping[str, Mask]]
     clock: Clock
     measure: Measure
 
@@ -59,8 +61,8 @@ def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
     except ImportError as error:
         raise missing_extra("agent.devicePlugins.enabled", error) from error
     known = {
-        resource: tuple(PluginDevice(each, healthy=False) for each in sorted(ids))
-        for resource, ids in inputs.allocated.items()
+        resource: tuple(PluginDevice(*each, healthy=False) for each in sorted(nodes.items()))
+        for resource, nodes in inputs.allocated.items()
     }
     return DevicePlugins(
         agent.device_plugins.directory,
@@ -69,6 +71,8 @@ def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
         configured={*agent.devices, *(each.resource for each in agent.host_devices)},
         known=known,
         deadlines=Deadlines.of_calls(agent.device_plugins.call_timeout),
+        registry=agent.device_plugins.registry_directory,
+        watch=directory_names,
     )
 
 
@@ -101,6 +105,6 @@ def make_providers(
     measure: Measure,
 ) -> Providers:
     """Return all providers that the configuration asks for; raises `StartError`."""
-    inputs = ProviderInputs(config, allocated_ids(allocations), clock, measure)
+    inputs = ProviderInputs(config, allocated_nodes(allocations), clock, measure)
     made = [make(inputs) for make in factories]
     return Providers([each for each in made if each is not None], config.agent.devices)

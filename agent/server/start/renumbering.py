@@ -85,7 +85,12 @@ def _container(
         part = allocation.part(manager.name)
         if part is not None:
             allocation = allocation.with_part(manager.name, manager.renumbered(part, moves))
-    return replace(allocation, hint=_hint(allocation.hint, moves))
+    places = {
+        resource: {device: renumbered_nodes(on, moves) for device, on in nodes.items()}
+        for resource, nodes in allocation.device_nodes.items()
+    }
+    hint = _hint(allocation.hint, moves)
+    return replace(allocation, hint=hint, device_nodes=MappingProxyType(places))
 
 
 def _hint(hint: Hint, moves: Mapping[int, int]) -> Hint:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.api.host.topology import topology_view
 from agent.config.resolve import managers_beside_kubelet
@@ -18,6 +19,7 @@ from agent.devices.cdi_files import CdiFiles
 from agent.managers.policy import NO_CORDON
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
+from agent.progress import moved
 from agent.reconcile.desired.limits import EnforcedControllers
 from agent.reconcile.diff import unknown_writer
 from agent.reconcile.errors import BindingError
@@ -42,10 +44,11 @@ from agent.server.start.kubelet_devices import devices_of_kubelet
 from agent.server.start.pod_resources import with_pod_resources
 from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
 from agent.server.start.restart import initial_state, orphaned_since
+from agent.server.start.undeclared_kubelet import ROOT, check_undeclared, watch_undeclared
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
-from cgroupfs.names import Driver
+from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.writers import CgroupWriters, Fanotify
 from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
@@ -82,7 +85,8 @@ class Fakes(Struct, frozen=True):
     """Replacements for parts of the system, for tests and the demo.
 
     `tree` replaces the cgroup mount, `systemd` its bus, `tasks` the tasks of the host, `files` the
-    files of the checkpoint. `runtimes` is the root of the files of container runtimes. With `live`
+    files of the checkpoint. `root` is where a kubelet is looked for in proc (None: beside a `tree`
+    nowhere). `runtimes` is the root of the files of container runtimes. With `live`
     False neither netlink nor inotify on cgroups is used. `writer_of` knows who wrote the files of
     `tree`.
     """
@@ -91,6 +95,7 @@ class Fakes(Struct, frozen=True):
     systemd: Systemd | None = None
     live: bool = True
     tasks: Callable[[], Iterable[Task]] | None = None
+    root: Path | None = None
     runtimes: Path | None = None
     files: Files | None = None
     writer_of: WriterOf = unknown_writer
@@ -99,12 +104,14 @@ class Fakes(Struct, frozen=True):
 class SourceInputs(Struct, frozen=True):
     """What sources of pods are made of.
 
-    `cgroups` returns the uids of the pods that have a cgroup; raises `OSError`.
+    `cgroups` returns the uids of the pods that have a cgroup, and for those that it gets one with
+    processes; raises `OSError`. `same_boot`: the host was not booted since the checkpoint.
     """
 
     config: Config
     clock: Clock
-    cgroups: Callable[[], Collection[str]]
+    cgroups: Callable[[Collection[str]], Collection[str]]
+    same_boot: bool
 
 
 def manifest_directory(inputs: SourceInputs) -> PodSource | None:
@@ -140,7 +147,14 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
     ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
     gate = inputs.config.gates.pod_level_resources
     awaits = DeviceCheckpoint(kubelet.directory, kubelet.exclusive_resource).awaits
-    return KubeletPods(ways, inputs.clock, inputs.cgroups, pod_level=gate, awaits=awaits)
+    return KubeletPods(
+        ways,
+        inputs.clock,
+        inputs.cgroups,
+        pod_level=gate,
+        awaits=awaits,
+        same_boot=inputs.same_boot,
+    )
 
 
 #: Makes a source of pods as configured, None if it is not configured; raises `StartError`.
@@ -175,6 +189,9 @@ class Wiring:
         self._warned: frozenset[str] = frozenset()
         self._unreadable: str | None = None
         self._boot_id = _boot_id()
+        self._root = self._fakes.root or (None if self._fakes.tree is not None else ROOT)
+        if self._root is not None:
+            check_undeclared(config, self._root)
         self._beside = _kubelet_conditions(config)
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._fakes.files)
@@ -182,7 +199,7 @@ class Wiring:
             self._history = self._make_history(clock, opened)
             self._tree = self._open_tree()
             opened.callback(self._tree.lock().release)
-            self._layout = make_layout(config.cgroup_driver, config.cgroup_root)
+            self._layout = self._make_layout()
             self._finder = self._make_finder()
             self._loaded = self._store.load()
             self._running = self._observe_pods()
@@ -278,7 +295,14 @@ class Wiring:
         opened.callback(admission.close)
         monitoring = open_tcp(address)
         opened.callback(monitoring.close)
-        return Listeners(admission.socket, monitoring, tls)
+        return Listeners(admission, monitoring, tls)
+
+    def _make_layout(self) -> Layout:
+        """Return where pods stand; a shared cgroup that was asked for before is still used."""
+        config = self._config
+        layout = make_layout(config.cgroup_driver, config.cgroup_root)
+        shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
+        return replace(layout, shares=shares and not config.agent.kubelet.enabled)
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Controller:
         enforcer = make_enforcer(
@@ -364,7 +388,7 @@ class Wiring:
             return self._fakes.systemd
         from systemd.bus import SystemBus  # noqa: PLC0415  # the cgroupfs driver saves its memory
 
-        bus = SystemBus()
+        bus = SystemBus(answered=moved)
         opened.callback(bus.close)
         return bus
 
@@ -388,12 +412,15 @@ class Wiring:
     def _companions(self) -> tuple[Companion, ...]:
         agent = self._config.agent
         found: list[Companion] = []
+        if self._root is not None and not agent.kubelet.enabled and not agent.kubelet.ignored:
+            watch = partial(watch_undeclared, self.controller, self._config, self._root)
+            found.append(Companion("look for a kubelet", watch))
         if agent.kubelet.enabled:
             from agent.server.start.beside_kubelet import companions  # noqa: PLC0415  # only for it
             from agent.server.start.kubelet_checks import KubeletWatch  # noqa: PLC0415  # only for it
 
-            watch = KubeletWatch(self._config, self.controller, self._beside)
-            found.append(Companion("kubelet checks", watch.serve))
+            checks = KubeletWatch(self._config, self.controller, self._beside)
+            found.append(Companion("kubelet checks", checks.serve))
             found.extend(companions(agent.kubelet, self.controller, self._intakes))
         if agent.kubernetes.enabled:
             from agent.server.cluster.publishing import publishing  # noqa: PLC0415  # only for it
@@ -426,8 +453,9 @@ class Wiring:
 
     def _register(self, sources: Iterable[SourceFactory], clock: Clock) -> tuple[PodIntake, ...]:
         """Register the sources of pods that are configured, and return their intakes."""
-        cgroups = partial(pod_uids, self._tree, self._layout)
-        inputs = SourceInputs(self._config, clock, cgroups)
+        cgroups, saved = partial(pod_uids, self._tree, self._layout), self._loaded.state
+        same_boot = saved is not None and bool(self._boot_id) and saved.boot_id == self._boot_id
+        inputs = SourceInputs(self._config, clock, cgroups, same_boot)
         made = [source for make in sources if (source := make(inputs)) is not None]
         for source in made:
             self.controller.state.register(source)

@@ -76,7 +76,7 @@ def test_an_answer_that_is_not_an_agents_is_an_error(
         answering(tmp_path / "a.sock", answer) as client,
         pytest.raises(Unreachable, match=said),
     ):
-        client.status()
+        client.remove("uid")
 
 
 def test_an_error_carries_code_message_and_details(tmp_path: Path) -> None:
@@ -146,14 +146,84 @@ def test_watching_may_be_rejected(tmp_path: Path) -> None:
         next(client.watch())
 
 
+BUSY = encode(ErrorDocument(error=ErrorBody(code="Busy", message="too many wait")))
+
+
+@contextmanager
+def answering_each(path: Path, answers: list[bytes | None]) -> Iterator[AgentClient]:
+    """Answer one connection after the other; None: end it without an answer, unread."""
+
+    def serve(listening: socket.socket) -> None:
+        for answer in answers:
+            connection, _ = listening.accept()
+            with connection:
+                if answer is not None:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield AgentClient(path, timeout=60)
+        thread.join()
+
+
+def test_a_request_that_was_not_begun_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.api.client.AGAIN_SECONDS", 0.0)
+    busy = http("503 Service Unavailable", BUSY)
+    done = http("404 Not Found", encode(ErrorDocument(error=ErrorBody(code="X", message="done"))))
+    with (
+        answering_each(tmp_path / "a.sock", [busy, busy, done]) as client,
+        pytest.raises(AgentError, match="done"),
+    ):
+        client.remove("uid")
+
+
+def test_a_question_that_got_no_answer_is_asked_again_and_a_change_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.api.client.AGAIN_SECONDS", 0.0)
+    with answering_each(tmp_path / "a.sock", [None, http("200 OK", b"{}")]) as client:
+        assert client.topology() == b"{}"
+    with (
+        answering_each(tmp_path / "b.sock", [None]) as client,
+        pytest.raises(Unreachable, match="it closed the connection"),
+    ):
+        client.remove("uid")
+
+
+def test_a_full_backlog_is_waited_for_and_reported_in_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(str(path))
+        listening.listen(0)
+        first.connect(str(path))
+        with pytest.raises(Unreachable, match="too many processes wait to connect"):
+            AgentClient(path, timeout=0.01).topology()
+        answers: list[bytes] = []
+        asking = threading.Thread(target=lambda: answers.append(AgentClient(path, 60).topology()))
+        asking.start()
+        listening.accept()[0].close()
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(http("200 OK", b"{}"))
+        asking.join()
+        assert answers == [b"{}"]
+
+
 def test_an_answer_before_the_request_was_read_is_reported(tmp_path: Path) -> None:
-    body = encode(ErrorDocument(error=ErrorBody(code="Busy", message="ask again")))
+    body = encode(ErrorDocument(error=ErrorBody(code="TooLarge", message="send less")))
     path = tmp_path / "a.sock"
 
     def serve(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection:
-            connection.sendall(http("503 Service Unavailable", body))
+            connection.sendall(http("413 Content Too Large", body))
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -161,7 +231,7 @@ def test_an_answer_before_the_request_was_read_is_reported(tmp_path: Path) -> No
         thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
         # More than the kernel takes while the agent does not read.
-        with pytest.raises(AgentError, match="ask again") as caught:
+        with pytest.raises(AgentError, match="send less") as caught:
             AgentClient(path, timeout=10).admit(bytes(8 << 20))
         thread.join()
-    assert caught.value.status == 503
+    assert caught.value.status == 413

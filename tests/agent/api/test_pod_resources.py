@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing, allocatable_message
+from agent.config.config import PodResourcesVersion
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.origin import Origin
@@ -59,7 +60,7 @@ def listed(
     kubelet: KubeletListing = NOT_LISTED,
 ) -> list[Message]:
     """Return the listed pods as JSON has them."""
-    data = (listing or Listing()).all(rules, ledger, kubelet)
+    data = (listing or Listing(PodResourcesVersion.V1_37)).all(rules, ledger, kubelet)
     response = V1["ListPodResourcesResponse"].FromString(data)
     return [shown(each) for each in response.pod_resources]
 
@@ -133,6 +134,51 @@ def test_what_the_containers_of_a_budget_share_stands_at_the_pod() -> None:
     ]
 
 
+def test_for_clients_of_v1_36_what_containers_share_of_a_budget_stands_at_each_of_them() -> None:
+    asked = pod(
+        app("own", guaranteed("cpu=2 memory=1Gi")),
+        app("shares", resources("cpu=100m")),
+        app("too", resources("cpu=100m")),
+        of_pod=guaranteed("cpu=4 memory=4Gi"),
+    )
+    ledger = admitted(RULES, asked)
+    (one,) = listed(RULES, ledger, Listing(PodResourcesVersion.V1_36))
+    assert "cpu_ids" not in one
+    assert "memory" not in one
+    pool = {"cpu_ids": ["3", "4"], "memory": [block("memory", 3 * GIB, 0)]}
+    assert one["containers"] == [
+        {"name": "own", "cpu_ids": ["1", "2"], "memory": [block("memory", GIB, 0)]},
+        {"name": "shares", **pool},
+        {"name": "too", **pool},
+    ]
+    assert Listing().all(RULES, ledger) == Listing(PodResourcesVersion.V1_36).all(RULES, ledger)
+
+
+@given(rules=rule_sets(), data=st.data())
+@EVERY_SEQUENCE
+def test_whatever_is_allocated_is_listed_to_clients_of_either_version(
+    rules: EffectivePolicy, data: st.DataObject
+) -> None:
+    """Free is the allocatable less what containers list (v1.36), or pods as well (v1.37)."""
+    ledger = rules.empty_ledger()
+    for number in range(data.draw(st.integers(1, 6))):
+        ledger = admit(rules, ledger, data.draw(pods(f"u-{number}"))).ledger
+    for version in PodResourcesVersion:
+        response = V1["ListPodResourcesResponse"].FromString(Listing(version).all(rules, ledger))
+        for found, allocation in zip(
+            response.pod_resources, ledger.allocations.values(), strict=True
+        ):
+            lasting = {c.name for c in allocation.containers if c.kind is not ContainerKind.INIT}
+            sharing = [c.cpus for c in allocation.containers if c.name in lasting and c.cpus]
+            by_containers = {cpu for c in found.containers for cpu in c.cpu_ids}
+            if version is PodResourcesVersion.V1_36:
+                assert by_containers == {cpu for cpus in sharing for cpu in cpus}
+            else:
+                of_pod = set(found.cpu_ids)
+                assert (of_pod or by_containers) == set(allocation.cpus or by_containers)
+                assert by_containers <= of_pod or not of_pod
+
+
 def test_a_pod_of_which_only_the_uid_is_known_is_listed_by_it() -> None:
     (allocation,) = admitted(
         RULES, pod(app("a", guaranteed("cpu=2 memory=1Gi")))
@@ -188,14 +234,15 @@ def test_of_two_pods_of_one_name_the_later_is_returned() -> None:
     assert Listing().one(RULES, ledger, "kube-system", "p") is None
 
 
-def test_a_device_that_moves_is_listed_where_it_is_now() -> None:
+def test_a_device_is_listed_where_it_was_when_it_was_allocated() -> None:
+    """CPUs and memory are aligned to that, whatever its provider says since or while it is gone."""
     ledger, listing = admitted(RULES, pod(app("a", guaranteed(f"{GPU}=1")))), Listing()
     moved = {**DEVICES, GPU: (PluginDevice("g0", Mask.of(1)),)}
     found = [
         listed(rules, ledger, listing)[0]["containers"][0]["devices"][0]["topology"]
-        for rules in (RULES, make_rules(devices=moved), RULES)
+        for rules in (RULES, make_rules(devices=moved), make_rules())
     ]
-    assert found == [nodes(0), nodes(1), nodes(0)]
+    assert found == [nodes(0), nodes(0), nodes(0)]
 
 
 def test_unchanged_pods_are_not_serialized_again() -> None:
@@ -213,7 +260,7 @@ def test_unchanged_pods_are_not_serialized_again() -> None:
 def test_after_any_changes_the_list_is_what_the_pods_asked_for_and_got(
     rules: EffectivePolicy, data: st.DataObject
 ) -> None:
-    listing, ledger = Listing(), rules.empty_ledger()
+    listing, ledger = Listing(PodResourcesVersion.V1_37), rules.empty_ledger()
     asked: dict[str, Pod] = {}
     for number in range(data.draw(st.integers(1, 6))):
         one = data.draw(pods(f"u-{number}"))

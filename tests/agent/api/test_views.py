@@ -105,10 +105,12 @@ def test_of_many_hints_the_best_few_are_reported_and_all_are_counted() -> None:
 
 
 def test_how_many_containers_were_found_is_said_of_those_that_live_as_long_as_the_pod() -> None:
+    record = PodRecord(running=frozenset({"setup", "a"}), not_found=("b",), absence="not found")
     kinds = {"setup": ContainerKind.INIT, "a": ContainerKind.SIDECAR, "b": ContainerKind.APP}
     document = views.pod_document(
         pod(*(ContainerAllocation(name, kind) for name, kind in kinds.items())),
         POOL,
-        record=PodRecord(running=frozenset({"setup", "a"})),
+        record=record,
     )
     assert document.containers_found == 1
+    assert (document.not_found, document.absence) == (("b",), "not found")

@@ -19,6 +19,8 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
+from agent.reconcile.identify.containers import pod_cgroup
+from agent.server.configured_host import situate
 from agent.server.start.wiring import SOURCES, Fakes, Wiring
 from agent.state.codec import decode
 from agent.state.store import CHECKPOINT_NAME
@@ -26,8 +28,9 @@ from cgroupfs.controllers import ENABLED
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import join
+from sysfs.described.shapes import with_offline
 from sysfs.mask import Mask
-from tests.agent.server.support import PATIENCE, FakeClock, RecordingManager
+from tests.agent.server.support import PATIENCE, FakeClock, RecordingManager, two_packages
 from tests.agent.state.disks import MemoryDisk
 from tests.conformance.invariants import broken_invariants
 from tests.fakes.effects import CountedFiles, CountedSystemd, CountedTree, Effects
@@ -74,7 +77,8 @@ class Site:
 
     @property
     def layout(self) -> Layout:
-        return Layout(Driver(str(self.config.cgroup_driver)))
+        shares = self.config.agent.shared_cgroup
+        return Layout(Driver(str(self.config.cgroup_driver)), shares=shares)
 
     def copy(self) -> Site:
         """Return a host of its own that looks just the same."""
@@ -209,6 +213,14 @@ def with_agent(
         return asyncio.run(live())
 
 
+async def hotplug(site: Site, controller: Controller, online: str) -> None:
+    """Have CPUs go offline and come online, and the agent read the host again."""
+    site.kernel.set_online(Mask.parse(online))
+    before, cordons = controller.state.configured, controller.state.durable.cordons
+    host = with_offline(two_packages(), two_packages().online - Mask.parse(online))
+    await controller.take_over(lambda: situate(site.config, host, before, cordon=cordons.total))
+
+
 @dataclass(frozen=True, slots=True)
 class Allocated:
     """What a ledger and the cordons say, without how they came about."""
@@ -242,10 +254,11 @@ def wrongs(site: Site, controller: Controller) -> list[str]:
         wrong.append("memory and checkpoint differ")
     if (names := site.disk.names(site.config.agent.state_directory)) != [CHECKPOINT_NAME]:
         wrong.append(f"the state directory holds {names}")
-    for uid, allocation in state.ledger.allocations.items():
-        pod = site.cgroup(uid, Tier(str(allocation.qos)))
+    known: set[str] = set()
+    for allocation in state.ledger.allocations.values():
+        pod = pod_cgroup(site.kernel, site.layout, allocation)
+        known.add(pod)
         wrong.extend(_pod_wrongs(site, allocation, pod, state.shared_cpus))
-    known = {site.cgroup(uid, Tier(str(g.qos))) for uid, g in state.ledger.allocations.items()}
     for path in site.cgroups():
         pods = site.layout.parse_pod(path) is not None
         if pods and path not in known and "populated 0" in site.kernel.read(path, "cgroup.events"):

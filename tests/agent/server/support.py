@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import shutil
-from contextlib import asynccontextmanager
+import threading
+import time
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import psutil
 from msgspec.structs import replace
 
 from agent.api.client import AgentClient
@@ -29,7 +34,6 @@ from systemd.notify import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
-    from pathlib import Path
 
     from agent.api.documents import EventDocument
     from agent.managers.resource_manager import ResourceManager
@@ -44,11 +48,16 @@ if TYPE_CHECKING:
     from systemd.bus import Systemd
 
 _Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 UID = "11111111-2222-3333-4444-555555555555"
 OTHER_UID = "99999999-2222-3333-4444-555555555555"
 #: No step of a test takes longer, on however busy a machine, unless it hangs; in seconds.
 PATIENCE = 100.0
+#: A test that waits while nothing ran for so many seconds waits for what does not come.
+QUIET_SECONDS = 10
+#: So much CPU time in a second is none: tests look from time to time whether a condition holds.
+_IDLE_SECONDS = 0.05
 
 
 def in_loop(
@@ -58,13 +67,70 @@ def in_loop(
 
     @functools.wraps(test)
     def run(*args: _Params.args, **kwargs: _Params.kwargs) -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(PATIENCE):
-                await test(*args, **kwargs)
-
-        asyncio.run(limited())
+        asyncio.run(_limited(test(*args, **kwargs)))
 
     return run
+
+
+async def _limited(test: Coroutine[None, None, None]) -> None:
+    """Run a test; one that waits for what does not come fails and says where it waits."""
+    testing, activity = asyncio.create_task(test), Activity()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not testing.done() and activity.quiet_seconds < QUIET_SECONDS:
+                await asyncio.wait((testing,), timeout=1)
+                activity.look()
+    except TimeoutError:
+        pass
+    if not testing.done():
+        waits = "\n".join(_stack(task) for task in asyncio.all_tasks())
+        testing.cancel()
+        await asyncio.wait((testing,), timeout=QUIET_SECONDS)
+        raise AssertionError(
+            f"the test did not end, and nothing ran for {activity.quiet_seconds} s:\n{waits}"
+        )
+    await testing
+
+
+def _stack(task: asyncio.Task[Any]) -> str:
+    found = io.StringIO()
+    try:
+        task.print_stack(file=found)
+    except TypeError:  # grpc's coroutines have no frames
+        return f"{task!r}\n"
+    return found.getvalue()
+
+
+class Activity:
+    """For how many seconds nothing ran in this process and its children, looked at every second.
+
+    A thread that is ready to run and gets no CPU on a busy machine, or that waits for a disk, is
+    not idle.
+    """
+
+    def __init__(self) -> None:
+        self.quiet_seconds = 0
+        self._spent = self._spending()[0]
+
+    def look(self) -> None:
+        """Note whether anything ran since the last look."""
+        spent, ready = self._spending()
+        idle = not ready and spent - self._spent < _IDLE_SECONDS
+        self.quiet_seconds = self.quiet_seconds + 1 if idle else 0
+        self._spent = spent
+
+    @staticmethod
+    def _spending() -> tuple[float, bool]:
+        """Return the CPU seconds of all threads so far, and whether another thread could run."""
+        spent, ready = 0.0, False
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+            with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                spent += sum(process.cpu_times()[:2])
+                for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                    if int(thread.name) != threading.get_native_id():
+                        state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+                        ready = ready or state in "RD"
+        return spent, ready
 
 
 class FakeClock:
@@ -94,6 +160,23 @@ class FakeClock:
             if deadline <= self.now and not woken.done():
                 woken.set_result(None)
         self._sleepers = [entry for entry in self._sleepers if not entry[1].done()]
+
+    async def passing(self, seconds: float, awaited: Coroutine[None, None, _Result]) -> _Result:
+        """Return what a coroutine returns, while time passes for those that wait for the clock.
+
+        The clock is advanced by `seconds` whenever a task sleeps for so long or less: a task that
+        begins to sleep late, on a busy machine, is not missed.
+        """
+        waiting = asyncio.create_task(awaited)
+        try:
+            while not waiting.done():
+                soon = self.now + seconds
+                if any(at <= soon and not woken.done() for at, woken in self._sleepers):
+                    self.advance(seconds)
+                await asyncio.wait((waiting,), timeout=0.001)
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
 
 class RecordingManager(ServiceManager):
@@ -224,10 +307,8 @@ class Running:
         await self.life
 
 
-@asynccontextmanager
-async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
-    """Run an agent in the world until the block ends."""
-    manager = manager or RecordingManager()
+def wired(world: World, manager: RecordingManager) -> Wiring:
+    """Return what makes an agent in the world."""
     fakes = Fakes(
         tree=world.kernel,
         systemd=world.systemd,
@@ -236,9 +317,16 @@ async def running(world: World, manager: RecordingManager | None = None) -> Asyn
         runtimes=world.runtimes,
         writer_of=world.writer_of,
     )
-    assembly = Wiring(
+    return Wiring(
         world.config, manager, world.clock, fakes, world.sources, world.managers, world.providers
     )
+
+
+@asynccontextmanager
+async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
+    """Run an agent in the world until the block ends."""
+    manager = manager or RecordingManager()
+    assembly = wired(world, manager)
     with assembly as service:
         life = asyncio.create_task(service.run())
         try:
@@ -268,10 +356,14 @@ async def either(desired: Coroutine[None, None, object], life: asyncio.Task[None
         raise AssertionError("the agent ended")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let all others go on until a condition holds."""
-    while not condition():  # noqa: ASYNC110  # it is of threads and sockets, which set no event
-        await asyncio.sleep(0)
+async def until(condition: Callable[[], object]) -> None:
+    """Let all others go on until a condition holds that sets no event, of threads and sockets.
+
+    It is looked at less often the longer it takes, so that what is waited for has the CPU.
+    """
+    began = time.monotonic()
+    while not condition():  # noqa: ASYNC110  # threads and sockets set no event
+        await asyncio.sleep(min((time.monotonic() - began) / 20, 0.1))
 
 
 async def next_event(watcher: Watcher, *kinds: str) -> EventDocument:

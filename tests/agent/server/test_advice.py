@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.api.documents import FailedPodDocument
 from agent.managers.policy import PluginDevice
+from agent.managers.trials.advice import advise
 from agent.pods.manifest import load_pod
+from agent.server.control import decisions
 from agent.server.control.decisions import MOST_WAITING
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
     from agent.api.documents import AdmissionDocument, RejectionDocument
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.trials.advice import Advice
     from agent.pods.model import Pod
     from tests.agent.server.support import Running, World
 
@@ -36,7 +46,7 @@ async def shown(agent: Running) -> list[str] | None:
 async def test_a_rejection_has_advice_and_later_that_of_then(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest("web", OTHER_UID, cpu="10"))
-        answer = await asyncio.to_thread(agent.client.admit, LARGE)
+        answer = await asyncio.to_thread(agent.client.admit, LARGE, advice=True)
         assert texts(answer.rejection) == [
             "request 5 of cpu in container c0 instead of 12",
             "end pod shop/web",
@@ -73,7 +83,7 @@ async def test_a_pod_that_a_provider_of_devices_rejected_has_no_advice(world: Wo
     world.providers = (lambda _inputs: provider,)
     async with running(world) as agent:
         asked = manifest().replace(b"memory: 1Gi", f"memory: 1Gi, {gpu}: 1".encode())
-        answer = await asyncio.to_thread(agent.client.admit, asked)
+        answer = await asyncio.to_thread(agent.client.admit, asked, advice=True)
         assert answer.rejection is not None
         assert "out of luck" in answer.rejection.message
         assert texts(answer.rejection) is None
@@ -82,15 +92,38 @@ async def test_a_pod_that_a_provider_of_devices_rejected_has_no_advice(world: Wo
 @in_loop
 async def test_a_dry_run_has_advice_too(world: World) -> None:
     async with running(world) as agent:
-        answer = await asyncio.to_thread(agent.client.admit, manifest(cpu="16"), dry_run=True)
+        asked = partial(agent.client.admit, manifest(cpu="16"), dry_run=True, advice=True)
+        answer = await asyncio.to_thread(asked)
         assert texts(answer.rejection) == ["request 15 of cpu in container c0 instead of 16"]
+
+
+@in_loop
+async def test_nothing_is_tried_for_a_rejection_until_advice_is_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither over the API nor from a source (NRI, a plugin, a manifest) does a pod wait for it."""
+    tried: list[str] = []
+
+    def counted(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+        tried.append(pod.uid)
+        return advise(rules, ledger, pod)
+
+    monkeypatch.setattr(decisions, "advise", counted)
+    async with running(world) as agent:
+        for dry_run in (False, True):
+            asked = partial(agent.client.admit, manifest(cpu="16"), dry_run=dry_run)
+            assert texts((await asyncio.to_thread(asked)).rejection) is None
+        await agent.controller.admit(load_pod(manifest(cpu="16"), "test"))
+        assert tried == []
+        assert await shown(agent) == ["request 15 of cpu in container c0 instead of 16"]
+        assert tried == [UID]
 
 
 @in_loop
 async def test_where_nothing_helps_the_advice_is_empty(world: World) -> None:
     unknown = LARGE.replace(b"memory: 1Gi", b"memory: 1Gi, example.com/absent: 1")
     async with running(world) as agent:
-        answer = await asyncio.to_thread(agent.client.admit, unknown)
+        answer = await asyncio.to_thread(agent.client.admit, unknown, advice=True)
         assert texts(answer.rejection) == []
 
 

@@ -44,7 +44,7 @@ async def periods(agent: Running, count: int, *, every: float = 10.0) -> int:
 @pytest.mark.parametrize(
     ("writer", "said"),
     [
-        (None, "identify the writer: auditctl -w FILE -p w"),
+        (None, "identify the writer: auditctl -w {mount}/{pod}/cpuset.cpus -p w"),
         (Writer(4711, "sh", 0, "/user.slice"), "written by sh[4711], uid 0, in /user.slice"),
     ],
 )
@@ -58,7 +58,7 @@ async def test_a_contest_names_the_writer_where_the_writer_is_known(
         with agent.controller.events.watch() as watcher:
             await periods(agent, 60)
             contest = await next_event(watcher, "DriftContested")
-    assert contest.message.endswith(said)
+    assert contest.message.endswith(said.format(mount=world.directory / "cgroup", pod=POD))
 
 
 @in_loop

@@ -14,11 +14,20 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.config import DevicePluginsConfig
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
-from tests.fakes.device_plugin import FakePlugin, device, failing
+from sysfs.mask import Mask
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    RecordingManager,
+    in_loop,
+    manifest,
+    running,
+    until,
+)
+from tests.fakes.device_plugin import FakePlugin, device, failing, never
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from agent.api.documents import AdmissionDocument
     from tests.agent.server.support import Running, World
@@ -35,11 +44,6 @@ def directory(world: World) -> Iterator[Path]:
             world.config, agent=replace(world.config.agent, device_plugins=plugins)
         )
         yield Path(path)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():  # noqa: ASYNC110  # other processes' sockets bring it about
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -97,6 +101,21 @@ async def test_a_pod_gets_what_the_plugin_prefers_and_delivers_with_cpus_near_it
 
 
 @in_loop
+async def test_the_agent_is_ready_only_once_plugins_can_register(
+    world: World, directory: Path
+) -> None:
+    found: list[bool] = []
+
+    class Manager(RecordingManager):
+        def ready(self, status: str) -> None:
+            found.append((directory / "kubelet.sock").exists())
+            super().ready(status)
+
+    async with running(world, Manager()):
+        assert found == [True]
+
+
+@in_loop
 async def test_an_error_of_allocate_rejects_the_pod_with_the_plugins_words(
     world: World, directory: Path
 ) -> None:
@@ -110,6 +129,36 @@ async def test_an_error_of_allocate_rejects_the_pod_with_the_plugins_words(
         assert agent.controller.state.ledger.allocations == {}
 
 
+@pytest.mark.parametrize("method", ["GetPreferredAllocation", "Allocate", "PreStartContainer"])
+@in_loop
+async def test_a_plugin_that_registers_again_amid_a_call_stops_nothing(
+    world: World, directory: Path, method: str
+) -> None:
+    async with running(world) as agent, registered(agent, directory, "a", "b", "c") as plugin:
+        asked = asyncio.Event()
+
+        async def ask(_request: bytes) -> bytes:
+            asked.set()
+            return await never(_request)
+
+        usual = plugin.answers.pop(method, None)
+        plugin.answers[method] = ask
+        admitting = asyncio.create_task(admit(agent, 2))
+        await asked.wait()
+        if usual is None:
+            del plugin.answers[method]
+        else:
+            plugin.answers[method] = usual
+        await plugin.register()
+        answer = await admitting
+        # Without its preference the pod is admitted.
+        assert answer.admitted == (method == "GetPreferredAllocation")
+        if answer.rejection is not None:
+            assert "UNAVAILABLE" in answer.rejection.message
+        await agent.controller.reconcile()
+        assert agent.controller.progress.failure() is None
+
+
 @in_loop
 async def test_a_plugin_that_goes_and_returns_with_fewer_devices_gives_none_twice(
     world: World, directory: Path
@@ -120,7 +169,7 @@ async def test_a_plugin_that_goes_and_returns_with_fewer_devices_gives_none_twic
             (kept,) = devices(agent)
         await taken(agent, {"a": False, "b": False})
         lines = [each.message for each in agent.controller.state.present_conditions()]
-        assert any(f"device plugin of {GPU}" in line for line in lines)
+        assert not any(GPU in line for line in lines)
         assert not (await admit(agent, 1, OTHER_UID)).admitted
         other = "b" if kept == "a" else "a"
         async with registered(agent, directory, other):
@@ -140,8 +189,10 @@ async def test_a_restart_of_the_agent_keeps_allocations_until_the_plugin_returns
         kept, delivery = devices(agent), agent.controller.state.ledger.allocations[UID]
     async with running(world) as agent:
         assert agent.controller.state.ledger.allocations[UID] == delivery
-        (violation,) = agent.controller.state.invalid
-        assert "not healthy" in str(violation)
+        assert agent.controller.state.invalid == ()
+        assert list(agent.controller.state.providers.conditions()) == []
+        (known,) = agent.controller.state.providers.offer().devices[GPU]
+        assert (known.id, known.nodes, known.healthy) == (*kept, Mask.of(1), False)
         rejected = await admit(agent, 1, OTHER_UID)
         assert not rejected.admitted
         async with registered(agent, directory, "a", "b"):

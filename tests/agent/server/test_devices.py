@@ -14,6 +14,8 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, runnin
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agent.api.documents import AdmissionDocument
     from agent.managers.allocations.allocation import PodAllocation
     from agent.server.start.providers import ProviderInputs
@@ -145,7 +147,7 @@ async def test_after_a_restart_no_device_is_given_twice_whatever_is_offered(
 ) -> None:
     async with running(world) as agent:
         assert (await admit(agent, 2)).admitted
-    known: dict[str, frozenset[str]] = {}
+    known: dict[str, Iterable[str]] = {}
 
     def make(inputs: ProviderInputs) -> FakeProvider:
         known.update(inputs.allocated)
@@ -154,7 +156,7 @@ async def test_after_a_restart_no_device_is_given_twice_whatever_is_offered(
     world.providers = (make,)
     provider.devices = {GPU: ON_NODE_1[:2]}
     async with running(world) as agent:
-        assert known == {GPU: {"a", "b"}}
+        assert {resource: set(ids) for resource, ids in known.items()} == {GPU: {"a", "b"}}
         rejected = await admit(agent, 1, OTHER_UID)
         assert not rejected.admitted
         provider.devices = {GPU: ON_NODE_1}

@@ -170,6 +170,25 @@ def test_a_pod_of_a_unit_is_bound_to_it_and_keeps_its_cpus_over_a_restart(units:
     with_agent(units, live)
 
 
+def test_a_unit_that_restarts_without_its_record_is_confined_as_soon_as_it_is_noticed(
+    units: Site,
+) -> None:
+    async def live(controller: Controller) -> None:
+        assert units.systemd is not None
+        start_service(units)
+        await controller.admit(annotated("db", ONE, unit=SERVICE))
+        await controller.end_pods()
+        own = controller.state.ledger.allocations[ONE].exclusive_cpus
+        stop_service(units)
+        del units.systemd.stopped[SERVICE]
+        cgroup = start_service(units)
+        assert cpus_of(units, cgroup) == Mask.parse("0-15")
+        await controller.end_pods()
+        assert cpus_of(units, cgroup) == own
+
+    with_agent(units, live)
+
+
 def test_a_pod_of_a_unit_that_stopped_for_good_ends_and_the_unit_starts_free(units: Site) -> None:
     async def live(controller: Controller) -> None:
         start_service(units)

@@ -68,6 +68,7 @@ class Ledger:
         if pod.uid not in self.pods and len(self.pods) >= self.room:
             return self._rejected(pod, Reason.TOPOLOGY_AFFINITY)
         self.pods[pod.uid] = spec_digest(pod)
+        self.sharing.pop(pod.uid, None)
         self.owners[pod.uid] = source
         return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
 
@@ -111,6 +112,10 @@ class Ledger:
 
     def shared(self, uid: str) -> SharedPod | None:
         return self.sharing.get(uid)
+
+    async def fits(self, pod: Pod, source: Source) -> bool:
+        self.log.append(f"tried {pod.name} for {source.key}")
+        return len(self.pods) < self.room
 
     def report(
         self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
@@ -498,10 +503,31 @@ def sharing(feed: Incremental, key: str = "a") -> None:
 def test_a_pod_that_runs_shared_is_not_admitted_and_its_entry_says_why() -> None:
     feed = Incremental()
     sharing(feed)
+    feed.ledger.room = 0
     assert feed.sync(added("a")) == {"a": "shared"}
-    assert feed.ledger.log == []
+    assert feed.ledger.log == ["tried web for a"]
     document = feed.ledger.reported["a"]
     assert (document.message, document.uid, document.name) == ("no node has 2 CPUs", UID, "web")
+
+
+def test_a_pod_that_runs_shared_is_admitted_only_where_it_is_asked_for_and_there_is_room() -> None:
+    feed = Incremental()
+    sharing(feed)
+    feed.ledger.room = 0
+    logs = [(feed.sync(added("a")), [*feed.ledger.log]) for _ in range(2)]
+    assert logs == [({"a": "shared"}, ["tried web for a"]), ({"a": "shared"}, [])]
+    feed.intake.try_again("a")
+    assert feed.sync() == {"a": "shared"}
+    assert feed.ledger.log == ["tried web for a"]
+    feed.ledger.room = 1
+    feed.ledger.releases += 1
+    assert feed.sync() == {"a": "shared"}
+    assert "there is room now" in feed.ledger.reported["a"].message
+    feed.intake.try_again("a")
+    assert feed.sync() == {"a": "admitted"}
+    assert feed.ledger.log == ["tried web for a", "admit web"]
+    assert feed.sync() == {"a": "admitted"}
+    assert feed.ledger.log == []
 
 
 def test_a_pod_that_runs_shared_is_reported_before_its_source_has_read_it() -> None:

@@ -86,9 +86,7 @@ async def test_a_pod_goes_from_the_pods_api_to_its_cgroup_over_a_restart_to_its_
         assert pods_of(agent) == {UID}
         world.clock.advance(10 * ALONE_SECONDS)
         await kubelet.start()
-        while not kubelet.watched:
-            world.clock.advance(SOURCE_PERIOD)
-            await asyncio.sleep(0)
+        await world.clock.passing(SOURCE_PERIOD, until(lambda: kubelet.watched))
         await agent.ask(agent.client.reconcile)
         assert pods_of(agent) == {UID}
         kubelet.add(UID, pods[UID])
@@ -97,8 +95,8 @@ async def test_a_pod_goes_from_the_pods_api_to_its_cgroup_over_a_restart_to_its_
         with agent.controller.events.watch() as watcher:
             kubelet.delete(UID)
             end_pod(world)
-            world.clock.advance(SOURCE_PERIOD)
-            assert (await next_event(watcher, "PodRemoved")).uid == UID
+            event = next_event(watcher, "PodRemoved")
+            assert (await world.clock.passing(SOURCE_PERIOD, event)).uid == UID
         await settled(agent, {})
     await kubelet.stop()
 
@@ -185,7 +183,7 @@ import_agent()
 from agent.config.config import AgentConfig, BesideKubeletConfig, Config
 from agent.server.start.wiring import SourceInputs, kubelet_pods
 beside = BesideKubeletConfig(enabled={enabled}, pods_endpoint={endpoint!r})
-made = kubelet_pods(SourceInputs(Config(agent=AgentConfig(kubelet=beside)), None, set))
+made = kubelet_pods(SourceInputs(Config(agent=AgentConfig(kubelet=beside)), None, set, True))
 assert (made is not None) is {enabled}
 looked_for = "agent.kubelet.pods_api", "agent.kubelet.pods_endpoint", "aiohttp.client", "grpc"
 print(*(name for name in looked_for if name in sys.modules))

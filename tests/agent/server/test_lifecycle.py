@@ -146,8 +146,8 @@ async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: Wo
         async with busy(agent) as go_on:
             asked = [asyncio.create_task(agent.controller.queue.run(change)) for _ in range(9)]
             await until(lambda: agent.controller.queue.waiting == len(asked))
-            world.clock.advance(10)
-            await until(lambda: agent.controller.queue.waiting > len(asked))
+            queue = agent.controller.queue
+            await world.clock.passing(10, until(lambda: queue.waiting > len(asked)))
             go_on.set()
         await asyncio.gather(*asked)
     # One may have had its turn before.
@@ -160,8 +160,7 @@ async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) ->
         await agent.ask(agent.client.admit, manifest())
         with agent.controller.events.watch() as watcher:
             world.kernel.write(POD, "cpuset.cpus", "0-15")
-            world.clock.advance(10)
-            event = await next_event(watcher, "DriftFound")
+            event = await world.clock.passing(10, next_event(watcher, "DriftFound"))
         assert "unknown" in event.message
         assert world.cpus_of(POD) == "1,9"
         text = agent.controller.metrics.render().decode()
@@ -189,8 +188,7 @@ async def test_cpus_that_go_offline_are_noticed_and_no_longer_given(tmp_path: Pa
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
             world.change_host(with_offline(two_packages(), Mask.of(1, 9)))
-            world.clock.advance(10)
-            event = await next_event(watcher, "HostChanged")
+            event = await world.clock.passing(10, next_event(watcher, "HostChanged"))
         assert "1,9 are no longer online" in event.message
         answer = await asyncio.to_thread(agent.client.admit, manifest())
         assert answer.pod is not None
@@ -208,6 +206,42 @@ async def test_the_watchdog_hears_of_an_agent_that_works(world: World) -> None:
 
 
 @in_loop
+async def test_a_socket_file_that_was_removed_is_made_again_and_watchers_stay(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        events = agent.client.watch()
+        first = asyncio.create_task(asyncio.to_thread(next, events))
+        await until(lambda: bool(agent.controller.events._watchers))
+        before = world.socket.lstat()
+        world.socket.unlink()
+        world.clock.advance(5)
+        await until(world.socket.exists)
+        assert world.socket.lstat().st_mode == before.st_mode
+        answer = await asyncio.to_thread(agent.client.admit, manifest())
+        assert answer.admitted
+        assert (await first).uid == UID
+        await asyncio.to_thread(events.close)  # type: ignore[attr-defined]  # it is a generator
+
+
+@in_loop
+async def test_a_file_in_the_place_of_the_socket_is_a_condition_until_it_is_gone(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        conditions = agent.controller.state.conditions
+        world.socket.unlink()
+        world.socket.write_text("mine")
+        world.clock.advance(5)
+        await until(lambda: "listeners" in conditions)
+        assert "a file of that name exists" in conditions["listeners"]
+        world.socket.unlink()
+        world.clock.advance(5)
+        await until(lambda: "listeners" not in conditions)
+        assert (await asyncio.to_thread(agent.client.admit, manifest())).admitted
+
+
+@in_loop
 async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) -> None:
     manager = RecordingManager(ping_seconds=5)
     began, released = asyncio.Event(), asyncio.Event()
@@ -222,14 +256,14 @@ async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) ->
         await began.wait()
         manager.pinged.clear()
         world.clock.advance(61)
-        failure = agent.service.health.failure()
+        failure = agent.controller.progress.failure()
         for _ in range(10):
             await asyncio.sleep(0)
         pinged = manager.pinged.is_set()
         released.set()
         await hanging
     assert failure is not None
-    assert "has been running for 61 s" in failure
+    assert failure.startswith("queue of changes has made no progress for 60 s")
     assert not pinged
 
 
@@ -357,9 +391,11 @@ async def test_a_manifest_that_turns_bad_is_reported_to_watchers_once(world: Wor
             (directory / "a.yaml").write_text("kind: Pod\n")
             event = await next_event(watcher, "ManifestInvalid")
             assert str(directory / "a.yaml") in event.message
-            world.clock.advance(service_module.SOURCE_PERIOD)
             (directory / "b.yaml").write_bytes(manifest())
-            assert (await next_event(watcher, "ManifestInvalid", "PodAdmitted")).uid == UID
+            event = await world.clock.passing(
+                service_module.SOURCE_PERIOD, next_event(watcher, "ManifestInvalid", "PodAdmitted")
+            )
+            assert event.uid == UID
 
 
 @in_loop
@@ -371,8 +407,9 @@ async def test_a_rejected_manifest_is_admitted_once_another_pod_ends(world: Worl
             (directory / "web.yaml").write_bytes(manifest())
             await next_event(watcher, "PodRejected")
             await agent.ask(agent.client.remove, OTHER_UID)
-            world.clock.advance(service_module.SOURCE_PERIOD)
-            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+            admitted = next_event(watcher, "PodAdmitted")
+            event = await world.clock.passing(service_module.SOURCE_PERIOD, admitted)
+            assert event.uid == UID
 
 
 @in_loop
@@ -409,8 +446,7 @@ async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
         pump = asyncio.create_task(agent.service._pump("test changes", broken, asked))
         await asked.wait()
         assert "Too many open files" in conditions["test changes"]
-        world.clock.advance(service_module.REOPEN_SECONDS)
-        await again.wait()
+        await world.clock.passing(service_module.REOPEN_SECONDS, until(again.is_set))
         assert "test changes" not in conditions
         pump.cancel()
     assert directory.is_dir()
@@ -428,8 +464,7 @@ async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
             raise RuntimeError("boom")
 
         monkeypatch.setattr(agent.controller, "reconcile", broken)
-        world.clock.advance(10)
-        await fail.wait()
+        await world.clock.passing(10, until(fail.is_set))
         monkeypatch.undo()
         status = await asyncio.to_thread(agent.client.status)
         assert any("boom" in line for line in status.condition_lines())

@@ -4,10 +4,15 @@ Seeded sequences on a host whose kernel is emulated and on which processes live:
 pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
 restarts, an older checkpoint or none, an import of the kubelet's state, and what goes on around the
 agent. What runs with CPUs of its own keeps them whatever checkpoint is found.
-`NUMAWARDEN_STORIES` says how many (README.md, "Tests"), half of them with each driver.
+`NUMAWARDEN_STORIES` says how many (CONTRIBUTING.md, "Running them"), half of them with each driver.
 
 What was bound outside of all pods is known from the checkpoint alone: where that is lost, older or
 imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
+
+In the stories of `Upheaval` the host does not stay as it is either: CPUs and nodes are cordoned, go
+offline and come back, the configuration is another one after a restart, units restart, agents are
+killed at any step, and others write into every cgroup at or below that of all pods. What they do
+there is repaired by the next comparison, so that these stories are looked at after comparisons.
 """
 
 from __future__ import annotations
@@ -15,38 +20,53 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
-from agent.config.config import CgroupDriver
+from agent.api.maintenance import CordonRequest
+from agent.config.config import CgroupDriver, ConfigError
 from agent.managers.allocations.allocation import Isolation
+from agent.managers.allocations.origin import Source
+from agent.managers.assessment.violation import Rule
+from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
+from agent.pods.lifetime import UNIT
 from agent.pods.model import ContainerKind
 from agent.reconcile.errors import BindingError
-from agent.server.errors import BindingNotFoundError
+from agent.server.errors import BindingNotFoundError, RequestError
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import CHECKPOINT_NAME, Store
 from agent.tools.kubelet_state.errors import KubeletStateError
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.importing import take_over
 from cgroupfs.names import Tier
+from sysfs.described.shapes import with_offline
 from sysfs.discover import discover
 from sysfs.mask import EMPTY, Mask
-from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
-from tests.agent.server.support import make_world
+from tests.agent.server.sites import hotplug, make_site, pod_of, site_config, with_agent
+from tests.agent.server.support import make_world, two_packages
 from tests.conformance.invariants import broken_invariants
+from tests.fakes.effects import Effects, die_after, die_amid, die_before
+from tests.fakes.kernel import Died
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterator
     from pathlib import Path
 
+    from agent.config.config import Config
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.control.controller import Controller
+    from sysfs.host import Host
     from tests.agent.server.sites import Site
     from tests.agent.state.disks import MemoryDisk
 
@@ -63,6 +83,14 @@ KINDS: Final = (
     ("a~1 b", ""),
     ("!i=1 a=1", ""),
 )
+#: What is cordoned and uncordoned.
+TARGETS: Final = ("node:0", "node:1", "core:2", "4-7", "0", "1,9", "10-15")
+HOST: Final = two_packages()
+#: How many lives end at a random step, and after how many steps the kernel is compared.
+DYING: Final = 0.3
+COMPARED: Final = 0.5
+#: The first seed of the stories of upheavals.
+FIRST: Final = int(os.environ.get("NUMAWARDEN_FIRST_STORY", "0"))
 WRITTEN: Final = ("0", "0-15", "3,11", "5-7")
 
 
@@ -76,6 +104,8 @@ class Story:
     specs: dict[str, Pod] = field(default_factory=dict)
     #: Cgroups outside of all pods in which processes were started, to be bound or not.
     elsewhere: list[str] = field(default_factory=list)
+    #: Services that were started with pods.
+    units: list[str] = field(default_factory=list)
     #: Of these, the ones of which no checkpoint says any longer that they were bound.
     forgotten: set[str] = field(default_factory=set)
     #: Disks as they once were, and the rules in force.
@@ -120,11 +150,7 @@ class Story:
     # --- what the agent is asked for ------------------------------------------------------------
 
     async def admit(self, controller: Controller) -> None:
-        self.pods += 1
-        containers, budget = self.random.choice(KINDS)
-        uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
-        self.specs[uid] = pod_of(f"p{self.pods}", uid, containers, budget)
-        await controller.admit(self.specs[uid])
+        await controller.admit(self.next_pod())
 
     async def admit_again(self, controller: Controller) -> None:
         """Ask for a pod that was asked for before: it is there, recovered, displaced or removed."""
@@ -137,13 +163,10 @@ class Story:
         old = self.any_of([uid for uid, allocation in allocations.items() if allocation.name])
         if not old:
             return
-        self.pods += 1
-        containers, budget = self.random.choice(KINDS)
-        uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
-        self.specs[uid] = pod_of(allocations[old].name, uid, containers, budget)
-        answer = await controller.admit(self.specs[uid], replace_pod=True)
+        pod = self.next_pod(name=allocations[old].name)
+        answer = await controller.admit(pod, replace_pod=True)
         after = controller.state.ledger.allocations
-        assert (old in after, uid in after) == (not answer.admitted, answer.admitted), self.done
+        assert (old in after, pod.uid in after) == (not answer.admitted, answer.admitted), self.done
 
     async def remove(self, controller: Controller) -> None:
         """Remove a pod, whose processes may live on: what is left is an orphan."""
@@ -227,6 +250,8 @@ class Story:
 
     def roll_back(self) -> None:
         """Put an older checkpoint in place of the last one."""
+        if not self.backups:
+            return
         disk: MemoryDisk = pickle.loads(self.random.choice(self.backups))  # noqa: S301  # our own
         self.site.disk = disk
 
@@ -290,6 +315,14 @@ class Story:
 
     # --- helpers --------------------------------------------------------------------------------
 
+    def next_pod(self, kind: tuple[str, str] | None = None, name: str = "") -> Pod:
+        """Return a pod that was never asked for."""
+        self.pods += 1
+        containers, budget = kind or self.random.choice(KINDS)
+        uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
+        self.specs[uid] = pod_of(name or f"p{self.pods}", uid, containers, budget)
+        return self.specs[uid]
+
     def any_of(self, choices: list[str]) -> str:
         return self.random.choice(choices) if choices else ""
 
@@ -306,11 +339,20 @@ def intruders(site: Site, controller: Controller, unknown: Container[str]) -> It
     """Yield who may run on CPUs that the ledger gives exclusively to another pod.
 
     A process that is in no pod, and in no cgroup whose set was written, is not the agent's; nor is
-    one in an `unknown` cgroup.
+    one in an `unknown` cgroup. Where pods have all CPUs that are online, those on which others run
+    as well are a violation that is reported.
     """
-    allocations = controller.state.ledger.allocations
+    state = controller.state
+    allocations = state.ledger.allocations
+    exposed = state.shared_cpus & exclusive_cpus(state.ledger)
+    assert bool(exposed) == any(each.rule is Rule.SHARED_POOL for each in state.invalid)
+    assert not exposed or state.configured.host.online <= exclusive_cpus(state.ledger)
+    online = state.configured.host.online
+    # What starts where a pod that is gone was bound is of no pod.
     bound = {
-        each.cgroup: (each.pod_uid, each.container) for each in controller.state.durable.bindings
+        each.cgroup: (each.pod_uid, each.container)
+        for each in state.durable.bindings
+        if each.pod_uid in allocations
     }
     for path in site.cgroups():
         named = site.layout.parse_pod(path.rpartition("/")[0])
@@ -323,24 +365,210 @@ def intruders(site: Site, controller: Controller, unknown: Container[str]) -> It
             allowed = site.kernel.allowed(pid)[0]
             for other, allocation in allocations.items():
                 # What has just been started follows its pod's cgroup until it is found.
-                inside = _of_others(allocation, name) if written else EMPTY
-                theirs = inside if other == uid else allocation.exclusive_cpus
+                inside = _of_others(allocation, name, online) if written else EMPTY
+                theirs = inside if other == uid else allocation.exclusive_cpus - exposed
                 if allowed & theirs:
                     yield f"/{path} ({uid or 'no pod'}) is on {allowed & theirs} of {other}"
 
 
-def _of_others(allocation: PodAllocation, name: str) -> Mask:
+def _of_others(allocation: PodAllocation, name: str, online: Mask) -> Mask:
     """Return the CPUs of the containers of a pod that none but they may run on."""
     cpus = EMPTY
     one = allocation.container(name)
     # An init container's CPUs are those of the containers after it.
     if one is None or one.kind is not ContainerKind.APP:
         return cpus
+    if one.cpus is not None and one.cpus.isdisjoint(online):
+        return cpus  # it has lost its own, and runs on what is left of its pod's
     for container in allocation.containers:
         own = container.isolation is Isolation.CONTAINER and container.kind is ContainerKind.APP
         if own and container.name != name and container.cpus is not None:
             cpus |= container.cpus
     return cpus
+
+
+@dataclass
+class Upheaval(Story):
+    """A story in which the host and the configuration change as well, and agents are killed."""
+
+    #: The configuration of the first agent.
+    first: Config = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = self.site.config
+
+    def run(self) -> None:
+        for life in range(LIVES):
+            if life:
+                self.between()
+            if self.random.random() < DYING:
+                way = self.random.choice((die_before, die_after, die_amid))
+                effects = Effects(way(self.random.randint(1, 120)), looks=False)
+            else:
+                effects = None
+            try:
+                with_agent(self.site, self.live, effects)
+            except Died as step:
+                self.done.append(f"died: {step}")
+            except ConfigError as error:
+                # Such as reserved CPUs that are all offline; no agent starts.
+                self.done.append(f"did not start: {error}")
+                self.site.kernel.set_online(HOST.online)
+                self.site.config = self.first
+
+    async def live(self, controller: Controller) -> None:
+        self.rules = controller.state.configured.rules
+        self.noted(controller)
+        await controller.reconcile()
+        self.settled(controller, "start")
+        for _ in range(2 * STEPS):
+            step = self.random.choice(self.steps())
+            self.done.append(step.__name__)
+            await step(controller)
+            self.noted(controller)
+            if self.random.random() < COMPARED:
+                await controller.reconcile(insist=True)
+                self.settled(controller, "reconcile")
+        self.backups.append(pickle.dumps(self.site.disk))
+
+    def noted(self, controller: Controller) -> None:
+        """Note which cgroups outside of all pods the checkpoint does not know."""
+        known = controller.state.durable.bindings
+        self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
+
+    def settled(self, controller: Controller, step: str) -> None:
+        """Look at what may run where, after a comparison."""
+        self.done.append(step)
+        found = list(intruders(self.site, controller, self.forgotten))
+        assert found == [], (found, self.done)
+
+    def steps(self) -> list[Callable[[Controller], Awaitable[None]]]:
+        more = [self.cordon, self.uncordon, self.plug, self.plug, self.scribble, self.scribble]
+        if self.site.systemd is not None:
+            more += [self.start_unit, self.restart_unit, self.restart_unit]
+        return [*super().steps(), *more, self.admit_file]
+
+    async def admit_file(self, controller: Controller) -> None:
+        """Admit a pod of the manifest directory."""
+        pod = self.next_pod()
+        await controller.admit(pod, Source("manifests", f"/manifests/{pod.name}.yaml"))
+
+    async def cordon(self, controller: Controller) -> None:
+        with suppress(RequestError):
+            await controller.cordon(CordonRequest(target=self.random.choice(TARGETS)))
+
+    async def uncordon(self, controller: Controller) -> None:
+        with suppress(RequestError):
+            await controller.uncordon(CordonRequest(target=self.random.choice(TARGETS)))
+
+    async def plug(self, controller: Controller) -> None:
+        """Have CPUs go offline or come online; the agent reads the host again and compares."""
+        self.turn()
+        await hotplug(self.site, controller, str(self.site.kernel.root.cpus))
+        await controller.reconcile(insist=True)
+        self.settled(controller, f"online {self.site.kernel.root.cpus}")
+
+    async def scribble(self, controller: Controller) -> None:
+        """Write a set into any cgroup at or below that of all pods."""
+        del controller
+        path = self.random.choice([*self.site.cgroups(self.site.layout.pods()), ""])
+        file = self.random.choice(("cpuset.cpus", "cpuset.cpus", "cpuset.cpus", "cpuset.mems"))
+        text = str(self.any_mask()) if file == "cpuset.cpus" else self.random.choice("01")
+        if path and self.site.kernel.exists(path):
+            with suppress(OSError):
+                self.site.kernel.write(path, file, self.random.choice((text, text, text, "\n")))
+            self.done.append(f"/{path} {file} {text}")
+
+    async def start_unit(self, controller: Controller) -> None:
+        """Start a service that has a pod; the agent binds the pod to the service's cgroup."""
+        systemd, pod = self.site.systemd, self.next_pod(("a=2", ""))
+        assert systemd is not None
+        self.site.processes += 1
+        name = f"{pod.name}.service"
+        self.units.append(name)
+        self.elsewhere.append(systemd.start_service(name, self.site.processes))
+        pod = replace(pod, annotations=MappingProxyType({UNIT: name}))
+        self.specs[pod.uid] = pod
+        await controller.admit(pod)
+        await controller.end_pods()
+
+    async def restart_unit(self, controller: Controller) -> None:
+        """Stop a service and start it again: the agent notices, and its new process is confined."""
+        systemd, name = self.site.systemd, self.any_of(self.units)
+        assert systemd is not None
+        if not name:
+            return
+        await controller.reconcile(insist=True)
+        if name in systemd.units:
+            systemd.stop_service(name)
+        if self.random.random() < 0.3:
+            systemd.stopped.pop(name, None)  # what is on record of it is lost
+        self.site.processes += 1
+        cgroup = systemd.start_service(name, self.site.processes)
+        await controller.end_pods()
+        self.noted(controller)
+        state = controller.state
+        bound = [each.pod_uid for each in state.durable.bindings if each.cgroup == cgroup]
+        pods = [pod for uid in bound if (pod := state.ledger.allocations.get(uid)) is not None]
+        if any(pod.lifetime.unit != name for pod in pods):
+            await controller.reconcile(insist=True)  # the agent follows units of pods alone
+        self.settled(controller, f"{name} restarted")
+
+    # --- what happens while no agent runs -------------------------------------------------------
+
+    def between(self) -> None:
+        for change in (self.turn, self.reconfigure):
+            if self.random.random() < 0.4:
+                change()
+                self.done.append(change.__name__)
+        super().between()
+
+    def turn(self) -> None:
+        """Have other CPUs online: all of them, all but a few, one node, or a few."""
+        some = self.any_mask()
+        node = self.random.choice(HOST.nodes).cpus
+        online = self.random.choice((HOST.online, HOST.online, HOST.online - some, node, some))
+        self.site.kernel.set_online(online or HOST.online)
+
+    def reconfigure(self) -> None:
+        """Change what the next agent is started with."""
+        options = self.random.choice(
+            ({}, {"strict-cpu-reservation": "true"}, {"full-pcpus-only": "true"})
+        )
+        self.site.config = replace(
+            self.first,
+            cpu_manager_policy=self.random.choice(
+                (CpuManagerPolicy.STATIC, CpuManagerPolicy.STATIC, CpuManagerPolicy.NONE)
+            ),
+            cpu_manager_policy_options=MappingProxyType(options),
+            reserved_system_cpus=Mask.parse(self.random.choice(("0", "0,8", "7", "3-4", "1,9,15"))),
+            topology_manager_scope=self.random.choice(list(TopologyManagerScope)),
+            topology_manager_policy=self.random.choice(list(TopologyManagerPolicy)),
+        )
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def any_mask(self) -> Mask:
+        count = self.random.randint(1, self.random.choice((2, 8, 16)))
+        return Mask.from_ids(self.random.sample(list(HOST.online), count))
+
+
+def found_host(site: Site) -> Host:
+    """Return what an agent finds of the host at its start."""
+    return with_offline(HOST, HOST.online - site.kernel.root.cpus)
+
+
+@pytest.mark.parametrize("driver", CgroupDriver)
+@pytest.mark.timeout(max(120, STORIES))
+def test_no_process_runs_on_a_cpu_of_another_pod_whatever_becomes_of_the_host(
+    tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
+) -> None:
+    config = site_config(make_world(tmp_path, host_root).config, driver)
+    for seed in range(FIRST, FIRST + STORIES // 2):
+        story = Upheaval(make_site(config), Random(f"upheaval {driver} {seed}"))  # noqa: S311  # no secret
+        found = partial(found_host, story.site)
+        monkeypatch.setattr("agent.server.start.wiring.discover", lambda *_, **__: found())  # noqa: B023  # called at once
+        story.run()
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)

@@ -422,13 +422,13 @@ async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened
         assert "a mistake in the toy" in conditions[subject]
         with agent.controller.events.watch() as watcher:
             toy.put(KEY, manifest())
-            world.clock.advance(SOURCE_PERIOD)
-            assert (await next_event(watcher, "PodAdmitted")).uid == UID
+            event = next_event(watcher, "PodAdmitted")
+            assert (await world.clock.passing(SOURCE_PERIOD, event)).uid == UID
             (directory / "db.yaml").write_bytes(manifest("db", OTHER_UID))
             assert (await next_event(watcher, "PodAdmitted")).uid == OTHER_UID
         toy.breaks = ""
-        world.clock.advance(REOPEN_SECONDS)
-        await until(lambda: subject not in conditions)
+        gone = until(lambda: subject not in conditions)
+        await world.clock.passing(REOPEN_SECONDS, gone)
 
 
 def test_an_entry_without_a_key_is_a_mistake_since_its_pod_would_belong_to_nothing() -> None:

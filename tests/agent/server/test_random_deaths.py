@@ -1,6 +1,6 @@
 """An agent that dies again and again, at a random step of whatever it is asked for.
 
-`NUMAWARDEN_DEATHS` says how often (README.md, "Tests"); half of them with each driver.
+`NUMAWARDEN_DEATHS` says how often (CONTRIBUTING.md, "Running them"); half of them with each driver.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ test_faults.py and test_never_two_pods.py.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,7 +56,8 @@ async def pods(agent: Running) -> list[tuple[str, str, str]]:
 
 
 async def ask(agent: Running, body: bytes, *, replace_pod: bool = False) -> AdmissionDocument:
-    return await asyncio.to_thread(agent.client.admit, body, replace=replace_pod)
+    asked = partial(agent.client.admit, body, replace=replace_pod, advice=True)
+    return await asyncio.to_thread(asked)
 
 
 def reason(answer: AdmissionDocument) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
@@ -125,12 +126,12 @@ def _own(
 
 def _map(
     *pods: PodAllocation,
-    running: Mapping[str, frozenset[str]] | None = None,
+    not_found: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     invalid: tuple[Violation, ...] = (),
     devices: Mapping[str, tuple[PluginDevice, ...]] | None = None,
 ) -> MapDocument:
     rules = make_rules(Machine.of(HOST), devices=devices)
-    return map_of_allocations(HOST, rules, ledger_with(*pods), running=running, invalid=invalid)
+    return map_of_allocations(HOST, rules, ledger_with(*pods), not_found=not_found, invalid=invalid)
 
 
 def _reasons(document: MapDocument) -> list[str]:
@@ -161,12 +162,12 @@ def test_memory_on_another_node_than_the_cpus_is_named() -> None:
     ]
 
 
-def test_containers_without_a_cgroup_are_named_unless_the_kernel_was_not_observed() -> None:
-    ended = ContainerAllocation("setup", INIT)
-    pod = _pod("a", ended, *(_own(f"c{number}", "1,9") for number in range(6)))
+def test_containers_that_are_not_found_are_named() -> None:
+    pod = _pod("a", *(_own(f"c{number}", "1,9") for number in range(6)))
     assert "ContainerNotFound" not in _reasons(_map(pod))
-    document = _map(pod, running={"a": frozenset({"c0"})})
-    assert document.pods[0].not_found == ("c1", "c2", "c3", "c4", "c5")
+    absent = ("c1", "c2", "c3", "c4", "c5")
+    document = _map(pod, not_found={"a": absent})
+    assert document.pods[0].not_found == absent
     assert document.warnings[-1].message == (
         "shop/a: containers not found: c1, c2, c3, c4 and 1 more"
     )

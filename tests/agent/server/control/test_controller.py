@@ -23,6 +23,7 @@ from agent.managers.policy import (
     CpuPolicy,
     MemoryManagerPolicy,
     MemoryPolicy,
+    NodeFit,
     Policy,
 )
 from agent.managers.registry import MANAGERS
@@ -331,6 +332,18 @@ async def test_a_rejected_pod_is_neither_saved_nor_enforced_but_counted() -> Non
 
 
 @in_loop
+async def test_a_pod_for_which_the_node_has_no_room_is_not_timed_as_aligned() -> None:
+    """The kubelet observes what its topology manager decided, which was not asked here."""
+    in_force = replace(rules(), policy=replace(rules().policy, fit=NodeFit(max_pods=110)))
+    async with keeping(Recorder(), in_force) as controller:
+        answer = await controller.admit(pod(cpu="64"))
+        assert answer.rejection is not None
+        assert answer.rejection.reason == "OutOfcpu"
+        assert controller.metrics.admission_duration.count == 1
+        assert controller.metrics.decision_duration.count == 0
+
+
+@in_loop
 async def test_only_the_latest_rejections_are_remembered() -> None:
     async with keeping(Recorder()) as controller:
         for number in range(70):
@@ -434,8 +447,10 @@ async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_allocation(
 
     recorder = Broken()
     async with keeping(recorder) as controller:
-        with pytest.raises(RuntimeError):
-            await controller.admit(pod())
+        answer = await controller.admit(pod())
+        assert answer.admitted
+        assert answer.pod is not None
+        assert "a defect at" in str(answer.pod.enforcement)
         assert UID in controller.state.ledger.allocations
         assert list(recorder.saved[-1].ledger.allocations) == [UID]
         assert [each.uid for each in controller.pods()] == [UID]

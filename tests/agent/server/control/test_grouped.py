@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from agent.managers.decision import Reason
 from agent.server.control.grouped import MOST_AT_ONCE, MOST_WITH_PREFERRED
-from agent.server.control.queue import QueueStopped
+from agent.server.control.queue import QueueStopped, called_by
 from agent.server.errors import CheckpointFailedError
+from agent.server.listeners.limits import Caller
 from sysfs.mask import EMPTY
 from tests.agent.server.control.test_controller import Recorder, disk_full, keeping, pod
-from tests.agent.server.support import in_loop
+from tests.agent.server.support import in_loop, until
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument
@@ -149,13 +150,38 @@ async def test_callers_that_wait_when_the_queue_stops_are_not_left_waiting() -> 
 
 
 @in_loop
-async def test_a_pod_is_admitted_although_its_caller_goes() -> None:
+async def test_a_pod_whose_caller_goes_before_its_decision_is_not_admitted() -> None:
     async with keeping(Recorder()) as controller:
         waiting = [asyncio.create_task(controller.admit(each)) for each in pods("1", "1")]
         await asyncio.sleep(0)
         waiting[0].cancel()
         assert (await waiting[1]).admitted
+        assert [*controller.state.ledger.allocations] == [uid(1)]
+
+
+@in_loop
+async def test_a_pod_whose_caller_goes_after_its_decision_began_is_admitted() -> None:
+    async with keeping(Recorder()) as controller:
+        first, second = pods("1", "1")
+        waiting = asyncio.create_task(controller.admit(first))
+        await until(lambda: controller.admissions.waiting == 1)
+        await until(lambda: controller.admissions.waiting == 0)
+        waiting.cancel()
+        await controller.admit(second)
         assert [*controller.state.ledger.allocations] == [uid(0), uid(1)]
+
+
+@in_loop
+async def test_callers_take_turns_in_a_group_and_root_comes_first() -> None:
+    async with keeping(Recorder()) as controller:
+        asked = pods(*"1111111")
+        waiting = []
+        for caller, each in zip("aaaabrr", asked, strict=True):
+            with called_by(Caller(caller, privileged=caller == "r")):
+                waiting.append(asyncio.create_task(controller.admit(each)))
+        await asyncio.gather(*waiting)
+        by_admission = [*controller.state.ledger.allocations]
+        assert by_admission == [asked[n].uid for n in (5, 0, 4, 6, 1, 2, 3)]
 
 
 async def _allocations(asked: list[Pod], *, at_once: bool) -> list[PodAllocation]:

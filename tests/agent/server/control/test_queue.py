@@ -7,7 +7,16 @@ from functools import partial
 
 import pytest
 
-from agent.server.control.queue import QueueStopped, SerialQueue, Worker
+from agent.progress import EndedError, Progress
+from agent.server.control.queue import (
+    MOST_WAITING,
+    QueueStopped,
+    SerialQueue,
+    Worker,
+    called_by,
+)
+from agent.server.errors import BusyError
+from agent.server.listeners.limits import Caller
 from tests.agent.server.support import FakeClock, in_loop
 
 asked_by: ContextVar[str] = ContextVar("asked_by", default="")
@@ -15,7 +24,7 @@ asked_by: ContextVar[str] = ContextVar("asked_by", default="")
 
 @in_loop
 async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
-    queue = SerialQueue(FakeClock())
+    queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
     log: list[str] = []
 
@@ -36,7 +45,7 @@ async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
 
 @in_loop
 async def test_the_caller_gets_the_error_and_the_queue_goes_on() -> None:
-    queue = SerialQueue(FakeClock())
+    queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
 
     async def fail() -> None:
@@ -54,7 +63,7 @@ async def test_the_caller_gets_the_error_and_the_queue_goes_on() -> None:
 
 @in_loop
 async def test_an_action_whose_asker_went_away_is_finished() -> None:
-    queue = SerialQueue(FakeClock())
+    queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
     began, go_on, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -74,7 +83,7 @@ async def test_an_action_whose_asker_went_away_is_finished() -> None:
 
 @in_loop
 async def test_a_stop_finishes_what_has_begun_and_rejects_all_that_waits() -> None:
-    queue = SerialQueue(FakeClock())
+    queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
     began, go_on, done = asyncio.Event(), asyncio.Event(), list[str]()
 
@@ -105,7 +114,7 @@ async def test_a_stop_finishes_what_has_begun_and_rejects_all_that_waits() -> No
 
 @in_loop
 async def test_what_goes_ahead_and_what_waits_take_turns() -> None:
-    queue, log = SerialQueue(FakeClock()), list[str]()
+    queue, log = SerialQueue(Progress(FakeClock())), list[str]()
 
     async def action(name: str) -> None:
         log.append(name)
@@ -124,7 +133,7 @@ async def test_what_goes_ahead_and_what_waits_take_turns() -> None:
 
 @in_loop
 async def test_one_that_asks_to_go_ahead_again_and_again_does_not_keep_others_waiting() -> None:
-    queue, log = SerialQueue(FakeClock()), list[str]()
+    queue, log = SerialQueue(Progress(FakeClock())), list[str]()
     serving = asyncio.create_task(queue.serve())
 
     async def again() -> None:
@@ -143,32 +152,108 @@ async def test_one_that_asks_to_go_ahead_again_and_again_does_not_keep_others_wa
     await asyncio.gather(*asked, return_exceptions=True)
 
 
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [(asyncio.CancelledError, EndedError), (BaseException, BaseException)],
+)
 @in_loop
-async def test_it_reports_for_how_long_an_action_has_been_running() -> None:
-    clock = FakeClock()
-    queue = SerialQueue(clock)
+async def test_an_action_that_is_cancelled_has_failed_and_the_queue_goes_on(
+    raised: type[BaseException], error: type[BaseException]
+) -> None:
+    """A call whose channel is closed is cancelled without its caller being."""
+    queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
-    began, go_on = asyncio.Event(), asyncio.Event()
 
-    async def action() -> None:
-        began.set()
-        await go_on.wait()
+    async def cancelled() -> None:
+        raise raised
 
-    assert queue.busy_seconds() == 0
-    asking = asyncio.create_task(queue.run(action))
-    await began.wait()
-    clock.advance(42)
-    assert queue.busy_seconds() == 42
-    go_on.set()
-    await asking
+    async def succeed() -> int:
+        return 7
+
+    with pytest.raises(error):
+        await queue.run(cancelled)
+    assert await queue.run(succeed) == 7
+    assert queue.finished == 2
     queue.stop()
     await serving
-    assert queue.busy_seconds() == 0
+
+
+@in_loop
+async def test_a_queue_that_was_ended_is_a_failure_at_once() -> None:
+    progress = Progress(FakeClock())
+    queue = SerialQueue(progress)
+    serving = asyncio.create_task(queue.serve())
+    await asyncio.sleep(0)
+    assert progress.failure() is None
+    serving.cancel()
+    await asyncio.wait((serving,))
+    assert progress.failure() == "queue of changes has ended: it was cancelled; restart the agent"
+
+
+@in_loop
+async def test_an_action_whose_caller_went_away_before_it_began_is_dropped() -> None:
+    queue, done = SerialQueue(Progress(FakeClock())), list[str]()
+
+    async def action(name: str) -> None:
+        done.append(name)
+
+    gone = asyncio.create_task(queue.run(partial(action, "gone")))
+    waits = asyncio.create_task(queue.run(partial(action, "waits")))
+    await asyncio.sleep(0)
+    gone.cancel()
+    serving = asyncio.create_task(queue.serve())
+    await waits
+    assert done == ["waits"]
+    queue.stop()
+    await serving
+
+
+MEMBERS = Caller("user 1"), Caller("user 2")
+
+
+@in_loop
+async def test_callers_take_turns_and_root_waits_for_one_other_action() -> None:
+    queue, log = SerialQueue(Progress(FakeClock())), list[str]()
+
+    async def action(name: str) -> None:
+        log.append(name)
+
+    asked = []
+    for member, count in zip(MEMBERS, (4, 2), strict=True):
+        with called_by(member):
+            asked += [queue.put(partial(action, f"{member.name}: {n}")) for n in range(count)]
+    with called_by(Caller("user 0", privileged=True)):
+        asked += [queue.put(partial(action, f"root: {n}")) for n in range(2)]
+    serving = asyncio.create_task(queue.serve())
+    await asyncio.gather(*asked)
+    expected = ["root: 0", "user 1: 0", "root: 1", "user 2: 0"]
+    assert log == [*expected, "user 1: 1", "user 2: 1", "user 1: 2", "user 1: 3"]
+    queue.stop()
+    await serving
+
+
+@in_loop
+async def test_a_member_that_queues_without_end_is_rejected_and_others_are_not() -> None:
+    queue = SerialQueue(Progress(FakeClock()))
+
+    async def action() -> None:
+        return
+
+    with called_by(MEMBERS[0]):
+        asked = [queue.put(action) for _ in range(MOST_WAITING)]
+        with pytest.raises(BusyError):
+            await queue.put(action)
+    for other in (MEMBERS[1], Caller("user 0", privileged=True)):
+        with called_by(other):
+            asked.append(queue.put(action))
+    assert queue.waiting == MOST_WAITING + 2
+    queue.stop()
+    await asyncio.wait(asked)
 
 
 @in_loop
 async def test_an_action_sees_the_context_of_its_caller_also_in_the_thread() -> None:
-    queue, worker = SerialQueue(FakeClock()), Worker(FakeClock())
+    queue, worker = SerialQueue(Progress(FakeClock())), Worker(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
 
     async def action() -> str:
@@ -187,28 +272,8 @@ async def test_an_action_sees_the_context_of_its_caller_also_in_the_thread() -> 
 
 @in_loop
 async def test_blocking_work_runs_in_one_thread_that_is_not_the_loops() -> None:
-    worker = Worker(FakeClock())
+    worker = Worker(Progress(FakeClock()))
     threads = await asyncio.gather(*(worker.run(threading.get_ident) for _ in range(5)))
     worker.close()
     assert len(set(threads)) == 1
     assert threads[0] != threading.get_ident()
-
-
-@in_loop
-async def test_the_worker_reports_for_how_long_a_call_has_been_running() -> None:
-    clock = FakeClock()
-    worker, began, go_on = Worker(clock), threading.Event(), threading.Event()
-
-    def call() -> None:
-        began.set()
-        go_on.wait(10)
-
-    assert worker.busy_seconds() == 0
-    running = asyncio.create_task(worker.run(call))
-    await asyncio.to_thread(began.wait, 10)
-    clock.now += 42
-    assert worker.busy_seconds() == 42
-    go_on.set()
-    await running
-    assert worker.busy_seconds() == 0
-    worker.close()

@@ -123,7 +123,8 @@ async def test_silent_users_lock_out_neither_each_other_nor_root() -> None:
         for ends in roots:
             assert await answered(ends)
         assert await answered(visitor)  # root took no other's place
-        assert [await ended(ends) for ends in silent[:9]] == [b""] * 9
+        for ends in silent[:9]:
+            assert (await ended(ends)).startswith(b"HTTP/1.1 503 ")
         for ends in (*silent, visitor, *roots):
             await left(ends)
 
@@ -279,3 +280,44 @@ async def test_after_the_end_no_connection_is_taken() -> None:
         pass
     with pytest.raises(ConnectionRefusedError):
         await listener.enter()
+
+
+@in_loop
+async def test_another_socket_takes_over_and_what_is_connected_stays() -> None:
+    listener, sockets = OpenListener(), [open_tcp(Address("127.0.0.1", 0)) for _ in range(2)]
+    ports = [each.getsockname()[1] for each in sockets]
+    listeners = Connections(listener.handle, sockets[0], limits(9), lambda _: listener.caller)
+    listeners.start()
+    listener.port = ports[0]
+    before = await listener.enter()
+    assert await answered(before)
+    await listeners.listen(sockets[1])
+    assert await answered(before)
+    listener.port = ports[1]
+    after = await listener.enter()
+    assert await answered(after)
+    for ends in (before, after):
+        await left(ends)
+    await listeners.stop(AT_ONCE)
+
+
+@in_loop
+async def test_accepting_that_ends_or_takes_no_connection_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener, listening = OpenListener(), open_tcp(Address("127.0.0.1", 0))
+    listener.port = listening.getsockname()[1]
+    listeners = Connections(listener.handle, listening, limits(9), lambda _: listener.caller)
+    assert listeners.standing() == "accepting has ended"
+    accept = asyncio.get_running_loop().sock_accept
+    never = asyncio.Event()
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", lambda _: never.wait())
+    listeners.start()
+    assert listeners.standing() == ""
+    waits = await listener.enter()
+    assert listeners.standing() == "connections wait and none is accepted"
+    await left(waits)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", accept)
+    await listeners.listen(open_tcp(Address("127.0.0.1", 0)))
+    assert listeners.standing() == ""
+    await listeners.stop(AT_ONCE)

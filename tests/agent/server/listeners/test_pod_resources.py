@@ -100,6 +100,30 @@ async def test_dcgm_exporter_reads_the_pods(world: World) -> None:
 
 
 @in_loop
+async def test_a_client_of_the_first_version_lists_devices(world: World) -> None:
+    async with served(world) as (agent, _):
+        client = Client(socket_of(world), "v1alpha1.PodResourcesLister")
+        (pod,) = (await listed(client)).pod_resources
+        assert [container.name for container in pod.containers] == ["c0"]
+        with pytest.raises(CallError, match="UNIMPLEMENTED"):
+            await get(client, "web", "shop")
+        await client.close()
+        counters = agent.controller.metrics.counters
+        assert counters.value(names.POD_RESOURCES_REQUESTS, "v1alpha1") == 1
+
+
+@in_loop
+async def test_a_hundred_requests_of_one_connection_at_once_are_all_answered(world: World) -> None:
+    """A client of Go opens so many streams before it knows how many a server takes."""
+    async with served(world) as (_, client):
+        await listed(client)
+        calls = [asyncio.create_task(get(client, "web", "shop")) for _ in range(100)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        failed = {each.code for each in found if isinstance(each, CallError)}
+        assert failed <= {"RESOURCE_EXHAUSTED"}
+
+
+@in_loop
 async def test_the_topology_updater_computes_what_is_free(world: World) -> None:
     """NFD subtracts what List has from what GetAllocatableResources has, by CPU."""
     async with served(world) as (agent, client):

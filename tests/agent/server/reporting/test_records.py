@@ -1,7 +1,81 @@
 from __future__ import annotations
 
-from agent.server.reporting.records import PodRecords
+import pytest
+
+from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+from agent.managers.allocations.origin import KUBELET, Source
+from agent.pods.lifetime import End, Lifetime
+from agent.pods.model import ContainerKind, QosClass
+from agent.server.reporting.records import STARTING_SECONDS, Absence, PodRecord, PodRecords
 from tests.agent.reconcile.pods import unenforced
+
+POD = PodAllocation(
+    "a",
+    "web",
+    "shop",
+    QosClass.GUARANTEED,
+    "x",
+    (
+        ContainerAllocation("setup", ContainerKind.INIT),
+        ContainerAllocation("proxy", ContainerKind.SIDECAR),
+        ContainerAllocation("main", ContainerKind.APP),
+    ),
+)
+LATER = STARTING_SECONDS
+
+
+def noted(record: PodRecord, now: float, *running: str, alike: int = 0) -> tuple[str, ...]:
+    record.note_running(POD, running, alike, now)
+    return (record.absence, *record.not_found)
+
+
+def test_containers_that_were_never_started_count_once_their_grace_is_over() -> None:
+    record = PodRecord()
+    assert noted(record, 0) == (Absence.STARTING,)
+    assert noted(record, LATER - 1) == (Absence.STARTING,)
+    assert noted(record, LATER) == (Absence.NOT_STARTED, "proxy", "main")
+    assert noted(record, LATER + 1, "proxy", "main") == ("",)
+
+
+def test_a_container_that_ended_is_given_time_to_be_started_again_and_counts_then() -> None:
+    record = PodRecord()
+    noted(record, 0, "proxy", "main")
+    assert noted(record, 100, "proxy") == (Absence.STARTING,)
+    assert noted(record, 100 + LATER, "proxy") == (Absence.NOT_FOUND, "main")
+    assert noted(record, 101 + LATER, "proxy", "main") == ("",)
+    assert noted(record, 300, "proxy") == (Absence.STARTING,)
+
+
+def test_no_container_is_missed_while_an_init_container_runs() -> None:
+    record = PodRecord()
+    for now in range(0, 600, 50):
+        assert noted(record, now, "setup") == (Absence.STARTING,)
+    assert noted(record, 600) == (Absence.STARTING,)
+    assert noted(record, 600 + LATER) == (Absence.NOT_FOUND, "proxy", "main")
+
+
+def test_cgroups_of_containers_that_are_all_alike_stand_for_any_of_them() -> None:
+    record = PodRecord()
+    assert noted(record, 0, alike=1) == (Absence.STARTING,)
+    assert noted(record, LATER, alike=1) == (Absence.NOT_FOUND, "main")
+    assert noted(record, LATER, alike=2) == ("",)
+    assert record.running == {"proxy", "main"}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        PodAllocation("a", "w", "s", POD.qos, "x", POD.containers, source=Source(KUBELET, "k")),
+        PodAllocation(
+            "a", "w", "s", POD.qos, "x", POD.containers, lifetime=Lifetime(End.PROCESSES)
+        ),
+    ],
+)
+def test_pods_that_are_started_or_ended_by_others_miss_no_container(pod: PodAllocation) -> None:
+    record = PodRecord()
+    for now in (0.0, LATER, 10 * LATER):
+        record.note_running(pod, (), 0, now)
+        assert (record.absence, record.not_found) == ("", ())
 
 
 def test_what_is_not_enforced_is_news_once_for_each_reason() -> None:

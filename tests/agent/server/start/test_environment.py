@@ -16,6 +16,7 @@ from agent.cli.main import run_command
 from agent.clock import SystemClock
 from agent.config.file import load_config_file
 from agent.server.errors import StartError
+from agent.server.start import environment
 from agent.server.start.environment import obstacles
 from agent.server.start.service_manager import ServiceManager
 from agent.server.start.wiring import Fakes, Wiring
@@ -295,3 +296,13 @@ def test_what_is_a_warning_beside_a_kubelet_is_not_printed_by_the_check(
     place.agent = f"kubelet: {{enabled: true, directory: {directory}}}"
     assert list(obstacles(load_config_file(place.file()), place.file(), kernel=False)) == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_directory_that_the_unit_makes_is_not_to_be_made_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_OF_THE_UNIT", (str(tmp_path / "run"),))
+    with pytest.raises(StartError, match="service makes it when it starts"):
+        environment._check_socket(tmp_path / "run" / "agent.sock")
+    with pytest.raises(StartError, match="create it: install"):
+        environment._check_socket(tmp_path / "other" / "agent.sock")
