@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.managers.admission import remove
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.tools.kubelet_state import cpu_file, memory_file
+from agent.tools.kubelet_state.checksums import fnv1a_32
 from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
 from agent.tools.kubelet_state.errors import UnfitStateError, UnreadableStateFileError
 from agent.tools.kubelet_state.exporting import kubelet_state
@@ -62,7 +63,15 @@ def make_state_files(random: Random) -> bytes:
     kind = random.randrange(3)
     cpu = _damaged(random, _CPU) if kind != 1 else _CPU
     memory = _damaged(random, _MEMORY) if kind != 0 else _MEMORY
-    return cpu + _BETWEEN + memory
+    return _as_data(random, cpu) + _BETWEEN + _as_data(random, memory)
+
+
+def _as_data(random: Random, file: bytes) -> bytes:
+    """Return a file as a kubelet from v1.37 on writes it, or as it is."""
+    if random.randrange(3):
+        return file
+    text = file.decode("utf-8", "replace")
+    return json.dumps({"data": text, "dataChecksum": fnv1a_32(f"(string){text}")}).encode()
 
 
 def _damaged(random: Random, data: bytes) -> bytes:
@@ -92,10 +101,12 @@ def check_state_files(data: bytes) -> bool:
     except UnreadableStateFileError as error:
         demand(error.problem, "rejected without a reason")
         return False
-    again = read_cpu_state(write_cpu_state(cpu, CpuFileVersion.V3), Path("cpu"))
-    demand(again == cpu, "the CPU file, written again, is another one")
-    repeated = read_memory_state(write_memory_state(memory, MemoryFileVersion.V2), Path("memory"))
-    demand(repeated == memory, "the memory file, written again, is another one")
+    for of_cpu_version in (CpuFileVersion.V3, CpuFileVersion.V4):
+        again = read_cpu_state(write_cpu_state(cpu, of_cpu_version), Path("cpu"))
+        demand(again == cpu, f"the CPU file, written as {of_cpu_version}, is another one")
+    for version in (MemoryFileVersion.V2, MemoryFileVersion.V3):
+        repeated = read_memory_state(write_memory_state(memory, version), Path("memory"))
+        demand(repeated == memory, f"the memory file, written as {version}, is another one")
     try:
         ledger = take_over(_RULES, KubeletState(cpu, memory)).ledger
     except UnfitStateError as error:

@@ -1,5 +1,9 @@
 """What both files share: checksums, values as Go writes them, and typed decoding.
 
+Files of kubelet v1.37 and later have the state as a JSON text in `data`, which alone counts, and a
+checksum of that text in `dataChecksum`. Around `data` stands what kubelets read that do not know
+it: the file of the last format without pod-level budgets.
+
 A kubelet checkpoint's checksum is the 32 bit FNV-1a hash of the text that `%#v` of go-spew gives
 for the checkpoint with its checksum set to 0 (methods disabled, keys sorted, no addresses and
 capacities). A field of a struct carries its type, a value in a map or slice does not.
@@ -11,7 +15,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from agent.tools.kubelet_state.errors import UnreadableStateFileError
 from sysfs.mask import MAX_ID
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
 
 #: A document in the order in which its keys are to be written.
 Plain: TypeAlias = "str | int | list[Plain] | dict[str, Plain] | None"
+
+Name = Annotated[str, Meta(min_length=1)]
+Size = Annotated[int, Meta(ge=0)]
+NodeId = Annotated[int, Meta(ge=0, le=MAX_ID)]
 
 NIL: Final = "<nil>"
 _FNV_OFFSET: Final = 0x811C9DC5
@@ -75,11 +83,29 @@ def sorted_json(entries: Mapping[str, Plain]) -> dict[str, Plain]:
     return dict(sorted(entries.items()))
 
 
-DocumentT = TypeVar("DocumentT")
+def with_data(embedded: dict[str, Plain], data: Plain) -> bytes:
+    """Return a file whose state is `data`; kubelets that do not know `data` read `embedded`."""
+    text = go_json(data).decode()
+    return go_json({**embedded, "data": text, "dataChecksum": _data_checksum(text)})
 
-Name = Annotated[str, Meta(min_length=1)]
-Size = Annotated[int, Meta(ge=0)]
-NodeId = Annotated[int, Meta(ge=0, le=MAX_ID)]
+
+def _data_checksum(text: str) -> int:
+    return fnv1a_32(f"(string){text}")
+
+
+class Embedding(Struct):
+    """The part of a file that says whether its state is in `data`."""
+
+    data: str = ""
+    dataChecksum: Size = 0  # noqa: N815  # the file's own name
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the state is in `data`, as a kubelet decides: by either field."""
+        return bool(self.data or self.dataChecksum)
+
+
+DocumentT = TypeVar("DocumentT")
 
 DAMAGED: Final = "restore an intact copy, or remove the file and drain the node"
 
@@ -96,6 +122,23 @@ def parse_json(data: bytes, kind: type[DocumentT], path: Path) -> DocumentT:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"not a complete JSON document ({error})" if data else "the file is empty"
         raise UnreadableStateFileError(path, "$", what, DAMAGED) from error
+
+
+def state_in_data(outer: Embedding, kind: type[DocumentT], path: Path) -> DocumentT:
+    """Return the state of a file that `has_data`; what stands around `data` does not count.
+
+    Raises `UnreadableStateFileError`; a kubelet does not fall back to the rest of the file either.
+    """
+    if not outer.data:
+        raise UnreadableStateFileError(path, "$.data", "missing beside dataChecksum", DAMAGED)
+    if (found := _data_checksum(outer.data)) != outer.dataChecksum:
+        problem = f"says {outer.dataChecksum}, the text of data has {found}"
+        raise UnreadableStateFileError(path, "$.dataChecksum", problem, DAMAGED)
+    try:
+        return parse_json(outer.data.encode(), kind, path)
+    except UnreadableStateFileError as error:
+        place = f"$.data{error.field.removeprefix('$')}"
+        raise UnreadableStateFileError(path, place, error.problem, error.remedy) from error
 
 
 def hash_text(type_name: str, fields: Iterable[tuple[str, str, str]]) -> str:

@@ -1,13 +1,14 @@
-"""`cpu_manager_state`: its three versions, byte for byte (kubelet v1.36, cpumanager/state).
+"""`cpu_manager_state`: its four versions, byte for byte (kubelet v1.36, v1.37, cpumanager/state).
 
 | version | written by | entries |
 |---|---|---|
 | v1 | kubelets up to 1.17 | {container id: CPUs} |
 | v2 | gate PodLevelResourceManagers off | {pod uid: {container: CPUs}} |
 | v3 | gate PodLevelResourceManagers on | v2's and podEntries {pod uid: {"cpuSet": CPUs}} |
+| v4 | v1.37 and later, gate on or off | v3's as a text in `data`, v2 around it |
 
-The file does not say its version. The checksum distinguishes v2 and v3, for it covers the names of
-the fields.
+The file does not say its version. `data` or its checksum are v4's alone. The checksum distinguishes
+v2 and v3, for it covers the names of the fields.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.tools.kubelet_state.checksums import (
     DAMAGED,
+    Embedding,
     Name,
     Plain,
     Size,
@@ -31,7 +34,9 @@ from agent.tools.kubelet_state.checksums import (
     hash_text,
     parse_json,
     sorted_json,
+    state_in_data,
     version_by_checksum,
+    with_data,
 )
 from agent.tools.kubelet_state.errors import UnreadableStateFileError
 from sysfs.mask import EMPTY, Mask
@@ -52,6 +57,7 @@ class CpuFileVersion(StrEnum):
     V1 = "v1"
     V2 = "v2"
     V3 = "v3"
+    V4 = "v4"
 
 
 class CpuState(Struct, frozen=True):
@@ -73,13 +79,13 @@ class PodEntry(Struct, omit_defaults=True):
     cpuSet: str = ""  # noqa: N815  # the file's own name
 
 
-class CpuStateDocument(Struct):
+class CpuStateDocument(Embedding):
     """The file as it stands: sets are still text. Entries are by container id, or by pod uid."""
 
     policyName: str = ""  # noqa: N815  # the file's own names
     defaultCpuSet: str = ""  # noqa: N815
-    entries: dict[Name, str | dict[Name, str]] | None = {}
-    podEntries: dict[Name, PodEntry] | None = {}  # noqa: N815
+    entries: dict[Name, str | dict[Name, str]] | None = field(default_factory=dict)
+    podEntries: dict[Name, PodEntry] | None = field(default_factory=dict)  # noqa: N815
     checksum: Size = 0
 
 
@@ -88,19 +94,30 @@ def read_cpu_state(data: bytes, path: Path, containers: ContainerIds | None = No
 
     `path` is only named in errors. Raises `UnreadableStateFileError`.
     """
-    document = parse_json(data, CpuStateDocument, path)
-    version = version_by_checksum(document.checksum, _candidates(document, path), path)
-    flat = version is CpuFileVersion.V1
+    document, root = parse_json(data, CpuStateDocument, path), "$"
+    if document.has_data:
+        root = "$.data"
+        document = state_in_data(document, CpuStateDocument, path)
+        if str in _kinds(document):
+            problem = "container ids stand in place of pod uids"
+            raise UnreadableStateFileError(path, f"{root}.entries", problem, DAMAGED)
+        flat = False
+    else:
+        version = version_by_checksum(document.checksum, _candidates(document, path), path)
+        flat = version is CpuFileVersion.V1
     entries = _named(document, containers, path) if flat else _by_pod(document)
     return CpuState(
         policy=document.policyName,
-        default=_cpus(document.defaultCpuSet, "$.defaultCpuSet", path),
+        default=_cpus(document.defaultCpuSet, f"{root}.defaultCpuSet", path),
         containers={
-            uid: {name: _cpus(text, f"$.entries.{uid}.{name}", path) for name, text in pod.items()}
+            uid: {
+                name: _cpus(text, f"{root}.entries.{uid}.{name}", path)
+                for name, text in pod.items()
+            }
             for uid, pod in entries.items()
         },
         pods={
-            uid: _cpus(entry.cpuSet, f"$.podEntries.{uid}.cpuSet", path)
+            uid: _cpus(entry.cpuSet, f"{root}.podEntries.{uid}.cpuSet", path)
             for uid, entry in (document.podEntries or {}).items()
         },
     )
@@ -126,8 +143,19 @@ def write_cpu_state(state: CpuState, version: CpuFileVersion) -> bytes:
 
 def encode_cpu_document(document: CpuStateDocument, version: CpuFileVersion) -> bytes:
     """Return the bytes of a document with its checksum. Raises `ValueError` on v3's in v1 or v2."""
+    if version is CpuFileVersion.V4:
+        embedded = _plain_cpu(replace(document, podEntries={}))
+        embedded["checksum"] = fnv1a_32(cpu_hash_text(document, CpuFileVersion.V2))
+        return with_data(embedded, _plain_cpu(document))
     if document.podEntries and version is not CpuFileVersion.V3:
         raise ValueError(f"version {version} has no pod entries")
+    plain = _plain_cpu(document)
+    plain["checksum"] = fnv1a_32(cpu_hash_text(document, version))
+    return go_json(plain)
+
+
+def _plain_cpu(document: CpuStateDocument) -> dict[str, Plain]:
+    """Return a document as it is written, without its checksum."""
     plain: dict[str, Plain] = {
         "policyName": document.policyName,
         "defaultCpuSet": document.defaultCpuSet,
@@ -143,8 +171,7 @@ def encode_cpu_document(document: CpuStateDocument, version: CpuFileVersion) -> 
                 for uid, entry in document.podEntries.items()
             }
         )
-    plain["checksum"] = fnv1a_32(cpu_hash_text(document, version))
-    return go_json(plain)
+    return plain
 
 
 def cpu_hash_text(
@@ -192,7 +219,7 @@ def _candidates(document: CpuStateDocument, path: Path) -> Iterator[tuple[CpuFil
 
     A kubelet with the gate off also accepts v2 hashed under its type's own name.
     """
-    kinds = {type(entry) for entry in (document.entries or {}).values()}
+    kinds = _kinds(document)
     if len(kinds) > 1:
         problem = "some are by container id, some by pod uid"
         raise UnreadableStateFileError(path, "$.entries", problem, DAMAGED)
@@ -200,6 +227,7 @@ def _candidates(document: CpuStateDocument, path: Path) -> Iterator[tuple[CpuFil
         problem = "stands beside entries by container id; no version of the file has both"
         raise UnreadableStateFileError(path, "$.podEntries", problem, DAMAGED)
     for uid, entry in (document.podEntries or {}).items():
+        # The checksum of v3 is over the CPUs, not over their text.
         _cpus(entry.cpuSet, f"$.podEntries.{uid}.cpuSet", path)
     if not document.podEntries and str not in kinds:
         v2 = CpuFileVersion.V2
@@ -209,6 +237,11 @@ def _candidates(document: CpuStateDocument, path: Path) -> Iterator[tuple[CpuFil
         yield CpuFileVersion.V3, cpu_hash_text(document, CpuFileVersion.V3)
     if not document.podEntries and dict not in kinds:
         yield CpuFileVersion.V1, cpu_hash_text(document, CpuFileVersion.V1)
+
+
+def _kinds(document: CpuStateDocument) -> set[type]:
+    """Return what the entries are: texts by container id, or maps by pod uid."""
+    return {type(entry) for entry in (document.entries or {}).values()}
 
 
 def _by_pod(document: CpuStateDocument) -> dict[str, dict[str, str]]:

@@ -57,8 +57,9 @@ def export_notes(state: KubeletState) -> Iterator[str]:
     budgets = sorted(cpu.pods) if cpu is not None else []
     if budgets:
         yield (
-            f"pods with a budget of CPUs ({', '.join(budgets)}): kubelet v1.36 rejects such a pod"
-            " at each of its starts, or gives it a second budget (kubernetes/kubernetes#140989);"
+            f"pods with a budget of CPUs ({', '.join(budgets)}): kubelets v1.36 and v1.37 reject"
+            " such a pod at each of their starts, or give it a second budget"
+            " (kubernetes/kubernetes#140989);"
             " end them before the kubelet starts"
         )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from agent.state.files import Files, OsFiles
 from agent.tools.kubelet_state import cpu_file, device_file, memory_file
+from agent.tools.kubelet_state.checksums import Embedding, parse_json
 from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
 from agent.tools.kubelet_state.device_file import read_device_state, write_device_state
 from agent.tools.kubelet_state.errors import (
     NoStateFilesError,
     StateFileExistsError,
     StateFileIOError,
+    UnreadableStateFileError,
 )
 from agent.tools.kubelet_state.memory_file import (
     MemoryFileVersion,
@@ -36,6 +39,13 @@ _SUFFIX: Final = ".numawarden-new"
 _NAMES: Final = (cpu_file.FILE_NAME, memory_file.FILE_NAME, device_file.FILE_NAME)
 
 
+class KubeletRelease(StrEnum):
+    """The first kubelet that writes the formats of an export; later ones read them as well."""
+
+    V1_36 = "1.36"
+    V1_37 = "1.37"
+
+
 class KubeletState(Struct, frozen=True):
     """What a kubelet's files say; None where a file is not there."""
 
@@ -44,18 +54,22 @@ class KubeletState(Struct, frozen=True):
     devices: DeviceState | None = None
 
 
-def encode_files(state: KubeletState, *, pod_level: bool) -> dict[str, bytes]:
+def encode_files(
+    state: KubeletState, *, pod_level: bool, release: KubeletRelease = KubeletRelease.V1_36
+) -> dict[str, bytes]:
     """Return the files by name, in the versions that a kubelet of that configuration writes.
 
-    `pod_level` is the gate PodLevelResourceManagers: v3 (CPU) and v2 (memory) with it, else v2 and
-    v1.
+    `pod_level` is the gate PodLevelResourceManagers. Kubelet v1.36 writes v3 (CPU) and v2 (memory)
+    with it, else v2 and v1; v1.37 writes v4 and v3, whatever the gate is.
     """
+    of_cpu = CpuFileVersion.V3 if pod_level else CpuFileVersion.V2
+    of_memory = MemoryFileVersion.V2 if pod_level else MemoryFileVersion.V1
+    if release is KubeletRelease.V1_37:
+        of_cpu, of_memory = CpuFileVersion.V4, MemoryFileVersion.V3
     files: dict[str, bytes] = {}
     if state.cpu is not None:
-        version = CpuFileVersion.V3 if pod_level else CpuFileVersion.V2
-        files[cpu_file.FILE_NAME] = write_cpu_state(state.cpu, version)
+        files[cpu_file.FILE_NAME] = write_cpu_state(state.cpu, of_cpu)
     if state.memory is not None:
-        of_memory = MemoryFileVersion.V2 if pod_level else MemoryFileVersion.V1
         files[memory_file.FILE_NAME] = write_memory_state(state.memory, of_memory)
     if state.devices is not None:
         files[device_file.FILE_NAME] = write_device_state(state.devices)
@@ -80,6 +94,20 @@ def read_directory(
         memory=None if of_memory is None else read_memory_state(of_memory, memory_path),
         devices=None if of_devices is None else read_device_state(of_devices, device_path),
     )
+
+
+def release_of(directory: Path, files: Files | None = None) -> KubeletRelease:
+    """Return the release whose formats the files of a directory have; v1.36 without any.
+
+    A file that cannot be read says nothing. Raises `OSError` as the system does.
+    """
+    system = OsFiles() if files is None else files
+    for path in (directory / cpu_file.FILE_NAME, directory / memory_file.FILE_NAME):
+        content = _content(system, path)
+        with suppress(UnreadableStateFileError):
+            if content is not None and parse_json(content, Embedding, path).has_data:
+                return KubeletRelease.V1_37
+    return KubeletRelease.V1_36
 
 
 def write_directory(

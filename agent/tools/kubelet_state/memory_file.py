@@ -1,8 +1,9 @@
-"""`memory_manager_state`: its two versions, byte for byte (kubelet v1.36, memorymanager/state).
+"""`memory_manager_state`: its three versions, byte for byte (kubelet v1.36 and v1.37).
 
 Version v1 (gate PodLevelResourceManagers off) holds the machine's memory by node and the blocks of
 containers, v2 (gate on) pod-level budgets in podEntries as well. As with the CPU manager's file,
-the checksum distinguishes the two.
+the checksum distinguishes the two, and v3 (v1.37 and later, gate on or off) has the state as a text
+in `data`, with v1 around it (memorymanager/state).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import MemoryBlock
 from agent.tools.kubelet_state.checksums import (
+    Embedding,
     Name,
     NodeId,
     Plain,
@@ -28,7 +31,9 @@ from agent.tools.kubelet_state.checksums import (
     hash_text,
     parse_json,
     sorted_json,
+    state_in_data,
     version_by_checksum,
+    with_data,
 )
 from sysfs.mask import Mask
 
@@ -44,6 +49,7 @@ class MemoryFileVersion(StrEnum):
 
     V1 = "v1"
     V2 = "v2"
+    V3 = "v3"
 
 
 class MemoryTable(Struct, frozen=True):
@@ -95,23 +101,26 @@ class NodeEntry(Struct):
     cells: list[NodeId] | None = None
 
 
-class MemoryStateDocument(Struct):
+class MemoryStateDocument(Embedding):
     """The file as it stands."""
 
     policyName: str = ""  # noqa: N815  # the file's own names
-    machineState: dict[NodeId, NodeEntry] | None = {}  # noqa: N815
-    entries: dict[Name, dict[Name, list[BlockEntry] | None]] | None = {}
-    podEntries: dict[Name, PodBlocks] | None = {}  # noqa: N815
+    machineState: dict[NodeId, NodeEntry] | None = field(default_factory=dict)  # noqa: N815
+    entries: dict[Name, dict[Name, list[BlockEntry] | None]] | None = field(default_factory=dict)
+    podEntries: dict[Name, PodBlocks] | None = field(default_factory=dict)  # noqa: N815
     checksum: Size = 0
 
 
 def read_memory_state(data: bytes, path: Path) -> MemoryState:
-    """Return what a file of either version says.
+    """Return what a file of any version says.
 
     `path` is only named in errors. Raises `UnreadableStateFileError`.
     """
     document = parse_json(data, MemoryStateDocument, path)
-    version_by_checksum(document.checksum, _candidates(document), path)
+    if document.has_data:
+        document = state_in_data(document, MemoryStateDocument, path)
+    else:
+        version_by_checksum(document.checksum, _candidates(document), path)
     return MemoryState(
         policy=document.policyName,
         nodes={node: _node(entry) for node, entry in (document.machineState or {}).items()},
@@ -148,8 +157,19 @@ def write_memory_state(state: MemoryState, version: MemoryFileVersion) -> bytes:
 
 def encode_memory_document(document: MemoryStateDocument, version: MemoryFileVersion) -> bytes:
     """Return the bytes of a document with its checksum. Raises `ValueError` on v2's in v1."""
+    if version is MemoryFileVersion.V3:
+        embedded = _plain_memory(replace(document, podEntries={}))
+        embedded["checksum"] = fnv1a_32(memory_hash_text(document, MemoryFileVersion.V1))
+        return with_data(embedded, _plain_memory(document))
     if document.podEntries and version is not MemoryFileVersion.V2:
         raise ValueError(f"version {version} has no pod entries")
+    plain = _plain_memory(document)
+    plain["checksum"] = fnv1a_32(memory_hash_text(document, version))
+    return go_json(plain)
+
+
+def _plain_memory(document: MemoryStateDocument) -> dict[str, Plain]:
+    """Return a document as it is written, without its checksum."""
     nodes = document.machineState or {}
     plain: dict[str, Plain] = {
         "policyName": document.policyName,
@@ -169,8 +189,7 @@ def encode_memory_document(document: MemoryStateDocument, version: MemoryFileVer
                 for uid, entry in document.podEntries.items()
             }
         )
-    plain["checksum"] = fnv1a_32(memory_hash_text(document, version))
-    return go_json(plain)
+    return plain
 
 
 def memory_hash_text(
@@ -178,7 +197,7 @@ def memory_hash_text(
     version: MemoryFileVersion,
     type_name: str = "MemoryManagerCheckpoint",
 ) -> str:
-    """Return the text that the checksum is over; both versions hash under the same type name."""
+    """Return the text that the checksum is over; v1 and v2 hash under the same type name."""
     fields = [
         ("PolicyName", "string", document.policyName),
         ("MachineState", "state.NUMANodeMap", _machine_text(document)),

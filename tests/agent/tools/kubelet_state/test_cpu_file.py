@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from agent.tools.kubelet_state.checksums import fnv1a_32
 from agent.tools.kubelet_state.cpu_file import (
     CpuFileVersion,
     CpuState,
@@ -20,7 +24,9 @@ from tests.agent.tools.kubelet_state.machines import cpu_state
 from tests.strategies import built
 
 PATH = Path("dir/cpu_manager_state")
-V1, V2, V3 = CpuFileVersion
+V1, V2, V3, V4 = CpuFileVersion
+#: The versions that have budgets.
+WITH_BUDGETS = pytest.mark.parametrize("version", [V3, V4])
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 MASKS = st.sets(st.integers(0, 300), max_size=8).map(Mask.from_ids)
@@ -49,11 +55,84 @@ def test_v3_is_written_as_a_kubelet_with_the_gate_writes_it() -> None:
     )
 
 
+#: One pod with a budget of CPUs 4-7, as v1.37 writes it.
+V1_37 = (
+    b'{"policyName":"static","defaultCpuSet":"0-3","entries":{"u1":{"c1":"4-5","c2":"6-7"}},'
+    b'"checksum":2085611527,"data":"{\\"policyName\\":\\"static\\",\\"defaultCpuSet\\":\\"0-3\\",'
+    b'\\"entries\\":{\\"u1\\":{\\"c1\\":\\"4-5\\",\\"c2\\":\\"6-7\\"}},\\"podEntries\\":{\\"u1\\":'
+    b'{\\"cpuSet\\":\\"4-7\\"}}}","dataChecksum":1527049277}'
+)
+WITH_BUDGET = cpu_state("0-3", {"u1": {"c1": "4-5", "c2": "6-7"}}, {"u1": "4-7"})
+
+
+def test_v4_is_written_as_a_kubelet_from_v1_37_on_writes_it_and_read() -> None:
+    assert write_cpu_state(WITH_BUDGET, V4) == V1_37
+    assert read_cpu_state(V1_37, PATH) == WITH_BUDGET
+
+
+def test_a_kubelet_that_knows_no_v4_reads_its_containers() -> None:
+    outer = json.loads(V1_37)
+    del outer["data"], outer["dataChecksum"]
+    expected = replace(WITH_BUDGET, pods={})
+    assert read_cpu_state(json.dumps(outer).encode(), PATH) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"defaultCpuSet": "9", "entries": {"other": {"c": "1"}}},
+        {"checksum": 1},
+        {"checksum": 0, "entries": None},
+        {"podEntries": {"u9": {"cpuSet": "1"}}},
+    ],
+)
+def test_what_stands_around_the_data_of_v4_does_not_count(change: dict[str, Any]) -> None:
+    changed = json.dumps(json.loads(V1_37) | change).encode()
+    assert read_cpu_state(changed, PATH) == WITH_BUDGET
+
+
+def with_data(text: str) -> bytes:
+    outer = json.loads(V1_37) | {"data": text, "dataChecksum": fnv1a_32(f"(string){text}")}
+    return json.dumps(outer).encode()
+
+
+def test_later_fields_in_the_data_of_v4_are_passed_over() -> None:
+    data = json.loads(json.loads(V1_37)["data"])
+    data["originals"] = {"u1": {"c1": {"original": "4"}}}
+    assert read_cpu_state(with_data(json.dumps(data)), PATH) == WITH_BUDGET
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "problem"),
+    [
+        (V1_37.replace(b"1527049277", b"1527049278"), "$.dataChecksum", "says 1527049278, the"),
+        (V1_37.replace(b',"dataChecksum":1527049277', b""), "$.dataChecksum", "says 0, the text"),
+        (V1_37.replace(b"0-3\\", b"0-2\\"), "$.dataChecksum", "says 1527049277, the text"),
+        (b'{"checksum":0,"dataChecksum":7}', "$.data", "missing beside dataChecksum"),
+        (b'{"data":5}', "$.data", "Expected `str`, got `int`"),
+        (with_data("{"), "$.data", "not a complete JSON document"),
+        (with_data('{"defaultCpuSet":"x"}'), "$.data.defaultCpuSet", "'x' is not a number"),
+        (with_data('{"entries":{"u":{"c":[]}}}'), "$.data.entries[...]", "Expected `str`"),
+        (with_data('{"entries":{"id":"1"}}'), "$.data.entries", "container ids stand in place"),
+    ],
+)
+def test_damaged_data_of_v4_is_rejected_with_the_place_and_the_reason(
+    content: bytes, field: str, problem: str
+) -> None:
+    with pytest.raises(UnreadableStateFileError) as caught:
+        read_cpu_state(content, PATH)
+    assert caught.value.field.startswith(field)
+    assert problem in caught.value.problem
+
+
+@WITH_BUDGETS
 @given(state=STATES)
-def test_what_is_written_is_read_and_written_again_byte_for_byte(state: CpuState) -> None:
-    data = write_cpu_state(state, V3)
+def test_what_is_written_is_read_and_written_again_byte_for_byte(
+    version: CpuFileVersion, state: CpuState
+) -> None:
+    data = write_cpu_state(state, version)
     assert read_cpu_state(data, PATH) == state
-    assert write_cpu_state(read_cpu_state(data, PATH), V3) == data
+    assert write_cpu_state(read_cpu_state(data, PATH), version) == data
 
 
 @given(state=STATES, data=st.data())

@@ -15,9 +15,11 @@ from agent.tools.kubelet_state.errors import (
     UnreadableStateFileError,
 )
 from agent.tools.kubelet_state.files import (
+    KubeletRelease,
     KubeletState,
     encode_files,
     read_directory,
+    release_of,
     write_directory,
 )
 from agent.tools.kubelet_state.memory_file import MemoryState
@@ -69,6 +71,25 @@ def test_the_gate_decides_the_versions() -> None:
     assert with_gate["cpu_manager_state"].endswith(b'"checksum":3394376107}')
     assert without["memory_manager_state"].endswith(b'"checksum":4236770233}')
     assert with_gate["memory_manager_state"].endswith(b'"checksum":512582496}')
+
+
+@pytest.mark.parametrize("pod_level", [True, False])
+def test_the_release_decides_before_the_gate(*, pod_level: bool) -> None:
+    files = encode_files(STATE, pod_level=pod_level, release=KubeletRelease.V1_37)
+    assert all(b'"data":"{' in data for data in files.values())
+
+
+def test_the_release_is_that_of_the_files_that_are_there(tmp_path: Path) -> None:
+    assert release_of(tmp_path) is KubeletRelease.V1_36
+    for release in KubeletRelease:
+        files = encode_files(STATE, pod_level=True, release=release)
+        write_directory(tmp_path, files, force=True)
+        assert release_of(tmp_path) is release
+        assert read_directory(tmp_path) == STATE
+    (tmp_path / "cpu_manager_state").write_bytes(b"{")
+    assert release_of(tmp_path) is KubeletRelease.V1_37
+    (tmp_path / "memory_manager_state").unlink()
+    assert release_of(tmp_path) is KubeletRelease.V1_36
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
