@@ -115,6 +115,12 @@ def _kubelet_problems(config: Config) -> Iterator[Mistake]:
             "beside a kubelet (agent.kubelet.enabled) its own static pods are admitted; set "
             'staticPodPath to ""',
         )
+    if config.agent.shared_cgroup:
+        yield Mistake(
+            "agent.sharedCgroup",
+            "beside a kubelet (agent.kubelet.enabled) the kubelet makes the cgroups; set it to "
+            "false",
+        )
     if config.agent.device_plugins.enabled:
         yield Mistake(
             "agent.devicePlugins.enabled",
@@ -236,7 +242,14 @@ def notes_on(config: Config) -> Iterator[str]:
         yield "topologyManagerPolicyOptions change nothing with topologyManagerPolicy none"
     if config.topology_manager_policy is TopologyManagerPolicy.NONE:
         yield from _without_topology_manager(config)
-    if config.reserved_memory and config.memory_manager_policy is MemoryManagerPolicy.NONE:
+    without_memory = config.memory_manager_policy is MemoryManagerPolicy.NONE
+    without_cpus = config.cpu_manager_policy is CpuManagerPolicy.NONE
+    if without_memory and without_cpus and config.gates.pod_level_resource_managers:
+        yield (
+            "featureGates.PodLevelResourceManagers changes nothing with cpuManagerPolicy none and "
+            "memoryManagerPolicy None: pods get nothing exclusive, and no budget is divided"
+        )
+    if config.reserved_memory and without_memory:
         yield "reservedMemory changes nothing with memoryManagerPolicy None"
     signals = [name for name in config.eviction_hard if name != MEMORY_AVAILABLE]
     if signals and config.eviction_hard != Config().eviction_hard:

@@ -102,10 +102,20 @@ class LoggingConfig(Struct, frozen=True):
     level: LogLevel = LogLevel.INFO
 
 
+class PodResourcesVersion(StrEnum):
+    """The kubelet whose answers those of podresources are."""
+
+    #: Each container that shares its pod's budget lists what it shares.
+    V1_36 = "v1.36"
+    #: A pod lists its budget, a container only what is its own (KEP-5526).
+    V1_37 = "v1.37"
+
+
 class PodResourcesConfig(Struct, frozen=True):
-    """Where the podresources API is served; None: it is not."""
+    """Where the podresources API is served (None: it is not), and whose answers it has."""
 
     socket: Path | None = None
+    version: PodResourcesVersion = PodResourcesVersion.V1_36
 
 
 class HistoryConfig(Struct, frozen=True):
@@ -142,13 +152,15 @@ class HostDeviceClass(Struct, frozen=True):
 
 
 class DevicePluginsConfig(Struct, frozen=True):
-    """Whether device plugins are served, in which directory, and how long they may take.
+    """Whether device plugins are served, in which directories, and how long they may take.
 
+    `registry_directory` None: `plugins_registry` beside `directory`, as the kubelet has them.
     `call_timeout` is seconds.
     """
 
     enabled: bool = False
     directory: Path = Path("/var/lib/kubelet/device-plugins")
+    registry_directory: Path | None = None
     call_timeout: float = 10.0
 
 
@@ -162,6 +174,7 @@ class OnReject(StrEnum):
 class BesideKubeletConfig(Struct, frozen=True):
     """Whether the agent works beside a kubelet, where that kubelet keeps its files, and how.
 
+    `ignored`: it starts although a kubelet runs whose pods it does not admit.
     `config_file` None: the file that the running kubelet's flags name, else `config.yaml` in
     `directory`. `nri_socket` None: containers get their settings only after they have started.
     `pods_endpoint` "": the kubelet's endpoint `/pods` is not used. `token_file` None: no token is
@@ -170,6 +183,7 @@ class BesideKubeletConfig(Struct, frozen=True):
     """
 
     enabled: bool = False
+    ignored: bool = False
     directory: Path = Path("/var/lib/kubelet")
     config_file: Path | None = None
     nri_socket: Path | None = Path("/var/run/nri/nri.sock")
@@ -214,8 +228,8 @@ class AgentConfig(Struct, frozen=True):
     `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
     others are left to other programs. `devices` is the inventory by resource name, `host_devices`
     are classes of devices that are found on the host, in the order in which they are asked,
-    `ignored_resources` are extended resources that others provide. `cdi_directory` None: no CDI
-    files are written.
+    `shared_cgroup` is `cgroupfs.names.Layout.shares`, `ignored_resources` are extended resources
+    that others provide. `cdi_directory` None: no CDI files are written.
     """
 
     state_directory: Path = Path("/var/lib/numawarden")
@@ -224,6 +238,7 @@ class AgentConfig(Struct, frozen=True):
     sysfs_root: Path = Path("/")
     cgroup_mount: Path = Path("/sys/fs/cgroup")
     enforce: frozenset[EnforcedController] = frozenset(EnforcedController)
+    shared_cgroup: bool = False
     metrics: MetricsConfig = MetricsConfig()
     pod_resources: PodResourcesConfig = PodResourcesConfig()
     logging: LoggingConfig = LoggingConfig()

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from agent.parsing.document import Node, Plain
 
 
+_OF_KUBELET: Final = (
+    "this may be a kubelet's configuration: 'numawarden config import FILE' makes the agent's of it"
+)
+
+
 def load_config(
     text: str | bytes, source: str, settings: Sequence[str] = (), *, max_bytes: int | None = None
 ) -> Config:
@@ -45,6 +50,10 @@ def load_config(
         raise ConfigError(source, (error.problem,)) from error
     reader = KeyReader()
     config = CONFIGURATION.read(reader, Field("", document), Config())
+    if any(problem.message.startswith("unknown key") for problem in reader.problems):
+        version = Field("", document).child("apiVersion")
+        if version is not None and (reader.text(version) or "").startswith("kubelet.config.k8s.io"):
+            reader.problems.append(Mistake("", _OF_KUBELET))
     if not settings:
         return _checked(config, reader.problems, source, document)
     if reader.problems:

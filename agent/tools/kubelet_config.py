@@ -64,8 +64,10 @@ _REASONS: Final[Mapping[str, str]] = {
     _EVICTION: "evictionSoft evictionSoftGracePeriod evictionPressureTransitionPeriod "
     "evictionMaxPodGracePeriod evictionMinimumReclaim mergeDefaultEvictionSettings "
     "localStorageCapacityIsolation",
-    _SYSTEM: "enforceNodeAllocatable systemReservedCgroup kubeReservedCgroup systemCgroups "
-    "kubeletCgroups qosReserved",
+    "the agent limits each pod, not kubepods as a whole nor the cgroups of the system": (
+        "enforceNodeAllocatable"
+    ),
+    _SYSTEM: "systemReservedCgroup kubeReservedCgroup systemCgroups kubeletCgroups qosReserved",
     _VOLUMES: "volumePluginDir volumeStatsAggPeriod",
     _HOST: "protectKernelDefaults makeIPTablesUtilChains iptablesMasqueradeBit iptablesDropBit "
     "oomScoreAdj maxOpenFiles failSwapOn failCgroupV1 registerWindowsService podPidsLimit "
@@ -73,7 +75,8 @@ _REASONS: Final[Mapping[str, str]] = {
     "the agent always makes a cgroup for each QoS class": "cgroupsPerQOS",
     "the agent writes cpu.max, with the kernel's period of 100 ms, unless agent.enforce leaves "
     "cpu out": "cpuCFSQuota cpuCFSQuotaPeriod",
-    "the agent writes memory.max and no other memory limit": "memorySwap memoryThrottlingFactor",
+    "the agent writes memory.max and no other memory limit": "memorySwap memoryThrottlingFactor "
+    "memoryReservationPolicy",
     "the agent's log is configured by agent.logging": "logging",
 }
 _WHY: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}

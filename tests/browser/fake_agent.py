@@ -75,12 +75,11 @@ class FakeAgent:
         """Answer as the agent of a host does whose pods are in a ledger, all of them running."""
         allocations = tuple(ledger.allocations.values())
         pool = host.online - exclusive_cpus(ledger)
-        running = {each.uid: {c.name for c in each.containers} for each in allocations}
         pods = tuple(
             views.pod_document(each, pool, judgements=verdict(rules, each)) for each in allocations
         )
         self.documents = {
-            "/v1/map": map_of_allocations(host, rules, ledger, running=running),
+            "/v1/map": map_of_allocations(host, rules, ledger),
             "/v1/pods": PodListDocument(pods=pods),
             "/v1/status": StatusDocument(
                 version=__version__,

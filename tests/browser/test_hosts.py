@@ -11,9 +11,13 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.api.documents import EventDocument
-from agent.api.status import ConditionDocument
+from agent.api.host.map import MapDocument
+from agent.api.host.mapped import map_of_allocations
+from agent.api.maintenance import CordonDocument
+from agent.api.status import ConditionDocument, StatusDocument
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine
+from agent.managers.policy import Cordon
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
@@ -263,6 +267,101 @@ async def test_conditions_have_remedy_and_pod(devtools: str, tmp_path: Path) -> 
             assert text in shown_condition
         await page.click("#conditions button")
         assert await page.run("document.querySelectorAll('#parts .chosen').length") == 2
+
+
+@in_loop
+async def test_many_conditions_stand_behind_their_type_and_are_filtered(
+    devtools: str, tmp_path: Path
+) -> None:
+    host = regular_host(1)
+    agent = agent_of(host, "cpu=2 memory=1Gi")
+    conditions = tuple(
+        ConditionDocument(type=kind, reason="X", message=f"{kind} of pod-{number}")
+        for kind, count in (("ContainersFound", 48), ("Enforced", 3), ("CheckpointSaved", 1))
+        for number in range(count)
+    )
+    status = agent.documents["/v1/status"]
+    assert isinstance(status, StatusDocument)
+    agent.documents["/v1/status"] = replace(status, conditions=conditions)
+    async with shown(devtools, tmp_path, agent) as page:
+        await page.screenshot(SCREENSHOTS / "conditions.png")
+        assert await page.texts("#conditions-count") == ["52"]
+        assert await page.texts("#conditions summary") == ["ContainersFound 48", "Enforced 3"]
+        visible = (
+            "[...document.querySelectorAll('#conditions li')]"
+            ".filter((e) => e.checkVisibility()).length"
+        )
+        assert await page.run(visible) == 3
+        await page.write("#conditions-filter", "of pod-47")
+        assert len(await page.texts("#conditions > li")) == 1
+        assert "ContainersFound of pod-47" in (await page.texts("#conditions > li"))[0]
+
+
+@in_loop
+async def test_a_cordon_is_on_the_map_in_the_head_the_legend_and_the_conditions(
+    devtools: str, tmp_path: Path
+) -> None:
+    host = regular_host(2, 1, 4)
+    agent = agent_of(host, "cpu=2 memory=1Gi")
+    rules = hosts.rules_of(Machine.of(host))
+    policy = replace(rules.policy, cordon=Cordon(cpus=Mask.of(1), nodes=Mask.of(1)))
+    drawn = agent.documents["/v1/map"]
+    cordoned = map_of_allocations(host, replace(rules, policy=policy), rules.empty_ledger())
+    assert isinstance(drawn, MapDocument)
+    cpus = tuple(
+        replace(cpu, cordoned=other.cordoned, use=cpu.use if cpu.owners else other.use)
+        for cpu, other in zip(drawn.cpus, cordoned.cpus, strict=True)
+    )
+    agent.documents["/v1/map"] = replace(drawn, cpus=cpus, nodes=cordoned.nodes)
+    status = agent.documents["/v1/status"]
+    assert isinstance(status, StatusDocument)
+    cordons = (CordonDocument(cpus="", nodes="1", reason="DIMM 12 ECC", since=1_700_000_000.0),)
+    agent.documents["/v1/status"] = replace(status, cordons=cordons)
+    async with shown(devtools, tmp_path, agent) as page:
+        await page.screenshot(SCREENSHOTS / "cordoned.png")
+        signs = (
+            "[...document.querySelectorAll('#parts .cordoned')]"
+            ".map((e) => [+e.dataset.cpu, e.innerText])"
+        )
+        free = [4, 12, 5, 13, 6, 14, 7, 15]
+        assert await page.run(signs) == [[1, "A"], *([cpu, "/"] for cpu in free)]
+        label = await page.run("document.querySelector('#parts [data-cpu=\"1\"]').ariaLabel")
+        assert "cordoned: nothing new is allocated from it" in label
+        assert await page.run("document.querySelectorAll('#parts .part.cordoned-node').length") == 1
+        assert any("cordoned" in text for text in await page.texts("#legend li"))
+        assert "Cordoned" in await page.texts(".figure .name")
+        (said,) = await page.texts("#conditions li")
+        assert "node 1: DIMM 12 ECC" in said
+
+
+@in_loop
+async def test_the_page_says_which_host_it_shows_and_as_of_when(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi")
+    drawn = agent.documents["/v1/map"]
+    assert isinstance(drawn, MapDocument)
+    agent.documents["/v1/map"] = replace(drawn, hostname="node-7.lab", time=1_700_000_000.0)
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.run("document.title") == "node-7.lab · Numawarden"
+        assert await page.texts("#host") == ["node-7.lab"]
+        assert (await page.texts("#as-of"))[0].startswith("as of 2023-11-1")
+
+
+@in_loop
+async def test_equal_packages_share_a_line_that_opens_them(devtools: str, tmp_path: Path) -> None:
+    agent = agent_of(regular_host(16, 2, 16), "cpu=4 memory=1Gi")
+    visible = (
+        "[...document.querySelectorAll('#parts .part.package')]"
+        ".filter((e) => e.checkVisibility()).length"
+    )
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.run(visible) == 1
+        (line,) = await page.texts("#parts summary")
+        assert line.startswith("15 packages 1-15")
+        assert "each 2 nodes" in line
+        await page.click("#parts summary")
+        assert await page.run(visible) == 16
 
 
 @in_loop

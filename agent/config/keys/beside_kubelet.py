@@ -31,6 +31,15 @@ BESIDE_KUBELET: Final = Section(
                     "grpc: pip install 'numawarden[grpc]'. See docs/kubernetes.md.",
                 ),
                 Key(
+                    "ignored",
+                    Switch(),
+                    since="0.1.0",
+                    help="Whether the agent starts although a kubelet runs here that is not "
+                    "enabled. Unless the kubelet has its CPUs reserved here, both give the same "
+                    "ones to different pods, and the kubelet removes pods' cgroups that it does "
+                    "not know, but for another cgroupRoot.",
+                ),
+                Key(
                     "directory",
                     RequiredPath(),
                     since="0.1.0",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from agent.config.config import DevicePluginsConfig
 from agent.config.keys.key import Key, KeyGroup, Section
-from agent.config.keys.scalars import Period, RequiredPath, Switch
+from agent.config.keys.scalars import OptionalPath, Period, RequiredPath, Switch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,14 @@ DEVICE_PLUGINS: Final = Section(
                     since="0.1.0",
                     help="The directory of plugins' sockets; in most plugins it is fixed, so it "
                     "is the kubelet's. It is not served while a kubelet serves it.",
+                ),
+                Key(
+                    "registryDirectory",
+                    OptionalPath(),
+                    since="0.1.0",
+                    help="The directory of the kubelet's plugin watcher, in which plugins serve "
+                    "pluginregistration/v1 instead of registering themselves; empty: "
+                    "plugins_registry beside the directory above. It need not exist.",
                 ),
                 Key(
                     "callTimeout",

@@ -15,6 +15,7 @@ from agent.config.config import (
     LogLevel,
     MetricsConfig,
     PodResourcesConfig,
+    PodResourcesVersion,
 )
 from agent.config.keys.amounts import ByteSize
 from agent.config.keys.beside_kubelet import BESIDE_KUBELET
@@ -33,6 +34,7 @@ from agent.config.keys.scalars import (
     Period,
     RequiredPath,
     SocketPath,
+    Switch,
     UserGroup,
     WholeNumber,
 )
@@ -127,6 +129,14 @@ _POD_RESOURCES: Final = Section(
                     "/run/numawarden/pod-resources/kubelet.sock, or the kubelet's own "
                     "/var/lib/kubelet/pod-resources/kubelet.sock on a host without a kubelet. It "
                     "needs the extra grpc. See docs/devices.md.",
+                ),
+                Key(
+                    "version",
+                    OneOf(PodResourcesVersion),
+                    since="0.1.0",
+                    help="The kubelet as whose the answers are: in v1.36 each container lists what "
+                    "it shares of its pod's budget, in v1.37 the pod lists the budget and the "
+                    "container only what is its own. Today's clients read containers only.",
                 ),
             ),
         ),
@@ -227,6 +237,17 @@ _AGENT: Final = Section(
                         EnforcedController.HUGETLB: "hugetlb.*.max of pods, and of containers "
                         "where their runtime set none",
                     },
+                ),
+                Key(
+                    "sharedCgroup",
+                    Switch(),
+                    since="0.1.0",
+                    help="Whether Guaranteed pods without CPUs of their own stand in "
+                    "kubepods/shared (kubepods-shared.slice), where a kubelet would put them into "
+                    "kubepods itself. That cgroup carries the shared pool for all of them, so that "
+                    "an exclusive pod comes and goes in as few writes beside thousands of them as "
+                    "beside ten. A pod's cgroup that exists stays where it is. See "
+                    "docs/containers.md.",
                 ),
                 Key(
                     "metrics",

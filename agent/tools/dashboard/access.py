@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Names of this host that a browser's address bar may show; ports differ where ssh forwards one.
-HOSTS: Final = frozenset({"127.0.0.1", "localhost"})
+#: The address that was printed; ports differ where ssh forwards one. No other name of this host:
+#: for `localhost` a browser asks at [::1] first, where another user may listen.
+_HOST: Final = re.compile(r"127\.0\.0\.1(:[0-9]{1,5})?", re.ASCII)
 _SCHEME: Final = "Bearer "
 #: Bytes of randomness in a token.
 _TOKEN_BYTES: Final = 32
@@ -46,7 +47,7 @@ def is_own_host(headers: Mapping[str, str]) -> bool:
 
     A page of another site whose name resolves to 127.0.0.1 (DNS rebinding) sends its own name.
     """
-    return _host_of(f"//{headers.get('Host', '')}") in HOSTS
+    return _HOST.fullmatch(headers.get("Host", "")) is not None
 
 
 def is_own_origin(headers: Mapping[str, str]) -> bool:
@@ -60,10 +61,3 @@ def has_token(headers: Mapping[str, str], token: str) -> bool:
     given = headers.get("Authorization", "")
     desired = (_SCHEME + token).encode()
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), desired)
-
-
-def _host_of(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:  # an unclosed bracket of IPv6
-        return None

@@ -11,6 +11,7 @@ from agent.api.host.map import CpuUse, MapCpuDocument, MapDocument
 from agent.api.host.mapped import is_shared
 from agent.tools.map.devices import device_word
 from agent.tools.map.parts import MappedPart, parts_of
+from agent.tools.map.text import COLLAPSE_ABOVE, folds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,17 +31,27 @@ class PicturePart(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     children: tuple[PicturePart, ...]
 
 
+class PictureFold(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The outermost parts from `start` up to `end` are alike: `text` says what they are."""
+
+    start: int
+    end: int
+    text: str
+
+
 class Picture(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """What the page draws: `map` is the agent's document as it came (`GET /v1/map`).
 
     `shared_cores` has the CPUs of cores with several users. `device_words` says of each device of
-    the map what it is, in the same order, `""` for those offered to pods.
+    the map what it is, in the same order, `""` for those offered to pods. `folds` are runs of equal
+    parts, as in a terminal.
     """
 
     map: msgspec.Raw
     parts: tuple[PicturePart, ...]
     shared_cores: tuple[int, ...]
     device_words: tuple[str, ...]
+    folds: tuple[PictureFold, ...] = ()
 
 
 class PictureMaker:
@@ -54,8 +65,9 @@ class PictureMaker:
         """Return the picture of a map in JSON as JSON; raises `msgspec.DecodeError`."""
         document = decode(body, MapDocument)
         places: list[object] = [_place(cpu) for cpu in document.cpus]
-        if places != self._places:
-            parts = parts_of(document)
+        is_new = places != self._places
+        parts = parts_of(document) if is_new or len(document.cpus) > COLLAPSE_ABOVE else ()
+        if is_new:
             self._places, self._drawn = places, tuple(map(_part, parts))
         picture = Picture(
             map=msgspec.Raw(body),
@@ -64,6 +76,10 @@ class PictureMaker:
             device_words=tuple(
                 "" if device.kind == "resource" else device_word(device)
                 for device in document.devices
+            ),
+            folds=tuple(
+                PictureFold(start=fold.start, end=fold.end, text=fold.text)
+                for fold in folds_of(document, parts)
             ),
         )
         return _encoder.encode(picture)

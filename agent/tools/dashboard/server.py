@@ -8,7 +8,9 @@ header that no other site can send; see docs/dashboard.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import time
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -24,9 +26,10 @@ from agent.tools.dashboard.access import HEADERS, has_token, is_own_host, is_own
 from agent.tools.dashboard.page_files import page_files
 from agent.tools.dashboard.picture import PictureMaker
 from agent.tools.dashboard.upstream import Upstream
+from agent.tools.map.lines import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from aiohttp.web_protocol import RequestHandler
@@ -40,7 +43,7 @@ HISTORY: Final = "/v1/history"
 WATCH: Final = "/v1/watch"
 PICTURE: Final = "/picture"
 #: The one request with a body: a decision that changes nothing, with exactly this query.
-TRIAL: Final = "/v1/pods?dryRun=true"
+TRIAL: Final = "/v1/pods?dryRun=true&advice=true"
 
 #: The largest manifest that is tried, in bytes.
 MAX_BODY_BYTES: Final = 1 << 20
@@ -53,6 +56,9 @@ IDLE_SECONDS: Final = 15.0
 MOST_UNPROVEN: Final = 32
 #: Streams of events at a time.
 MOST_STREAMS: Final = 16
+#: So many lines of the log of aiohttp and asyncio in so many seconds; the others are counted.
+MOST_LOG_LINES: Final = 10
+LOG_SECONDS: Final = 60.0
 _JSON: Final = "application/json"
 _LINGER_SECONDS: Final = 1.0
 _END_SECONDS: Final = 0.2
@@ -66,6 +72,38 @@ class RejectedRequest(Exception):  # noqa: N818  # an answer to the browser, no 
         self.status = status
         self.code = code
         self.message = message
+
+
+class ServerLog(logging.Handler):
+    """Writes what the libraries log as one line each, without a traceback, and few of them.
+
+    Every local user can send requests that cannot be read, as fast as they like.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(logging.WARNING)
+        self._write = write
+        self._monotonic = monotonic
+        self._since = monotonic()
+        self._lines = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or count it where there were enough."""
+        now = self._monotonic()
+        if now - self._since >= LOG_SECONDS:
+            left_out = self._lines - MOST_LOG_LINES
+            if left_out > 0:
+                self._write(f"numawarden: {left_out} further lines were left out")
+            self._since, self._lines = now, 0
+        self._lines += 1
+        if self._lines <= MOST_LOG_LINES:
+            error = record.exc_info[1] if record.exc_info else None
+            said = record.getMessage() if error is None else f"{record.getMessage()}: {error}"
+            self._write(f"numawarden: {printable(said.partition(chr(10))[0])[:200]}")
 
 
 class _Connections(Server):
@@ -137,7 +175,7 @@ class Dashboard:
 
     async def _answer(self, request: BaseRequest) -> StreamResponse:
         if not is_own_host(request.headers):
-            message = "the page is at 127.0.0.1 or localhost; open the address that was printed"
+            message = "the page is at 127.0.0.1; open the address that was printed"
             raise RejectedRequest(HTTPStatus.MISDIRECTED_REQUEST, "WrongHost", message)
         if not is_own_origin(request.headers):
             message = "pages of other sites may not ask"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.tools.doctor.checks.cgroups import cgroup_checks, driver_check
+from agent.tools.doctor.checks.cgroups import cgroup_checks, driver_check, version_check
 from agent.tools.doctor.checks.exclusive_resource import exclusive_checks
 from agent.tools.doctor.checks.kubelet_managers import manager_checks, reservation_check
 from agent.tools.doctor.checks.other_managers import (
@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 
 
 def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
-    """Yield every check of a host; a pure function of configuration and facts."""
+    """Yield every check of a host; a pure function of configuration and facts.
+
+    On a host that has no kubelet, or whose kubelet the agent ignores, they are those of an agent
+    that manages the host's pods alone.
+    """
     settings = settings_of(facts.kubelet)
     yield _mode_check(config, facts.kubelet)
+    if is_alone(config, facts):
+        yield version_check(facts.cgroups)
+        yield from other_manager_checks(config, facts)
+        return
     yield _directory_check(facts.kubelet)
     yield from manager_checks(facts.kubelet, settings)
     yield reservation_check(config, facts.kubelet, settings)
@@ -36,6 +44,13 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     yield from source_checks(facts, settings)
     yield from exclusive_checks(config, facts)
     yield from other_manager_checks(config, facts)
+
+
+def is_alone(config: Config, facts: GatheredFacts) -> bool:
+    """Return whether the agent is to work without a kubelet."""
+    kubelet = config.agent.kubelet
+    here = facts.kubelet.process is not None or facts.kubelet.config.text is not None
+    return not kubelet.enabled and (kubelet.ignored or not here)
 
 
 def examine_for_start(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
@@ -58,6 +73,13 @@ def _mode_check(config: Config, kubelet: KubeletFiles) -> HostCheck:
     found = "agent.kubelet.enabled is false"
     change = "write `agent: {kubelet: {enabled: true}}` in the agent's configuration"
     if kubelet.process is None:
+        if kubelet.config.text is None:
+            alone = f"{found} and no kubelet is here: the agent alone manages pods"
+            return HostCheck(check, Verdict.OK, alone)
+        return HostCheck(check, Verdict.WARNING, found, change)
+    if config.agent.kubelet.ignored:
+        found = f"a kubelet runs (process {kubelet.process.pid}) and agent.kubelet.ignored is true"
+        change = "reserve there all CPUs but the agent's (reservedSystemCPUs), and here its own"
         return HostCheck(check, Verdict.WARNING, found, change)
     found += f" and a kubelet runs (process {kubelet.process.pid}): it removes cgroups of pods "
     return HostCheck(check, Verdict.ERROR, f"{found}that it does not know", change)

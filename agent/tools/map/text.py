@@ -27,7 +27,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.api.host.map import MapDocument, MapNodeDocument
+    from agent.api.host.map import MapDeviceDocument, MapDocument, MapNodeDocument
 
 #: Above this many CPUs cores are counted, and neighbours that differ in their ids alone share a
 #: line.
@@ -68,6 +68,27 @@ def map_lines(document: MapDocument, layout: MapLayout = MapLayout()) -> Iterato
     yield from _Picture(document, layout).lines()
 
 
+class Fold(Struct, frozen=True):
+    """The outermost parts of a host from `start` up to `end` that are alike, and what they are."""
+
+    start: int
+    end: int
+    text: str
+
+
+def folds_of(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[Fold]:
+    """Yield the runs of equal outermost parts that share a line in a map that is not full.
+
+    `parts` are those of `parts_of`.
+    """
+    picture, start = _Picture(document, MapLayout()), 0
+    for run in picture.runs(parts):
+        end = start + len(run)
+        if picture.is_folded(run):
+            yield Fold(start, end, plain(picture.folded(run)))
+        start = end
+
+
 class _Picture:
     def __init__(self, document: MapDocument, layout: MapLayout) -> None:
         self._document = document
@@ -83,7 +104,7 @@ class _Picture:
     def lines(self) -> Iterator[Line]:
         document = self._document
         parts = parts_of(document)
-        yield from _headlines(document, parts)
+        yield from headlines(document, parts)
         yield from self._parts(parts, 0)
         yield from self._memory_only()
         yield from self._elsewhere()
@@ -98,14 +119,21 @@ class _Picture:
             yield from self._warnings()
 
     def _parts(self, parts: Sequence[MappedPart], depth: int) -> Iterator[Line]:
-        for run in alike(parts, self._likeness):
-            first = run[0]
-            if self._counting and len(run) >= _SHORTEST_RUN[first.kind]:
-                yield indented(depth, self._run(run))
+        for run in self.runs(parts):
+            if self.is_folded(run):
+                yield indented(depth, self.folded(run))
                 continue
             for part in run:
                 if not self._is_left_out(part):
                     yield from self._part(part, depth)
+
+    def runs(self, parts: Sequence[MappedPart]) -> Sequence[Sequence[MappedPart]]:
+        """Return parts in runs of those that differ in their ids alone."""
+        return alike(parts, self._likeness) if self._counting else [(part,) for part in parts]
+
+    def is_folded(self, run: Sequence[MappedPart]) -> bool:
+        """Return whether a run is so long that it gets one line."""
+        return self._counting and len(run) >= _SHORTEST_RUN[run[0].kind]
 
     def _part(self, part: MappedPart, depth: int) -> Iterator[Line]:
         """Yield a part; what is alone in another with the same CPUs stands in the same line."""
@@ -150,7 +178,8 @@ class _Picture:
         yield from memory_lines(node, ascii_only=self._layout.ascii_only)
         yield from device_lines(self._devices.get(str(node.id), ()), self._marks)
 
-    def _run(self, run: Sequence[MappedPart]) -> Line:
+    def folded(self, run: Sequence[MappedPart]) -> Line:
+        """Return the line of a run."""
         first = run[0]
         ids = Mask.from_ids(part.id for part in run if part.id is not None)
         cpus = Mask.from_ids(cpu for part in run for cpu in part.cpus)
@@ -160,6 +189,12 @@ class _Picture:
         size = self._document.uncore_bytes.get(str(first.id)) if first.kind == "L3" else None
         counts += [] if size is None else [size_text(size)]
         counts += [counted(number, kind) for kind, number in _kinds_inside(first).items()]
+        offered = Counter(
+            device.resource
+            for number in _nodes_in(first)
+            for device in self._devices.get(str(number), ())
+        )
+        counts += [f"{number} {resource}" for resource, number in offered.items() if resource]
         counts.append(cores_text(first.all_cores()))
         return line(
             TextSpan(name, Tone.HEADING),
@@ -169,12 +204,13 @@ class _Picture:
 
     def _likeness(self, part: MappedPart) -> object:
         """Return a value that is equal for parts that may share a line."""
-        nodes = (self._nodes[node] for node in _nodes_in(part) if node in self._nodes)
+        nodes = [self._nodes[node] for node in _nodes_in(part) if node in self._nodes]
         sizes = [self._document.uncore_bytes.get(str(cache)) for cache in _caches_in(part)]
         return (
             part.shape(),
             sizes,
-            [plain(each) for node in nodes for each in self._belongings(node)],
+            [(node.tier, *map(plain, memory_lines(node))) for node in nodes],
+            [Counter(map(_device_shape, self._devices.get(str(node.id), ()))) for node in nodes],
         )
 
     def _uses(self, part: MappedPart) -> Iterator[str | TextSpan]:
@@ -293,7 +329,7 @@ def id_list(ids: Mask, noun: str = "CPU") -> str:
     return f"{','.join(runs[:3])},...,{runs[-1]} ({counted(len(ids), noun)})"
 
 
-def _headlines(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[Line]:
+def headlines(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[Line]:
     """Yield what the host has, enumerated and never divided, and how much of it is allocated."""
     cores = [core for part in parts if part.kind != "offline" for core in part.all_cores()]
     online = [cpu for core in cores for cpu in core.threads]
@@ -318,6 +354,12 @@ def _headlines(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[L
             f"{policy.topology_manager_policy} (scope {policy.topology_manager_scope}); "
             f"{taken} of {usable} CPUs allocated, {counted(len(document.pods), 'pod')}"
         )
+
+
+def _device_shape(device: MapDeviceDocument) -> object:
+    """Return a value that is equal for devices alike: free ones of a resource."""
+    free = bool(device.resource) and device.owner is None and not device.pod
+    return device.kind, device.resource, device.healthy, device.kubelet, "" if free else device.name
 
 
 def _memory_sum(document: MapDocument) -> str:

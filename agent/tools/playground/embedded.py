@@ -161,6 +161,7 @@ class EmbeddedHost:
         own = {
             "NUMAWARDEN_SOCKET": str(self.folder / "agent.sock"),
             "NUMAWARDEN_ROOT": str(self.sysfs),
+            "NUMAWARDEN_CGROUP_MOUNT": str(self.cgroups),
             "COLUMNS": "100",
         }
         return {**os.environ, **own, **more}

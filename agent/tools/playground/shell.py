@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -38,7 +39,7 @@ touched, and the directory is removed when you leave (exit, or Ctrl-D).
   start-containers mixed                 what a container runtime does then
   numawarden show mixed                  what the pod has, why, and what the kernel says
   numawarden admit pods/too-large.yaml   a rejection, with advice that was tried
-  numawarden fit pods/mixed.yaml         how many more of them would fit
+  numawarden fit --count pods/mixed.yaml   how many more of them would fit
   echo 0 > $(cgroup-of mixed)/cpuset.cpus; numawarden verify    another process interferes
   numawarden history mixed               what happened to the pod, and who did it
   crash-agent; numawarden list           the agent is killed and started again; pods stay
@@ -55,11 +56,11 @@ class Playground:
         self._config = host.configure(scope, level="info")
         self._ending = threading.Event()
         self._life = ExitStack()
+        _provide(host.folder)
         self._log = self._life.enter_context((host.folder / "agent.log").open("wb"))
         self._notify = self._life.enter_context(host.notified())
         self._agent = self._launch()
         self._watcher = threading.Thread(target=self._keep, name="agent")
-        _provide(host.folder)
 
     def __enter__(self) -> Self:
         self._watcher.start()
@@ -102,6 +103,18 @@ class Playground:
                 self._ending.wait(RESTART_SECONDS)
             if self._ending.is_set():  # since `__exit__` may have ended the agent before this one
                 self._agent.terminate()
+
+
+def end_by_signals() -> None:
+    """Have SIGTERM and SIGHUP end this process as an exit does: agent and directory go with it."""
+
+    def end(number: int, _frame: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, end)
 
 
 def _shell(folder: Path) -> list[str]:

@@ -94,6 +94,10 @@ class _SequenceReader(Struct):
 
     def sequence(self, root: Field) -> ReplaySequence | None:
         self.hosts.entries(root)
+        if (kind := root.child("kind")) is not None and self.hosts.text(kind) == "Pod":
+            why = "this is a pod's manifest; 'numawarden replay --from-live' decides it"
+            self.hosts.reject(root, f"{why} on the running agent")
+            return None
         self.hosts.reject_unknown(root, _KEYS)
         steps = root.child("steps")
         for key, value in (("host", root.child("host")), ("steps", steps)):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.tools.run.pod import OptionError
 from sysfs.devices import read_interfaces
 from sysfs.files import SysfsTree
 from sysfs.mask import EMPTY
 
-ROOT: Final = Path("/")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _OPTION: Final = "--near"
 #: An error names this many interfaces at most.
 _NAMED: Final = 8

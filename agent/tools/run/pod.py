@@ -65,7 +65,10 @@ def command_pod(
     a request: the weight against others. Memory is limited in both. `near` is the NUMA node on
     which it has to be. Raises `OptionError`.
     """
-    _check_cpus(amounts.cpus, shared=shared)
+    if shared:
+        _number_of_cpus(amounts.cpus)
+    else:
+        check_cpus(amounts.cpus, "a part of a CPU needs --shared")
     sizes = {MEMORY: amounts.memory} if amounts.memory else {}
     limits = {**sizes, **amounts.others}
     if not shared:
@@ -82,22 +85,28 @@ def unit_pod(uid: str, name: str, unit: str, amounts: Amounts) -> bytes:
 
     Nothing is limited: the limits of the unit stay its own. Raises `OptionError`.
     """
-    _check_cpus(amounts.cpus, shared=False)
+    check_cpus(amounts.cpus, "name a whole number")
     sizes = {MEMORY: amounts.memory} if amounts.memory else {}
     requests = {CPU: amounts.cpus, **sizes, **amounts.others}
     resources = {"requests": requests, "limits": dict(amounts.others)}
     return _manifest(uid, name, {UNIT: unit}, resources, guaranteed=True)
 
 
-def _check_cpus(cpus: str, *, shared: bool) -> None:
+def check_cpus(cpus: str, hint: str) -> None:
+    """Raise `OptionError` unless a text is a number of exclusive CPUs; `hint` ends the message."""
+    if not _number_of_cpus(cpus).is_whole:
+        message = f"{cpus!r} is not a whole number of CPUs from 1; exclusive CPUs are whole, {hint}"
+        raise OptionError("--cpus", message)
+
+
+def _number_of_cpus(cpus: str) -> Quantity:
     try:
         amount = Quantity.parse(cpus)
     except QuantityError as error:
         raise OptionError("--cpus", f"{cpus!r} is not a number of CPUs: {error.reason}") from error
-    if not (shared or amount.is_whole) or not amount.nano > 0:
-        message = f"{cpus!r} is not a whole number of CPUs from 1"
-        hint = "; exclusive CPUs are whole, a part of a CPU needs --shared"
-        raise OptionError("--cpus", message + hint)
+    if not amount.nano > 0:
+        raise OptionError("--cpus", f"{cpus!r} is not a number of CPUs above 0")
+    return amount
 
 
 def _manifest(

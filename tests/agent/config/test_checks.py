@@ -43,6 +43,7 @@ reservedSystemCPUs: "0"
             "align-by-socket with topologyManagerPolicy none chooses CPUs of one socket",
         ),
         ("evictionHard: {nodefs.available: 5%}", "only memory.available counts"),
+        ("featureGates: {PodLevelResourceManagers: true}", "no budget is divided"),
     ],
 )
 def test_what_changes_nothing_is_noted(text: str, words: str) -> None:
@@ -112,6 +113,7 @@ def test_podresources_needs_the_extra_and_the_mistake_says_how_to_get_it(
             "agent: {kubelet: {enabled: true}, devicePlugins: {enabled: true}}",
             "agent.devicePlugins.enabled",
         ),
+        ("agent: {kubelet: {enabled: true}, sharedCgroup: true}", "agent.sharedCgroup"),
     ],
 )
 def test_what_the_kubelet_does_is_not_done_beside_one(text: str, key: str) -> None:

@@ -77,6 +77,22 @@ def test_every_key_of_the_file_is_either_taken_or_listed() -> None:
     assert {*imported.taken} | listed == named - {"apiVersion", "kind"}
 
 
+def test_limits_that_the_agent_does_not_write_are_named_as_keys_of_the_kubelet() -> None:
+    text = (
+        b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        b"memoryReservationPolicy: TieredReservation\nenforceNodeAllocatable: [pods]\n"
+        b"cpuCFSQuota: false\n"
+    )
+    left = {each.name: each.why for each in import_kubelet_config(text, "kubelet.yaml").left}
+    assert left == {
+        "memoryReservationPolicy": "the agent writes memory.max and no other memory limit",
+        "enforceNodeAllocatable": "the agent limits each pod, not kubepods as a whole nor the "
+        "cgroups of the system",
+        "cpuCFSQuota": "the agent writes cpu.max, with the kernel's period of 100 ms, unless "
+        "agent.enforce leaves cpu out",
+    }
+
+
 def test_what_is_written_is_read_as_the_same_configuration() -> None:
     imported = import_kubelet_config(KUBEADM.encode(), "config.yaml")
     assert load_config(imported.yaml(), "imported") == imported.config

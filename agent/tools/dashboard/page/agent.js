@@ -53,7 +53,7 @@ export class Agent {
 
   /** Return the admission or rejection that a manifest would get; an invalid one is an error. */
   async tryPod(manifest) {
-    const answer = await this.#ask("/v1/pods?dryRun=true", { method: "POST", body: manifest });
+    const answer = await this.#ask("/v1/pods?dryRun=true&advice=true", { method: "POST", body: manifest });
     const document = await documentOf(answer);
     if (answer.ok || document?.rejection) return document;
     throw failure(answer, document);

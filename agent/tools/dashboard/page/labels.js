@@ -22,6 +22,11 @@ export class Labels {
     }
   }
 
+  /** Whether several pods have one colour. */
+  get repeated() {
+    return this.#places.size > HUES;
+  }
+
   has(uid) {
     return this.#places.has(uid);
   }

@@ -4,7 +4,7 @@ import { Agent, AnswerError, takeToken } from "./agent.js";
 import { byId, counted, element, renderList, setAttribute, setText, timeText } from "./elements.js";
 import { Labels } from "./labels.js";
 import { MapView } from "./map.js";
-import { EventLog, showBanner, showConditions, showFigures, showPolicies, showState } from "./panels.js";
+import { EventLog, showBanner, showConditions, showFigures, showHost, showPolicies, showState } from "./panels.js";
 import { PodList } from "./pods.js";
 import { Trial } from "./trial.js";
 
@@ -21,11 +21,14 @@ const LEGEND = [
   ["use-exclusive hue0", "A", "exclusive to a container", (cpu) => cpu.use === "exclusive"],
   ["use-pod hue0", "a", "a pod's shared pool", (cpu) => cpu.use === "pod"],
   ["use-shared", "·", "the node's shared pool", (cpu) => cpu.use === "shared"],
+  ["use-cordoned cordoned", "/", "cordoned: nothing new", (cpu) => cpu.cordoned],
   ["use-reserved", "R", "reserved", (cpu) => cpu.use === "reserved"],
   ["use-offline", "×", "offline", (cpu) => cpu.use === "offline"],
   ["use-shared isolated", "i", "isolated", (cpu) => cpu.isolated],
+  ["use-shared mixed", "·", "core with several users", (cpu, mixed) => mixed.has(cpu.id)],
   ["use-exclusive twice", "*", "allocated twice", (cpu) => cpu.owners.length > 1],
 ];
+const PATTERNED = ["use-exclusive hue0 pattern1", "J", "a corner or an edge: another pod of that colour"];
 
 class Page {
   #agent = new Agent(takeToken());
@@ -131,7 +134,8 @@ class Page {
     showPolicies(status);
     showFigures(picture, status);
     showConditions(status, map, this.#select);
-    this.#showSize(map);
+    this.#showSize(map, new Set(picture.sharedCores));
+    showHost(map);
     showBanner("");
     showState(status.ready ? "live" : "waiting", status.ready ? "live" : "agent not ready");
     // To the frame after the next one: the first is drawn from what was changed here.
@@ -141,14 +145,15 @@ class Page {
     }));
   }
 
-  #showSize(map) {
+  #showSize(map, mixed) {
     const packages = new Set(map.cpus.map((cpu) => cpu.package).filter((each) => each !== null));
     const cores = new Set(map.cpus.filter((cpu) => cpu.use !== "offline").map((cpu) => cpu.core));
     const said = [counted(map.cpus.length, "CPU"), counted(cores.size, "core"),
       packages.size ? counted(packages.size, "package") : "", counted(map.nodes.length, "node")];
     setAttribute(byId("columns"), "data-size", this.#map.size);
     setText(byId("map-size"), said.filter(Boolean).join(", "));
-    const shown = LEGEND.filter(([, , , applies]) => map.cpus.some(applies));
+    const shown = LEGEND.filter(([, , , applies]) => map.cpus.some((cpu) => applies(cpu, mixed)));
+    if (this.#labels.repeated) shown.push(PATTERNED);
     renderList(byId("legend"), shown, ([classes]) => classes, () => "", ([classes, sign, text]) =>
       element("li", {}, element("span", { class: `cpu ${classes}`, "aria-hidden": "true" }, sign), text));
     for (const button of byId("sizes").querySelectorAll("button")) {

@@ -9,16 +9,19 @@ const SIZES = [
   { name: "medium", title: "M", width: 24, gap: 3, most: 700 },
   { name: "small", title: "S", width: 9, gap: 2, most: Infinity },
 ];
-const SIGNS = { offline: "×", reserved: "R", shared: "·", online: "·" };
+const SIGNS = { offline: "×", cordoned: "/", reserved: "R", shared: "·", online: "·" };
 const USES = {
   offline: "offline",
+  cordoned: "free, but cordoned",
   reserved: "reserved",
   shared: "in the node's shared pool",
   online: "online",
 };
 // More changes than these at once are not shown one by one.
 const MOST_FLASHES = 64;
-const HINT = "Point at a CPU, or move over them with the arrow keys, to see whose it is.";
+const HINT = matchMedia("(pointer: coarse)").matches
+  ? "Tap a CPU to see whose it is."
+  : "Point at a CPU, or move over them with the arrow keys, to see whose it is.";
 
 export class MapView {
   #root;
@@ -32,6 +35,8 @@ export class MapView {
   #shared = new Set(); // CPUs of cores with several users
   #picture = null;
   #structure = "";
+  #outermost = []; // the elements of the outermost parts, then of nodes without CPUs
+  #folds = "";
   #size = null; // null: by the number of CPUs
   #current = null; // the CPU that the Tab key leads to
   #selected = null;
@@ -62,6 +67,7 @@ export class MapView {
       this.#structure = structure;
       this.#build(picture);
     }
+    this.#fold(picture.folds);
     const changed = map.cpus.filter((cpu) => this.#show(cpu));
     if (!isNew && changed.length <= MOST_FLASHES) changed.forEach((cpu) => this.#flash(cpu.id));
     // A trial was decided before this.
@@ -84,7 +90,7 @@ export class MapView {
   preview(ids) {
     for (const id of this.#preview.keys()) this.#cells.get(id)?.cell.classList.remove("preview");
     this.#preview = new Map(ids.map((id) => [id, true]));
-    for (const id of ids) this.#cells.get(id)?.cell.classList.add("preview");
+    for (const id of ids) this.#unfolded(id)?.classList.add("preview");
     this.#cells.get(ids[0])?.cell.scrollIntoView({ block: "nearest" });
   }
 
@@ -117,9 +123,38 @@ export class MapView {
     if (whole.length === 1) whole[0].classList.add("alone");
     const drawn = new Set(this.#nodes.keys());
     const others = picture.map.nodes.filter((node) => !drawn.has(node.id));
-    this.#root.replaceChildren(...parts, ...others.map((node) => this.#bareNode(node)));
+    this.#outermost = [...parts, ...others.map((node) => this.#bareNode(node))];
+    this.#folds = "";
+    this.#root.replaceChildren(...this.#outermost);
     if (!this.#cells.has(this.#current)) this.#current = this.#cells.keys().next().value ?? null;
     this.#cells.get(this.#current)?.cell.setAttribute("tabindex", "0");
+  }
+
+  /** Put runs of equal parts behind a line each, which opens them; the elements stay the same. */
+  #fold(folds) {
+    const signature = JSON.stringify(folds);
+    if (signature === (this.#folds || "[]")) return;
+    this.#folds = signature;
+    const open = new Set([...this.#root.querySelectorAll(":scope > details[open]")].map((each) => each.dataset.start));
+    const shown = [...this.#outermost];
+    for (const { start, end, text } of folds.toReversed()) {
+      const inside = element("div", { class: "inside" }, ...shown.slice(start, end));
+      const folded = element("details", { class: "part folded", open: open.has(String(start)) },
+        element("summary", {}, text), inside);
+      folded.dataset.start = String(start);
+      folded.addEventListener("toggle", () => this.#setSize());
+      shown.splice(start, end - start, folded);
+    }
+    this.#root.replaceChildren(...shown);
+    this.#setSize();
+  }
+
+  /** Return the element of a CPU, whose part is opened if it is folded; undefined without one. */
+  #unfolded(id) {
+    const cell = this.#cells.get(id)?.cell;
+    const folded = cell?.closest("details");
+    if (folded) folded.open = true;
+    return cell;
   }
 
   /** Return the element of a part; those with one part inside share a title with it. */
@@ -203,7 +238,7 @@ export class MapView {
     const mixed = this.#shared.has(cpu.id);
     const owners = cpu.owners.map((owner) =>
       `${owner.uid} ${owner.container ?? ""} ${this.#labels.text(owner.uid)}`);
-    const signature = `${cpu.use} ${cpu.isolated} ${mixed} ${owners.join("|")}`;
+    const signature = `${cpu.use} ${cpu.isolated} ${cpu.cordoned} ${mixed} ${owners.join("|")}`;
     known.cpu = cpu;
     if (signature === known.signature) return false;
     known.signature = signature;
@@ -226,6 +261,7 @@ export class MapView {
       classes.push(cpu.owners.length > 1 ? "twice" : this.#labels.classes(owner.uid));
     }
     if (cpu.isolated) classes.push("isolated");
+    if (cpu.cordoned) classes.push("cordoned");
     if (this.#shared.has(cpu.id)) classes.push("mixed");
     if (this.#preview.has(cpu.id)) classes.push("preview");
     if (has) classes.push("chosen");
@@ -235,7 +271,7 @@ export class MapView {
 
   #sign(cpu) {
     if (cpu.use === "offline" || cpu.owners.length === 0) {
-      return cpu.isolated && cpu.use !== "offline" && cpu.use !== "reserved" ? "i" : SIGNS[cpu.use];
+      return cpu.isolated && ["shared", "online"].includes(cpu.use) ? "i" : SIGNS[cpu.use];
     }
     if (cpu.owners.length > 1) return "*";
     const [owner] = cpu.owners;
@@ -254,6 +290,7 @@ export class MapView {
     if (cpu.use === "offline" || owners.length === 0) owners.unshift(USES[cpu.use]);
     const said = [`CPU ${cpu.id}: ${owners.join(" and ")}`];
     if (cpu.owners.length > 1) said.push("allocated twice");
+    if (cpu.cordoned) said.push(owners.length ? "cordoned: nothing new is allocated from it" : "cordoned");
     if (cpu.isolated) said.push("isolated from the scheduler");
     if (this.#shared.has(cpu.id)) said.push("its core has several users");
     const places = ["package", "node"].filter((kind) => cpu[kind] !== null && cpu[kind] !== undefined)
@@ -286,6 +323,7 @@ export class MapView {
     const signature = JSON.stringify([node, devices, labels, this.#isSmall]);
     if (signature === known.signature) return;
     known.signature = signature;
+    known.details.closest(".part").classList.toggle("cordoned-node", node.cordoned);
     known.details.replaceChildren(...nodeDetails(node, devices, this.#labels, this.#select, this.#isSmall));
   }
 
@@ -375,7 +413,7 @@ export class MapView {
 
   /** Return the CPU that a key leads to, undefined for other keys. */
   #next(key, id) {
-    const lists = this.#leaves.map(({ list }) => [...list.children].map((core) => cpusOf(core)));
+    const lists = this.#leaves.filter(({ list }) => list.checkVisibility()).map(({ list }) => [...list.children].map((core) => cpusOf(core)));
     const cores = lists.flat();
     const thread = this.#cells.get(id).core.indexOf(id);
     const place = cores.findIndex((core) => core.includes(id));
@@ -399,7 +437,7 @@ export class MapView {
     for (const [other, { cell }] of this.#cells) {
       const to = cell.getBoundingClientRect();
       const below = (to.top - from.top) * direction;
-      if (below < from.height / 2) continue;
+      if (!to.height || below < from.height / 2) continue;
       const distance = below * 4 + Math.abs(to.left - from.left);
       if (distance < least) [best, least] = [other, distance];
     }

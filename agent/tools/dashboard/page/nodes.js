@@ -20,6 +20,7 @@ export function nodeDetails(node, devices, labels, select, brief) {
     facts.push(`nearest: node ${nodes.slice(0, 4).join(", ")} at distance ${nearest}`);
   }
   if (!memory.length) facts.push("no memory");
+  if (node.cordoned) made.unshift(element("p", { class: "cordon" }, "cordoned: nothing new here"));
   if (facts.length) made.push(element("p", { class: "facts" }, facts.join("; ")));
   if (chips.length) {
     made.push(element("ul", { class: "devices", "aria-label": `Devices of node ${node.id}` }, ...chips));

@@ -8,6 +8,20 @@ const BAD_EVENTS = new Set(["PodRejected", "PodInvalid", "PodNotEnforced", "Drif
   "AllocationInvalid", "ManifestInvalid", "EventsLost", "AllocationDisplaced"]);
 const GOOD_EVENTS = new Set(["PodAdmitted", "ContainerBound", "PodRecovered"]);
 
+// Up to so many conditions are shown one by one, more by their type.
+const FEW_CONDITIONS = 6;
+const MOST_OF_A_TYPE = 50;
+// So many warnings of a reason a map lists.
+const LISTED_OF_A_REASON = 32;
+const openTypes = new Set();
+
+/** Say which host this is and as of when, in the page's head and the title of the window. */
+export function showHost({ hostname, time }) {
+  setText(byId("host"), hostname);
+  byId("as-of").replaceChildren("as of ", timeElement(time));
+  document.title = hostname ? `${hostname} · Numawarden` : "Numawarden";
+}
+
 /** Say in the page's head whether the page follows the agent: `live`, `waiting`, `lost`. */
 export function showState(state, text) {
   const shown = byId("state");
@@ -39,15 +53,16 @@ export function showPolicies(status) {
 export function showFigures(picture, status) {
   const { map } = picture;
   const online = map.cpus.filter((cpu) => cpu.use !== "offline");
-  const reserved = online.filter((cpu) => cpu.use === "reserved").length;
   const allocated = online.filter((cpu) => cpu.owners.length > 0).length;
-  const figures = [figure("CPUs allocated", allocated, online.length - reserved,
-    `of ${online.length - reserved}`)];
+  const usable = allocated + online.filter((cpu) => cpu.use === "shared").length;
+  const figures = [figure("CPUs allocated", allocated, usable, `of ${usable}`)];
+  const cordoned = online.filter((cpu) => cpu.cordoned).length;
+  if (cordoned) figures.push(figure("Cordoned", cordoned, 0, "CPUs"));
   const memory = map.nodes.flatMap((node) => node.memory.filter((each) => each.type === "memory"));
   if (memory.some((each) => each.allocated !== null)) {
-    const usable = memory.reduce((sum, each) => sum + (each.total ?? 0) - each.reserved, 0);
+    const room = memory.reduce((sum, each) => sum + (each.total ?? 0) - each.reserved, 0);
     const taken = memory.reduce((sum, each) => sum + (each.allocated ?? 0), 0);
-    figures.push(figure("Memory allocated", taken, usable, `of ${sizeText(usable)}`, sizeText(taken)));
+    figures.push(figure("Memory allocated", taken, room, `of ${sizeText(room)}`, sizeText(taken)));
   }
   const offered = Map.groupBy(map.devices.filter((device) => device.kind === "resource"),
     (device) => device.resource);
@@ -75,30 +90,67 @@ function figureElement({ name, share, text, unit }) {
   return made;
 }
 
-/** Show what is not as it should be: conditions of the agent, and warnings of the map. */
+const OF_PODS = new Set(["ContainerNotFound", "AllocationInvalid"]);
+
+/** Show what is not as it should be: conditions of the agent, cordons, and warnings of the map. */
 export function showConditions(status, map, select) {
   const conditions = status.conditions.map((each) => ({
     tone: "bad", title: each.type, reason: each.reason, text: each.message, remedy: each.remedy,
     since: each.since, uids: each.uid ? [each.uid] : [],
   }));
-  const warnings = map.warnings.map((each) => ({
+  const cordons = status.cordons.map((each) => ({
+    tone: "warn", title: "Cordoned", reason: "", text: cordonText(each), since: each.since, uids: [],
+    remedy: "numawarden uncordon ends it",
+  }));
+  // Those of pods are conditions of the agent already.
+  const warnings = map.warnings.filter((each) => !OF_PODS.has(each.reason)).map((each) => ({
     tone: "warn", title: each.reason, reason: "", text: each.message, remedy: "", since: 0,
     uids: each.uids,
   }));
-  const all = [...conditions, ...warnings];
-  const more = map.moreWarnings ?? 0;
-  const list = byId("conditions");
-  renderList(list, all, (each) => [each.title, each.reason, each.text].join("|"),
-    (each) => JSON.stringify(each), (each) => conditionElement(each, select));
+  const all = [...conditions, ...cordons, ...warnings];
+  const more = warnings.length < LISTED_OF_A_REASON ? 0 : map.moreWarnings ?? 0;
   const count = all.length + more;
   setText(byId("conditions-count"), String(count));
   byId("conditions-card").dataset.tone = conditions.length ? "bad" : all.length ? "warn" : "good";
-  if (!all.length) {
-    const text = status.ready ? "All is as it should be." : "The agent is not ready yet.";
-    list.append(element("li", { class: status.ready ? "good" : "warn" }, text));
-  } else if (more) {
-    list.append(element("li", { class: "warn" }, `and ${counted(more, "warning")} more`));
+  byId("conditions-filter-label").hidden = count <= FEW_CONDITIONS;
+  const filter = byId("conditions-filter");
+  const render = () => renderConditions(all, more, status.ready, filter.value, select);
+  filter.oninput = render;
+  render();
+}
+
+/** Render those that have a text, by type: many of a type are behind a line with their number. */
+function renderConditions(all, more, ready, filter, select) {
+  const text = all.length > FEW_CONDITIONS ? filter.trim().toLowerCase() : "";
+  const found = all.filter((each) => [each.title, each.reason, each.text].join(" ").toLowerCase().includes(text));
+  const types = [...Map.groupBy(found, (each) => each.title)].map(([title, members]) => ({ title, members, more: more > 0 && members.length >= LISTED_OF_A_REASON }));
+  const items = types.flatMap((type) => (all.length > FEW_CONDITIONS && type.members.length > 1 ? [type] : type.members));
+  if (!all.length) items.push({ tone: ready ? "good" : "warn", plain: ready ? "All is as it should be." : "The agent is not ready yet." });
+  else if (more && !text) items.push({ tone: "warn", plain: `and ${counted(more, "warning")} more` });
+  else if (!found.length) items.push({ tone: "warn", plain: "No condition has such a text." });
+  renderList(byId("conditions"), items, (each) => [each.title, each.members ? "*" : each.text, each.reason, each.plain].join("|"),
+    (each) => JSON.stringify(each), (each) => {
+      if (each.plain) return element("li", { class: each.tone }, each.plain);
+      return each.members ? typeElement(each, select) : conditionElement(each, select);
+    });
+}
+
+/** Return all conditions of a type behind their number; it stays open while the page does. */
+function typeElement({ title, members, more }, select) {
+  const shown = members.slice(0, MOST_OF_A_TYPE).map((each) => conditionElement(each, select));
+  if (members.length > shown.length) {
+    shown.push(element("li", { class: members[0].tone }, `and ${members.length - shown.length} more: filter them`));
   }
+  const details = element("details", { open: openTypes.has(title) },
+    element("summary", {}, element("strong", {}, title), ` ${members.length}${more ? " and more" : ""}`),
+    element("ul", { class: "of-type" }, ...shown));
+  details.addEventListener("toggle", () => openTypes[details.open ? "add" : "delete"](title));
+  return element("li", { class: `type ${members[0].tone}` }, details);
+}
+
+function cordonText({ cpus, nodes, reason }) {
+  const what = [nodes && `node ${nodes}`, cpus && `CPUs ${cpus}`].filter(Boolean).join(", ");
+  return reason ? `${what}: ${reason}` : what;
 }
 
 function conditionElement(condition, select) {

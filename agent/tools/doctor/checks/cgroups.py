@@ -23,14 +23,15 @@ def cgroup_checks(
     config: Config, cgroups: CgroupFacts, settings: KubeletSettings
 ) -> Iterator[HostCheck]:
     """Yield the checks of cgroup v2, of the drivers and of the controller cpuset."""
-    version = _version_check(cgroups)
+    version = version_check(cgroups)
     yield version
     if version.verdict is Verdict.OK:
         yield driver_check(config, cgroups, settings)
         yield _cpuset_check(cgroups)
 
 
-def _version_check(cgroups: CgroupFacts) -> HostCheck:
+def version_check(cgroups: CgroupFacts) -> HostCheck:
+    """Return whether the host has cgroup v2 with the controller cpuset."""
     check, root = "cgroup v2", cgroups.root
     file = f"{cgroups.mount}/cgroup.controllers"
     if root.controllers is None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +17,7 @@ from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard import server
 from agent.tools.dashboard.page_files import FOLDER
+from agent.tools.dashboard.server import LOG_SECONDS, MOST_LOG_LINES, ServerLog
 from agent.tools.map.parts import parts_of
 from sysfs.described.shapes import regular_host
 from tests.agent.server.support import in_loop
@@ -92,13 +94,17 @@ async def test_without_the_token_nothing_of_the_agent_is_seen(tmp_path: Path, to
         for path in DATA:
             status, body = await site.ask(path, Authorization=token)
             assert (status, json.loads(body)["error"]["code"]) == (401, "Unauthorized")
-        status, _ = await site.ask("/v1/pods?dryRun=true", "POST", b"{}", Authorization=token)
+        status, _ = await site.ask(server.TRIAL, "POST", b"{}", Authorization=token)
         assert status == 401
     assert site.agent.asked == []
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::1", ""]
+    "host",
+    [
+        *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::1", "[::1]:80", ""),
+        *("localhost", "localhost:8080", "user@127.0.0.1", "127.0.0.1:", "127.0.0.1:80:80"),
+    ],
 )
 @in_loop
 async def test_a_request_for_another_host_is_rejected(tmp_path: Path, host: str) -> None:
@@ -108,7 +114,7 @@ async def test_a_request_for_another_host_is_rejected(tmp_path: Path, host: str)
     assert site.agent.asked == []
 
 
-@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:9999", "LOCALHOST"])
+@pytest.mark.parametrize("host", ["127.0.0.1:9999", "127.0.0.1"])
 @in_loop
 async def test_the_port_of_a_tunnel_may_differ(tmp_path: Path, host: str) -> None:
     async with Site(tmp_path) as site:
@@ -162,12 +168,12 @@ async def test_only_what_the_page_needs_reaches_the_agent(tmp_path: Path) -> Non
                 (method, path),
                 status,
             )
-        assert (await site.ask("/v1/pods?dryRun=true", "POST", manifest))[0] == 200
+        assert (await site.ask(server.TRIAL, "POST", manifest))[0] == 200
     assert site.agent.asked == [
         ("GET", "/v1/pods", b""),
         ("GET", "/v1/status", b""),
         ("GET", "/v1/map", b""),
-        ("POST", "/v1/pods?dryRun=true", manifest),
+        ("POST", server.TRIAL, manifest),
     ]
 
 
@@ -178,16 +184,19 @@ async def test_the_answer_of_a_trial_is_the_agents_with_its_status(tmp_path: Pat
             body=b'{"rejection": 1}', status=409, content_type="application/json"
         )
         site.agent.answers["/v1/pods"] = rejected
-        assert await site.ask("/v1/pods?dryRun=true", "POST", b"x") == (409, b'{"rejection": 1}')
+        assert await site.ask(server.TRIAL, "POST", b"x") == (
+            409,
+            b'{"rejection": 1}',
+        )
 
 
 @in_loop
 async def test_a_body_that_is_too_large_does_not_reach_the_agent(tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         body = b"#" * (server.MAX_BODY_BYTES + 1)
-        status, answer = await site.ask("/v1/pods?dryRun=true", "POST", body)
+        status, answer = await site.ask(server.TRIAL, "POST", body)
         assert (status, json.loads(answer)["error"]["code"]) == (413, "TooLarge")
-        assert (await site.ask("/v1/pods?dryRun=true", "POST", body[:-1]))[0] == 200
+        assert (await site.ask(server.TRIAL, "POST", body[:-1]))[0] == 200
     assert [len(body) for _, _, body in site.agent.asked] == [server.MAX_BODY_BYTES]
 
 
@@ -199,7 +208,7 @@ async def test_a_body_that_does_not_arrive_is_answered(
     async with Site(tmp_path) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         head = (
-            f"POST /v1/pods?dryRun=true HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+            f"POST {server.TRIAL} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
             f"Authorization: Bearer {TOKEN}\r\n\r\nkind"
         )
         writer.write(head.encode())
@@ -340,3 +349,42 @@ async def test_a_stream_ends_with_the_agent(tmp_path: Path) -> None:
             url = address.split("/#")[0] + "/v1/watch"
             answer = await client.get(url, headers=AUTHORIZED)
         assert (answer.status, await answer.read()) == (200, b"")
+
+
+def test_of_lines_of_the_libraries_few_are_written_and_the_others_counted() -> None:
+    now, lines = [100.0], list[str]()
+    log = logging.Logger("here")  # noqa: LOG001 - not one that others have
+    log.addHandler(ServerLog(lines.append, lambda: now[0]))
+    log.info("nothing")
+    for number in range(25_000):
+        try:
+            raise ValueError(f"\x1b]0;{number}\nTraceback")  # noqa: TRY301 - what is logged
+        except ValueError:
+            log.exception("Error handling request from %s", "127.0.0.1")
+    assert len(lines) == MOST_LOG_LINES
+    assert lines[0] == "numawarden: Error handling request from 127.0.0.1: \\x1b]0;0"
+    now[0] += LOG_SECONDS
+    log.error("x" * 1_000)
+    assert lines[-2] == "numawarden: 24990 further lines were left out"
+    assert len(lines[-1]) < 250
+
+
+@in_loop
+async def test_malformed_requests_of_any_user_are_no_tracebacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    handler = ServerLog(lines.append)
+    logging.getLogger().addHandler(handler)
+    try:
+        async with Site(tmp_path) as site:
+            for _ in range(40):
+                reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+                writer.write(b"GET / \x1b]0;pwned\x07 HTTP/9\r\n\r\n")
+                await reader.read()
+                writer.close()
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert len(lines) <= MOST_LOG_LINES
+    assert "\x1b" not in "".join(lines)
+    assert "Traceback" not in capsys.readouterr().err

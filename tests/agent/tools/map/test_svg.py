@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import colorsys
+import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -7,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from agent.api.host.map import MapWarningDocument
 from agent.api.host.mapped import map_of_allocations, map_of_host
-from agent.tools.map.svg import svg_of
+from agent.managers.policy import Cordon
+from agent.tools.dashboard.page_files import page_files
+from agent.tools.map.svg import COLOURS, svg_of
 from sysfs.described.shapes import regular_host
 from sysfs.host import Device
+from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
 from tests.agent.managers.hosts import make_rules
 from tests.agent.managers.ledgers import ledger_with
@@ -70,6 +76,64 @@ def test_the_picture_has_a_title_and_follows_light_and_dark_and_needs_nothing_el
     assert title_of(ET.fromstring(text))  # noqa: S314  # our own text
     assert "prefers-color-scheme: dark" in text
     assert text.count("http") == 1  # the name space
+
+
+def test_the_picture_names_host_time_and_what_its_cells_mean() -> None:
+    host = regular_host(packages=2, cores_per_node=4, threads=2)
+    rules = make_rules(machine_of(host))
+    policy = replace(rules.policy, cordon=Cordon(nodes=Mask.of(1)))
+    document = map_of_allocations(
+        host, replace(rules, policy=policy), ledger_with(pod_with("pod-0", "1-2,10"))
+    )
+    root = drawn(replace(document, hostname="node-7.lab", time=1_700_000_000.0))
+    texts = [each.text for each in root.iter(f"{_SVG}text")]
+    assert texts[0] == "node-7.lab, 2023-11-14 22:13:20Z"
+    for meaning in ("one container's", "cordoned", "core with several users", "shared pool"):
+        assert meaning in texts
+    assert "allocated twice" not in texts
+    assert any(text and "node 1" in text and "(cordoned)" in text for text in texts)
+
+
+def test_packages_stand_beside_each_other_where_there_is_room() -> None:
+    root = drawn(map_of_host(regular_host(2, 1, 16, 2)))
+    boxes = [each for each in root.iter(f"{_SVG}rect") if each.attrib["class"] == "part"]
+    assert len({each.attrib["y"] for each in boxes}) == 1
+    assert len({each.attrib["x"] for each in boxes}) == 2
+
+
+def test_warnings_stand_by_their_reason_the_first_of_each() -> None:
+    host = regular_host(packages=1, cores_per_node=4, threads=2)
+    document = map_of_allocations(host, make_rules(machine_of(host)), ledger_with())
+    many = tuple(MapWarningDocument("ContainerNotFound", f"pod-{n}") for n in range(30))
+    root = drawn(replace(document, warnings=(*many, MapWarningDocument("SharedCore", "core 1"))))
+    texts = [(each.text or "").strip() for each in root.iter(f"{_SVG}text")]
+    assert texts[-10:] == [
+        "! ContainerNotFound: 30",
+        *(f"pod-{n}" for n in range(6)),
+        "and 24 more",
+        "! SharedCore: 1",
+        "core 1",
+    ]
+
+
+def test_the_colours_are_those_of_the_page_and_none_is_near_that_of_warnings() -> None:
+    css = page_files()["/map.css"].body.decode()
+    assert tuple(re.findall(r"--hue\d: (#\w+);", css)[: len(COLOURS)]) == COLOURS
+
+    def hue(colour: str) -> float:
+        return colorsys.rgb_to_hls(*(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
+
+    warnings = re.findall(r"--warning: (#\w+)", svg_of(map_of_host(regular_host())))
+    assert len(warnings) == 2
+    for warning in warnings:
+        away = [abs((hue(colour) - hue(warning) + 0.5) % 1 - 0.5) for colour in COLOURS]
+        assert min(away) > 0.07
+
+
+def test_equal_packages_share_a_line_unless_all_is_asked_for() -> None:
+    document = map_of_host(regular_host(16, 2, 16))
+    assert len(cpus_in(drawn(document))) == 0
+    assert len(cpus_in(ET.fromstring(svg_of(document, full=True)))) == 1024  # noqa: S314
 
 
 def test_all_pods_but_the_focus_are_faint() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,23 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
     )
     assert done.returncode == ExitCode.ENVIRONMENT
     assert "cannot run no-such-command: No such file" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_agent_and_removes_the_directory(number: signal.Signals) -> None:
+    command = [PROGRAM, "playground", "--", "sh", "-c", "cat agent.pid; pwd; exec sleep 1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid, folder = (process.stdout.readline().strip() for _ in range(2))
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+    assert not Path(folder).exists()
+    assert not Path("/proc", pid).exists()
+
+
+def test_a_command_in_a_pod_is_not_run_on_the_machines_own_cgroups() -> None:
+    done = playground("numawarden run --near eth0 -- true; numawarden run -- true")
+    near, run = done.stderr.splitlines()
+    assert "no interface of a device is called 'eth0'; known: none" in near
+    assert "are plain files, which confine no process: run and attach need the agent" in run
+    assert (done.returncode, done.stdout) == (ExitCode.ENVIRONMENT, "")
