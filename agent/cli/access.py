@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
 #: How long a command waits for the agent unless `--timeout` says otherwise, in seconds.
 DEFAULT_TIMEOUT: Final = 60.0
+#: The same for commands that are to say at once whether all is well.
+VERDICT_TIMEOUT: Final = 15.0
 #: The key of the context's `meta` that has the seconds of `--timeout`.
 _TIMEOUT: Final = "numawarden.timeout"
 
@@ -51,31 +53,41 @@ _CODES: Final = {
 }
 
 
-def socket_option(command: _Command) -> _Command:
-    """Add `--socket` to a command, and `--timeout`, which `agent_at` takes from the context."""
-    command = click.option(
-        "--timeout",
-        type=click.FloatRange(min=0.0, min_open=True),
-        default=DEFAULT_TIMEOUT,
-        show_default=True,
-        metavar="SECONDS",
-        expose_value=False,
-        callback=_keep_timeout,
-        help="How long to wait for the agent.",
-    )(command)
-    return click.option(
-        "--socket",
-        "socket_path",
-        envvar="NUMAWARDEN_SOCKET",
-        default=DEFAULT_SOCKET,
-        show_default=True,
-        metavar="PATH",
-        help="The agent's socket; also taken from NUMAWARDEN_SOCKET.",
-    )(command)
+def socket_option_within(seconds: float) -> Callable[[_Command], _Command]:
+    """Return what adds `--socket` and `--timeout`, by default so many seconds, to a command.
+
+    `agent_at` takes the timeout from the context.
+    """
+
+    def add(command: _Command) -> _Command:
+        command = click.option(
+            "--timeout",
+            type=click.FloatRange(min=0.0, min_open=True),
+            default=seconds,
+            show_default=True,
+            metavar="SECONDS",
+            expose_value=False,
+            callback=_keep_timeout,
+            help="How long to wait for the agent.",
+        )(command)
+        return click.option(
+            "--socket",
+            "socket_path",
+            envvar="NUMAWARDEN_SOCKET",
+            default=DEFAULT_SOCKET,
+            show_default=True,
+            metavar="PATH",
+            help="The agent's socket; also taken from NUMAWARDEN_SOCKET.",
+        )(command)
+
+    return add
 
 
 def _keep_timeout(ctx: click.Context, _option: click.Parameter, seconds: float) -> None:
     ctx.meta[_TIMEOUT] = seconds
+
+
+socket_option: Final = socket_option_within(DEFAULT_TIMEOUT)
 
 
 @contextmanager

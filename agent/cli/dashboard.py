@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import webbrowser
@@ -68,8 +69,9 @@ def dashboard(port: int, socket_path: str, *, no_open: bool) -> None:
 
 async def _serve(socket_path: str, token: str, seconds: float, listening: socket.socket) -> None:
     """Serve until SIGTERM; SIGINT cancels this as it does every command."""
-    from agent.tools.dashboard.server import Dashboard  # noqa: PLC0415  # as above
+    from agent.tools.dashboard.server import Dashboard, ServerLog  # noqa: PLC0415  # as above
 
+    logging.getLogger().addHandler(ServerLog(lambda text: click.echo(text, err=True)))
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     async with Dashboard(socket_path, token, seconds).serving(listening):

@@ -91,6 +91,11 @@ def text_of(error: BaseException) -> str:
     return str(error)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 pod`, `2 pods`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(line: str) -> str:
     """Return a line with control characters of its names escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

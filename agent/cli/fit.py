@@ -56,6 +56,7 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     if file is not None:
         manifest, name = read_manifest(file)
     else:
+        _check(cpus, memory)
         manifest, name = _manifest(amounts or {}), "the pod of the options"
     with agent_at(socket_path, name) as agent:
         found = agent.fit(manifest, MOST if count else 1)
@@ -64,6 +65,19 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     else:
         print_lines(_lines(found, counted=count))
     return ExitCode.OK if found.count else ExitCode.REJECTED
+
+
+def _check(cpus: str | None, memory: str | None) -> None:
+    """Raise `click.BadParameter` for CPUs of which none would be exclusive, and a few bytes."""
+    from agent.cli.workloads.admitting import option_errors  # noqa: PLC0415  # help needs none
+    from agent.tools.run.pod import check_cpus  # noqa: PLC0415  # help needs none of it
+
+    if cpus is not None:
+        with option_errors():
+            check_cpus(cpus, "such a pod gets none; a FILE says what fits in the shared pool")
+    if memory is not None and memory.isdecimal() and int(memory) < 1 << 20:
+        message = f"{memory!r} is a number of bytes; write {memory}Gi or {memory}Mi"
+        raise click.BadParameter(message, param_hint="--memory")
 
 
 def _amounts(
@@ -114,7 +128,9 @@ def _lines(found: FitDocument, *, counted: bool) -> Iterator[str]:
             yield "then"
         yield from rejection_lines(found.rejection)
     if counted or not found.count:
-        yield f"on this host without pods: {_times(found.empty)}"
+        # Without --count one copy is tried, so that "once" is all that is known.
+        least = "at least " if found.empty and not counted else ""
+        yield f"on this host without pods: {least}{_times(found.empty)}"
     free = found.free
     yield (
         f"free CPUs: {free.free}, of which {free.whole_cores} in whole cores; at most"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -17,6 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from click.shell_completion import CompletionItem
+
+
+#: What other tools' commands are called here.
+_OF_OTHERS: Final = {
+    "apply": "admit",
+    "create": "admit",
+    "delete": "remove",
+    "describe": "show",
+    "events": "watch",
+    "get": "list",
+    "help": "--help",
+    "logs": "history",
+    "ps": "list",
+    "start": "agent",
+    "top": "map",
+    "version": "--version",
+}
 
 
 class LazyCommand(NamedTuple):
@@ -54,8 +70,9 @@ class LazyGroup(click.Group):
         """Return the command of the first argument; a mistyped one is answered with the nearest."""
         name = args[0] if args else ""
         if name and self.get_command(ctx, name) is None and not name.startswith("-"):
-            nearest = get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else ""
+            own = _OF_OTHERS.get(name) if ctx.parent is None else None
+            nearest = own or next(iter(get_close_matches(name, self.list_commands(ctx), n=1)), "")
+            hint = f", did you mean {nearest!r}?" if nearest else ""
             ctx.fail(f"No such command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
@@ -151,6 +168,9 @@ def numawarden() -> None:
 
 def main() -> None:
     """Run the command line and exit; an expected error is printed in a line, not as a traceback."""
+    from agent.cli.terminal.output import open_standard_output  # noqa: PLC0415  # not for tests
+
+    open_standard_output()
     sys.exit(run_command(sys.argv[1:]))
 
 
@@ -158,13 +178,14 @@ def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit code; a defect is raised unchanged."""
     try:
         outcome = numawarden.main(arguments, prog_name="numawarden", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return ExitCode.USAGE
     except click.ClickException as error:
         click.echo(f"numawarden: error: {_usage_text(error)}", err=True)
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # click exits when it meets a closed pipe itself
-        return _reader_went_away()
     except Exception as error:
         code = exit_code_of(error)
         if code is None:
@@ -179,12 +200,6 @@ def _usage_text(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{message}; see '{context.command_path} --help'" if context else message
-
-
-def _reader_went_away() -> int:
-    # Python flushes standard output once more at exit and would complain about the closed pipe.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return ExitCode.OK
 
 
 if __name__ == "__main__":

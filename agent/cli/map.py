@@ -46,7 +46,7 @@ def _print(document: MapDocument, output: Output, focus: str | None, *, full: bo
     elif output is Output.SVG:
         from agent.tools.map.svg import svg_of  # noqa: PLC0415  # help needs no drawing
 
-        click.echo(svg_of(document, focus))
+        click.echo(svg_of(document, focus, full=full))
     else:
         draw_text(document, focus=focus, full=full)
 

@@ -74,7 +74,9 @@ def admit(
     """
     manifest, name = read_manifest(file)
     with agent_at(socket_path, name) as agent:
-        answer = agent.admit(manifest, dry_run=dry_run, require=require, replace=in_place)
+        answer = agent.admit(
+            manifest, dry_run=dry_run, require=require, replace=in_place, advice=True
+        )
         shown = answer.admitted and not dry_run and output is Output.TEXT
         pod = agent.pod(answer.uid) if shown else None
     from agent.cli.text.delivery import start_lines  # noqa: PLC0415  # help needs none of it
@@ -107,15 +109,23 @@ def remove(pod: str, output: Output, socket_path: str) -> int:
 @output_of(Output.TEXT, Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
 @socket_option
 def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
-    """List the admitted pods, what their containers hold, and whether the kernel enforces it."""
+    """List the admitted pods, what their containers hold, and whether the kernel enforces it.
+
+    As text the latest pods that are not admitted follow: rejected, invalid, or run shared.
+    """
     check_watch(output, watch=watch)
     with agent_at(socket_path) as agent:
-        draw_again(agent, lambda: _print_list(agent.pods(), output), watch=watch)
+        draw_again(agent, lambda: _print_list(agent, output), watch=watch)
 
 
-def _print_list(pods: tuple[PodDocument, ...], output: Output) -> None:
-    from agent.cli.text.pods import list_lines, list_table  # noqa: PLC0415  # help needs no text
+def _print_list(agent: AgentClient, output: Output) -> None:
+    from agent.cli.text.pods import (  # noqa: PLC0415  # help needs no text
+        list_lines,
+        list_table,
+        not_admitted_lines,
+    )
 
+    pods = agent.pods()
     if output.is_document:
         from agent.api.documents import PodListDocument  # noqa: PLC0415  # as above
 
@@ -123,7 +133,7 @@ def _print_list(pods: tuple[PodDocument, ...], output: Output) -> None:
     elif output is Output.NAME:
         _print_names(pods)
     elif output is Output.TEXT:
-        print_lines(list_lines(pods))
+        print_lines((*list_lines(pods), *not_admitted_lines(agent.status().failed)))
     else:
         print_lines(list_table(pods, wide=output is Output.WIDE))
 

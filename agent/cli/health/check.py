@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from agent.cli.access import agent_at, socket_option
-from agent.cli.errors import ExitCode, text_of
+from agent.cli.access import VERDICT_TIMEOUT, agent_at, socket_option_within
+from agent.cli.errors import ExitCode, counted, text_of
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 LEAST_SPACE: Final = 16 << 20
 #: How many differences, tasks or keys are listed.
 _LISTED: Final = 16
+#: The condition that containers do not run in their pod's cgroup, which has a line of its own.
+_FOUND: Final = "ContainersFound"
 _GRAVEST: Final = (
     ExitCode.UNREACHABLE,
     ExitCode.NOT_ENFORCED,
@@ -45,17 +47,18 @@ class _Checked(NamedTuple):
 @click.command()
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing: the exit code says it.")
 @output_option
-@socket_option
+@socket_option_within(VERDICT_TIMEOUT)
 def check(output: Output, socket_path: str, *, quiet: bool) -> ExitCode:
     """Say in one verdict whether all is well, for monitoring and for scripts.
 
-    Looked at are the conditions of the agent, the cgroups (as verify does), tasks that intrude on
-    exclusive CPUs, the space for the checkpoint, and whether the configuration file is still that
-    of the running agent. Each line that is not OK says what to do.
+    Looked at are the conditions of the agent, whether the containers of the pods run in their
+    cgroups (60 s after they were admitted or ended), the cgroups (as verify does), tasks that
+    intrude on exclusive CPUs, the space for the checkpoint, and whether the configuration file is
+    still that of the running agent. Each line that is not OK says what to do.
 
     Exits with 0 if all is well. Otherwise with the first of these that applies: 4 the agent does
-    not answer, 7 cgroups differ or tasks intrude, 5 the disk is full, 3 the configuration file
-    changed or is wrong, 1 there are other conditions.
+    not answer, 7 cgroups differ, tasks intrude or containers are not found, 5 the disk is full, 3
+    the configuration file changed or is wrong, 1 there are other conditions.
     """
     from agent.api.client import Unreachable  # noqa: PLC0415  # not for help
 
@@ -111,18 +114,28 @@ def _examined(socket_path: str) -> list[_Checked]:
 
 
 def _agent(status: StatusDocument) -> Iterator[_Checked]:
-    pods = f"{status.pods} pods with {status.containers} containers"
+    pods = f"{counted(status.pods, 'pod')} with {counted(status.containers, 'container')}"
     if status.ready:
         yield _Checked("agent", ExitCode.OK, f"ready, {pods}")
     else:
         yield _Checked("agent", ExitCode.REJECTED, f"not ready, {pods}: {status.unready}")
     for condition in status.conditions:
+        if condition.type == _FOUND:
+            continue
         full = condition.type == "CheckpointSaved"
         code = ExitCode.ENVIRONMENT if full else ExitCode.REJECTED
         line = f"{condition.type} is {condition.status} ({condition.reason}): {condition.line}"
         yield _Checked("condition", code, line)
-    if not status.conditions:
+    absent = [each.line for each in status.conditions if each.type == _FOUND]
+    if len(absent) == len(status.conditions):
         yield _Checked("conditions", ExitCode.OK, "none")
+    for line in absent[:_LISTED]:
+        yield _Checked("containers", ExitCode.NOT_ENFORCED, line)
+    if len(absent) > _LISTED:
+        more = f"and of {len(absent) - _LISTED} more pods; see 'numawarden list'"
+        yield _Checked("containers", ExitCode.NOT_ENFORCED, more)
+    if not absent:
+        yield _Checked("containers", ExitCode.OK, "none is missing in its pod")
 
 
 def _disk(status: StatusDocument) -> Iterator[_Checked]:
@@ -208,7 +221,8 @@ def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
     for line in differing[:_LISTED]:
         yield _Checked("cgroups", ExitCode.NOT_ENFORCED, line)
     if differing:
-        more = f"{len(differing)} differences; see 'numawarden verify', which names every cgroup"
+        count = counted(len(differing), "difference")
+        more = f"{count}; see 'numawarden verify', which names every cgroup"
         yield _Checked("cgroups", ExitCode.NOT_ENFORCED, more)
     else:
         yield _Checked("cgroups", ExitCode.OK, f"{len(answer.cgroups)} as allocated")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent.cli.errors import CommandError, ExitCode, printable
-from agent.cli.terminal.configuration import configuration_options
+from agent.cli.terminal.configuration import settings_option
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
@@ -19,15 +19,19 @@ if TYPE_CHECKING:
     from agent.tools.doctor.facts import GatheredFacts
     from agent.tools.doctor.verdicts import HostCheck
 
+_FILE: Final = Path("/etc/numawarden/config.yaml")
 #: How a verdict is shown: what keeps the agent from working stands out.
 _SHOWN: Final = {"error": "ERROR"}
 
 
 @click.command()
-@configuration_options(
-    "The agent's configuration, also one that is still to be installed.",
-    Path("/etc/numawarden/config.yaml"),
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"The agent's configuration, also one that is still to be installed.  [default: {_FILE}]",
 )
+@settings_option()
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -36,30 +40,65 @@ _SHOWN: Final = {"error": "ERROR"}
     help="Look at the host whose file system is in this directory.",
 )
 @output_option
-def doctor(output: Output, file: Path, settings: tuple[str, ...], root: Path) -> ExitCode:
-    """Say whether this host is set up for the agent beside its kubelet.
+def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: Path) -> ExitCode:
+    """Say whether this host is set up for the agent: alone, or beside the host's kubelet.
 
-    Looked at are the kubelet's managers, which must be off, and what it reserves; the cgroup
-    drivers; the container runtime, its version and NRI; where pods' specifications come from; the
-    opt-in resource; other programs that decide on CPUs. Each check names the file or socket, and
-    the line to change. Nothing is changed. Run as root: most of the files are root's.
+    Looked at are cgroups, other programs that decide on CPUs, and whether a kubelet runs that the
+    configuration does not name; without one, also whatever keeps the agent from starting here.
+    Beside a kubelet: its managers, which must be off, and what it reserves; the cgroup drivers; the
+    container runtime, its version and NRI; where pods' specifications come from; the opt-in
+    resource. Each check names the file or socket, and the line to change. Nothing is changed. Run
+    as root: most of the files are root's.
 
-    Exits with 1 if a check is an error, with which the agent would not start beside the kubelet or
-    could not do its work; warnings and what is not known leave it at 0.
+    Exits with 1 if a check is an error, with which the agent would not start or could not do its
+    work; warnings and what is not known leave it at 0.
     """
     # Imported here: help and completion read no host.
-    from agent.config.file import load_config_file  # noqa: PLC0415
-    from agent.tools.doctor.examination import examine  # noqa: PLC0415
+    from agent.config.file import load_config, load_config_file  # noqa: PLC0415
+    from agent.tools.doctor.examination import examine, is_alone  # noqa: PLC0415
     from agent.tools.doctor.gathering import gather  # noqa: PLC0415
 
-    config = load_config_file(file, settings)
-    facts = _with_answers(config, gather(config, root, with_runtime=True), root)
-    document = _document(examine(config, facts))
+    # Before the package is installed there are the defaults to look at.
+    missing = file is None and not _FILE.exists()
+    file = file or _FILE
+    config = (
+        load_config(b"{}", str(file), settings) if missing else load_config_file(file, settings)
+    )
+    facts = gather(config, root, with_runtime=True)
+    if is_alone(config, facts):
+        own = () if missing or root != Path("/") else _for_start(config, file)
+        checks = [_file_check(file, missing=missing), *examine(config, facts), *own]
+    else:
+        checks = list(examine(config, _with_answers(config, facts, root)))
+    document = _document(checks)
     if output.is_document:
         print_document(document, output)
     else:
         print_lines(_lines(document))
     return ExitCode.OK if document.ok else ExitCode.REJECTED
+
+
+def _file_check(file: Path, *, missing: bool) -> HostCheck:
+    from agent.tools.doctor.verdicts import HostCheck, Verdict  # noqa: PLC0415  # not for help
+
+    if not missing:
+        return HostCheck("configuration", Verdict.OK, f"{file}, without mistakes")
+    change = "install the package, which brings one, or name another file with --config"
+    found = f"{file} does not exist: the defaults are looked at"
+    return HostCheck("configuration", Verdict.WARNING, found, change)
+
+
+def _for_start(config: Config, file: Path) -> Iterator[HostCheck]:
+    """Yield what keeps the agent from starting here alone, as `config check` finds it."""
+    from agent.server.start.environment import obstacles  # noqa: PLC0415  # not for help
+    from agent.tools.doctor.verdicts import HostCheck, Verdict  # noqa: PLC0415  # not for help
+
+    found = list(obstacles(config, file, kernel=True))
+    for one in found:
+        verdict = Verdict.ERROR if one.certain else Verdict.WARNING
+        yield HostCheck(one.key, verdict, one.found)
+    if not found:
+        yield HostCheck("start", Verdict.OK, "nothing found that keeps the agent from starting")
 
 
 def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredFacts:

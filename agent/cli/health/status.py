@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, level_text, moment, socket_option
-from agent.cli.errors import ExitCode
+from agent.cli.access import (
+    VERDICT_TIMEOUT,
+    agent_at,
+    level_text,
+    moment,
+    socket_option,
+    socket_option_within,
+)
+from agent.cli.errors import ExitCode, counted
 from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ _DRIFT_SHOWN: Final = 5
 
 @click.command()
 @output_option
-@socket_option
+@socket_option_within(VERDICT_TIMEOUT)
 def status(output: Output, socket_path: str) -> int:
     """Show the effective policies, the allocations, and all that is not as it should be.
 
@@ -57,6 +64,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     for condition in answer.conditions:
         state = f"{condition.type} is {condition.status} ({condition.reason})"
         yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
+    yield f"  host       {answer.hostname or 'unknown'}, at {moment(answer.time)}"
     policy = answer.policy
     yield (
         f"  policies   CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, "
@@ -72,16 +80,15 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         yield f"  log level  {level_text(level)}"
     if answer.runtime is not None:
         yield f"  runtime    {_runtime(answer.runtime)}"
-    yield f"  pods       {answer.pods} with {answer.containers} containers"
-    yield (
-        f"  rejected    {len(answer.rejected)} lately" if answer.rejected else "  rejected    none"
-    )
+    yield f"  pods       {answer.pods} with {counted(answer.containers, 'container')}"
+    yield f"  rejected   {f'{len(answer.rejected)} lately' if answer.rejected else 'none'}"
     yield from _failed(answer.failed)
     yield f"  reconcile  {_reconcile(answer)}"
     yield from _drift(answer.drift)
     for manifest in answer.manifests:
         why = f", {manifest.message}" if manifest.message else ""
-        yield f"  manifest   {manifest.file}: {manifest.state}{why}"
+        kind, _, name = manifest.subject.partition(" ")
+        yield f"  {kind:<10} {name}: {manifest.state}{why}"
         if len(manifest.details) > 1:  # a single one is the message
             yield from (f"               {detail}" for detail in manifest.details)
 
@@ -137,16 +144,21 @@ def _causes(counts: Mapping[str, int]) -> str:
 @output_option
 @socket_option
 def watch(output: Output, socket_path: str) -> None:
-    """Print events as they happen, a line each, until interrupted or the agent stops."""
+    """Print events as they happen, a line each, until interrupted.
+
+    Exits with 4 when the agent ends.
+    """
     from agent.api.documents import encode  # noqa: PLC0415  # not needed for help
+    from agent.cli.terminal.redraw import agent_ended, until_unread  # noqa: PLC0415  # as above
 
     with agent_at(socket_path) as agent:
-        for event in agent.watch():
+        for event in until_unread(agent.watch()):
             if output is Output.YAML:
                 click.echo("---")
                 print_document(event, output)
             else:
                 click.echo(encode(event) if output is Output.JSON else _line(event))
+    agent_ended()
 
 
 def _line(event: EventDocument) -> str:
@@ -201,7 +213,7 @@ def _verification_lines(answer: VerificationDocument) -> Iterator[str]:
             f"note: {answer.kernel_threads} kernel threads are not bound to one CPU; only "
             "isolcpus= keeps them off exclusive ones"
         )
-    count = f"{len(answer.cgroups)} cgroups, {len(answer.ancestors)} above them"
+    count = f"{counted(len(answer.cgroups), 'cgroup')}, {len(answer.ancestors)} above them"
     yield f"the kernel {'agrees with' if answer.agrees else 'DIFFERS from'} the ledger: {count}"
 
 

@@ -214,8 +214,9 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     yield f"  cgroups           {loaded.cgroup_driver} driver below {loaded.cgroup_root}"
     enforced = [name for name in EnforcedController if name in loaded.agent.enforce]
     yield f"  enforced          {', '.join(enforced) or 'nothing'}"
-    manifests = loaded.static_pod_path or "none, pods come over the socket alone"
-    yield f"  manifests         {manifests}"
+    kubelet = loaded.agent.kubelet
+    others = "from the kubelet" if kubelet.enabled else "over the socket alone"
+    yield f"  manifests         {loaded.static_pod_path or f'none, pods come {others}'}"
     for resource, devices in policy.devices.items():
         healthy = sum(device.healthy for device in devices)
         yield f"  devices           {resource}: {len(devices)}, {healthy} healthy"

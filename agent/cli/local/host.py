@@ -82,6 +82,11 @@ def capture(file: Path, root: Path) -> None:
     from sysfs.capture import capture as write_capture  # noqa: PLC0415
 
     piped = str(file) == "-"
+    if not piped and file.is_file() and not file.is_symlink():
+        from agent.cli.errors import CommandError, ExitCode  # noqa: PLC0415  # as above
+
+        message = f"{file} exists; remove it, or name another file"
+        raise CommandError(message, ExitCode.BAD_INPUT)
     target: Path | BinaryIO = sys.stdout.buffer if piped else file
     captured = write_capture(root, target)
     warn(captured.warnings)

@@ -40,7 +40,9 @@ def playground(described: str, scope: str, command: tuple[str, ...]) -> int:
     """
     # Imported here: help and completion need none of it.
     from agent.tools.playground.embedded import EmbeddedHost  # noqa: PLC0415
-    from agent.tools.playground.shell import WELCOME, Playground  # noqa: PLC0415
+    from agent.tools.playground.shell import WELCOME, Playground, end_by_signals  # noqa: PLC0415
+
+    end_by_signals()
 
     with TemporaryDirectory(prefix="numawarden-playground-") as name:
         folder = Path(name)

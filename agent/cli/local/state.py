@@ -106,20 +106,38 @@ def import_(
 
 @state.command()
 @_common_options
+@click.option(
+    "--for",
+    "release",
+    type=click.Choice(["1.36", "1.37"]),
+    help="Write the formats of this kubelet; later ones read them as well [default: those of the "
+    "files that are there, else 1.36].",
+)
 @click.option("--force", is_flag=True, help="Replace files that are already there.")
 def export(
-    directory: Path, file: Path, root: Path | None, settings: tuple[str, ...], *, force: bool
+    directory: Path,
+    file: Path,
+    root: Path | None,
+    settings: tuple[str, ...],
+    release: str | None,
+    *,
+    force: bool,
 ) -> None:
     """Write the agent's state as the kubelet's files.
 
-    The format version depends on featureGates.PodLevelResourceManagers. With agent.kubelet.enabled
+    The formats of 1.36 depend on featureGates.PodLevelResourceManagers. With agent.kubelet.enabled
     the file of the device manager is left as it is: the kubelet allocated its devices all the time.
     """
     # Imported here: as above.
     from msgspec.structs import replace  # noqa: PLC0415
 
     from agent.tools.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
-    from agent.tools.kubelet_state.files import encode_files, write_directory  # noqa: PLC0415
+    from agent.tools.kubelet_state.files import (  # noqa: PLC0415
+        KubeletRelease,
+        encode_files,
+        release_of,
+        write_directory,
+    )
 
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
@@ -127,9 +145,12 @@ def export(
         found = kubelet_state(place.rules, ledger)
         if place.config.agent.kubelet.enabled:
             found = replace(found, devices=None)
-        contents = encode_files(found, pod_level=place.rules.policy.pod_level_managers)
+        chosen = release_of(directory) if release is None else KubeletRelease(release)
+        pod_level = place.rules.policy.pod_level_managers
+        contents = encode_files(found, pod_level=pod_level, release=chosen)
         write_directory(directory, contents, force=force)
-    _print_lines((f"{directory / name}: written" for name in contents), export_notes(found))
+    written = (f"{directory / name}: written for kubelet v{chosen}" for name in contents)
+    _print_lines(written, export_notes(found))
 
 
 class _Place(Struct, frozen=True):

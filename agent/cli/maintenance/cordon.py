@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.api.documents import Document
+    from agent.api.status import StatusDocument
 
 _TARGET = "CPUS|core:N|node:N"
 
@@ -40,21 +41,37 @@ def cordon(target: str, reason: str, output: Output, socket_path: str) -> int:
 
 
 @click.command()
-@click.argument("target", metavar=_TARGET)
+@click.argument("target", metavar=_TARGET, required=False)
+@click.option("--all", "everything", is_flag=True, help="Whatever is cordoned.")
 @output_option
 @socket_option
-def uncordon(target: str, output: Output, socket_path: str) -> int:
+def uncordon(target: str | None, output: Output, socket_path: str, *, everything: bool) -> int:
     """Allocate from CPUs, cores or NUMA nodes again.
 
     The target is that of `cordon`, or a part of it.
     """
+    if (target is None) is not everything:
+        raise click.UsageError("give either a target such as 4-7, core:2 or node:1, or --all")
     from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
     from agent.cli.text.cordons import cordons_lines  # noqa: PLC0415
 
     with agent_at(socket_path) as agent:
-        answer = agent.uncordon(CordonRequest(target=target))
+        targets = [target] if target is not None else _cordoned(agent.status())
+        if not targets:
+            click.echo("nothing is cordoned")
+            return ExitCode.OK
+        *rest, last = targets
+        for each in rest:
+            agent.uncordon(CordonRequest(target=each))
+        answer = agent.uncordon(CordonRequest(target=last))
     _print(answer, output, lambda: cordons_lines(answer))
     return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
+
+
+def _cordoned(status: StatusDocument) -> list[str]:
+    """Return the targets with which all cordons end."""
+    nodes = [f"node:{each.nodes}" for each in status.cordons if each.nodes]
+    return [*nodes, *(each.cpus for each in status.cordons if each.cpus)]
 
 
 @click.command()

@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 import sys
 from enum import StrEnum
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from agent.cli.errors import CommandError, ExitCode
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from _typeshed import ReadableBuffer as Buffer
 
     from agent.api.documents import Document
 
@@ -43,6 +48,8 @@ class _OutputType(click.Choice[Output]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Output:
+        if isinstance(value, str):
+            value = value.removeprefix("=")  # kubectl takes -o=json, too
         if value == Output.TABLE and Output.TABLE not in self.choices:
             return Output.TEXT
         return super().convert(value, param, ctx)
@@ -89,6 +96,51 @@ def _help(forms: Sequence[Output]) -> str:
     if Output.SVG in forms:
         parts.append("a picture for a browser")
     return f"{', '.join(parts[:-1])} or {parts[-1]}."
+
+
+class StandardOutput(FileIO):
+    """Standard output whose reader may go away: what is written afterwards is dropped.
+
+    A command ends as it would otherwise, with its own exit code.
+    """
+
+    gone = False
+
+    def write(self, text: Buffer, /) -> int:
+        """Write to the file; raises `CommandError` once where that fails but for a closed pipe."""
+        if not self.gone:
+            try:
+                return super().write(text)
+            except BrokenPipeError:
+                self.gone = True
+            except OSError as error:
+                self.gone = True
+                message = f"standard output: {error.strerror}"
+                raise CommandError(message, ExitCode.ENVIRONMENT) from error
+        return memoryview(text).nbytes
+
+
+def reader_is_gone() -> bool:
+    """Return whether nothing reads standard output any longer."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, StandardOutput) and raw.gone
+
+
+def open_standard_output() -> None:
+    """Have `sys.stdout` be a `StandardOutput`, and give a place to descriptors that are closed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    former = sys.stdout
+    encoding, errors = (former.encoding, former.errors) if former else ("utf-8", "strict")
+    raw = StandardOutput(1, "wb", closefd=False)
+    buffered = BufferedWriter(raw)
+    lines = raw.isatty()
+    sys.stdout = TextIOWrapper(buffered, encoding, errors, line_buffering=lines)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # a descriptor, to the end
 
 
 def print_document(document: Document, output: Output) -> None:

@@ -6,17 +6,20 @@ import sys
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from agent.cli.terminal.output import Output
+from agent.cli.errors import CommandError, ExitCode
+from agent.cli.terminal.output import Output, reader_is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.client import AgentClient
     from agent.api.documents import EventDocument
+
+_T = TypeVar("_T")
 
 #: Seconds after which is drawn again without an event: containers are found and memory is charged
 #: without one.
@@ -26,7 +29,10 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 _DRAWN: Final = frozenset({Output.TEXT, Output.TABLE, Output.WIDE})
 
 watch_option: Final = click.option(
-    "-w", "--watch", is_flag=True, help="Draw again on every event, until interrupted."
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Draw again on every event, until interrupted; exits with 4 when the agent ends.",
 )
 
 
@@ -41,8 +47,23 @@ def draw_again(agent: AgentClient, draw: Callable[[], None], *, watch: bool) -> 
 
     cleared()
     if watch:
-        for _ in changes(agent.watch()):
+        for _ in until_unread(changes(agent.watch())):
             cleared()
+        agent_ended()
+
+
+def until_unread(events: Iterable[_T]) -> Iterator[_T]:
+    """Yield events for as long as standard output has a reader."""
+    for event in events:
+        if reader_is_gone():
+            raise click.exceptions.Exit(ExitCode.OK)
+        yield event
+
+
+def agent_ended() -> None:
+    """Raise `CommandError`: what was to go on until interrupted has ended."""
+    message = "the agent ended; see 'systemctl status numawarden' and 'journalctl -u numawarden'"
+    raise CommandError(message, ExitCode.UNREACHABLE)
 
 
 def check_watch(output: Output, *, watch: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.delivery import DeliveryDocument
 from agent.cli.errors import CommandError, ExitCode
+from agent.managers.allocations.allocation import Isolation
 from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
@@ -96,13 +97,14 @@ def arguments(tool: Tool, pod: PodDocument, container: ContainerDocument) -> lis
     cgroup = pod.kernel[0].cgroup
     match tool:
         case Tool.PODMAN:
-            return [*_podman(cgroup, delivery)]
+            return [*_podman(cgroup, delivery), *_own_sets(container)]
         case Tool.SYSTEMD_RUN:
-            return [*_systemd_run(cgroup, f"{pod.uid}-{container.name}", delivery)]
+            unit = f"{pod.uid}-{container.name}"
+            return [*_systemd_run(cgroup, unit, delivery), *_properties(container)]
         case Tool.CONTAINERD:
-            return [*_ctr(cgroup, pod.uid, container.name, delivery)]
+            return [*_ctr(cgroup, pod.uid, container.name, delivery), *_own_sets(container)]
         case Tool.DOCKER | Tool.NERDCTL:
-            return [*_docker(tool, cgroup, delivery)]
+            return [*_docker(tool, cgroup, delivery), *_own_sets(container)]
 
 
 def start_lines(pod: PodDocument) -> Iterator[str]:
@@ -124,6 +126,24 @@ def start_lines(pod: PodDocument) -> Iterator[str]:
     tools = "|".join(tool for tool in Tool if not (manager and tool is Tool.SYSTEMD_RUN))
     yield f"          {asked}{which}"
     yield f"          --arguments {tools}"
+
+
+def _own_sets(container: ContainerDocument) -> Iterator[str]:
+    """Yield the container's own CPUs and memory nodes: without, it begins on those of its pod.
+
+    What shares the node's pool inherits that pool, also when it changes.
+    """
+    if container.isolation != Isolation.HOST:
+        yield f"--cpuset-cpus={container.cpus}"
+        if container.mems:
+            yield f"--cpuset-mems={container.mems}"
+
+
+def _properties(container: ContainerDocument) -> Iterator[str]:
+    names = {"--cpuset-cpus": "AllowedCPUs", "--cpuset-mems": "AllowedMemoryNodes"}
+    for option in _own_sets(container):
+        name, _, value = option.partition("=")
+        yield f"--property={names[name]}={value}"
 
 
 def _slice(cgroup: str) -> str | None:

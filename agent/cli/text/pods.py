@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.api.documents import INVALID_MANIFEST
-from agent.cli.access import moment
+from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED
+from agent.cli.access import moment, typed_name
 from agent.cli.terminal.output import table
 from agent.cli.text.delivery import long_lines, short_lines, start_lines
+from agent.managers.allocations.allocation import Isolation
 from agent.pods.identity import full_name, name_and_uid
 from agent.pods.lifetime import End
 from agent.pods.model import ContainerKind
@@ -64,6 +65,18 @@ def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
         yield from _remarks(pod.enforcement)
 
 
+def not_admitted_lines(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
+    """Yield the latest pods that were not admitted, a line each; `show` has the reasons."""
+    for pod in pods:
+        yield f"{typed_name(pod) or 'a pod without a name'}  {_verb(pod)}  {pod.message}"
+
+
+def _verb(pod: FailedPodDocument) -> str:
+    if pod.reason == RUNS_SHARED:
+        return "not admitted, runs shared"
+    return "invalid" if pod.reason == INVALID_MANIFEST else "rejected"
+
+
 _COLUMNS: Final = ("POD", "QOS", "STATE", "CONTAINERS", "EXCLUSIVE", "NODES", "LACKS")
 _MORE_COLUMNS: Final = ("DEVICES", "SOURCE", "ORIGIN", "UID")
 
@@ -89,7 +102,7 @@ def _row(pod: PodDocument) -> tuple[str, ...]:
     return (
         full_name(pod),
         pod.qos,
-        _state_word(pod, found, lasting),
+        _state_word(pod),
         f"{found}/{lasting}",
         pod.exclusive_cpus,
         " ".join(mems),
@@ -101,19 +114,17 @@ def _row(pod: PodDocument) -> tuple[str, ...]:
     )
 
 
-def _state_word(pod: PodDocument, found: int, lasting: int) -> str:
+def _state_word(pod: PodDocument) -> str:
     """Say in a word what `_state` says, with how many containers were found beside it."""
     if not pod.enforcement.enforced:
         return "NOT-ENFORCED"
-    if found == lasting:
-        return "enforced"
-    return "partly-found" if found else "not-found"
+    return pod.absence.replace(" ", "-") or "enforced"
 
 
 def allocation_lines(pod: PodDocument) -> Iterator[str]:
     """Yield what the containers of a pod that has just been admitted got."""
     yield f"{full_name(pod)} (uid {pod.uid})"
-    yield from _allocations(pod)
+    yield from _allocations(pod, why=True)
     yield from _remarks(pod.enforcement)
 
 
@@ -134,7 +145,7 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     yield f"{verb} {name}{already}{instead}"
     if answer.explanation is not None:
         yield from _each("  warning: ", answer.explanation.warnings)
-    yield from _allocations(answer.pod)
+    yield from _allocations(answer.pod, why=True)
     yield from _remarks(answer.pod.enforcement)
     if answer.plan is not None:
         yield from _each("  would create ", answer.plan.created)
@@ -144,7 +155,7 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
 
 def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
     """Yield why and when a pod was rejected, or the mistakes in its manifest."""
-    verb = "invalid" if pod.reason == INVALID_MANIFEST else "rejected"
+    verb = _verb(pod)
     name = f" {pod.namespace}/{pod.name}" if pod.name else ""
     yield f"{verb}{name}{f' (uid {pod.uid})' if pod.uid else ''}"
     yield f"  phase: {pod.phase} since {moment(pod.time)}, from {pod.source}"
@@ -205,7 +216,9 @@ def _state(pod: PodDocument) -> str:
     if pod.containers_found is None or pod.containers_found == lasting:
         return "enforced"
     found = f"{pod.containers_found} of {lasting} containers found"
-    return f"enforced on {found}" if pod.containers_found else found
+    said = f"enforced on {found}" if pod.containers_found else found
+    absent = ", ".join((pod.absence, *pod.not_found[:_NAMED]))
+    return f"{said} ({absent})" if pod.absence else said
 
 
 def _lasting(pod: PodDocument) -> int:
@@ -220,7 +233,8 @@ def _second_best(pod: PodDocument) -> Iterator[str]:
             yield f"{each.container} is not {each.quality}: {each.why}"
 
 
-def _allocations(pod: PodDocument) -> Iterator[str]:
+def _allocations(pod: PodDocument, *, why: bool = False) -> Iterator[str]:
+    """Yield what containers have; `why`: and why CPUs are not a container's own."""
     if pod.cpus is not None or pod.memory:
         yield f"  pod budget: {_budget(pod)}"
     yield from _each("  ", _unused(pod))
@@ -229,6 +243,8 @@ def _allocations(pod: PodDocument) -> Iterator[str]:
         pinned = f", memory on {_nodes(container.mems)}" if container.mems is not None else ""
         cpus = f"CPUs {container.cpus} ({_sharing(container)})"
         yield f"  {container.name:{width}}  {cpus}{pinned}"
+        if why and container.why and container.isolation != Isolation.CONTAINER:
+            yield f"  {'':{width}}  not exclusive: {container.why}"
         for resource, ids in container.devices.items():
             yield f"  {'':{width}}  {resource}: {', '.join(ids)}"
         yield from _each(f"  {'':{width}}  ", _given(container.kubelet_devices))

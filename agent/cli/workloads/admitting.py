@@ -12,6 +12,7 @@ from agent.cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from agent.api.client import AgentClient
     from agent.api.documents import PodDocument
@@ -22,6 +23,21 @@ _REQUIRE: Final = (
     "Reject the pod unless it gets this: exclusive, aligned, whole-cores, near-device (separated "
     "by commas)."
 )
+
+
+#: Where the agent's cgroups are, for commands in a playground.
+MOUNT_VARIABLE: Final = "NUMAWARDEN_CGROUP_MOUNT"
+
+
+def check_real(mount: Path) -> None:
+    """Raise `CommandError` where an agent's cgroup tree is an emulation, such as a playground's."""
+    if (mount / "cgroup.controllers").is_file() and not mount.is_mount():
+        message = (
+            f"the cgroups in {mount} are plain files, which confine no process: run and attach "
+            "need the agent of a real host; 'numawarden admit FILE' shows what a pod gets here, "
+            "start-containers what becomes of its cgroups"
+        )
+        raise CommandError(message, ExitCode.ENVIRONMENT)
 
 
 def amount_options(command: _Command) -> _Command:
@@ -44,7 +60,7 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
 
     A pod that is not enforced is removed again, and raises `CommandError`.
     """
-    answer = agent.admit(manifest, require=require)
+    answer = agent.admit(manifest, require=require, advice=True)
     warn(answer.warnings)
     if answer.pod is None:
         from agent.cli.text.pods import admission_lines  # noqa: PLC0415  # help needs none of it

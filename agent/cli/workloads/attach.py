@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli.access import agent_at, socket_option
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.workloads.admitting import admitted, amount_options, option_errors, print_allocations
+from agent.cli.workloads.admitting import (
+    MOUNT_VARIABLE,
+    admitted,
+    amount_options,
+    check_real,
+    option_errors,
+    print_allocations,
+)
 
 if TYPE_CHECKING:
     from agent.api.client import AgentClient
@@ -36,6 +45,8 @@ def attach(
     from agent.tools.run.units import connect, pod_of_unit, running_cgroup, unit_name  # noqa: PLC0415
 
     name = unit_name(unit)
+    if mount := os.environ.get(MOUNT_VARIABLE):
+        check_real(Path(mount))
     with agent_at(socket_path) as agent:
         attached = _attached(agent, name)
         if attached is not None:

@@ -12,8 +12,10 @@ import click
 from agent.cli.access import agent_at, socket_option
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.workloads.admitting import (
+    MOUNT_VARIABLE,
     admitted,
     amount_options,
+    check_real,
     option_errors,
     print_allocations,
 )
@@ -41,6 +43,7 @@ _MOUNT: Final = "/sys/fs/cgroup"
 @click.option("-q", "--quiet", is_flag=True, help="Do not print what the command got.")
 @click.option(
     "--cgroup-mount",
+    envvar=MOUNT_VARIABLE,
     default=_MOUNT,
     show_default=True,
     type=click.Path(path_type=Path),
@@ -74,7 +77,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     from uuid import uuid4  # noqa: PLC0415
 
     from agent.tools.run.command import this_process  # noqa: PLC0415
-    from agent.tools.run.near import ROOT, node_of_interface  # noqa: PLC0415
+    from agent.tools.run.near import node_of_interface  # noqa: PLC0415
     from agent.tools.run.pod import Amounts, command_pod, listed_amounts  # noqa: PLC0415
 
     program = shutil.which(command[0])
@@ -86,9 +89,11 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     uid = str(uuid4())
     with option_errors():
         amounts = Amounts(cpus, memory, listed_amounts(hugepages, device))
-        node = None if near is None else node_of_interface(ROOT, near)
+        sysfs = Path(os.environ.get("NUMAWARDEN_ROOT", "/"))
+        node = None if near is None else node_of_interface(sysfs, near)
         named = name or f"run-{uid[:8]}"
         manifest = command_pod(uid, named, amounts, shared=shared, near=node)
+    check_real(cgroup_mount)
     with agent_at(socket_path) as agent:
         pod = admitted(agent, manifest, require)
         if pod is None:

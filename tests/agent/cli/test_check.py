@@ -13,6 +13,7 @@ from agent.cli.errors import ExitCode
 from agent.cli.health.check import LEAST_SPACE
 from agent.config.file import config_keys, load_config_file
 from agent.reconcile.intruding_tasks import Task
+from agent.server.reporting.records import STARTING_SECONDS
 from sysfs.mask import Mask
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import UID, manifest
@@ -48,6 +49,8 @@ def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> I
             file=str(file), settings=(), keys=keys
         )
         assert shell.run("admit", shell.file(manifest()))[0] == ExitCode.OK
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
         world.client().reconcile()
         yield shell
 
@@ -63,6 +66,13 @@ def intruder(shell: Watched) -> None:
 
 def condition(shell: Watched) -> None:
     shell.agent.controller.state.conditions["inotify"] = "not all cgroups are watched; raise it"
+
+
+def ended(shell: Watched) -> None:
+    shell.world.kernel.exit(4711)
+    shell.world.client().reconcile()
+    shell.world.clock.advance(STARTING_SECONDS)
+    shell.world.client().reconcile()
 
 
 def full(shell: Watched) -> None:
@@ -92,6 +102,11 @@ WRONG: Final[dict[str, tuple[Callable[[Watched], None], ExitCode, str]]] = {
     "a difference": (difference, ExitCode.NOT_ENFORCED, "shows 0-15 instead of 1,9"),
     "an intruding task": (intruder, ExitCode.NOT_ENFORCED, "process 815 (irqd) may run on CPUs 9"),
     "a condition": (condition, ExitCode.REJECTED, "not all cgroups are watched; raise it"),
+    "a container that ended": (
+        ended,
+        ExitCode.NOT_ENFORCED,
+        "pod shop/web: not found in its cgroup: c0; they ended, or run outside of the pod on CPUs",
+    ),
     "a full disk": (full, ExitCode.ENVIRONMENT, "free space on that file system"),
     "little space": (nearly_full, ExitCode.ENVIRONMENT, "free space on that file system"),
     "another configuration": (
@@ -109,7 +124,7 @@ def test_where_all_is_well_the_verdict_is_ok(shell: Watched) -> None:
     assert (code, err) == (ExitCode.OK, "")
     first, *lines = out.splitlines()
     assert first == "numawarden OK"
-    assert [line.split()[0] for line in lines] == ["ok"] * 6
+    assert [line.split()[0] for line in lines] == ["ok"] * 7
     assert shell.run("check", "--quiet") == (ExitCode.OK, "", "")
 
 

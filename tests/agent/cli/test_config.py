@@ -87,6 +87,15 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
     ]
 
 
+def test_beside_a_kubelet_the_pods_come_from_the_kubelet(
+    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["config", "check", str(file), "--root", str(root)]
+    beside = ("agent.kubelet.enabled=true", "cgroupDriver=systemd", "agent.cdiDirectory=")
+    run_command([*arguments, *(part for one in beside for part in ("--set", one))])
+    assert "  manifests         none, pods come from the kubelet\n" in capsys.readouterr().out
+
+
 def test_nothing_allocatable_and_what_others_provide_is_said(
     root: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

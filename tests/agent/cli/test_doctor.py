@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.errors import ExitCode
+from agent.cli.health import doctor
 from agent.cli.main import run_command
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
@@ -80,6 +81,39 @@ def test_a_setting_of_the_command_line_counts(examined: Examined) -> None:
     code, out = examined.run("--set", "agent.kubelet.enabled=false")
     assert code == ExitCode.REJECTED
     assert "agent.kubelet.enabled is false and a kubelet runs" in out
+
+
+def test_a_host_without_kubelet_and_runtime_is_well(examined: Examined) -> None:
+    host = examined.host
+    host.stop_kubelet()
+    for path in (hosts.CONFIG, "/run/crio/crio.sock"):
+        host.remove(path)
+    host.agent = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
+    code, out = examined.run()
+    assert code == ExitCode.OK
+    assert "ok       beside the kubelet        agent.kubelet.enabled is false and no kubelet" in out
+    assert "runtime" not in out
+    host.write("/sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    assert examined.run()[0] == ExitCode.REJECTED
+
+
+def test_a_kubelet_that_is_meant_to_be_there_is_a_warning(examined: Examined) -> None:
+    examined.host.agent = "agent: {kubelet: {ignored: true}}\n"
+    code, out = examined.run()
+    assert code == ExitCode.OK
+    assert "warning  beside the kubelet        a kubelet runs" in out
+
+
+def test_without_a_configuration_the_defaults_are_looked_at(
+    examined: Examined, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = examined.host
+    host.stop_kubelet()
+    host.remove(hosts.CONFIG)
+    monkeypatch.setattr(doctor, "_FILE", examined.file)
+    assert run_command(["doctor", "--root", str(host.root)]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert f"warning  configuration             {examined.file} does not exist" in out
 
 
 def test_a_configuration_with_mistakes_is_bad_input(examined: Examined) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.host.topology import topology_view
+from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.described.tree import write_tree
@@ -223,3 +224,11 @@ def test_a_device_is_rejected_in_one_line(
     root = write_tree(regular_host(), tmp_path / "host")
     assert run_command(["capture", name, "--root", str(root)]) == 3
     assert capsys.readouterr().err.startswith(f"numawarden: error: {name}: it is ")
+
+
+def test_a_capture_overwrites_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "host.tar.gz"
+    file.write_bytes(b"of another day")
+    assert run_command(["capture", str(file)]) == ExitCode.BAD_INPUT
+    assert f"{file} exists; remove it, or name another file" in capsys.readouterr().err
+    assert file.read_bytes() == b"of another day"

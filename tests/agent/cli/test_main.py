@@ -110,3 +110,23 @@ def test_a_reader_that_goes_away_is_not_an_error() -> None:
     os.close(writer)
     assert outcome.returncode == 0
     assert outcome.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("get", "list"), ("describe", "show"), ("version", "--version")]
+)
+def test_commands_of_other_tools_are_answered_with_ours(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command([typed]) == ExitCode.USAGE
+    assert f"No such command {typed!r}, did you mean {meant!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["config"], ["state"]])
+def test_without_a_command_there_is_the_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(arguments) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert said.startswith("Usage: numawarden")
+    assert "--help'" not in said

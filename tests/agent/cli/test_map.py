@@ -10,6 +10,7 @@ import pytest
 from agent.api.host.map import MapDocument
 from agent.cli.errors import ExitCode
 from agent.cli.terminal import redraw
+from agent.server.reporting.records import STARTING_SECONDS
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
@@ -42,6 +43,8 @@ def shell(
 ) -> Shell:
     """Return a shell beside an agent with a pod that has CPUs 1 and 9."""
     agent.client.admit(manifest())
+    world.clock.advance(STARTING_SECONDS)
+    agent.client.reconcile()
     return Shell(world, tmp_path, capsys)
 
 
@@ -104,7 +107,7 @@ def test_watching_draws_again_on_every_change(
 
     monkeypatch.setattr(redraw, "changes", once)
     code, out, _ = shell.run("map", "-w")
-    assert code == ExitCode.OK
+    assert code == ExitCode.UNREACHABLE  # the events ended
     before, after = [part for part in out.split("16 CPUs (16 online)") if part]
     assert "shop/web" in before
     assert "shop/web" not in after

@@ -9,8 +9,11 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.state.store import Store
 from agent.tools.kubelet_state.checksums import fnv1a_32
+from agent.tools.kubelet_state.files import KubeletRelease, KubeletState, encode_files
+from agent.tools.kubelet_state.memory_file import MemoryState
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
+from tests.agent.tools.kubelet_state.machines import cpu_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +75,36 @@ def test_a_host_moves_from_the_kubelet_and_back(
     assert host.run("export", "--force") == ExitCode.OK
     assert (host.kubelet / "cpu_manager_state").read_bytes() == CPU
     assert (host.kubelet / "memory_manager_state").read_bytes() == MEMORY
+
+
+def test_budgets_move_from_a_kubelet_v1_37_and_back_in_the_formats_that_were_there(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = "featureGates: {PodLevelResourceManagers: true}\n"
+    host.config.write_text(host.config.read_text() + gate)
+    cpu = cpu_state("0,4-8,12-15", {"u1": {"a": "1,9"}, "u2": {"b": "2"}}, {"u2": "2-3,10-11"})
+    found = KubeletState(cpu, MemoryState("None"))
+    files = encode_files(found, pod_level=True, release=KubeletRelease.V1_37)
+    host.write(*files.values())
+    assert host.run("import") == ExitCode.OK
+    capsys.readouterr()
+    assert host.run("export", "--force") == ExitCode.OK
+    assert "cpu_manager_state: written for kubelet v1.37" in capsys.readouterr().out
+    assert (host.kubelet / "cpu_manager_state").read_bytes() == files["cpu_manager_state"]
+    assert (host.kubelet / "memory_manager_state").read_bytes() == files["memory_manager_state"]
+    assert host.run("export", "--force", "--for", "1.36") == ExitCode.OK
+    older = encode_files(found, pod_level=True)
+    assert (host.kubelet / "cpu_manager_state").read_bytes() == older["cpu_manager_state"]
+
+
+def test_without_the_gate_budgets_of_a_kubelet_v1_37_are_not_passed_over(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu = cpu_state("0,4-8,12-15", {"u1": {"a": "1,9"}, "u2": {"b": "2"}}, {"u2": "2-3,10-11"})
+    found = KubeletState(cpu, MemoryState("None"))
+    host.write(*encode_files(found, pod_level=True, release=KubeletRelease.V1_37).values())
+    assert host.run("import") == ExitCode.BAD_INPUT
+    assert "PodLevelResourceManagers" in capsys.readouterr().err
 
 
 def test_manifests_complete_what_is_imported(

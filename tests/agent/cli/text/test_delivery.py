@@ -6,7 +6,7 @@ import csv
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given as drawn
 from msgspec.structs import replace
 
 from agent.api.documents import KernelDocument, PodDocument
@@ -16,6 +16,7 @@ from agent.cli.pods import show
 from agent.cli.text.delivery import Tool, arguments, start_lines
 from agent.cli.text.pods import list_lines, pod_lines
 from agent.devices.cdi import device_names
+from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
 from sysfs.mask import Mask
 from tests.agent.devices.pods import DELIVERIES, DELIVERY, UID, pod
@@ -39,6 +40,39 @@ def given_by(
 ) -> list[str]:
     found = document(delivery, driver=driver, cdi=cdi)
     return arguments(tool, found, found.containers[0])
+
+
+OWN = ["--cpuset-cpus=1-2,17-18", "--cpuset-mems=0"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "given"),
+    [
+        (Tool.PODMAN, OWN),
+        (Tool.DOCKER, OWN),
+        (Tool.NERDCTL, OWN),
+        (Tool.CONTAINERD, OWN),
+        (
+            Tool.SYSTEMD_RUN,
+            ["--property=AllowedCPUs=1-2,17-18", "--property=AllowedMemoryNodes=0"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("isolation", [Isolation.CONTAINER, Isolation.POD])
+def test_a_container_begins_on_its_own_cpus_and_not_on_those_of_its_pod(
+    tool: Tool, given: list[str], isolation: Isolation
+) -> None:
+    found = document(NOTHING)
+    container = replace(found.containers[0], isolation=isolation, cpus="1-2,17-18", mems="0")
+    assert arguments(tool, found, container)[-2:] == given
+    anywhere = replace(container, mems=None)
+    assert arguments(tool, found, anywhere)[-1:] == given[:1]
+
+
+def test_a_container_of_the_nodes_pool_inherits_that_pool() -> None:
+    found = document(NOTHING)
+    container = replace(found.containers[0], isolation=Isolation.HOST, cpus="0-31")
+    assert arguments(Tool.PODMAN, found, container) == [f"--cgroup-parent={SLICE}"]
 
 
 def test_podman_is_given_the_cdi_device_and_what_a_cdi_file_cannot_have() -> None:
@@ -150,7 +184,7 @@ def test_a_pod_whose_cgroup_was_not_found_gets_no_arguments(tool: Tool) -> None:
     assert raised.value.code is ExitCode.NOT_ENFORCED
 
 
-@given(DELIVERIES)
+@drawn(DELIVERIES)
 def test_paths_with_commas_and_quotes_stay_one_field(delivery: Delivery) -> None:
     mounts = Delivery(mounts=delivery.mounts)
     for tool, source, target in (
@@ -165,7 +199,7 @@ def test_paths_with_commas_and_quotes_stay_one_field(delivery: Delivery) -> None
         ]
 
 
-@given(DELIVERIES)
+@drawn(DELIVERIES)
 def test_paths_of_bind_mounts_are_read_by_systemd_as_they_are(delivery: Delivery) -> None:
     mounts = tuple(
         mount

@@ -143,7 +143,7 @@ def test_nothing_is_admitted_for_a_program_that_does_not_exist(
     ("arguments", "message"),
     [
         (("--cpus", "1.5", "true"), "exclusive CPUs are whole, a part of a CPU needs --shared"),
-        (("--cpus", "0", "true"), "is not a whole number of CPUs"),
+        (("--cpus", "0", "true"), "'0' is not a number of CPUs above 0"),
         (("--cpus", "many", "true"), "'many' is not a number of CPUs"),
         (("--device", "gpu", "true"), "'gpu' is not NAME=AMOUNT"),
         (("--cpus", "1"), "Missing argument"),
