@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from deploy.deb.targets import Target
     from deploy.dependencies.lock import Locked
 
+#: Isolated (-I): neither the user's packages nor PYTHONPATH may reach what root calls.
 COMMAND: Final = f"""\
-#!/{PREFIX}/bin/python3
+#!/{PREFIX}/bin/python3 -I
 from agent.cli.main import main
 
 main()

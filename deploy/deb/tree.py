@@ -37,11 +37,17 @@ COPIED: Final[Mapping[str, Path]] = {
     "deploy/deb/overrides": Path("usr/share/lintian/overrides") / NAME,
     "deploy/deb/copyright": DOCUMENTATION / "copyright",
     "THIRD-PARTY-LICENSES.txt": DOCUMENTATION / "THIRD-PARTY-LICENSES.txt",
-    "README.md": DOCUMENTATION / "README.md",
 }
 
-#: Directories of the checkout with examples; their YAML files are copied.
-EXAMPLES: Final = ("deploy/examples", "deploy/prometheus")
+#: The documentation and what it links to; below `DOCUMENTATION` it lies as in the checkout.
+DOCUMENTS: Final = (
+    *("*.md", "docs/**/*", "deploy/config.yaml", "deploy/*.conf", "deploy/*.service"),
+    *("deploy/examples/**/*", "deploy/grafana/*", "deploy/kubernetes/**/*"),
+    *("deploy/prometheus/*", "deploy/slurm/*.py", "deploy/slurm/*.sh"),
+    *("deploy/image/health.py", "deploy/image/packages"),
+)
+#: What of it is not for users, and the changelog, which has a name of its own (`changelogs`).
+LEFT_OUT: Final = ("CHANGELOG.md", "deploy/prometheus/alerts.test.yaml", "deploy/slurm/__init__.py")
 
 #: Manual pages, in a directory for each section.
 MANUALS: Final = Path("usr/share/man")
@@ -58,9 +64,12 @@ def lay_out(root: Path) -> None:
     """Add to a root what the same checkout gives every package; the root may hold more already."""
     for source, target in COPIED.items():
         _put(root / target, (ROOT / source).read_bytes())
-    for directory in EXAMPLES:
-        for file in (ROOT / directory).glob("*.yaml"):
-            _put(root / DOCUMENTATION / "examples" / file.name, file.read_bytes())
+    for name in documents():
+        _put(root / DOCUMENTATION / name, (ROOT / name).read_bytes())
+    alerts = root / DOCUMENTATION / "deploy/prometheus/alerts.yaml"
+    here = f'runbook_url: "file:///{DOCUMENTATION}/docs/'
+    alerts.write_text(alerts.read_text().replace('runbook_url: "docs/', here))
+    (root / DOCUMENTATION / "examples").symlink_to("deploy/examples")
     manifests = load_config_file(ROOT / "deploy/config.yaml").static_pod_path
     if manifests:
         (root / manifests.relative_to("/")).mkdir(parents=True)
@@ -68,6 +77,12 @@ def lay_out(root: Path) -> None:
         _put(root / target, completion(shell).encode())
     (root / "usr/bin").mkdir(parents=True)
     (root / "usr/bin/numawarden").symlink_to(f"/{PREFIX}/bin/numawarden")
+
+
+def documents() -> list[str]:
+    """Return the files of the checkout that are the package's documentation, by their paths."""
+    files = (file for pattern in DOCUMENTS for file in ROOT.glob(pattern) if file.is_file())
+    return sorted({str(file.relative_to(ROOT)) for file in files} - set(LEFT_OUT))
 
 
 def completion(shell: str) -> str:

@@ -122,7 +122,10 @@ def _install(pip: list[str]) -> None:
         [*quiet, "--no-deps", "--no-build-isolation", "-e", str(ROOT)],
     )
     for step in steps:
-        if subprocess.run([*pip, *step], check=False).returncode:
+        done = subprocess.run([*pip, *step], check=False, capture_output=True, text=True)
+        if done.returncode:
+            # Its warnings (an index that is ignored) say nothing where it succeeds.
+            print(done.stdout, done.stderr, sep="", end="", file=sys.stderr)
             raise SetupError(f"pip {' '.join(step[:3])} ... failed; what it said stands above")
 
 

@@ -31,6 +31,8 @@ FILES: Final[Mapping[str, str]] = {
     "every key.",
     DEFAULT_SOCKET: "The socket of the admission API.",
     "/var/lib/numawarden/checkpoint.json": "All allocations.",
+    "/usr/share/doc/numawarden": "With the Debian package: README.md, docs with every page that "
+    "messages name (docs/api.md), and deploy with examples, alerts, dashboards and hooks.",
 }
 
 

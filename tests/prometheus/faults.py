@@ -62,9 +62,11 @@ async def healthy(world: World, tape: Tape) -> None:
     async with running(world) as agent:
         await tape.run(agent, 5)
         await agent.ask(agent.client.admit, manifest())
+        start(world)
         await tape.run(agent, 10)
         await rejected(agent, manifest("large", THIRD_UID, cpu="99"), "OutOfcpu")
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
+        start(world, OTHER_UID)
         # One change by another process is repaired, and that is that.
         world.kernel.write(POD, "cpuset.cpus", "0-15")
         await tape.run(agent, 15)
@@ -76,9 +78,17 @@ async def healthy(world: World, tape: Tape) -> None:
 
 
 async def with_pod(agent: Running, tape: Tape, cpu: str = "2") -> None:
-    """Admit a pod and let two quiet minutes pass."""
+    """Admit a pod, start it and let two quiet minutes pass."""
     await agent.ask(agent.client.admit, manifest(cpu=cpu))
+    start(agent.world)
     await tape.run(agent, 2)
+
+
+def start(world: World, uid: str = UID, qos: str = "") -> None:
+    """Start the container of an admitted pod, as a runtime does."""
+    pods = f"{world.config.cgroup_root}/kubepods".strip("/")
+    world.kernel.mkdir(f"{pods}/{qos}pod{uid}/c0")
+    world.kernel.spawn(f"{pods}/{qos}pod{uid}/c0", int(uid[:4]))
 
 
 async def rejected(agent: Running, text: bytes, reason: str) -> None:
@@ -177,6 +187,15 @@ async def the_kernel_hangs(world: World, tape: Tape) -> None:
             goes_on.set()
 
 
+@fault("ContainersNotFound")
+async def a_container_is_started_outside_of_its_pod(world: World, tape: Tape) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.kernel.mkdir("kubepods-mistyped")
+        world.kernel.spawn("kubepods-mistyped", 4711)
+        await tape.run(agent, 8)
+
+
 @fault("Drift")
 async def another_process_writes_a_cgroup_every_four_minutes(world: World, tape: Tape) -> None:
     steps = iter(range(1, 10_000))
@@ -241,6 +260,7 @@ async def cpus_of_a_full_shared_pool_go_offline(world: World, tape: Tape) -> Non
         text = shared.decode().splitlines()
         text[-1] = f"    resources: {{requests: {amounts}}}"
         await agent.ask(agent.client.admit, "\n".join((*text, "")).encode())
+        start(world, qos="burstable/")
         await tape.run(agent, 2)
         world.change_host(with_offline(two_packages(), Mask.parse("4-7")))
         await tape.run(agent, 7)
@@ -273,6 +293,8 @@ async def what_is_free_is_spread_over_the_nodes(world: World, tape: Tape) -> Non
         await agent.ask(agent.client.admit, manifest(cpu="4"))
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID, cpu="6"))
         await agent.ask(agent.client.admit, manifest("third", THIRD_UID, cpu="4"))
+        for uid in (UID, OTHER_UID, THIRD_UID):
+            start(world, uid)
         await tape.run(agent, 17)
 
 

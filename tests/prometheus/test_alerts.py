@@ -106,7 +106,12 @@ def test_every_type_of_condition_raises_an_alert(kind: ConditionType) -> None:
             r'numawarden_conditions\{type(=~?|!~)"([^"]+)"\}', rule["expr"]
         )
     ]
-    own = {ConditionType.REPAIRS_LAST, ConditionType.ALLOCATION_VALID, ConditionType.ENTRY_ADMITTED}
+    own = {
+        ConditionType.REPAIRS_LAST,
+        ConditionType.ALLOCATION_VALID,
+        ConditionType.ENTRY_ADMITTED,
+        ConditionType.CONTAINERS_FOUND,
+    }
     assert chosen
     assert kind in own or any(
         bool(pattern.fullmatch(kind)) is operator.startswith("=") for operator, pattern in chosen

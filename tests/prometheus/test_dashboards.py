@@ -77,6 +77,9 @@ async def _day(world: World, tape: Tape) -> None:
         await tape.run(agent, 5)
         await agent.ask(agent.client.admit, manifest())
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID, cpu="1500m"))
+        for pid, pod in enumerate((POD, f"kubepods/pod{OTHER_UID}"), start=4711):
+            world.kernel.mkdir(f"{pod}/c0")
+            world.kernel.spawn(f"{pod}/c0", pid)
         await rejected(agent, manifest("large", THIRD_UID, cpu="99"), "OutOfcpu")
         world.kernel.write(POD, "cpuset.cpus", "0-15")
         await tape.run(agent, 2)
@@ -163,6 +166,21 @@ def test_a_legend_names_labels_that_its_series_have(served: Served, board: str) 
             labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             for series in served.query(filled_in(target["expr"])):
                 assert labels <= series["metric"].keys(), panel["title"]
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_restarts_are_marked_on_every_panel(served: Served, board: str) -> None:
+    (restarts,) = BOARDS[board]["annotations"]["list"]
+    assert "numawarden_start_timestamp_seconds" in restarts["expr"]
+    served.query(filled_in(restarts["expr"]))  # a wrong one raises
+    assert served.query(filled_in(restarts["expr"].replace("> 0", ">= 0")))
+
+
+def test_panels_that_need_a_key_of_the_configuration_name_it() -> None:
+    for panel in panels("host"):
+        if "numawarden_container_info" in str(panel) or "_container_exclusive_cpus" in str(panel):
+            assert "agent.metrics.containers" in panel["description"]
+            assert "agent.metrics.containers" in panel["fieldConfig"]["defaults"]["noValue"]
 
 
 @pytest.mark.parametrize("board", BOARDS)

@@ -72,6 +72,51 @@ def test_every_command_has_its_manual_page_with_the_packages_date(tmp_path: Path
     assert rb"1970\-01\-01" in gzip.decompress(pages["numawarden.1.gz"].read_bytes())
 
 
+def test_every_link_of_the_documentation_leads_to_a_file_of_the_package(root: Path) -> None:
+    below = root / tree.DOCUMENTATION
+    pages = [below / "README.md", *below.rglob("docs/**/*.md")]
+    links = {
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", page.read_text())
+    }
+    assert len(links) > 200
+    missing = [(page.name, link) for page, link in links if not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_the_package_has_dashboards_alerts_hooks_and_opt_ins_but_no_tests(root: Path) -> None:
+    below = root / tree.DOCUMENTATION
+    for name in (
+        *("docs/api.md", "docs/moving-a-node.md", "docs/openapi.json", "examples/mixed.yaml"),
+        *("deploy/grafana/host.json", "deploy/grafana/fleet.json", "deploy/prometheus/alerts.yaml"),
+        *("deploy/writers.conf", "deploy/slurm/prolog.py", "deploy/slurm/task.py"),
+        "deploy/slurm/epilog.sh",
+    ):
+        assert (below / name).is_file(), name
+    assert not list(below.rglob("*test*"))
+    assert not list(below.rglob("__*"))
+
+
+def test_the_alerts_of_the_package_name_its_own_runbooks(root: Path) -> None:
+    alerts = (root / tree.DOCUMENTATION / "deploy/prometheus/alerts.yaml").read_text()
+    urls = set(re.findall(r'(?m)^ +runbook_url: "([^"#]+)#', alerts))
+    assert urls == {f"file:///{tree.DOCUMENTATION}/docs/operations.md"}
+    assert all((root / url.removeprefix("file:///")).is_file() for url in urls)
+
+
+def test_the_unit_names_its_documentation(root: Path) -> None:
+    unit = (root / "usr/lib/systemd/system/numawarden.service").read_text()
+    [page, file] = re.findall(r"(?m)^Documentation=(.*)$", unit)[0].split()
+    assert page == "man:numawarden(1)"
+    assert (root / file.removeprefix("file:///")).is_file()
+
+
+def test_the_documentation_is_at_most_three_megabytes(root: Path) -> None:
+    files = [file for file in (root / tree.DOCUMENTATION).rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 3_000_000
+
+
 def test_the_changelog_of_the_package_has_its_version_and_time(root: Path) -> None:
     packed = root / "usr/share/doc/numawarden/changelog.Debian.gz"
     first, *_, last = gzip.decompress(packed.read_bytes()).decode().splitlines()

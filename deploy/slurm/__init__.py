@@ -1,0 +1,1 @@
+"""Slurm's hooks: an allocation for each job, by `Prolog=`, `TaskProlog=` and `Epilog=`."""
