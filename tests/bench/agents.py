@@ -97,9 +97,9 @@ def at_rest() -> Iterator[Rest]:
 
 
 def reconciling() -> Iterator[Figure]:
-    """Reconcile 100 and 500 pods of five containers each, with nothing to repair and no write."""
-    for pods in (100, 500):
-        yield asyncio.run(reconciled(pods))
+    """Reconcile pods of five containers each, with nothing to repair and no write."""
+    for pods, passes in ((100, _PASSES), (500, _PASSES), (2500, 5)):
+        yield asyncio.run(reconciled(pods, passes))
 
 
 class CountingKernel(EmulatedKernel):

@@ -20,8 +20,9 @@ from agent.managers.policy import NodeFit
 from agent.reconcile.desired.state import Desired
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.identify.containers import pod_cgroup
 from agent.server.start.memory import settle_memory
-from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.names import Driver, Layout
 from sysfs.mask import Mask
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 from tests.agent.reconcile.pods import FakeSystemd
@@ -51,11 +52,11 @@ def enforcing() -> Iterator[Figure]:
     """Admit and remove an exclusive and a shared pod beside 10, 500 and 2,500 others.
 
     The others are burstable pods of five containers, or (`guaranteed` in the name) Guaranteed ones
-    without exclusive CPUs.
+    without exclusive CPUs, in a cgroup that carries the pool for them (`in-shared`) or beside it.
     """
     for name in _HOSTS:
         for driver in Driver:
-            for variant, make in (("", burstable), ("-guaranteed", pool_only)):
+            for variant, make in _OTHERS.items():
                 for number in ADMITTED:
                     yield from _beside(name, driver, variant, make, number)
 
@@ -70,6 +71,10 @@ def pool_only(uid: str) -> Pod:
     """Return a Guaranteed pod of five containers without exclusive CPUs."""
     asked = guaranteed("cpu=1m memory=1Mi")
     return pod(*(app(f"c{place}", asked) for place in range(_CONTAINERS)), uid=uid)
+
+
+#: What is beside the pod of a figure, by what the figure's name says of it.
+_OTHERS: Final = {"": burstable, "-guaranteed": pool_only, "-guaranteed-in-shared": pool_only}
 
 
 class CountingBus(FakeSystemd):
@@ -92,11 +97,19 @@ class CountingBus(FakeSystemd):
 class EnforcedHost:
     """A host on which pods are admitted and enforced, each with five containers that run."""
 
-    def __init__(self, name: str, driver: Driver, make: Callable[[str], Pod], pods: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        driver: Driver,
+        make: Callable[[str], Pod],
+        pods: int,
+        *,
+        shares: bool = False,
+    ) -> None:
         host = hosts.host(name)
         self.kernel = CountingKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
         self.rules = _pods_without_limit(hosts.rules(name, memory=False))
-        self.layout = Layout(driver)
+        self.layout = Layout(driver, shares=shares)
         self.bus = CountingBus(self.kernel)
         cgroups = (
             SliceCgroups(self.kernel, self.bus)
@@ -113,7 +126,7 @@ class EnforcedHost:
         self.ledger = admit(self.rules, self.ledger, best_effort).ledger
         self._settled()
         for number, allocation in enumerate(self.ledger.allocations.values()):
-            path = self.layout.pod(allocation.uid, Tier(str(allocation.qos)))
+            path = pod_cgroup(self.kernel, self.layout, allocation)
             for place in range(_CONTAINERS):
                 self._run(f"{path}/c{place}", number * _CONTAINERS + place + 1)
         self._settled()
@@ -170,7 +183,7 @@ def _pods_without_limit(rules: EffectivePolicy) -> EffectivePolicy:
 def _beside(
     name: str, driver: Driver, variant: str, make: Callable[[str], Pod], number: int
 ) -> Iterator[Figure]:
-    host = EnforcedHost(name, driver, make, number)
+    host = EnforcedHost(name, driver, make, number, shares=variant.endswith("shared"))
     kinds = {
         "exclusive": hosts.guaranteed_pod(_UID.format(99_998), 4),
         "shared": burstable(_UID.format(99_999)),

@@ -130,7 +130,18 @@ def _asking(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> Decision:
     return decision
 
 
-_DECISIONS: Final = (_occupied, _pod_level, _crowded, _by_option, _devices)
+def _gated(name: str) -> Iterator[Case]:
+    """Decide a pod without pod-level resources, with PodLevelResourceManagers on and off."""
+    ledger = _fragmented(name)
+    asked = hosts.guaranteed_pod("new", 4)
+    for word, on in (("on", True), ("off", False)):
+        rules = hosts.rules(name)
+        gates = replace(rules.policy.gates, pod_level_resource_managers=on)
+        by = replace(rules, policy=replace(rules.policy, gates=gates))
+        yield f"gate-{word}", partial(admit, by, ledger, asked)
+
+
+_DECISIONS: Final = (_occupied, _pod_level, _gated, _crowded, _by_option, _devices)
 
 
 def removal() -> Iterator[Figure]:

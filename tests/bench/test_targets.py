@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.bench.measure import Figure, Rest
@@ -46,8 +48,39 @@ def test_more_pods_may_not_make_an_operation_dearer(what: str, family: str, vari
 
 def test_a_rejection_is_measured_without_the_words() -> None:
     said = figure("reject/2n128c/restricted-large-6r-said", 0.2, 0.2)
-    (line,) = verdicts([figure("reject/2n128c/restricted-large-6r", 0.1, 0.1), said], None)
+    (line,) = verdicts([figure("reject/2n128c/restricted-large-6r", 0.07, 0.1), said], None)
     assert line.startswith("met ")
+
+
+def test_no_neighbours_are_left_out_of_what_an_exclusive_pod_may_cost() -> None:
+    name = "enforce/2n128c/systemd-exclusive-admit-guaranteed-pods2500"
+    dear = replace(figure(name, 12, 12), writes=2505, bus_calls=2503)
+    few = figure(name.replace("pods2500", "pods10"), 1, 1)
+    cheap = replace(figure(name.replace("-pods", "-in-shared-pods"), 1, 1), writes=6, bus_calls=4)
+    missed = [line for line in verdicts([dear, few, cheap], None) if line.startswith("MISSED")]
+    expected = (
+        "exclusive change, 2,500 pods ",
+        "exclusive admission with 2,500 pods admitted ",
+        "its writes guaranteed ",
+        "its calls guaranteed ",
+    )
+    assert len(missed) == len(expected)
+    assert all(m.startswith(f"MISSED  {what}") for m, what in zip(missed, expected, strict=True))
+
+
+def test_the_pass_at_rest_may_grow_as_the_pods_do() -> None:
+    few, many = (
+        figure(f"reconcile/2n128c/containers{n}", ms, ms) for n, ms in ((2500, 18), (12500, 220))
+    )
+    *_, growth = verdicts([few, many], None)
+    assert growth.startswith("MISSED  pass at rest with 5 times the pods")
+    assert "12.22 times" in growth
+
+
+def test_a_gate_that_a_pod_does_not_use_may_not_cost_it_anything() -> None:
+    on, off = figure("decide/34n/gate-on", 0.2, 0.2), figure("decide/34n/gate-off", 0.1, 0.1)
+    *_, line = verdicts([on, off], None)
+    assert line.startswith("MISSED  decision with the pod-level gate")
 
 
 def test_a_process_at_rest_has_limits_of_memory_and_time() -> None:

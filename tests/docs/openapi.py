@@ -51,6 +51,7 @@ BODIES: Final[Mapping[tuple[str, str], type]] = {
 QUERY: Final[Mapping[str, Mapping[str, object]]] = {
     "dryRun": {"type": "boolean", "default": False},
     "replace": {"type": "boolean", "default": False},
+    "advice": {"type": "boolean", "default": False},
     "require": {"type": "string", "description": "Qualities, separated by commas."},
     "most": {"type": "integer", "minimum": 1, "maximum": MOST_COPIES, "default": MOST_COPIES},
 }
@@ -125,7 +126,8 @@ def openapi() -> dict[str, Any]:
 
 def served() -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the query parameters of each route of the agent, by method and path."""
-    controller = SimpleNamespace(worker=SimpleNamespace(clock=None))
+    progress = SimpleNamespace(part=lambda _name: None)
+    controller = SimpleNamespace(worker=SimpleNamespace(clock=None), progress=progress)
     api = Api(cast("Controller", controller), lambda _: b"", cast("Config", None))
     return {
         (method, "/" + "/".join(path)): known or ()

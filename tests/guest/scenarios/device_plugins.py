@@ -108,8 +108,9 @@ def offered(agent: Agent) -> int:
 
 
 def messages(agent: Agent) -> list[str]:
-    """Return what is not as it should be."""
-    return [each["message"] for each in agent.status()["conditions"]]
+    """Return what is not as it should be, but that nothing was started in the pods."""
+    found = agent.status()["conditions"]
+    return [each["message"] for each in found if each["type"] != "ContainersFound"]
 
 
 def _allocated(checks: Checks, agent: Agent, root: Path) -> None:

@@ -5,6 +5,7 @@ Under each cgroup driver; units and podman's quadlets need systemd's.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -207,19 +208,23 @@ def _slurm(guest: Guest, agent: Agent, beside: str) -> None:
     """Run Slurm's scripts as slurmd does, for a task in a cgroup as its plugin makes them."""
     checks, scripts = guest.checks, guest.job / "deploy/slurm"
     scontrol = guest.work / "scontrol"
-    shown = "JobId=7 UserId=user(1000) NumNodes=1 NumCPUs=2 AllocTRES=cpu=2,mem=256M,node=1"
-    scontrol.write_text(f"#!/bin/sh\necho '{shown}'\n")
+    one, two = ({"set": True, "infinite": False, "number": count} for count in (1, 2))
+    shown = {"job_id": 7, "name": "x NumCPUs=9", "node_count": one, "cpus": two,
+             "tres_alloc_str": "cpu=2,mem=256M,node=1"}  # fmt: skip
+    scontrol.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps({'jobs': [shown]})}\nEND\n")
     scontrol.chmod(0o755)
     variables = ("env", "-i", "SLURM_JOB_ID=7", "SLURM_JOB_UID=1000", f"SCONTROL={scontrol}")
-    prolog = attempt(*variables, scripts / "prolog.sh")
+    prolog = attempt(*variables, "PATH=/usr/bin:/bin", scripts / "prolog.py")
     checks.require("slurm: prolog", prolog.ok, prolog)
     names = [pod["name"] for pod in agent.pods() if pod["uid"] != beside]
-    checks.equal("slurm: admitted", names, ["slurm-7"])
-    with subprocess.Popen(["/bin/sleep", "100000"]) as task:
+    checks.equal("slurm: admitted", names, ["slurm-7"], prolog)
+    with subprocess.Popen(["/bin/sleep", "100000"], user=1000) as task:
         step = kernel.Cgroup("system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
         step.path.mkdir(parents=True)
         step.write("cgroup.procs", str(task.pid))
-        bound = attempt(*variables, scripts / "task.sh", str(task.pid))
+        other = attempt("env", "-i", "SUDO_UID=1001", scripts / "task.py", str(task.pid))
+        checks.check("slurm: another user's task", "is not user 1001's" in other.stderr, other)
+        bound = attempt("env", "-i", "SUDO_UID=1000", scripts / "task.py", str(task.pid))
         own = kernel.ids(agent.show("slurm-7")["exclusiveCpus"])
         checks.equal("slurm: the task is pinned", kernel.affinity(task.pid), own)
         checks.equal("slurm: on two CPUs", len(own), 2)

@@ -1,4 +1,7 @@
-"""The shared pool is written once: sixty pods inherit it, whatever others write below."""
+"""The shared pool is written once: sixty pods inherit it, whatever others write below.
+
+Then (`agent.sharedCgroup`) a dozen Guaranteed pods inherit it from a cgroup of their own.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ Slice=kubepods-burstable-pod%i.slice
 ExecStart=/bin/busybox sleep 1000000
 Delegate=yes
 """
+#: Guaranteed pods that share a cgroup, and that cgroup.
+TOGETHER: Final = tuple(f"5526cafe-0000-4000-9000-{number:012x}" for number in range(12))
+SHARED: Final = "kubepods-shared.slice"
 UNITS: Final = Path("/run/systemd/system")
 ABOVE: Final = kernel.Cgroup("kubepods.slice")
 CLASS: Final = kernel.Cgroup("kubepods.slice/kubepods-burstable.slice")
@@ -77,6 +83,33 @@ def run(guest: Guest) -> None:
     agent.remove(OWN)
     _in_pool(checks, "once the exclusive pod is removed", running, everything)
     checks.equal("nothing is left to report", _conditions(agent), [])
+    _one_cgroup(checks, agent, running[-1])
+
+
+def _one_cgroup(checks: Checks, agent: Agent, beside: int) -> None:
+    """Have Guaranteed pods share a cgroup; the one whose cgroup exists stays where it is."""
+    agent.stop()
+    agent.configure(agent={"sharedCgroup": True})
+    agent.start()
+    running = [beside]
+    for number, uid in enumerate(TOGETHER):
+        agent.admit(_pod(f"together-{number}", uid, cpu="100m", limit="100m"))
+        running.append(systemd_run(f"together-{number}", _slice(uid)).pid)
+    _reconcile()
+    pods = [_cgroup_of(uid) for uid in TOGETHER]
+    everything = machine.cpus()
+    for answer in (agent.admit(_pod("own", OWN, cpu="4", limit="4")), {}):
+        pool = everything - (kernel.ids(answer["pod"]["exclusiveCpus"]) if answer else frozenset())
+        when = f"with a pool of {len(pool)} CPUs"
+        _in_pool(checks, when, running, pool)
+        _inherit(checks, when, pods)
+        cgroup = kernel.Cgroup(kernel.slice_path(SHARED))
+        checks.equal(f"{when}: the shared one has it", kernel.ids(cgroup.read("cpuset.cpus")), pool)
+        checks.equal(f"{when}: systemd knows it", _allowed(SHARED), pool)
+        checks.equal(f"{when}: of no pod", _allowed(*(p.path.name for p in pods)), frozenset())
+        checks.equal(f"{when}: it is found so", _reconcile()["found"], {})
+        agent.remove(OWN)
+    checks.equal("nothing of them is left to report", _conditions(agent), [])
 
 
 def _strays(
@@ -178,7 +211,7 @@ def _uid(number: int) -> str:
 
 
 def _slice(uid: str) -> str:
-    middle = "" if uid in (OWN, GUARANTEED) else "-burstable"
+    middle = "" if uid in (OWN, GUARANTEED) else "-shared" if uid in TOGETHER else "-burstable"
     return f"kubepods{middle}-pod{uid.replace('-', '_')}.slice"
 
 
