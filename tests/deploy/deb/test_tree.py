@@ -107,8 +107,8 @@ def test_the_alerts_of_the_package_name_its_own_runbooks(root: Path) -> None:
 
 def test_the_unit_names_its_documentation(root: Path) -> None:
     unit = (root / "usr/lib/systemd/system/numawarden.service").read_text()
-    [page, file] = re.findall(r"(?m)^Documentation=(.*)$", unit)[0].split()
-    assert page == "man:numawarden(1)"
+    # `systemd-analyze verify` needs man-db for a page of man, which minimal hosts do not have.
+    [file] = re.findall(r"(?m)^Documentation=(.*)$", unit)
     assert (root / file.removeprefix("file:///")).is_file()
 
 

@@ -47,6 +47,8 @@ def _check_doctor(checks: Checks) -> None:
 
 
 def _examined() -> dict[str, dict[str, Any]]:
-    """Return what `numawarden doctor` says, by check."""
-    said = attempt(PROGRAM, "doctor", "--config", CONFIG, "-o", "json")
+    """Return what `numawarden doctor` says of a host that is to have a kubelet, by check."""
+    said = attempt(
+        PROGRAM, "doctor", "--config", CONFIG, "--set", "agent.kubelet.enabled=true", "-o", "json"
+    )
     return {one["check"]: one for one in json.loads(said.stdout)["checks"]}
