@@ -134,9 +134,12 @@ _POD_RESOURCES: Final = Section(
                     "version",
                     OneOf(PodResourcesVersion),
                     since="0.1.0",
-                    help="The kubelet as whose the answers are: in v1.36 each container lists what "
-                    "it shares of its pod's budget, in v1.37 the pod lists the budget and the "
-                    "container only what is its own. Today's clients read containers only.",
+                    help="The kubelet as whose the answers are. Today's clients read containers "
+                    "only.",
+                    values={
+                        "v1.36": "each container lists what it shares of its pod's budget",
+                        "v1.37": "the pod lists the budget, the container only what is its own",
+                    },
                 ),
             ),
         ),

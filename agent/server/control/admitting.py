@@ -202,7 +202,10 @@ class Admitting:
             state.displaced.pop(allocation.uid, None)
             fields = allocation_fields(allocation, state.shared_cpus)
             enforced, source = not record.unenforced, str(allocation.source)
-            matched = partial(log.info, "pod matched", enforced=enforced, source=source, **fields)
+
+            def matched() -> None:
+                log.info("pod matched", enforced=enforced, source=source, **fields)
+
             await self._steps.after_save(matched, allocation.uid)
         count = partial(self._metrics.counters.add, names.ADMISSIONS, "repeated")
         await self._steps.after_save(count, allocation.uid)

@@ -63,9 +63,12 @@ def test_a_mistake_on_standard_input_is_reported_as_such(
 
 @pytest.mark.usefixtures("agent")
 def test_a_mistake_in_an_option_names_the_options(shell: Shell) -> None:
-    code, _, err = shell.run("fit", "--cpus", "many")
+    code, _, err = shell.run("fit", "--cpus", "2", "--memory", "much")
     assert code == ExitCode.BAD_INPUT
     assert err.startswith("numawarden: error: the pod of the options: ")
+    code, _, err = shell.run("fit", "--cpus", "many")
+    assert code == ExitCode.USAGE
+    assert "--cpus" in err
 
 
 def test_a_mistake_in_the_manifest_directory_has_its_line_in_the_status(

@@ -289,7 +289,7 @@ def test_the_status_shows_policies_and_allocations(shell: Shell) -> None:
     assert (code, err) == (ExitCode.OK, "")
     assert "CPU static, memory None, topology best-effort (scope container)" in out
     assert "  exclusive  1,9" in out
-    assert "  pods       1 with 1 containers" in out
+    assert "  pods       1 with 1 container\n" in out
     assert "the kernel agrees with the ledger" in out
     assert all(len(line) <= 80 for line in out.splitlines())
 
