@@ -169,7 +169,7 @@ def in_whole_cores(
     if not expected["admitted"]:
         half = any(core.cpus & free.bits not in (0, core.cpus) for core in topology.cores)
         reasons = {expected["reason"], decision.rejection.reason if decision.rejection else ""}
-        return half and reasons <= {Reason.TOPOLOGY_AFFINITY, Reason.SMT_ALIGNMENT}
+        return half and reasons == {Reason.TOPOLOGY_AFFINITY, Reason.SMT_ALIGNMENT}
     theirs = expected["pod"]
     torn = {
         name: len(cpus)

@@ -110,7 +110,7 @@ def what_files_hold(allocation: PodAllocation) -> PodAllocation:
 
 
 def without_devices(allocation: PodAllocation) -> PodAllocation:
-    containers = tuple(replace(each, devices={}) for each in allocation.containers)
+    containers = tuple(replace(each, devices={}, device_nodes={}) for each in allocation.containers)
     return replace(allocation, containers=containers)
 
 
