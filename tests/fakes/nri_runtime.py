@@ -104,12 +104,19 @@ class PluginConnection:
         return await answer
 
     async def event(
-        self, event: NriEvent, pod: dict[str, Any], container: dict[str, Any] | None = None
+        self,
+        event: NriEvent,
+        pod: dict[str, Any],
+        container: dict[str, Any] | None = None,
+        asked: dict[str, Any] | None = None,
     ) -> Reply:
-        """Send an event as this version of NRI does."""
+        """Send an event as this version of NRI does; `asked` are the resources of an update."""
         if self.runtime.own_methods or event in OWN_METHODS_BEFORE_0_12:
             kind = "PodEvent" if container is None else "ContainerEvent"
-            message = V1ALPHA1[kind](pod=pod)
+            resources = {} if asked is None else {"linux_resources": asked}
+            if resources:
+                kind = "UpdateContainerRequest"
+            message = V1ALPHA1[kind](pod=pod, **resources)
             method = event.method
         else:
             message = V1ALPHA1["StateChangeEvent"](event=event, pod=pod)

@@ -147,9 +147,9 @@ class NriMemoryRuntime(MemoryRuntime):
         await self._ask(NriEvent.STOP_CONTAINER, self.sandboxes[container.sandbox], container)
 
     async def _resize(self, container: MemoryContainer, linux: Mapping[str, Any]) -> None:
-        self._adjusted[container.id] |= _cpu(linux)
         sandbox = self.sandboxes[container.sandbox]
-        reply = await self._ask(NriEvent.UPDATE_CONTAINER, sandbox, container)
+        reply = await self._ask(NriEvent.UPDATE_CONTAINER, sandbox, container, linux)
+        self._adjusted[container.id] |= _cpu(linux)
         if reply is not None:
             for update in reply.as_message("UpdateContainerResponse").update:
                 _apply(self._adjusted[update.container_id], update.linux.resources)
@@ -174,7 +174,11 @@ class NriMemoryRuntime(MemoryRuntime):
         self._units.kernel.write(unit.path, "cpu.max", text)
 
     async def _ask(
-        self, event: NriEvent, sandbox: MemorySandbox, container: MemoryContainer | None = None
+        self,
+        event: NriEvent,
+        sandbox: MemorySandbox,
+        container: MemoryContainer | None = None,
+        asked: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  # a reply, or None without a plugin
         named = container.name if container else ""
         self.events.append((event.method, sandbox.config["metadata"]["name"], named))
@@ -183,8 +187,9 @@ class NriMemoryRuntime(MemoryRuntime):
             if plugin.closed.is_set() or not plugin.synchronized.is_set():
                 continue
             try:
-                asked = plugin.event(event, self._pod(sandbox), shown)
-                reply = await asyncio.wait_for(asked, self.seconds)
+                resources = None if asked is None else {"cpu": _cpu(asked)}
+                answer = plugin.event(event, self._pod(sandbox), shown, resources)
+                reply = await asyncio.wait_for(answer, self.seconds)
             except TimeoutError:
                 plugin.writer.transport.abort()
                 continue

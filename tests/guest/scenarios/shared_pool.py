@@ -108,7 +108,8 @@ def _one_cgroup(checks: Checks, agent: Agent, beside: int) -> None:
         checks.equal(f"{when}: systemd knows it", _allowed(SHARED), pool)
         checks.equal(f"{when}: of no pod", _allowed(*(p.path.name for p in pods)), frozenset())
         checks.equal(f"{when}: it is found so", _reconcile()["found"], {})
-        agent.remove(OWN)
+        if answer:
+            agent.remove(OWN)
     checks.equal("nothing of them is left to report", _conditions(agent), [])
 
 
