@@ -151,8 +151,11 @@ def _siblings(
 
 
 def _core_groups(tree: SysfsTree, online: Mask) -> Iterable[Mask]:
-    if any(_siblings(tree, cpu, CORE_LISTS, CORE_MAPS) for cpu in online):
-        return sibling_groups(online, lambda cpu: _threads(tree, cpu))
+    try:
+        return tuple(sibling_groups(online, lambda cpu: _threads(tree, cpu)))
+    except MissingFile:
+        if any(_siblings(tree, cpu, CORE_LISTS, CORE_MAPS) for cpu in online):
+            raise
     path = tree.path(f"{CPU_DIRECTORY}/cpu{online.lowest}/topology/{CORE_LISTS[0]}")
     tree.warn(path, "none of the CPUs lists its threads", "each CPU is a core of its own")
     return [Mask(1 << cpu) for cpu in online]

@@ -301,12 +301,15 @@ class DirectoryTree:
             self._show_group(group)
 
     def _show_group(self, group: Group) -> None:
-        path = group.path
+        path, texts = group.path, self._kernel.texts(group)
         if path not in self._shown:
-            (self.root / path).mkdir(exist_ok=True)
+            directory = self.root / path
+            directory.mkdir(exist_ok=True)
             self._watch.add(path)
-            self._shown[path] = {}
-        self._write_out(path, self._kernel.texts(group))
+            # In a tree that is taken over only what differs is written.
+            there = {name: _text(directory / name) for name in texts}
+            self._shown[path] = {name: text for name, text in there.items() if text is not None}
+        self._write_out(path, texts)
 
     def _write_out(self, path: str, texts: dict[str, str]) -> None:
         shown, directory = self._shown[path], self.root / path
