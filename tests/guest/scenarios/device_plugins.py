@@ -68,9 +68,7 @@ def run(guest: Guest) -> None:
         checks.equal("the allocation is kept", agent.show(UID)["containers"], before)
         checks.eventually("nothing is amiss", lambda: messages(agent), [])
     checks.eventually("a killed plugin leaves no healthy device", lambda: offered(agent), 0)
-    lines = messages(agent)
-    named = any(WIDGET in line and "gone" in line for line in lines)
-    checks.check("a condition names the plugin that is gone", named, lines)
+    checks.equal("nothing is amiss while the plugin may be restarting", messages(agent), [])
     rejected = agent.admit(pod(OTHER_UID, "other", 1))
     checks.check("its free device is not given", not rejected["admitted"], rejected)
     with plugin(guest, "w0=1"):

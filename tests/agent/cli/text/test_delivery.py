@@ -51,7 +51,6 @@ OWN = ["--cpuset-cpus=1-2,17-18", "--cpuset-mems=0"]
         (Tool.PODMAN, OWN),
         (Tool.DOCKER, OWN),
         (Tool.NERDCTL, OWN),
-        (Tool.CONTAINERD, OWN),
         (
             Tool.SYSTEMD_RUN,
             ["--property=AllowedCPUs=1-2,17-18", "--property=AllowedMemoryNodes=0"],
@@ -67,6 +66,12 @@ def test_a_container_begins_on_its_own_cpus_and_not_on_those_of_its_pod(
     assert arguments(tool, found, container)[-2:] == given
     anywhere = replace(container, mems=None)
     assert arguments(tool, found, anywhere)[-1:] == given[:1]
+
+
+def test_ctr_is_given_no_sets_since_it_has_no_option_for_them() -> None:
+    found = document(NOTHING)
+    container = replace(found.containers[0], isolation=Isolation.CONTAINER, cpus="1-2", mems="0")
+    assert "--cpuset" not in " ".join(arguments(Tool.CONTAINERD, found, container))
 
 
 def test_a_container_of_the_nodes_pool_inherits_that_pool() -> None:
