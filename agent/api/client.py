@@ -138,7 +138,11 @@ class AgentClient:
 
     def pods(self) -> tuple[wire.PodDocument, ...]:
         """Return all pods in the order of admission."""
-        return self._call("GET", "/v1/pods", wire.PodListDocument).pods
+        return self.pod_list().pods
+
+    def pod_list(self) -> wire.PodListDocument:
+        """Return all pods in the order of admission, and the latest that are not admitted."""
+        return self._call("GET", "/v1/pods", wire.PodListDocument)
 
     def pod(self, uid: str) -> wire.PodDocument:
         """Return one pod with its explanation and the kernel's settings."""

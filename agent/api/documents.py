@@ -366,9 +366,13 @@ class FitDocument(Document, frozen=True):
 
 
 class PodListDocument(Document, frozen=True):
-    """All pods, in the order of admission."""
+    """All pods, in the order of admission.
+
+    `failed` are the latest pods that are not admitted, as in the status.
+    """
 
     pods: tuple[PodDocument, ...]
+    failed: tuple[FailedPodDocument, ...] = ()
 
 
 class WriteDocument(Document, frozen=True):

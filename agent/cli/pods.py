@@ -111,7 +111,8 @@ def remove(pod: str, output: Output, socket_path: str) -> int:
 def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
     """List the admitted pods, what their containers hold, and whether the kernel enforces it.
 
-    As text the latest pods that are not admitted follow: rejected, invalid, or run shared.
+    The latest pods that are not admitted follow, with since when and why: rejected, invalid, or run
+    shared. `name` leaves them out.
     """
     check_watch(output, watch=watch)
     with agent_at(socket_path) as agent:
@@ -119,23 +120,17 @@ def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
 
 
 def _print_list(agent: AgentClient, output: Output) -> None:
-    from agent.cli.text.pods import (  # noqa: PLC0415  # help needs no text
-        list_lines,
-        list_table,
-        not_admitted_lines,
-    )
+    from agent.cli.text.pods import list_lines, list_table  # noqa: PLC0415  # help needs no text
 
-    pods = agent.pods()
+    listed = agent.pod_list()
     if output.is_document:
-        from agent.api.documents import PodListDocument  # noqa: PLC0415  # as above
-
-        print_document(PodListDocument(pods=pods), output)
+        print_document(listed, output)
     elif output is Output.NAME:
-        _print_names(pods)
+        _print_names(listed.pods)
     elif output is Output.TEXT:
-        print_lines((*list_lines(pods), *not_admitted_lines(agent.status().failed)))
+        print_lines(list_lines(listed))
     else:
-        print_lines(list_table(pods, wide=output is Output.WIDE))
+        print_lines(list_table(listed, wide=output is Output.WIDE))
 
 
 @click.command()

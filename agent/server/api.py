@@ -265,8 +265,9 @@ class Api:
         return _json(await self._controller.decisions.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:
-        pods = pods_now(self._controller.state)
-        return await self._parser.run(lambda: _json(wire.PodListDocument(pods=pods())))
+        state = self._controller.state
+        pods, failed = pods_now(state), state.records.failed_pods()
+        return await self._parser.run(lambda: _json(wire.PodListDocument(pods(), failed)))
 
     async def _get(self, request: Request) -> Response:
         return _json(await self._controller.pod(request.parameters["uid"]))

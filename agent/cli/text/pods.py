@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         KernelDocument,
         MemoryDocument,
         PodDocument,
+        PodListDocument,
         RejectionDocument,
         ViolationDocument,
     )
@@ -55,20 +56,20 @@ _ORIGINS: Final = {
 _NAMED: Final = 3
 
 
-def list_lines(pods: Sequence[PodDocument]) -> Iterator[str]:
-    """Yield all pods, a line each and one for each container."""
-    if not pods:
+def list_lines(listed: PodListDocument) -> Iterator[str]:
+    """Yield all pods, a line each and one for each container, and those that are not admitted."""
+    if not listed.pods:
         yield "no pods are admitted"
-    for pod in pods:
+    for pod in listed.pods:
         yield f"{full_name(pod)}  {pod.qos}  {_state(pod)}  {_whence(pod)}"
         yield from _allocations(pod)
         yield from _remarks(pod.enforcement)
+    for failed in listed.failed:  # `show` has the full reasons
+        yield f"{_shown(failed)}  {_verb(failed)} since {moment(failed.time)}  {failed.message}"
 
 
-def not_admitted_lines(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
-    """Yield the latest pods that were not admitted, a line each; `show` has the reasons."""
-    for pod in pods:
-        yield f"{typed_name(pod) or 'a pod without a name'}  {_verb(pod)}  {pod.message}"
+def _shown(pod: FailedPodDocument) -> str:
+    return typed_name(pod) or "a pod without a name"
 
 
 def _verb(pod: FailedPodDocument) -> str:
@@ -79,15 +80,27 @@ def _verb(pod: FailedPodDocument) -> str:
 
 _COLUMNS: Final = ("POD", "QOS", "STATE", "CONTAINERS", "EXCLUSIVE", "NODES", "LACKS")
 _MORE_COLUMNS: Final = ("DEVICES", "SOURCE", "ORIGIN", "UID")
+_FAILED_COLUMNS: Final = ("NOT ADMITTED", "STATE", "SINCE", "REASON")
+_MORE_FAILED_COLUMNS: Final = ("SOURCE", "UID", "MESSAGE")
 
 
-def list_table(pods: Sequence[PodDocument], *, wide: bool) -> Iterator[str]:
-    """Yield all pods as a table, a line each; `wide` has more columns.
+def list_table(listed: PodListDocument, *, wide: bool) -> Iterator[str]:
+    """Yield all pods as a table, a line each, and a table of those that are not admitted, if any.
 
-    `LACKS` are the qualities that some container of the pod does not have.
+    `LACKS` are the qualities that some container of the pod does not have. `wide` has more columns.
     """
-    more = _MORE_COLUMNS if wide else ()
-    yield from table((*_COLUMNS, *more), (_row(pod)[: len(_COLUMNS) + len(more)] for pod in pods))
+    columns = (*_COLUMNS, *(_MORE_COLUMNS if wide else ()))
+    yield from table(columns, (_row(pod)[: len(columns)] for pod in listed.pods))
+    if listed.failed:
+        yield ""
+        columns = (*_FAILED_COLUMNS, *(_MORE_FAILED_COLUMNS if wide else ()))
+        yield from table(columns, (_failed_row(pod)[: len(columns)] for pod in listed.failed))
+
+
+def _failed_row(pod: FailedPodDocument) -> tuple[str, ...]:
+    state = "shared" if pod.reason == RUNS_SHARED else _verb(pod)
+    since = moment(pod.time)
+    return (_shown(pod), state, since, pod.reason, pod.source, pod.uid, pod.message)
 
 
 def _row(pod: PodDocument) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.managers.allocations.origin import KUBELET
 from agent.pods.lifetime import End
@@ -127,6 +128,11 @@ class PodRecords(Struct):
     def failed(self, uid: str) -> RejectedPod | None:
         """Return the rejected pod with a uid, None without one."""
         return self.rejections.get(uid) if uid else None
+
+    def failed_pods(self) -> tuple[FailedPodDocument, ...]:
+        """Return the status of each, without the full reasons: these are in the pod's document."""
+        statuses = (each.status for each in self.rejections.values())
+        return tuple(replace(status, rejection=None, explanation=None) for status in statuses)
 
     def forget_rejections(self, gone: Callable[[RejectedPod], bool]) -> None:
         """Drop the status of all pods for which `gone` is true."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from agent import __version__
 from agent.api import views
 from agent.api.status import RuntimeDocument, StateDirectoryDocument, StatusDocument
@@ -53,8 +51,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),
         invalid=tuple(views.violation_document(violation) for violation in state.invalid),
-        # The full reasons are in `rejected` and in the pod's document.
-        failed=tuple(replace(each.status, rejection=None, explanation=None) for each in rejections),
+        failed=state.records.failed_pods(),
     )
 
 

@@ -73,7 +73,7 @@ async def test_a_pod_is_admitted_listed_shown_and_removed(world: World) -> None:
         assert shown.explanation is not None
         assert [cgroup.cgroup for cgroup in shown.kernel] == [f"/{POD}"]
         assert (await ask(agent, "DELETE", f"/v1/pods/{UID}"))[0] == 200
-        assert await ask(agent, "GET", "/v1/pods") == (200, b'{"pods":[]}\n')
+        assert await ask(agent, "GET", "/v1/pods") == (200, b'{"pods":[],"failed":[]}\n')
     assert not world.kernel.exists(POD)
 
 

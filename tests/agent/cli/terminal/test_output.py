@@ -131,6 +131,29 @@ def test_a_table_of_pods_says_what_each_has_and_lacks(shell: Shell) -> None:
     assert other.split()[-1] == "-"
 
 
+@pytest.mark.usefixtures("pods")
+def test_a_list_has_pods_that_are_not_admitted_below_the_others(
+    shell: Shell, agent: Running
+) -> None:
+    uid = "55555555-0000-4000-8000-000000000009"
+    agent.client.admit(manifest("big", uid, cpu="64"))
+    since = "2023-11-14 22:30:00Z"
+    *admitted, empty, header, row = listed(shell, "table")
+    assert [line.split()[0] for line in admitted] == ["POD", "shop/web", "shop/other"]
+    assert empty == ""
+    assert header.split("  ")[0] == "NOT ADMITTED"
+    assert row.split() == ["shop/big", "rejected", *since.split(), "OutOfcpu"]
+    *_, row = listed(shell, "wide")
+    assert uid in row
+    assert "the node has no room for the pod: 64 of cpu asked" in row
+    *_, line = listed(shell, "text")
+    assert line.startswith(f"shop/big  rejected since {since}  the node has no room")
+    document = json.loads("\n".join(listed(shell, "json")))
+    assert [pod["uid"] for pod in document["pods"]] == [UID, OTHER_UID]
+    assert [(pod["uid"], pod["reason"]) for pod in document["failed"]] == [(uid, "OutOfcpu")]
+    assert listed(shell, "name") == ["shop/web", "shop/other"]
+
+
 @pytest.mark.usefixtures("agent")
 def test_what_is_about_one_pod_is_named_by_it(shell: Shell) -> None:
     file = shell.file(manifest())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given as drawn
 from msgspec.structs import replace
 
-from agent.api.documents import KernelDocument, PodDocument
+from agent.api.documents import KernelDocument, PodDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.pods import show
@@ -235,7 +235,7 @@ def _words(text: str) -> list[str]:
 
 def test_a_delivery_is_shown_short_in_lists_and_in_full_alone() -> None:
     found = document(DELIVERY, cdi=True)
-    assert list(list_lines([found]))[2:5] == [
+    assert list(list_lines(PodListDocument(pods=(found,))))[2:5] == [
         f"        CDI: {MAIN}",
         "        CDI of the provider: example.com/gpu=0",
         "        PCI: 0000:3b:02.1",
@@ -255,11 +255,11 @@ def test_a_delivery_is_shown_short_in_lists_and_in_full_alone() -> None:
 
 
 def test_without_a_cdi_file_a_list_counts_what_was_delivered() -> None:
-    lines = list(list_lines([document(DELIVERY)]))
+    lines = list(list_lines(PodListDocument(pods=(document(DELIVERY),))))
     assert "        environment variables: 1, mounts: 2, device nodes: 2" in lines
     bare = Delivery(mounts=(Mount("/a", "/a"),))
-    assert "        mounts: 1" in list(list_lines([document(bare)]))
-    assert len(list(list_lines([document(NOTHING)]))) == 2
+    assert "        mounts: 1" in list(list_lines(PodListDocument(pods=(document(bare),))))
+    assert len(list(list_lines(PodListDocument(pods=(document(NOTHING),))))) == 2
 
 
 @pytest.mark.parametrize("tool", [Tool.DOCKER, Tool.NERDCTL])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import AdmissionDocument, ExplanationDocument
+from agent.api.documents import AdmissionDocument, ExplanationDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.text.pods import admission_lines, list_lines, list_table, pod_lines
 from agent.managers.admission import admit
@@ -43,7 +43,7 @@ def document(allocation: PodAllocation) -> PodDocument:
 
 
 def listed(allocation: PodAllocation) -> list[str]:
-    return list(list_lines([document(allocation)]))[1:]
+    return list(list_lines(PodListDocument(pods=(document(allocation),))))[1:]
 
 
 def shown(allocation: PodAllocation) -> list[str]:
@@ -106,13 +106,13 @@ def test_an_allocation_without_a_specification_says_its_origin_and_its_uid(
 ) -> None:
     allocation = replace(unspecified(allocated(app("a", TWO))), name="", namespace="")
     unmatched = replace(allocation, origin=origin)
-    (line, *_) = list_lines([document(unmatched)])
+    (line, *_) = list_lines(PodListDocument(pods=(document(unmatched),)))
     assert line.startswith(f"uid {allocation.uid}  Guaranteed")
     assert line.endswith(said)
     assert shown(unmatched)[0] == f"uid {allocation.uid}"
     assert f"  origin    {said}" in shown(unmatched)
     decided = allocated(app("a", TWO))
-    (line, *_) = list_lines([document(decided)])
+    (line, *_) = list_lines(PodListDocument(pods=(document(decided),)))
     assert said not in line
     assert "  origin    decided" in shown(decided)
 
@@ -124,7 +124,7 @@ def test_a_pod_says_who_asked_for_it() -> None:
         (Source("manifests", "/m/a.yaml"), "from /m/a.yaml", "/m/a.yaml (source manifests)"),
     ):
         known = replace(allocation, source=source)
-        (line, *_) = list_lines([document(known)])
+        (line, *_) = list_lines(PodListDocument(pods=(document(known),)))
         assert line.endswith(f"  {listed_as}")
         assert f"  from      {shown_as}" in shown(known)
     assert "  from      no source has asked for it yet" in shown(allocation)
@@ -187,7 +187,7 @@ def test_enforced_is_said_of_containers_that_were_found(record: PodRecord, state
     allocation = allocated(sidecar("s"), init("i", ONE), app("a", TWO))
     allocation = replace(allocation, source=API)
     found = pod_document(allocation, Mask.of(0), record=record)
-    assert next(list_lines([found])).endswith(f"  {state}  from api")
+    assert next(list_lines(PodListDocument(pods=(found,)))).endswith(f"  {state}  from api")
     assert f"  state     {state}" in pod_lines(found)
 
 
@@ -205,5 +205,5 @@ def test_devices_of_the_kubelet_stand_beside_the_agents_and_are_marked() -> None
         f"  devices   {line}",
     ]
     assert not [each for each in shown(found) if KUBELET_DEVICES in each]
-    _, row = list_table([document(found)], wide=True)
+    _, row = list_table(PodListDocument(pods=(document(found),)), wide=True)
     assert "example.com/nic=1,kubelet:example.com/gpu=2" in row.split()

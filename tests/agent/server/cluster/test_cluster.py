@@ -489,8 +489,15 @@ async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_ag
         lines = cluster.agent.controller.state.condition_lines
         await until(lambda: any("there is room now" in line for line in lines()))
         assert cluster.cpus("two") <= cluster.pool()
-        for command in (["list"], ["show", "second"], ["status"], ["history"]):
+        table = ["list", "-o", "table"]
+        for command in (["list"], table, ["show", "second"], ["status"], ["history"]):
             assert "default/second" in await printed(cluster, capsys, *command)
+        *_, row = (await printed(cluster, capsys, *table)).splitlines()
+        assert [row.split()[each] for each in (0, 1, -1)] == [
+            "default/second",
+            "shared",
+            "RunsShared",
+        ]
         assert "without CPUs" in await printed(cluster, capsys, "history", "second")
         cluster.runtime.end("two", 1)
         await until(lambda: uid in cluster.admitted())
