@@ -102,7 +102,7 @@ def arguments(tool: Tool, pod: PodDocument, container: ContainerDocument) -> lis
             unit = f"{pod.uid}-{container.name}"
             return [*_systemd_run(cgroup, unit, delivery), *_properties(container)]
         case Tool.CONTAINERD:
-            # `ctr run` of containerd 1.7 has no option for sets: the agent gives them as it notices.
+            # `ctr run` of containerd 1.7 has no option for sets: the agent sets them later.
             return [*_ctr(cgroup, pod.uid, container.name, delivery)]
         case Tool.DOCKER | Tool.NERDCTL:
             return [*_docker(tool, cgroup, delivery), *_own_sets(container)]
