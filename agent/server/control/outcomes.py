@@ -53,13 +53,16 @@ class OutcomeReporter:
         if outcome.settled:
             log.info("settings applied to new cgroups", cgroups=outcome.settled)
         self.drifts.note(outcome)
-        news = self._state.records.note_unenforced(outcome.unenforced(), allocations)
+        pods = outcome.pods if outcome.compared else frozenset[str]()
+        news = self._state.records.note_unenforced(outcome.unenforced(), allocations, pods)
         for uid, differing in news.items():
             self._counters.add(names.ENFORCEMENT_FAILURES)
             name, lines = full_name(allocations[uid]), details(differing)
             log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
             self._reporter.publish("PodNotEnforced", uid, name, "; ".join(lines))
         outside = outcome.of_pod("")
+        if pods is not None and not outside:
+            outside = self._state.unenforced  # only a comparison of everything shows its end
         if outside and details(outside) != details(self._state.unenforced):
             log.error("enforcement failed", conditions=details(outside))
         self._state.unenforced = outside

@@ -15,6 +15,7 @@ from agent.pods.lifetime import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
     from agent.managers.allocations.allocation import PodAllocation
@@ -141,11 +142,15 @@ class PodRecords(Struct):
             del self.rejections[key]
 
     def note_unenforced(
-        self, unenforced: Mapping[str, tuple[Difference, ...]], admitted: Container[str]
+        self,
+        unenforced: Mapping[str, tuple[Difference, ...]],
+        admitted: Container[str],
+        compared: AbstractSet[str] | None = None,
     ) -> Mapping[str, tuple[Difference, ...]]:
         """Store what is not enforced now, by pod uid; return the pods for which this changed.
 
-        Pods that are not `admitted` are left out.
+        Pods that are not `admitted` are left out. `compared` are the pods that were looked at, None
+        if all were: what the others lack stays as it was.
         """
         found = {uid: differing for uid, differing in unenforced.items() if uid in admitted}
         news = {
@@ -153,15 +158,16 @@ class PodRecords(Struct):
             for uid, differing in found.items()
             if details(differing) != details(self.of(uid).unenforced)
         }
-        for uid in self._unenforced - found.keys():
+        over = self._unenforced if compared is None else self._unenforced & compared
+        for uid in over - found.keys():
             self.of(uid).unenforced = ()
         for uid, differing in found.items():
             self.of(uid).unenforced = differing
-        self._unenforced = set(found)
+        self._unenforced = self._unenforced - over | found.keys()
         return MappingProxyType(news)
 
     def add_unenforced(self, difference: Difference) -> None:
-        """Store one more thing that is not enforced of a pod, until the next comparison."""
+        """Store one more thing that is not enforced of a pod, until the pod is compared again."""
         record = self.of(difference.pod)
         record.unenforced = (*record.unenforced, difference)
         self._unenforced.add(difference.pod)

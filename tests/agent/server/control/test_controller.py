@@ -305,6 +305,33 @@ async def test_what_is_not_enforced_is_reported_once_for_each_reason() -> None:
 
 
 @in_loop
+@pytest.mark.parametrize(
+    "partial",
+    [
+        EnforcementReport(pods=frozenset({OTHER_UID})),
+        EnforcementReport(differences=(unenforced("failed", OTHER_UID),), compared=False),
+    ],
+    ids=["of another pod", "not compared"],
+)
+async def test_conditions_stay_until_what_they_are_about_is_compared(
+    partial: EnforcementReport,
+) -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        controller.outcomes.failed("its CDI file is missing", (UID,))
+        controller.outcomes.failed("the shared pool is the former one", ())
+        recorder.outcome = partial
+        await controller.admit(pod("db", OTHER_UID))
+        lines = "; ".join(controller.state.condition_lines())
+        assert "its CDI file is missing" in lines
+        assert "the shared pool is the former one" in lines
+        recorder.outcome = EnforcementReport()
+        await controller.reconcile()
+        assert controller.state.condition_lines() == ()
+
+
+@in_loop
 async def test_admissions_at_the_same_time_never_share_a_cpu() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:

@@ -99,6 +99,15 @@ def test_what_is_enforced_again_has_no_condition_left() -> None:
     assert (records.of("a").unenforced, records.unenforced) == ((), 1)
 
 
+def test_what_pods_lack_that_were_not_compared_stays() -> None:
+    records, admitted = PodRecords(), ("a", "b", "c")
+    records.note_unenforced({uid: (unenforced("offline"),) for uid in admitted}, admitted)
+    lost = {"b": (unenforced("lost"),)}
+    assert records.note_unenforced(lost, admitted, {"a", "b"}) == lost
+    conditions = [records.of(uid).unenforced_lines for uid in admitted]
+    assert (conditions, records.unenforced) == ([(), ("lost",), ("offline",)], 2)
+
+
 def test_a_pod_that_is_gone_is_neither_counted_nor_remembered() -> None:
     records = PodRecords()
     records.note_unenforced({"a": (unenforced("offline"),)}, ("a",))
