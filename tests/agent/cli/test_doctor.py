@@ -57,7 +57,8 @@ def test_an_error_is_exit_code_1_and_stands_out(examined: Examined) -> None:
     examined.host.add(hosts.CONFIG, "cpuManagerPolicy: static\n")
     code, out = examined.run()
     assert code == ExitCode.REJECTED
-    assert "ERROR    kubelet CPU manager       two managers of cpusets on one host" in out
+    assert "ERROR    kubelet CPU manager       now none (" in out
+    assert "from the kubelet's next start on two managers of cpusets on one host" in out
 
 
 def test_the_document_has_every_check(examined: Examined) -> None:

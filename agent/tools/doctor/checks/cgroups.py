@@ -54,11 +54,16 @@ def driver_check(config: Config, cgroups: CgroupFacts, settings: KubeletSettings
         for driver, parts in (("systemd", cgroups.systemd), ("cgroupfs", cgroups.cgroupfs))
         if parts and parts[0].controllers is not None
     }
+    setting, later = settings.effective(_KEY), None
     if len(there) == 1:
         ((driver, path),) = there.items()
         found = f"the kubelet's is {driver} ({cgroups.mount}/{path} is there)"
         bad = Verdict.ERROR
-    elif (setting := settings.effective(_KEY)) is not None:
+        if setting is not None and setting.value != driver:
+            later = setting
+            found = f"now {found}, at its next start {shown(later.value)} ({later.source}) unless "
+            found += "the runtime names another"
+    elif setting is not None:
         # The runtime's own wins over this one (KubeletCgroupDriverFromCRI), so it proves nothing.
         driver, bad = setting.value, Verdict.WARNING
         found = f"the kubelet's is {shown(driver)} ({setting.source})"
@@ -69,6 +74,8 @@ def driver_check(config: Config, cgroups: CgroupFacts, settings: KubeletSettings
     if driver != own:
         change = f"write `{_KEY}: {driver}` in the agent's configuration"
         return HostCheck(check, bad, f"{found}, the agent's is {own}", change)
+    if later is not None:
+        return HostCheck(check, Verdict.WARNING, f"{found}; the agent's is {own}", later.to(own))
     if driver != CgroupDriver.SYSTEMD:
         found = f"{found}, as the agent's is; beside a kubelet the agent was tried with systemd"
         change = settings.change(_KEY, "systemd")

@@ -68,13 +68,16 @@ def _manager_check(
     configured = manager.off if setting is None else setting.value
     if configured.lower() != _NONE:
         assert setting is not None  # noqa: S101  # the default is off
-        return HostCheck(
-            manager.check,
-            Verdict.ERROR,
+        found = (
             f"two managers of cpusets on one host: {manager.key} is {shown(configured)} in "
-            f"{setting.source}{_overruling(setting, settings.overruled(manager.key))}",
-            _turn_off(setting.to(manager.off), manager),
+            f"{setting.source}{_overruling(setting, settings.overruled(manager.key))}"
         )
+        change = setting.to(manager.off)
+        if kubelet.process is not None and (running or "").lower() == _NONE:
+            found = f"now {running} ({manager.file.path}); from the kubelet's next start on {found}"
+        else:
+            change = _turn_off(change, manager)
+        return HostCheck(manager.check, Verdict.ERROR, found, change)
     if running is not None and running.lower() != _NONE:
         return HostCheck(
             manager.check, Verdict.ERROR, *_left_on(manager, running, kubelet, settings)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _GATE: Final = "featureGates.PodsAPI"
 #: The first version with the Pods API.
 _FIRST: Final = (1, 36, 0)
+_ON_BY_DEFAULT: Final = (1, 37, 0)
 _ENDPOINT: Final = "set agent.kubelet.podsEndpoint and agent.kubelet.tokenFile"
 
 
@@ -33,7 +34,10 @@ def _source_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
     used = next((one for one in facts.asked if not one.problem), None)
     if used is not None:
         found = "; ".join((f"{used.way} lists {used.pods} pods", *failed))
-        return HostCheck(check, Verdict.WARNING if failed else Verdict.OK, found)
+        if not failed:
+            return HostCheck(check, Verdict.OK, found)
+        change = "see `journalctl -u kubelet`, and what agent.kubelet has of podsEndpoint"
+        return HostCheck(check, Verdict.WARNING, found, change)
     if kubelet.pods_api.problem:
         failed.append(f"{kubelet.pods_api.path}: {kubelet.pods_api.problem}")
     elif not kubelet.pods_api.there:
@@ -64,23 +68,31 @@ def _stored_pods(kubelet: KubeletFiles) -> str:
 
 def _gate_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
     check, kubelet = "gate PodsAPI", facts.kubelet
-    if kubelet.pods_api.there:
-        return HostCheck(check, Verdict.OK, f"{kubelet.pods_api.path} is served")
     version = "" if facts.runtime is None else facts.runtime.packages.get("kubelet", "")
     numbers = version_of(version)
+    setting = settings.effective(_GATE)
+    by_default = numbers is not None and numbers >= _ON_BY_DEFAULT
+    on = by_default if setting is None else setting.value.lower() == "true"
+    off = f"not set in {settings.file}" if setting is None else f"off in {setting.source}"
+    if kubelet.pods_api.there and (on or (setting is None and settings.unread)):
+        return HostCheck(check, Verdict.OK, f"{kubelet.pods_api.path} is served")
+    if kubelet.pods_api.there:
+        found = f"now {kubelet.pods_api.path} is served; at the kubelet's next start it is not, "
+        found += f"for the gate is {off}" + ("" if setting else ", which turns it off before v1.37")
+        return HostCheck(check, Verdict.WARNING, found, settings.change(_GATE, "true"))
     if numbers is not None and numbers < _FIRST:
         found = f"kubelet {version} (package kubelet) has no Pods API and does not know the gate"
         return HostCheck(check, Verdict.WARNING, found, _ENDPOINT)
-    setting = settings.effective(_GATE)
-    if setting is None and settings.unread:
-        return HostCheck(check, Verdict.UNKNOWN, "; ".join(settings.unread))
-    if setting is None or setting.value.lower() != "true":
-        found = f"not set in {settings.file}" if setting is None else f"off in {setting.source}"
-        return HostCheck(check, Verdict.WARNING, found, _set_gate(settings))
-    found = f"on in {setting.source}, but {kubelet.pods_api.path} is not a socket"
+    if not on:
+        if setting is None and settings.unread:
+            return HostCheck(check, Verdict.UNKNOWN, "; ".join(settings.unread))
+        return HostCheck(check, Verdict.WARNING, off, _set_gate(settings))
+    where = "by default" if setting is None else f"in {setting.source}"
+    found = f"on {where}, but {kubelet.pods_api.path} is not a socket"
+    verdict, change = Verdict.WARNING, "restart the kubelet"
     if kubelet.process is None:
-        return HostCheck(check, Verdict.UNKNOWN, f"{found} while no kubelet runs")
-    return HostCheck(check, Verdict.WARNING, found, "restart the kubelet")
+        verdict, change, found = Verdict.UNKNOWN, "", f"{found} while no kubelet runs"
+    return HostCheck(check, verdict, found, change)
 
 
 def _set_gate(settings: KubeletSettings) -> str:

@@ -59,11 +59,13 @@ def runtime_checks(facts: RuntimeFacts) -> Iterator[HostCheck]:
     version, source, problem = _version(name, facts)
     numbers = version_of(version)
     if name == "containerd":
-        yield _version_check(name, version, source, problem)
+        yield _version_check(version, source, problem, facts)
         settings = containerd_settings(facts.containerd, CONTAINERD_FILE)
     else:
         found = f"cri-o {version} ({source})" if version else f"cri-o, {problem}"
-        yield HostCheck("container runtime", Verdict.WARNING, f"{found}; not tried with the agent")
+        found += "; not tried with the agent"
+        change = "try it where no user's pods run; containerd 1.7.24, 2.1.9 and 2.3.4 were tried"
+        yield HostCheck("container runtime", Verdict.WARNING, found, change)
         settings = crio_settings(facts.crio, CRIO_FILE)
     yield _nri_check(name, numbers, facts, settings)
     yield _validator_check(name, numbers, settings)
@@ -93,20 +95,28 @@ def _version(name: str, facts: RuntimeFacts) -> tuple[str, str, str]:
     return "", "", f"of a version that no package of dpkg names{silent}"
 
 
-def _version_check(name: str, version: str, source: str, problem: str) -> HostCheck:
-    check = "container runtime"
+def _version_check(version: str, source: str, problem: str, facts: RuntimeFacts) -> HostCheck:
+    check, name = "container runtime", "containerd"
     numbers = version_of(version)
     if numbers is None:
         why = problem or f"the version {shown(version)} ({source}) cannot be read"
         return HostCheck(check, Verdict.UNKNOWN, f"{name}, {why}")
     found = f"{name} {version} ({source})"
-    if numbers < LEAK_REPAIRED:
-        found += (
-            ": it leaks the sandbox of every pod that an NRI plugin rejects in RunPodSandbox, and "
-            "does not start again after that; the agent rejects elsewhere, other plugins may not"
-        )
-        return HostCheck(check, Verdict.WARNING, found, "upgrade containerd to 2.2.6 or 2.3")
-    return HostCheck(check, Verdict.OK, found)
+    for package in _PACKAGES[name]:
+        installed = facts.packages.get(package, version)
+        if version_of(installed) != numbers:
+            found = f"now {found}; package {package} has {installed}, which counts from the next "
+            found += "start on where the service runs it"
+    if numbers >= LEAK_REPAIRED:
+        return HostCheck(check, Verdict.OK, found)
+    found += (
+        ": it leaks the sandbox of every pod that an NRI plugin rejects in RunPodSandbox, and "
+        "does not start again after that; the agent rejects elsewhere"
+    )
+    if not facts.plugins.names:
+        return HostCheck(check, Verdict.OK, found)
+    found += f", the plugins in {facts.plugins.path} may not"
+    return HostCheck(check, Verdict.WARNING, found, "upgrade containerd to 2.2.6 or 2.3")
 
 
 def _nri_check(
@@ -120,35 +130,37 @@ def _nri_check(
         found = "agent.kubelet.nriSocket is empty: containers get their CPUs after they started"
         change = "write `agent: {kubelet: {nriSocket: /var/run/nri/nri.sock}}`"
         return HostCheck(check, Verdict.WARNING, found, f"{change} in the agent's configuration")
-    if socket.there:
-        return HostCheck(check, Verdict.OK, f"{socket.path} is there")
     if socket.problem:
         return HostCheck(check, Verdict.UNKNOWN, f"{socket.path}: {socket.problem}")
-    why, change = _without_nri(name, numbers, socket.path, settings)
-    return HostCheck(check, Verdict.ERROR, f"{socket.path} is not a socket: {why}", change)
+    without = _without_nri(name, numbers, socket.path, settings)
+    if not socket.there:
+        if settings.unread:
+            without = "; ".join(settings.unread), "make the file readable for root"
+        why, change = without or (
+            f"NRI is not turned off in {settings.main}",
+            f"start {name}, and see its log for `nri`",
+        )
+        return HostCheck(check, Verdict.ERROR, f"{socket.path} is not a socket: {why}", change)
+    if without is None or not any(one.text for one in (*facts.containerd, *facts.crio)):
+        return HostCheck(check, Verdict.OK, f"{socket.path} is there")
+    why, change = without
+    found = f"now {socket.path} is there; at the next start of {name} it is not: {why}"
+    return HostCheck(check, Verdict.ERROR, found, change)
 
 
 def _without_nri(
     name: str, numbers: tuple[int, int, int] | None, socket: str, settings: RuntimeSettings
-) -> tuple[str, str]:
-    """Return why there is no socket of NRI, and what to change."""
+) -> tuple[str, str] | None:
+    """Return why a runtime that starts now makes no socket of NRI, and what to change."""
     key = "nri_listen" if name == "cri-o" else "socket_path"
     listens, where = settings.text(key, socket)
-    if listens != socket:
+    if _in_run(listens) != _in_run(socket):
         change = f"write `agent: {{kubelet: {{nriSocket: {listens}}}}}`"
         return f"{key} is {shown(listens)} in {where}", f"{change} in the agent's configuration"
-    if settings.unread:
-        return "; ".join(settings.unread), "make the file readable for root"
     if name == "cri-o":
         on, file = settings.switch("enable_nri", default=True)
         change = f"write `enable_nri = true` in [crio.nri] of {file} and restart CRI-O"
-        return f"enable_nri is {'true' if on else 'false'} in {file}", change
-    return _containerd_without_nri(numbers, settings)
-
-
-def _containerd_without_nri(
-    numbers: tuple[int, int, int] | None, settings: RuntimeSettings
-) -> tuple[str, str]:
+        return None if on else (f"enable_nri is false in {file}", change)
     if settings.off_in:
         change = f"remove `{NRI}` from disabled_plugins in {settings.off_in}, restart containerd"
         return f"disabled_plugins of {settings.off_in} lists NRI", change
@@ -157,9 +169,12 @@ def _containerd_without_nri(
     change = f"write `disable = false` in {NRI_TABLE} of {file} and restart containerd"
     if off and "disable" not in settings.entries:
         return "this version has NRI off by default", change
-    if off:
-        return f"disable is true in {file}", change
-    return f"NRI is not turned off in {file}", "start containerd, and see its log for `nri`"
+    return (f"disable is true in {file}", change) if off else None
+
+
+def _in_run(path: str) -> str:
+    """Return a path below /var/run as that below /run to which it leads."""
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
 def _validator_check(
@@ -172,7 +187,7 @@ def _validator_check(
             "this runtime has no NRI validator (containerd from 2.2 on has one): a pod that starts "
             "while the agent is away runs unpinned until the agent is back"
         )
-        return HostCheck(check, Verdict.WARNING, found)
+        return HostCheck(check, Verdict.OK, found)
     enabled, file = settings.switch(f"{VALIDATOR}.enable", default=False)
     required, where = settings.entries.get(f"{VALIDATOR}.required_plugins", ([], ""))
     if not enabled:

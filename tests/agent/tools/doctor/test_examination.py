@@ -81,6 +81,7 @@ def version(text: str, *more: Callable[[FakeHost], None]) -> Callable[[FakeHost]
 NRI = "[plugins.'io.containerd.nri.v1.nri']\n"
 NRI_2 = 'version = 2\n[plugins."io.containerd.nri.v1.nri"]\n'
 NRI_SOCKET = "/var/run/nri/nri.sock"
+KUBELET_37 = "\nPackage: kubelet\nStatus: install ok installed\nVersion: 1.37.0-1.1\n"
 STATIC = '{"policyName":"static","defaultCpuSet":"0-15"}'
 CPU, MEMORY = "kubelet CPU manager", "kubelet memory manager"
 TOPOLOGY = "kubelet topology manager"
@@ -92,6 +93,16 @@ TOPOLOGY = "kubelet topology manager"
         # The kubelet's managers.
         (
             config("cpuManagerPolicy: static"),
+            CPU,
+            ERROR,
+            (
+                f"now none ({hosts.CPU_STATE}); from the kubelet's next start on two managers of "
+                f'cpusets on one host: cpuManagerPolicy is "static" in {hosts.CONFIG}'
+            ),
+            f"write `cpuManagerPolicy: none` in {hosts.CONFIG}",
+        ),
+        (
+            both(config("cpuManagerPolicy: static"), written(hosts.CPU_STATE, STATIC)),
             CPU,
             ERROR,
             f'two managers of cpusets on one host: cpuManagerPolicy is "static" in {hosts.CONFIG}',
@@ -265,8 +276,21 @@ TOPOLOGY = "kubelet topology manager"
             ),
             "cgroup driver",
             ERROR,
-            "the kubelet's is cgroupfs (/sys/fs/cgroup/kubepods is there), the agent's is systemd",
+            (
+                "now the kubelet's is cgroupfs (/sys/fs/cgroup/kubepods is there), at its next "
+                f'start "systemd" ({hosts.CONFIG})'
+            ),
             "write `cgroupDriver: cgroupfs` in the agent's configuration",
+        ),
+        (
+            written(hosts.CONFIG, hosts.SETTINGS.replace("systemd", "cgroupfs")),
+            "cgroup driver",
+            WARNING,
+            (
+                "now the kubelet's is systemd (/sys/fs/cgroup/kubepods.slice is there), at its "
+                f'next start "cgroupfs" ({hosts.CONFIG}) unless the runtime names another'
+            ),
+            f"write `cgroupDriver: systemd` in {hosts.CONFIG}",
         ),
         (
             both(
@@ -296,8 +320,15 @@ TOPOLOGY = "kubelet topology manager"
         (
             version("2.2.5-1"),
             "container runtime",
-            WARNING,
+            OK,
             "containerd 2.2.5-1 (package containerd): it leaks the sandbox",
+            "",
+        ),
+        (
+            version("2.2.5-1", written("/opt/nri/plugins/10-logger", "ELF")),
+            "container runtime",
+            WARNING,
+            "the agent rejects elsewhere, the plugins in /opt/nri/plugins may not",
             "upgrade containerd to 2.2.6",
         ),
         (version("2.2.6-1"), "container runtime", OK, "containerd 2.2.6-1", ""),
@@ -369,7 +400,39 @@ TOPOLOGY = "kubelet topology manager"
             "a list for all pods",
             'required-plugins.noderesource.dev: "[numawarden]"',
         ),
-        (version("2.1.9"), "required plugin", WARNING, "has no NRI validator", ""),
+        (version("2.1.9"), "required plugin", OK, "has no NRI validator", ""),
+        (
+            written(hosts.CONTAINERD, f"{NRI}disable = true\n"),
+            "NRI",
+            ERROR,
+            (
+                f"now {NRI_SOCKET} is there; at the next start of containerd it is not: disable is "
+                f"true in {hosts.CONTAINERD}"
+            ),
+            f"write `disable = false` in {NRI.strip()} of {hosts.CONTAINERD}",
+        ),
+        (
+            written(hosts.CONTAINERD, f'{NRI}socket_path = "/run/other.sock"\n'),
+            "NRI",
+            ERROR,
+            f"now {NRI_SOCKET} is there; at the next start of containerd it is not: socket_path is",
+            "write `agent: {kubelet: {nriSocket: /run/other.sock}}`",
+        ),
+        (
+            written(hosts.CONTAINERD, f'{NRI}socket_path = "/run/nri/nri.sock"\n'),
+            "NRI",
+            OK,
+            f"{NRI_SOCKET} is there",
+            "",
+        ),
+        (
+            version("1.7.24", written(hosts.CONTAINERD, "version = 2\n")),
+            "NRI",
+            ERROR,
+            "it is not: this version has NRI off by default",
+            "write `disable = false`",
+        ),
+        (version("1.7.24", removed(hosts.CONTAINERD)), "NRI", OK, f"{NRI_SOCKET} is there", ""),
         (
             written(hosts.CONTAINERD, f'{NRI}plugin_request_timeout = "500ms"\n'),
             "NRI timeouts",
@@ -409,7 +472,7 @@ TOPOLOGY = "kubelet topology manager"
             "pod source",
             WARNING,
             "/pods lists 7 pods; the Pods API: UNAVAILABLE",
-            "",
+            "see `journalctl -u kubelet`",
         ),
         (
             both(
@@ -440,6 +503,26 @@ TOPOLOGY = "kubelet topology manager"
             WARNING,
             f"not set in {hosts.CONFIG}",
             f"write `featureGates: {{PodsAPI: true}}` in {hosts.CONFIG}",
+        ),
+        (
+            written(hosts.CONFIG, hosts.SETTINGS.replace("PodsAPI: true", "")),
+            "gate PodsAPI",
+            WARNING,
+            (
+                f"now {hosts.KUBELET}/pods-api/pods-api.sock is served; at the kubelet's next "
+                f"start it is not, for the gate is not set in {hosts.CONFIG}"
+            ),
+            f"write `featureGates: {{PodsAPI: true}}` in {hosts.CONFIG}",
+        ),
+        (
+            both(
+                written(hosts.CONFIG, hosts.SETTINGS.replace("PodsAPI: true", "")),
+                lambda host: host.add(hosts.DPKG, KUBELET_37),
+            ),
+            "gate PodsAPI",
+            OK,
+            "is served",
+            "",
         ),
         (
             both(
@@ -593,6 +676,12 @@ def test_what_is_wrong_is_found_with_what_to_change(
     assert found in one.found
     assert advice in one.change
     assert bool(advice) == bool(one.change)
+    assert one.change or verdict not in (WARNING, ERROR)  # else it cannot be acted on
+
+
+def test_a_node_of_containerd_2_1_has_nothing_that_its_user_cannot_change(host: FakeHost) -> None:
+    version("2.1.9-1")(host)
+    assert {one.verdict for one in host.examine().values()} == {OK}
 
 
 def test_what_the_advice_says_makes_a_kubelet_that_manages_cpus_acceptable(host: FakeHost) -> None:
@@ -622,8 +711,10 @@ def test_the_running_runtime_is_believed_before_its_package(host: FakeHost) -> N
         return one
 
     running = found(ReportedVersion("containerd", "v2.1.9", "asked at /run/c.sock"))
-    assert running.verdict is WARNING
-    assert running.found.startswith("containerd v2.1.9 (asked at /run/c.sock): it leaks")
+    assert running.found.startswith(
+        "now containerd v2.1.9 (asked at /run/c.sock); package containerd has 2.3.4~ds1-1, which"
+    )
+    assert ": it leaks the sandbox" in running.found
     silent = found(ReportedVersion(problem="/run/c.sock does not answer"))
     assert silent.verdict is OK
     assert "(package containerd; /run/c.sock does not answer)" in silent.found
