@@ -42,7 +42,7 @@ def rejection(
     limits = rules.allocatable
     if limits is None:
         return None
-    shortages = tuple(_shortages(rules, limits, ledger, requests))
+    shortages = _shortages(rules, limits, ledger, requests)
     if not shortages:
         return None
     details = "; ".join(_describe(limits, shortage) for shortage in shortages)
@@ -80,19 +80,21 @@ def node_amount_text(resource: str, amount: int) -> str:
 
 def _shortages(
     rules: EffectivePolicy, limits: Allocatable, ledger: Ledger, requests: Mapping[str, int]
-) -> Iterator[Shortage]:
-    pods = len(ledger.allocations)
-    if pods >= limits.pods:
-        yield Shortage(PODS, 1, limits.pods, pods)
-    for name in sorted(requests, key=_order):
-        asked, requested = requests[name], ledger.requests.get(name, 0)
-        if asked <= 0 or limits.ignores(name) or name in NOT_CHECKED:
+) -> tuple[Shortage, ...]:
+    found = []
+    for name, asked in requests.items():
+        room, requested = limits.amounts.get(name), ledger.requests.get(name, 0)
+        fits = asked <= 0 or (room is not None and asked <= room - requested)
+        if fits or limits.ignores(name) or name in NOT_CHECKED:
             continue
-        room = limits.amounts.get(name)
-        if room and asked > room - requested:
+        if room:
             room += _beyond(rules, ledger, name)
         if room is None or asked > room - requested:
-            yield Shortage(name, asked, room, requested)
+            found.append(Shortage(name, asked, room, requested))
+    found.sort(key=lambda shortage: _order(shortage.resource))
+    pods = len(ledger.allocations)
+    too_many = (Shortage(PODS, 1, limits.pods, pods),) if pods >= limits.pods else ()
+    return (*too_many, *found)
 
 
 def _beyond(rules: EffectivePolicy, ledger: Ledger, resource: str) -> int:

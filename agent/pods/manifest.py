@@ -336,14 +336,15 @@ def _defaulted(container: Container) -> Container:
 
 
 def _pod_level_defaults(pod: Pod, stated: Resources) -> Resources:
+    containers = pod.all_containers()
     limits = dict(stated.limits)
-    for name, amount in aggregate(pod, lambda container: container.resources.limits).items():
+    for name, amount in aggregate(pod, [each.resources.limits for each in containers]).items():
         if name.startswith(HUGEPAGES_PREFIX) and name not in stated.requests:
             limits.setdefault(name, amount)
     if not limits:
         return stated
     requests = dict(stated.requests)
-    for name, amount in aggregate(pod, lambda container: container.resources.requests).items():
+    for name, amount in aggregate(pod, [each.resources.requests for each in containers]).items():
         if name in _OVERCOMMITTABLE:
             requests.setdefault(name, amount)
     for name, amount in limits.items():

@@ -8,7 +8,6 @@ PodLevelResourceManagers are both on (KEP-5526).
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -88,16 +87,21 @@ def memory_requests(container: Container, *, pod_level: bool) -> dict[str, int]:
     return _memory_bytes(container.resources.requests)
 
 
-def pod_memory_requests(pod: Pod, *, pod_level: bool) -> dict[str, int]:
+def pod_memory_requests(
+    pod: Pod, *, pod_level: bool, amounts: Sequence[Mapping[str, int]] | None = None
+) -> dict[str, int]:
     """Return the bytes that a pod requests as a whole, by memory type.
 
     Its budget where it has one, else the most that its containers have at one time (KEP-693,
     "Effective resource request"; KEP-753 with sidecars). A type that only init containers ask for
-    counts as any other; the kubelet leaves it out. Bytes are rounded up as by `memory_requests`.
+    counts as any other; the kubelet leaves it out. Bytes are rounded up as by `memory_requests`;
+    `amounts` are these of all containers where they are known already.
     """
     if pod_level and pod.resources is not None:
         return _memory_bytes(pod.resources.requests)
-    return aggregate(pod, partial(memory_requests, pod_level=pod_level))
+    if amounts is None:
+        amounts = [memory_requests(each, pod_level=pod_level) for each in pod.all_containers()]
+    return aggregate(pod, amounts)
 
 
 def pod_requests(
@@ -129,26 +133,24 @@ def pod_limits(
     return _sum((amounts, {name: pod.overhead[name] for name in limited if name in pod.overhead}))
 
 
-def aggregate(
-    pod: Pod, amounts: Callable[[Container], Mapping[str, _Amount]]
-) -> dict[str, _Amount]:
+def aggregate(pod: Pod, amounts: Sequence[Mapping[str, _Amount]]) -> dict[str, _Amount]:
     """Return the most that the containers of a pod have at one time, by resource (KEP-753).
 
     That is the larger of apps plus sidecars, and each standard init container plus the sidecars
-    before it.
+    before it. `amounts` are those of `Pod.all_containers`.
     """
-    if not pod.init_containers and len(pod.containers) == 1:
-        return dict(amounts(pod.containers[0]))
-    running = _sum(amounts(app) for app in pod.containers)
+    if len(amounts) == 1:
+        return dict(amounts[0])
+    running = _sum(amounts[len(pod.init_containers) :])
     sidecars: dict[str, _Amount] = {}
     starting: dict[str, _Amount] = {}
-    for container in pod.init_containers:
+    for container, amount in zip(pod.init_containers, amounts, strict=False):
         if container.kind is ContainerKind.SIDECAR:
-            running = _sum((running, amounts(container)))
-            sidecars = _sum((sidecars, amounts(container)))
+            running = _sum((running, amount))
+            sidecars = _sum((sidecars, amount))
             starting = _maximum(starting, sidecars)
         else:
-            starting = _maximum(starting, _sum((amounts(container), sidecars)))
+            starting = _maximum(starting, _sum((amount, sidecars)))
     return _maximum(running, starting)
 
 
@@ -178,7 +180,7 @@ def _pod_amounts(
         stated = _supported(desired(pod.resources))
     if only is not None and len(stated) == len(only):
         return stated
-    return aggregate(pod, lambda container: desired(container.resources)) | stated
+    return aggregate(pod, [desired(each.resources) for each in pod.all_containers()]) | stated
 
 
 def _whole(amount: Quantity) -> int:
@@ -221,11 +223,11 @@ def qos_class(pod: Pod, *, pod_level_resources: bool) -> QosClass:
     if pod.status_qos is not None:
         return pod.status_qos
     if pod_level_resources and pod.resources is not None:
-        limits = pod.resources.limits
-        bounded = not limits or _bounds_compute(limits)
-        return _class_of((pod.resources,), every_part_bounded=bounded)
-    parts = tuple(container.resources for container in pod.all_containers())
-    bounded = all(_bounds_compute(part.limits) for part in parts)
+        parts = [pod.resources]
+        bounded = not pod.resources.limits or _bounds_compute(pod.resources.limits)
+    else:
+        parts = [container.resources for container in pod.all_containers()]
+        bounded = all(map(_bounds_compute, [part.limits for part in parts]))
     return _class_of(parts, every_part_bounded=bounded)
 
 
@@ -242,7 +244,7 @@ def is_container_guaranteed(container: Container) -> bool:
 
 
 def _bounds_compute(limits: Mapping[str, Quantity]) -> bool:
-    return all(limits.get(name, ZERO).nano > 0 for name in _COMPUTE)
+    return limits.get(CPU, ZERO).nano > 0 and limits.get(MEMORY, ZERO).nano > 0
 
 
 def _class_of(parts: Iterable[Resources], *, every_part_bounded: bool) -> QosClass:

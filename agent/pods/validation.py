@@ -216,7 +216,7 @@ def _unsupported(resources: Resources) -> Iterator[Mistake]:
 
 
 def _containers_within_requests(pod: Pod, requests: Mapping[str, Quantity]) -> Iterator[Mistake]:
-    together = aggregate(pod, lambda container: container.resources.requests)
+    together = aggregate(pod, [each.resources.requests for each in pod.all_containers()])
     for name, budget in requests.items():
         asked = together.get(name, ZERO)
         if budget < asked:

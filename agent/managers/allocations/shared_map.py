@@ -81,8 +81,8 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
         yield from (key for key in self._changes if key not in self._base)
 
     def __len__(self) -> int:
-        new = sum(1 for key in self._changes if key not in self._base)
-        return len(self._base) - len(self._removed) + new
+        replaced = sum(map(self._base.__contains__, self._changes))
+        return len(self._base) - len(self._removed) + len(self._changes) - replaced
 
     def __repr__(self) -> str:
         return f"SharedMap({dict(self.items())!r})"

@@ -66,7 +66,7 @@ def cpu_hint_family(
 def fewest_nodes(topology: CpuTopology, request: int) -> int:
     """Return how many NUMA nodes the request needs on an empty host; all when it never fits."""
     total = 0
-    for number, size in enumerate(sorted((n.size for n in topology.nodes), reverse=True), start=1):
+    for number, size in enumerate(topology.node_sizes, start=1):
         total += size
         if total >= request:
             return number
@@ -85,7 +85,7 @@ def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: in
     """Return the sets of nodes with enough free CPUs and all reusable ones."""
     required = topology.nodes_of(reusable).bits
     usable = available.bits | reusable.bits
-    room = subset_sums(tuple([(node.cpus & usable).bit_count() for node in topology.nodes]))
+    room = subset_sums([(node.cpus & usable).bit_count() for node in topology.nodes])
     return [
         choice
         for choice in choices(topology.node_bits)

@@ -144,6 +144,11 @@ class CpuTopology(Struct, frozen=True, dict=True):
         return _groups(self.rows, lambda row: row.node)
 
     @cached_property
+    def node_sizes(self) -> tuple[int, ...]:
+        """How many CPUs each NUMA node has, the largest first."""
+        return tuple(sorted([node.size for node in self.nodes], reverse=True))
+
+    @cached_property
     def uncores(self) -> Groups:
         """All uncore (last level) caches."""
         return _groups(self.rows, lambda row: row.uncore)

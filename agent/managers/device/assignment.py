@@ -16,7 +16,6 @@ from agent.managers.topology.implicit_hints import HintFamily, is_listed, smalle
 from agent.managers.topology.node_cover import Cover, CoverDemand
 from agent.managers.topology.numa_masks import SubsetIndex, choices, subset_sums
 from agent.managers.topology.search_budget import SearchBudget
-from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -45,16 +44,19 @@ def device_hints(
     suffice if no device was allocated. A mask must contain all reusable devices. `work` notes when
     a budget was exceeded.
     """
-    if not any(device.nodes for device in inventory):
+    everything = tuple([device.nodes.bits for device in inventory])
+    if not any(everything):
         return None
-    free = _available(inventory, allocated)
-    if len(free) + len(reusable) < count:
+    places = [device.nodes.bits for device in _available(inventory, allocated)]
+    if len(places) + len(reusable) < count:
         return ()
     again = [device.nodes.bits for device in inventory if device.id in reusable and device.nodes]
-    places = [device.nodes.bits for device in free] + again
-    if not is_listed(nodes):
-        return _family(nodes, inventory, places, count, again, work or SearchBudget())
-    hints = _hints(nodes, inventory, places, count)
+    places += again
+    listed = is_listed(nodes)
+    nodes &= reduce(or_, everything)
+    if not listed:
+        return _family(nodes, everything, places, count, again, work or SearchBudget())
+    hints = _hints(nodes, everything, places, count)
     if not again:
         return hints
     return tuple(hint for hint in hints if all((hint.nodes or 0) & place for place in again))
@@ -155,17 +157,17 @@ def _available(inventory: Iterable[PluginDevice], allocated: Collection[str]) ->
 
 
 def _hints(
-    nodes: int, inventory: Sequence[PluginDevice], places: Sequence[int], count: int
+    nodes: int, everything: tuple[int, ...], places: Iterable[int], count: int
 ) -> tuple[Hint, ...]:
     """Return the masks that reach `count` of the places (masks of nodes)."""
-    everything = tuple(device.nodes.bits for device in inventory)
-    nodes &= reduce(or_, everything, 0)
     now = _reached(nodes, places)
     fewest = _fewest_nodes(nodes, everything, count)
     return tuple(
-        one.preferred if one.mask.bit_count() == fewest else one.plain
-        for one in choices(nodes)
-        if now[one.number] >= count
+        [
+            one.preferred if one.mask.bit_count() == fewest else one.plain
+            for one in choices(nodes)
+            if now[one.number] >= count
+        ]
     )
 
 
@@ -179,15 +181,13 @@ def _fewest_nodes(nodes: int, everything: tuple[int, ...], count: int) -> int:
 
 def _family(
     nodes: int,
-    inventory: Sequence[PluginDevice],
-    places: Sequence[int],
+    everything: Iterable[int],
+    places: Iterable[int],
     count: int,
-    again: Sequence[int],
+    again: Iterable[int],
     work: SearchBudget,
 ) -> HintFamily:
     """Return the same hints as the list, as a family for a machine with many nodes."""
-    everything = [device.nodes.bits for device in inventory]
-    nodes &= reduce(or_, everything, 0)
     each_again = tuple(CoverDemand(1, ((place, 1),)) for place in dict.fromkeys(again))
     cover = Cover(nodes, (_devices(count, places), *each_again))
     fewest = smallest(Cover(nodes, (_devices(count, everything),)), work)
@@ -203,9 +203,10 @@ def _reached(nodes: int, places: Iterable[int]) -> list[int]:
     counts: dict[int, int] = {}
     for place in places:  # not a Counter: a few places take longer to hand over than to count
         counts[place] = counts.get(place, 0) + 1
-    reached = subset_sums(tuple(counts.pop(1 << node, 0) for node in iter_bits(nodes)))
+    index = SubsetIndex.of(nodes)
+    reached = subset_sums([counts.pop(one, 0) for one in index.ones])
     for place, count in counts.items():
-        for number, subset in enumerate(SubsetIndex.of(nodes).subsets):
+        for number, subset in enumerate(index.subsets):
             if subset & place:
                 reached[number] += count
     return reached

@@ -17,12 +17,13 @@ from agent.managers.device.assignment import assign_devices, device_hints, reusa
 from agent.managers.errors import ManagerError
 from agent.managers.policy import PluginDevice
 from agent.managers.resource_manager import ResourceManager
+from agent.pods.quantity import MAX_INT64
 from agent.pods.requests import aggregate
 from agent.pods.requirements import near_nodes
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.allocations.demand import ContainerDemand, PodRequest
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from agent.managers.host_policy import HostPolicy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.pods.model import Container
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
 
@@ -79,7 +79,7 @@ class DeviceManager(ResourceManager):
         )
         exclusive = tuple([any(each.values()) for each in amounts])
         return ResourceDemand(
-            _of_pod(request, inventory) if any(amounts) else {},
+            _of_pod(request, amounts) if any(amounts) else {},
             amounts,
             active=True,
             exclusive=exclusive,
@@ -248,14 +248,10 @@ def _requests(limits: Mapping[str, Quantity], inventory: Iterable[str]) -> dict[
     return {name: limits[name].value for name in inventory if name in limits}
 
 
-def _of_pod(request: PodRequest, inventory: Collection[str]) -> dict[str, int]:
+def _of_pod(request: PodRequest, amounts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return the most devices that the containers of a pod have at any one time."""
-
-    def devices(container: Container) -> dict[str, Quantity]:
-        limits = container.resources.limits
-        return {name: limits[name] for name in inventory if name in limits}
-
-    return _requests(aggregate(request.pod, devices), inventory)
+    devices = aggregate(request.pod, amounts)
+    return {name: min(count, MAX_INT64) for name, count in devices.items()}
 
 
 def _of_allocation(allocation: PodAllocation) -> dict[str, frozenset[str]]:

@@ -64,16 +64,20 @@ def fitting_hints(
         return _family(facts, state, requests, reusable, work or SearchBudget())
     open_choices = _open_choices(facts, state)
     for memory_type, size in requests.items():
-        free = subset_sums(tuple(free_memory(facts, state, memory_type).values()))
+        free = subset_sums(free_memory(facts, state, memory_type).values())
+        again = {mask: amount for (mask, name), amount in reusable.items() if name == memory_type}
         open_choices = [
             choice
             for choice in open_choices
-            if free[choice.number] + reusable.get((choice.mask, memory_type), 0) >= size
+            if free[choice.number] >= size
+            or (again and free[choice.number] + again.get(choice.mask, 0) >= size)
         ]
     fewest = _fewest_nodes(facts, requests)
     return tuple(
-        choice.preferred if choice.mask.bit_count() == fewest else choice.plain
-        for choice in open_choices
+        [
+            choice.preferred if choice.mask.bit_count() == fewest else choice.plain
+            for choice in open_choices
+        ]
     )
 
 
@@ -147,17 +151,15 @@ def _masks_in_use(state: Mapping[int, NodeMemory]) -> tuple[int, set[int]]:
     """
     used = 0
     masks = set()
+    groups = set()
     for node, charge in state.items():
-        if len(charge.cells) == 1:
+        if charge.cells.bits.bit_count() == 1:
             masks.add(1 << node)
+        elif charge.assignments:
+            groups.add(charge.cells.bits)
         if charge.assignments:
             used |= 1 << node
-    groups = {
-        charge.cells.bits
-        for charge in state.values()
-        if charge.assignments and len(charge.cells) > 1
-    }
-    return used, masks | {mask for mask in groups if _is_one_group(state, mask)}
+    return used, masks.union([mask for mask in groups if _is_one_group(state, mask)])
 
 
 def _open_choices(facts: MemoryFacts, state: Mapping[int, NodeMemory]) -> list[Choice]:

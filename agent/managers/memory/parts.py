@@ -80,7 +80,9 @@ def memory_demand(request: PodRequest) -> ResourceDemand:
     amounts = tuple([memory_requests(each, pod_level=pod_level) for each in request.containers])
     of_pod = {
         name: min(size, MAX_INT64)
-        for name, size in pod_memory_requests(request.pod, pod_level=pod_level).items()
+        for name, size in pod_memory_requests(
+            request.pod, pod_level=pod_level, amounts=amounts
+        ).items()
         if size > 0 or not pod_level
     }
     active = _why_none(request) is None

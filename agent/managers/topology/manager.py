@@ -76,7 +76,7 @@ def merge_or_defer(
     if preferred is not None:
         return _as_policy_has_it(kind, nodes, Hint(preferred, preferred=True)), True
     best_effort = kind is TopologyManagerPolicy.BEST_EFFORT
-    listed = tuple(hints for hints in lists if not isinstance(hints, HintFamily))
+    listed = tuple([hints for hints in lists if not isinstance(hints, HintFamily)])
     if len(listed) == len(lists) and not best_effort:
         return DeferredMerge(listed, nodes, order, kind), False
     hint = _best_reachable(lists, nodes, order, work)

@@ -59,8 +59,8 @@ def best_preferred(
     A permutation is preferred only if all its hints are and their masks are equal; hints for any
     node go with every mask. Narrower masks are better, then the tiebreak of `order` decides.
     """
-    required: set[int] | None = None
-    optional = {nodes}
+    required: set[int | None] | None = None
+    optional: set[int | None] = {nodes}
     # All memory types have the same hints; duplicate lists do not change the merge.
     distinct = {id(hints): hints for hints in lists}.values()
     families = [hints for hints in distinct if isinstance(hints, HintFamily)]
@@ -69,16 +69,16 @@ def best_preferred(
             continue
         offered = {mask for mask, preferred in hints if preferred}
         if None in offered:
-            optional |= {mask for mask in offered if mask is not None}
+            optional |= offered
             continue
-        masks = {mask for mask in offered if mask is not None}
-        required = masks if required is None else required & masks
+        required = offered if required is None else required & offered
         if not required:
             return None
     if required is None and families:
         return best_common(families, nodes, order, work)
-    candidates = optional if required is None else required
-    candidates = {mask for mask in candidates if all(family.prefers(mask) for family in families)}
+    candidates = [mask for mask in (optional if required is None else required) if mask is not None]
+    if families:
+        candidates = [mask for mask in candidates if all(each.prefers(mask) for each in families)]
     inside = {mask & nodes for mask in candidates} - {0}
     return min(inside, key=order.of_preferred, default=None)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
 from agent.managers.topology.hints import Hint
 from sysfs.mask import iter_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Choice(NamedTuple):
@@ -45,12 +48,13 @@ def masks_by_size(nodes: int) -> tuple[int, ...]:
 
 
 class SubsetIndex(Struct, frozen=True):
-    """The subsets of a set of nodes, the empty one included, numbered in ascending order.
+    """The subsets of `ones` (masks of a node), the empty one included, in ascending order.
 
     Bit *i* of a subset's number stands for the *i*-th lowest node, so numbers are dense even
     where node ids are not (POWER numbers its nodes 0, 8, 16, ...).
     """
 
+    ones: tuple[int, ...]
     subsets: tuple[int, ...]
     number: dict[int, int]
 
@@ -62,11 +66,12 @@ class SubsetIndex(Struct, frozen=True):
 
 @lru_cache(maxsize=16)
 def _subset_index(nodes: int) -> SubsetIndex:
-    subsets = tuple(subset_sums(tuple(1 << node for node in iter_bits(nodes))))
-    return SubsetIndex(subsets, {subset: number for number, subset in enumerate(subsets)})
+    ones = tuple(1 << node for node in iter_bits(nodes))
+    subsets = tuple(subset_sums(ones))
+    return SubsetIndex(ones, subsets, {subset: number for number, subset in enumerate(subsets)})
 
 
-def subset_sums(values: tuple[int, ...]) -> list[int]:
+def subset_sums(values: Iterable[int]) -> list[int]:
     """Return the sum of `values` over every subset of positions, by the subset's number.
 
     Entry *s* of the 2^n entries sums the values at the set bits of *s*.

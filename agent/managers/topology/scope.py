@@ -58,7 +58,7 @@ def _aligned(managers: Managers, draft: Draft) -> None:
 
 
 def _count_bounded_choices(draft: Draft) -> None:
-    bounded = sum(work.exceeded for work in draft.works)
+    bounded = sum([work.exceeded for work in draft.works])
     if bounded:
         draft.count(BOUNDED_CHOICES.name, by=bounded)
 

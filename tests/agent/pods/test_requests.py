@@ -159,4 +159,5 @@ def test_totals_are_the_peak_over_the_life_of_the_pod(
     )
     peak = _slow_peak(containers)
     assert pod_cpus(built, _G, managed=False) == peak
-    assert aggregate(built, lambda c: c.resources.requests)["cpu"] == Quantity.of(peak)
+    requests = [container.resources.requests for container in built.all_containers()]
+    assert aggregate(built, requests)["cpu"] == Quantity.of(peak)

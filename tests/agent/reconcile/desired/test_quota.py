@@ -240,7 +240,7 @@ def budget_pods(draw: st.DrawFn) -> Pod:
     drawn = [draw(containers(kind, f"c{n}")) for n, kind in enumerate(kinds)]
     drawn.append(draw(containers(ContainerKind.APP, "last")))
     asked = pods.pod(*drawn)
-    peak = aggregate(asked, lambda container: container.resources.requests)
+    peak = aggregate(asked, [each.resources.requests for each in asked.all_containers()])
     cpu = peak.get("cpu")
     millis = (0 if cpu is None else cpu.milli_value) + draw(st.sampled_from((0, 200, 1000, 2500)))
     millis = max(millis, 100)
