@@ -1,28 +1,19 @@
 """A cancellation, an exception, a hang at any await of the daemon: it goes on, or says what stands.
 
-The awaits are found in the source: each module is compiled again with a point at each of its
-awaits, and the code of its functions is exchanged.
+`test_awaits_beside.py` has those that deal with device plugins, a kubelet and a runtime.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
-import os
-import pkgutil
-from contextlib import aclosing
-from importlib import import_module
-from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-import agent.server
 from agent.api.documents import BindRequest
 from agent.api.maintenance import CordonRequest
 from agent.pods.manifest import load_pod
+from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
 from tests.agent.server.support import (
     OTHER_UID,
     RecordingManager,
@@ -32,15 +23,12 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Coroutine, Iterator
-    from types import ModuleType
+    from collections.abc import Coroutine, Iterator
+    from pathlib import Path
 
     from agent.server.control.controller import Controller
     from tests.agent.server.support import World
 
-#: With `NUMAWARDEN_FAULTS=all` every await fails in each way, otherwise in one of them.
-ALL: Final = os.environ.get("NUMAWARDEN_FAULTS") == "all"
-FAULTS: Final = ("cancellation", "exception", "hang")
 #: The daemon's path; reading HTTP is aiohttp's.
 LEFT_OUT: Final = ("agent.server.listeners", "agent.server.cluster", "agent.server.start")
 PROBE: Final = "90000000-2222-3333-4444-555555555555"
@@ -51,105 +39,11 @@ PATIENCE: Final = 300
 TURNS: Final = 100
 
 
-class Points:
-    """The awaits that are reached, and the one that fails, once."""
-
-    def __init__(self) -> None:
-        self.log: dict[str, None] = {}
-        self.fails = ""
-        self.fault = ""
-
-    async def reach(self, where: str) -> None:
-        self.log[where] = None
-        if where != self.fails:
-            return
-        self.fails = ""
-        if self.fault == "cancellation":
-            raise asyncio.CancelledError
-        if self.fault == "exception":
-            raise RuntimeError(f"a fault at {where}")
-        await asyncio.Event().wait()
-
-
-POINTS: Points = Points()
-
-
-async def await_point(where: str, awaited: Awaitable[Any]) -> Any:  # noqa: ANN401  # any await
-    try:
-        await POINTS.reach(where)
-    except BaseException:
-        if inspect.iscoroutine(awaited):
-            awaited.close()
-        raise
-    return await awaited
-
-
-async def stream_point(where: str, stream: AsyncIterable[Any]) -> AsyncIterator[Any]:
-    async with aclosing(stream) as each_of:  # type: ignore[type-var]  # each is a generator
-        async for each in each_of:
-            await POINTS.reach(where)
-            yield each
-
-
-class _WithPoints(ast.NodeTransformer):
-    def __init__(self, file: str) -> None:
-        self._file = file
-
-    def _call(self, name: str, node: ast.expr | ast.stmt, value: ast.expr) -> ast.expr:
-        where = ast.Constant(f"{self._file}:{node.lineno}:{node.col_offset}")
-        return ast.Call(ast.Name(name, ast.Load()), [where, value], [])
-
-    def visit_Await(self, node: ast.Await) -> ast.Await:
-        self.generic_visit(node)
-        node.value = self._call("await_point", node, node.value)
-        return node
-
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AsyncFor:
-        self.generic_visit(node)
-        node.iter = self._call("stream_point", node, node.iter)
-        return node
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes(constant)
-
-
-def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    for found in vars(module).values():
-        members = vars(found).values() if inspect.isclass(found) else (found,)
-        for member in members:
-            function = inspect.unwrap(getattr(member, "__func__", member))
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                yield function
-
-
-def modules() -> Iterator[ModuleType]:
-    for found in pkgutil.walk_packages(agent.server.__path__, "agent.server."):
-        if not found.name.startswith(LEFT_OUT) and not found.ispkg:
-            yield import_module(found.name)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _instrumented() -> Iterator[None]:
-    """Exchange the code of all functions of the daemon by code with points."""
-    former: list[tuple[FunctionType, CodeType]] = []
-    for module in modules():
-        assert module.__file__ is not None
-        file = Path(module.__file__)
-        tree = _WithPoints(file.name).visit(ast.parse(file.read_text()))
-        code = compile(ast.fix_missing_locations(tree), str(file), "exec")
-        made = {(each.co_qualname, each.co_firstlineno): each for each in _codes(code)}
-        for function in _functions(module):
-            old = function.__code__
-            former.append((function, old))
-            function.__code__ = made[old.co_qualname, old.co_firstlineno]
-        vars(module).update(await_point=await_point, stream_point=stream_point)
-    yield
-    for function, old in former:
-        function.__code__ = old
+    own = modules_of("agent.server")
+    with instrumented(each for each in own if not each.__name__.startswith(LEFT_OUT)):
+        yield
 
 
 async def stir(controller: Controller, world: World, directory: Path) -> None:
@@ -258,6 +152,6 @@ def test_whatever_an_await_does_the_agent_goes_on_or_says_what_stands_still(
     assert once("whole", "") == ""
     reached = sorted(POINTS.log)
     assert len(reached) > 60
-    chosen = reached if ALL else reached[FAULTS.index(fault) * 2 + early :: 2 * len(FAULTS)]
-    wrong = {where: once(f"{number}", where) for number, where in enumerate(chosen)}
+    some = chosen(reached, FAULTS.index(fault) * 2 + early, 2 * len(FAULTS))
+    wrong = {where: once(f"{number}", where) for number, where in enumerate(some)}
     assert {where: why for where, why in wrong.items() if why} == {}

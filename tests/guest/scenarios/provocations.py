@@ -133,6 +133,7 @@ def run(guest: Guest) -> None:
     _narrow_ancestor(story)
     _cgroup_removed(story)
     _cpus_offline(story)
+    _pool_offline(story)
     _beyond_its_limit(story)
     _fight(story)
     _checkpoint_lost(story)
@@ -348,6 +349,27 @@ def _offline(story: Story, gone: list[int], allocated: list[int]) -> None:
     _switch(gone, "1")
     story.checks.eventually(f"{what}, and back: by itself", story.changed, {})
     story.checks.eventually(f"{what}, and back: no violation", partial(_violations, story), 0.0)
+    story.withstands(f"{what}, and back", lambda: None)
+
+
+def _pool_offline(story: Story) -> None:
+    """Half of the shared pool is cordoned, then the rest goes offline: CPUs of no pod are left."""
+    pool = sorted(story.background.cgroup.cpus)
+    half = len(pool) // 2
+    cordoned, gone = pool[:half], pool[half:]  # the first CPU of a machine cannot go offline
+    what = f"CPUs {cordoned} cordoned, {gone} offline"
+    asked = {"target": ",".join(map(str, cordoned)), "reason": "guest"}
+    ask("POST", "cordon", asked)
+    used = partial(kernel.affinity, story.background.pid)
+    story.checks.eventually(f"{what}: first on the rest", used, frozenset(gone))
+    _switch(gone, "0")
+    free = frozenset(cordoned)
+    story.checks.eventually(f"{what}: on CPUs of no pod", lambda: used() <= free, expected=True)
+    story.checks.equal(f"{what}: those are nobody's", used() & story.pod.cpus, frozenset())
+    story.checks.equal(f"{what}: the pod's stay", story.own.cgroup.cpus & free, frozenset())
+    _switch(gone, "1")
+    ask("POST", "uncordon", asked)
+    story.checks.eventually(f"{what}, and back: by itself", story.changed, {})
     story.withstands(f"{what}, and back", lambda: None)
 
 
