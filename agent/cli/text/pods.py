@@ -253,9 +253,8 @@ def _allocations(pod: PodDocument, *, why: bool = False) -> Iterator[str]:
     yield from _each("  ", _unused(pod))
     width = max(len(container.name) for container in pod.containers)
     for container in pod.containers:
-        pinned = f", memory on {_nodes(container.mems)}" if container.mems is not None else ""
-        cpus = f"CPUs {container.cpus} ({_sharing(container)})"
-        yield f"  {container.name:{width}}  {cpus}{pinned}"
+        has = [f"CPUs {container.cpus} ({_sharing(container)})", *_pinned(container)]
+        yield f"  {container.name:{width}}  {', '.join(has)}"
         if why and container.why and container.isolation != Isolation.CONTAINER:
             yield f"  {'':{width}}  not exclusive: {container.why}"
         for resource, ids in container.devices.items():
@@ -265,6 +264,15 @@ def _allocations(pod: PodDocument, *, why: bool = False) -> Iterator[str]:
         for manager, part in container.others.items():
             yield f"  {'':{width}}  {manager}: {_part(part)}"
     yield from _each("  ", _second_best(pod))
+
+
+def _pinned(container: ContainerDocument) -> Iterator[str]:
+    """Yield the memory that a container has, with its nodes; of its pod's the nodes alone."""
+    of_pod = container.sharing in {"pod", "budget"}
+    own = [block for block in container.memory if block.bytes and not of_pod]
+    yield from map(_block, own)
+    if not own and container.mems is not None:
+        yield f"memory on {_nodes(container.mems)}"
 
 
 def given_lines(given: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Iterator[str]:

@@ -75,7 +75,7 @@ class TestText:
             file,
             "",
             "step 0: admitted default/a (uid uid-a)",
-            "  main  CPUs 1,9 (its own), memory on node 0",
+            "  main  CPUs 1,9 (its own), 1Gi of memory on node 0",
             "  shared pool 0,2-8,10-15",
             "  free        node 0: 5 CPUs, 13.95 GiB; node 1: 8 CPUs, 14.95 GiB",
             "",

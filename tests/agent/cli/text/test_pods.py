@@ -61,12 +61,19 @@ def test_an_init_container_that_meets_a_sidecar_is_not_said_to_be_alone() -> Non
     assert listed(allocation) == [
         "  pod budget: CPUs 1-4, 4Gi of memory on node 0",
         "  s      CPUs 3-4 (the pod's shared pool), memory on node 0",
-        f"  i      CPUs 1-3 ({overlap}), memory on node 0",
+        f"  i      CPUs 1-3 ({overlap}), 1Gi of memory on node 0",
         "  burst  CPUs 1-4 (the pod's budget until its other containers start), memory on node 0",
-        "  a      CPUs 1-2 (its own), memory on node 0",
+        "  a      CPUs 1-2 (its own), 1Gi of memory on node 0",
     ]
     quotas = [line for line in shown(allocation) if line.startswith("  quota")]
     assert quotas == ["  quota     none", "  quota     none, its CPUs are its own"]
+
+
+def test_memory_that_an_init_container_left_to_a_later_one_is_not_printed_as_its_own() -> None:
+    (container, *_) = document(allocated(app("a", TWO))).containers
+    gone = replace(container, memory=[replace(block, bytes=0) for block in container.memory])
+    left = replace(document(allocated(app("a", TWO))), containers=[gone])
+    assert "  a  CPUs 1-2 (its own), memory on node 0" in list(list_lines([left]))
 
 
 def test_what_is_read_otherwise_than_meant_is_said_with_the_answer() -> None:

@@ -25,7 +25,7 @@ def test_a_unit_gets_cpus_and_keeps_its_own_limits(units_host: CommandHost) -> N
     cgroup = units_host.systemd.start_service("db.service", 100)
     code, out, err = units_host.run("attach", "--unit", "db", *ASKED)
     assert (code, out) == (ExitCode.OK, "")
-    assert "main  CPUs 1,9 (its own), memory on node 0" in err
+    assert "main  CPUs 1,9 (its own), 1Gi of memory on node 0" in err
     assert cpus_of(units_host, cgroup) == Mask.of(1, 9)
     assert units_host.world.kernel.read(cgroup, "memory.max").strip() == "max"
     assert units_host.systemd.unit_properties("db.service", "AllowedCPUs")[0] == b"\x02\x02"

@@ -29,7 +29,7 @@ def test_a_command_is_confined_before_its_first_instruction(host: CommandHost) -
     assert (started.program, started.arguments) == (TRUE, ("true", "--cpus", "9"))
     assert (started.cpus, started.nodes) == (Mask.of(1, 9), Mask.of(0))
     assert out == "", "standard output is the command's"
-    assert "main  CPUs 1,9 (its own), memory on node 0" in err
+    assert "main  CPUs 1,9 (its own), 1Gi of memory on node 0" in err
 
 
 def test_its_environment_says_what_it_got(
