@@ -73,7 +73,8 @@ def test_memory_that_an_init_container_left_to_a_later_one_is_not_printed_as_its
     (container, *_) = document(allocated(app("a", TWO))).containers
     gone = replace(container, memory=[replace(block, bytes=0) for block in container.memory])
     left = replace(document(allocated(app("a", TWO))), containers=[gone])
-    assert "  a  CPUs 1-2 (its own), memory on node 0" in list(list_lines(PodListDocument(pods=(left,))))
+    lines = list(list_lines(PodListDocument(pods=(left,))))
+    assert "  a  CPUs 1-2 (its own), memory on node 0" in lines
 
 
 def test_what_is_read_otherwise_than_meant_is_said_with_the_answer() -> None:
