@@ -61,8 +61,8 @@ class OutcomeReporter:
             log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
             self._reporter.publish("PodNotEnforced", uid, name, "; ".join(lines))
         outside = outcome.of_pod("")
-        if pods is not None and not outside:
-            outside = self._state.unenforced  # only a comparison of everything shows its end
+        if not (outcome.compared or outside):
+            outside = self._state.unenforced
         if outside and details(outside) != details(self._state.unenforced):
             log.error("enforcement failed", conditions=details(outside))
         self._state.unenforced = outside

@@ -365,7 +365,7 @@ def _pool_offline(story: Story) -> None:
     _switch(gone, "0")
     free = frozenset(cordoned)
     story.checks.eventually(f"{what}: on CPUs of no pod", lambda: used() <= free, expected=True)
-    story.checks.equal(f"{what}: those are nobody's", used() & story.pod.cpus, frozenset())
+    story.checks.equal(f"{what}: those are of no pod", used() & story.pod.cpus, frozenset())
     story.checks.equal(f"{what}: the pod's stay", story.own.cgroup.cpus & free, frozenset())
     _switch(gone, "1")
     ask("POST", "uncordon", asked)
