@@ -264,6 +264,8 @@ class ExclusivePlugin:
         finally:
             call.cancel()
         error = call.exception()
+        if isinstance(error, CallError | None) and not self._is_with(kubelet):
+            return 0.0  # what the former kubelet answered, while the next one has started
         if error is None:
             self._registered, self._watched_at = kubelet, self._clock.monotonic()
             self._next_wait = _FIRST_WAIT

@@ -171,6 +171,54 @@ async def test_every_restart_of_the_kubelet_gets_the_plugin_again(directory: Pat
 
 
 @in_loop
+async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appeared, answers = asyncio.Event(), list[asyncio.Future[None]]()
+
+    async def names(_directory: Path) -> AsyncIterator[None]:
+        while True:
+            yield
+            await appeared.wait()
+            appeared.clear()
+
+    class Answering:
+        def __init__(self, _socket: Path, _service: str) -> None:
+            answers.append(asyncio.get_running_loop().create_future())
+
+        async def call(self, *_request: object) -> None:
+            await answers[-1]
+
+        async def close(self) -> None:
+            pass
+
+    async def attempted(former: int) -> None:
+        await until(lambda: len(answers) > former)
+
+    monkeypatch.setattr("agent.kubelet.exclusive_plugin.Client", Answering)
+    running = Served(directory)
+    running.plugin = running.made(names)
+    await running.manager.start()
+    task = asyncio.create_task(running.plugin.serve())
+    failing = CallError("UNAVAILABLE", "Connection refused")
+    await attempted(0)
+    while not running.conditions():
+        attempts = len(answers)
+        answers[-1].set_exception(failing)
+        await running.clock.passing(PERIOD, attempted(attempts))
+    attempts = len(answers)
+    await running.manager.stop()
+    await running.manager.start()
+    answers[-1].set_exception(failing)
+    appeared.set()
+    await attempted(attempts)
+    await running.manager.stop()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+@in_loop
 async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
     async def blind(_directory: Path) -> AsyncIterator[None]:
         yield
