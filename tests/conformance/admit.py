@@ -192,7 +192,7 @@ class Replay:
         document = step["pod"]
         if self.case.get("apply_defaults"):
             document = with_defaults(document)
-        right = self._corrected(decision, document, answer)
+        right = self._corrected(before, decision, document, answer)
         differences = list(_decision_differences(self, decision, right))
         self.gave_back |= "state_before_gc" in answer
         if differences and self._may_differ(before, pod, decision, right):
@@ -217,7 +217,9 @@ class Replay:
             self.ledger = theirs
         return []
 
-    def _corrected(self, decision: Decision, document: Mapping[str, Any], answer: Step) -> Step:
+    def _corrected(
+        self, before: Ledger, decision: Decision, document: Mapping[str, Any], answer: Step
+    ) -> Step:
         """Return the recorded answer as it would be without what only concerns its own pod."""
         right = with_our_slices(self.rules, decision, answer)
         if right is not answer:
@@ -227,10 +229,10 @@ class Replay:
         counters = right_counters(self.case["config"], document, answer)
         if counters != answer["metrics"]:
             self.rules_used.add("counters")
-        caches = caches_of_rejected(self.rules, decision, answer)
+        caches = caches_of_rejected(self.rules, before, decision, answer)
         if caches is not None:
-            self.rules_used.add("fewer sockets")
-            counters[UNCORE_ALIGNED] = caches
+            rule, counters[UNCORE_ALIGNED] = caches
+            self.rules_used.add(rule)
         return {**right, "metrics": counters}
 
     def _may_differ(self, before: Ledger, pod: Pod, decision: Decision, answer: Step) -> bool:

@@ -503,10 +503,24 @@ class TestFewerSockets:
             "reason": "UnexpectedAdmissionError",
             "metrics": {UNCORE_ALIGNED: 1},
         }
-        assert caches_of_rejected(self.RULES, rejected, answer) == 0
-        assert caches_of_rejected(RULES, rejected, answer) is None
-        assert caches_of_rejected(self.RULES, rejected, {**answer, "reason": "x"}) is None
-        assert caches_of_rejected(self.RULES, rejected, {**answer, "metrics": {}}) is None
+        before = self.RULES.empty_ledger()
+        excused = ("fewer sockets", 0)
+        assert caches_of_rejected(self.RULES, before, rejected, answer) == excused
+        assert caches_of_rejected(RULES, before, rejected, answer) is None
+        assert caches_of_rejected(self.RULES, before, rejected, {**answer, "reason": "x"}) is None
+        assert caches_of_rejected(self.RULES, before, rejected, {**answer, "metrics": {}}) is None
+
+    def test_with_whole_cores_they_are_excused_while_half_cores_are_free(self) -> None:
+        rules = make_rules(SMT, reserved="0,8", full_pcpus_only=True)
+        rejected, empty = rejecting(Reason.SMT_ALIGNMENT), rules.empty_ledger()
+        answer = {
+            "admitted": False,
+            "reason": "SMTAlignmentError",
+            "metrics": {UNCORE_ALIGNED: 1},
+        }
+        assert caches_of_rejected(rules, empty, rejected, answer) is None
+        torn = with_exclusive(empty, Mask.of(1))
+        assert caches_of_rejected(rules, torn, rejected, answer) == ("whole cores", 0)
 
 
 class TestMemoryOfInitContainers:

@@ -167,9 +167,9 @@ def in_whole_cores(
         return False
     free = rules.assignable_cpus - exclusive_cpus(before)
     if not expected["admitted"]:
-        half = any(core.cpus & free.bits not in (0, core.cpus) for core in topology.cores)
         reasons = {expected["reason"], decision.rejection.reason if decision.rejection else ""}
-        return half and reasons == {Reason.TOPOLOGY_AFFINITY, Reason.SMT_ALIGNMENT}
+        others = {Reason.TOPOLOGY_AFFINITY, Reason.SMT_ALIGNMENT}
+        return reasons == others and _has_half_cores(rules, before)
     theirs = expected["pod"]
     torn = {
         name: len(cpus)
@@ -192,6 +192,12 @@ def in_whole_cores(
     hint = containers[named or next(iter(containers))]["hint"]
     inside = topology.cpus_in_nodes(Mask.from_ids(hint["mask"] or ())) & free
     return len(topology.whole_cores_in(inside)) < (rejection.asked or 0)
+
+
+def _has_half_cores(rules: EffectivePolicy, before: Ledger) -> bool:
+    """Return whether only a part of some core is free."""
+    free = (rules.assignable_cpus - exclusive_cpus(before)).bits
+    return any(core.cpus & free not in (0, core.cpus) for core in rules.machine.cpus.cores)
 
 
 def drops_budget(rules: EffectivePolicy, before: Ledger, pod: Pod, decision: Decision) -> bool:
@@ -273,20 +279,25 @@ def on_closer_nodes(
 
 
 def caches_of_rejected(
-    rules: EffectivePolicy, decision: Decision, expected: Mapping[str, Any]
-) -> int | None:
-    """Return how many containers of a rejected pod may be counted as within a cache; None: as is.
+    rules: EffectivePolicy, before: Ledger, decision: Decision, expected: Mapping[str, Any]
+) -> tuple[str, int] | None:
+    """Return how many containers of a rejected pod may be counted as within a cache, and the rule.
 
-    With `align-by-socket` a container that got CPUs before its pod was rejected for the same reason
-    may have got those of one socket, where the kubelet tore them over two. What it got is not
-    recorded, so there is nothing to compare the number of caches with.
+    A container that got CPUs before its pod was rejected for the same reason may have got those of
+    one socket with `align-by-socket`, or of whole cores with `full-pcpus-only`, where the kubelet
+    tore them. What it got is not recorded, so there is nothing to compare the number of caches
+    with. None: the number is to be as it is.
     """
-    if not rules.policy.cpu.options.align_by_socket or decision.rejection is None:
-        return None
-    if expected["admitted"] or decision.rejection.reason != expected["reason"]:
+    if decision.rejection is None or expected["admitted"]:
         return None
     ours = decision.counters.get((ALIGNED_COUNT.name, ("container", "uncore_cache")), 0)
-    return None if ours == expected["metrics"].get(UNCORE_ALIGNED, 0) else ours
+    same = ours == expected["metrics"].get(UNCORE_ALIGNED, 0)
+    if same or decision.rejection.reason != expected["reason"]:
+        return None
+    if rules.policy.cpu.options.align_by_socket:
+        return "fewer sockets", ours
+    tears = rules.policy.cpu.options.full_pcpus_only and rules.machine.cpus.cores_alike
+    return ("whole cores", ours) if tears and _has_half_cores(rules, before) else None
 
 
 def is_invalid(pod: Mapping[str, Any]) -> bool:
