@@ -30,7 +30,6 @@ from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.reconcile.errors import BindingError
 from agent.server import errors
-from agent.server.control.queue import QueueStopped, Worker, called_by
 from agent.server.listeners.http import (
     BodyTooLargeError,
     HttpError,
@@ -43,6 +42,8 @@ from agent.server.listeners.http import (
 from agent.server.listeners.limits import NoRoomError
 from agent.server.listeners.protocol import LimitedLog
 from agent.server.listeners.sockets import own_user, peer_of
+from agent.server.maintenance import drain_plan
+from agent.server.queue import QueueStopped, Worker, called_by
 from agent.server.reporting.events import current_operation, operation, requested_by
 from agent.server.reporting.map import map_now
 from agent.server.reporting.pods import given_by_kubelet, pods_now
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.pods.manifest import Manifest
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.listeners.http import Answer, Request
     from agent.server.listeners.sockets import Peer
     from sysfs.host import Host
@@ -139,7 +140,7 @@ class Api:
         self._proc = proc
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
-        self._parser = Worker(controller.progress, "parser")
+        self._parser = Worker(controller.state.progress, "parser")
         self._lines = LimitedLog(log)
         self._routes = Routes(
             [
@@ -252,8 +253,8 @@ class Api:
             answer = await self._controller.admit(pod, replace_pod=replace_pod)
         # Trials take many times as long as the decision: only who reads the advice waits for it.
         if _flag(request, "advice"):
-            decisions = self._controller.decisions
-            answer = await decisions.advised(pod, answer, replace_pod=replace_pod)
+            replaced = self._controller.admissions.replaced(pod) if replace_pod else None
+            answer = await self._controller.advice.advised(pod, answer, replaced)
         rules = self._controller.state.configured.rules
         names = (name for each in pod.all_containers() for name in each.resources.requests)
         warnings = (*manifest.warnings, *not_allocated(rules, names))
@@ -262,7 +263,7 @@ class Api:
     async def _fit(self, request: Request) -> Response:
         most = _count(request, "most", MOST_COPIES, MOST_COPIES)
         pod = (await self._manifest_of(await _body(request))).pod
-        return _json(await self._controller.decisions.fit(pod, most))
+        return _json(await self._controller.advice.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state
@@ -356,7 +357,7 @@ class Api:
             message = "the agent ends no pods; ask with dryRun=true which would have to end"
             raise errors.RequestError(message, (Mistake("dryRun", "true"),))
         asked = _cordon_request(await _body(request))
-        return _json(await self._controller.cordoning.drain(asked.target))
+        return _json(await drain_plan(self._controller.state, asked.target))
 
     async def _log_level(self, _request: Request) -> Response:
         return _json(self._controller.state.log_level.document())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec import Struct
@@ -24,9 +24,9 @@ from agent.managers.decision import Reason
 from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.errors import ManifestError
 from agent.pods.lifetime import END, UNIT, End, lifetime_of
-from agent.server.control.grouped import MOST_AT_ONCE
-from agent.server.control.queue import QueueStopped
+from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import PodNotFoundError, RequestError
+from agent.server.queue import QueueStopped
 from agent.server.reporting.events import requested_by
 from agent.sources.errors import EntryFailedError, printable
 from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED, SHARED
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.sources.source import PodSource, SourceEntry, SourceReading
     from agent.state.checkpoint import SharedPod
 
@@ -49,58 +49,12 @@ _ROOM_NOW: Final = (
 )
 
 
-class Admissions(Protocol):
-    """What an intake asks of the controller.
+class SourceAdmissions:
+    """Admits and removes the pods of sources through the controller.
 
     `admit` and `release` raise `EntryFailedError` for an unexpected error of one pod; all other
     exceptions concern all entries.
     """
-
-    async def read(self, source: PodSource) -> SourceReading:
-        """Read a source in a thread."""
-        ...
-
-    async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
-        """Admit a pod; it belongs to `source` from then on."""
-        ...
-
-    def prefer(self, uid: str) -> None:
-        """Admit a pod before all others, once it is asked for."""
-        ...
-
-    async def fits(self, pod: Pod, source: Source) -> bool:
-        """Return whether a pod would be admitted now."""
-        ...
-
-    async def release(self, uid: str, source: Source) -> None:
-        """Remove a pod that its source no longer asks for, admitted or not."""
-        ...
-
-    def owner(self, uid: str) -> Source | None:
-        """Return who asked for an admitted pod, None for an unknown pod."""
-        ...
-
-    def owned(self, name: str) -> Mapping[str, str]:
-        """Return the key of every pod of a source that is admitted or runs shared, by uid."""
-        ...
-
-    def shared(self, uid: str) -> SharedPod | None:
-        """Return a rejected pod that runs in the shared pool, None for any other pod."""
-        ...
-
-    def generation(self) -> int:
-        """Return a number that changes whenever a rejected pod might fit now."""
-        ...
-
-    def report(
-        self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
-    ) -> None:
-        """Take over what has become of each entry of a source, by its key."""
-        ...
-
-
-class ControllerAdmissions:
-    """Admits and removes through the controller."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -121,10 +75,10 @@ class ControllerAdmissions:
 
     async def fits(self, pod: Pod, source: Source) -> bool:
         """Return whether a pod would be admitted now."""
-        decisions = self._controller.decisions
+        admissions = self._controller.admissions
         try:
-            pod = await decisions.with_devices(pod, source)
-            return (await decisions.preview(pod, source)).allocation is not None
+            pod = await admissions.with_devices(pod, source)
+            return (await admissions.preview(pod, source)).allocation is not None
         except Exception as error:
             raise _failed(source, error) from error
 
@@ -137,7 +91,7 @@ class ControllerAdmissions:
         try:
             with requested_by(RequesterDocument(source=printable(str(source)))):
                 if self.shared(uid) is not None:
-                    await self._controller.shared_pods.end(uid)
+                    await self._controller.end_shared(uid)
                 else:
                     await self._controller.release(uid)
         except PodNotFoundError:  # removed by another request meanwhile
@@ -164,10 +118,10 @@ class ControllerAdmissions:
 
     def shared(self, uid: str) -> SharedPod | None:
         """Return a rejected pod that runs in the shared pool, None for any other pod."""
-        return self._controller.shared_pods.of(uid)
+        return self._controller.shared_pod(uid)
 
     def generation(self) -> int:
-        """Return a counter of releases and host changes."""
+        """Return a number that changes whenever a rejected pod might fit now."""
         return self._controller.state.releases
 
     def report(
@@ -189,7 +143,7 @@ class _Tried(Struct, frozen=True):
 class PodIntake:
     """Admits the pods that a source asks for and removes those that it no longer asks for."""
 
-    def __init__(self, source: PodSource, admissions: Admissions) -> None:
+    def __init__(self, source: PodSource, admissions: SourceAdmissions) -> None:
         self.source = source
         self._admissions = admissions
         self._entries: dict[str, SourceEntry] = {}

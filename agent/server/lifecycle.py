@@ -18,12 +18,12 @@ from agent import __version__
 from agent.clock import wait_for
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.progress import STALL_SECONDS, uncancelled
-from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.listeners.connections import Connections
 from agent.server.listeners.limits import Limit, Limits
 from agent.server.listeners.monitoring import Monitoring
 from agent.server.listeners.sockets import address_caller, user_caller
+from agent.server.queue import QueueStopped
 from agent.server.state import COMPARISON
 from agent.sources.errors import SourceUnreadableError
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from agent.devices.provider import DeviceProvider
     from agent.server.api import Api
     from agent.server.configured_host import ConfiguredHost
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.intake import PodIntake
     from agent.server.listeners.pod_resources import PodResourcesListener
     from agent.server.listeners.sockets import UnixListener
@@ -169,7 +169,7 @@ class Service:
         period: float,
     ) -> None:
         self._controller = controller
-        self._progress = controller.progress
+        self._progress = controller.state.progress
         late = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
         #: The comparison with the kernel, whatever asks for it.
         self._comparison = self._progress.part("comparison with the kernel", late)
@@ -188,9 +188,9 @@ class Service:
         self._listen = asyncio.Event()
         self._served: list[Connections] = []
         #: Of all listeners of HTTP, as far as connections wait to be accepted.
-        self._accepting = controller.progress.part("accepting of connections")
+        self._accepting = controller.state.progress.part("accepting of connections")
         self._offered = asyncio.Event()
-        controller.outcomes.watch = self._follow_also
+        controller.outcomes.follow(self._follow_also)
         self._fingerprint: str | None = None
         pending = controller.state.pending
         pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
@@ -237,7 +237,7 @@ class Service:
         self._publish_start()
         await self._remember_host()
         await self._attempt(self._reconcile, "reconcile")
-        self._controller.outcomes.drifts.note_recovered()
+        self._controller.outcomes.note_recovered()
         for intake in self._around.intakes:
             await self._attempt(partial(self._sync, intake), _sync_of(intake))
         async with asyncio.TaskGroup() as group:

@@ -15,7 +15,7 @@ from agent.progress import (
     pause,
     uncancelled,
 )
-from agent.server.control.queue import SerialQueue, Worker
+from agent.server.queue import SerialQueue, Worker
 from tests.agent.server.support import FakeClock, in_loop
 
 PERIOD = 10.0

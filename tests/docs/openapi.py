@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.config.config import Config
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
 
 PAGE: Final = ROOT / "docs/api.md"
 

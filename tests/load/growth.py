@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.support import World
 
 _Params = ParamSpec("_Params")
@@ -53,20 +53,20 @@ class FullHost:
         """Admit shared pods, enforce all at once, and start their containers."""
         for number in range(pods):
             self._take_over(self._decide(self._pod(number, "shared")))
-        self._check(self.controller._kernel.reconcile(self.controller.state.target()))
+        self._check(self.controller.steps.kernel.reconcile(self.controller.state.target()))
         for number in range(pods):
             for container in range(self.containers):
                 pod = Layout(Driver.CGROUPFS).pod(uid_of(number), TIERS["shared"])
                 cgroup = f"{pod}/c{container}"
                 self.world.kernel.mkdir(cgroup)
                 self.world.kernel.spawn(cgroup, number * 100 + container)
-        self._check(self.controller._kernel.reconcile(self.controller.state.target()))
+        self._check(self.controller.steps.kernel.reconcile(self.controller.state.target()))
 
     def admit_and_remove(self, number: int, kind: str) -> None:
         """Measure an admission and a removal."""
-        state, kernel = self.controller.state, self.controller._kernel
+        state, kernel = self.controller.state, self.controller.steps.kernel
         allocation = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
-        self._timed("save", self.controller._saving._saver.save, state.to_save(state.durable))
+        self._timed("save", self.controller.steps.saver.save, state.to_save(state.durable))
         self._check(
             self._timed("enforced", lambda: kernel.admitted(state.target(), allocation.uid))
         )

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from agent.server.cluster.adjustments import still_allocated
-from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
+from agent.server.queue import QueueStopped
 from agent.sources.source import REJECTED
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from agent.api.status import ManifestDocument
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
 
 log = structlog.get_logger(__name__)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.origin import Source
     from agent.managers.device.kubelet_listing import KubeletListing
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.reporting.events import Watcher
 
 log = structlog.get_logger(__name__)
@@ -96,7 +96,7 @@ class Publishing:
         self._events = PodEvents(server, node) if config.events else None
         self._shown: tuple[_Seen, NodeTopology] | None = None
         if self._events is not None:
-            controller.rejections.watch = self._rejected
+            controller.rejections.follow(self._rejected)
 
     async def serve(self) -> None:
         """Publish what is due after each change, until the agent stops."""

@@ -22,6 +22,7 @@ from agent.config.config import OnReject
 from agent.managers.allocations.origin import Source
 from agent.pods.identity import full_name
 from agent.runtimes.nri.handler import ContainerRejectedError
+from agent.server.admissions import MOST_AT_ONCE
 from agent.server.cluster.adjustments import (
     adjustment_of,
     agrees,
@@ -29,10 +30,9 @@ from agent.server.cluster.adjustments import (
     still_allocated,
     still_shared,
 )
-from agent.server.control.grouped import MOST_AT_ONCE
-from agent.server.control.queue import QueueStopped
 from agent.server.errors import EXPECTED, message_of
 from agent.server.metrics import names
+from agent.server.queue import QueueStopped
 from agent.sources.source import CONFLICT, REJECTED
 from agent.state.checkpoint import SharedPod
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         RuntimeContainer,
         RuntimeInfo,
     )
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
 
 log = structlog.get_logger(__name__)
 
@@ -297,7 +297,7 @@ class RuntimeEvents:
 
     def _begin_starting(self, uid: str) -> None:
         """Begin to decide a pod whose containers start, also one that ran shared before."""
-        if self._controller.shared_pods.of(uid) is not None:
+        if self._controller.shared_pod(uid) is not None:
             self._intake.try_again(self._pods.key(uid))
         self._begin(uid, self._settle(uid))
 
@@ -424,7 +424,7 @@ class RuntimeEvents:
         source = Source(self._pods.name, self._pods.key(pod.uid))
         shared = SharedPod(pod.uid, pod.name, pod.namespace, source, why)
         try:
-            await self._controller.shared_pods.share(shared)
+            await self._controller.share(shared)
             if self._allocation(pod.uid) is None:
                 named = full_name(pod)
                 log.warning("rejected pod runs in the shared pool", uid=pod.uid, pod=named, why=why)

@@ -23,7 +23,7 @@ from agent.reconcile.identify.binding import (
 from agent.reconcile.identify.containers import pod_cgroup, runs
 from agent.reconcile.report import EnforcementReport
 from agent.reconcile.snapshot import steadily
-from agent.server.control.endings import Lives
+from agent.server.endings import Lives
 from agent.server.errors import readable
 from agent.server.kernel.documents import kernel_document
 from agent.server.kernel.intruders import IntruderCount

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.bindings import Binding
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport, PlannedChange
-    from agent.server.control.endings import Lives
+    from agent.server.endings import Lives
     from agent.state.checkpoint import Checkpoint
     from sysfs.mask import Mask
 

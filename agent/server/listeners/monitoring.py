@@ -14,9 +14,9 @@ from agent.server.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from agent.progress import Progress
-    from agent.server.control.queue import SerialQueue
     from agent.server.listeners.http import Request
     from agent.server.metrics.exposition import Metrics
+    from agent.server.queue import SerialQueue
     from agent.server.state import AgentState
 
 #: How long a rendering is reused if no action was finished, in seconds.
@@ -57,7 +57,7 @@ class Monitoring:
     async def _get_metrics(self, _request: Request) -> Response:
         now, finished = self._progress.clock.monotonic(), self._queue.finished
         if now >= self._rendered_until or finished != self._rendered_after:
-            self._rendered = self._metrics.render()
+            self._rendered = self._metrics.render(self._state.reading())
             self._rendered_until = now + RENDERED_SECONDS
             self._rendered_after = finished
         return Response(self._rendered, content_type=CONTENT_TYPE)

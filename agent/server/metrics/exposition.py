@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -14,7 +14,7 @@ from agent.server.metrics.allocations import AllocationSamples
 from agent.server.metrics.counters import TOTAL, Counters, Histogram, UnknownCounterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from prometheus_client.core import Metric
 
@@ -27,9 +27,9 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """All metrics; `read` returns the input of the gauges at a scrape."""
+    """All metrics; what is counted is counted here, gauges are made of a reading of the state."""
 
-    def __init__(self, read: Callable[[], GaugeInput], managers: Sequence[ResourceManager]) -> None:
+    def __init__(self, managers: Sequence[ResourceManager]) -> None:
         self._allocations = AllocationSamples()
         self.counters = Counters(managers)
         self._true_names = tuple(_true_names(names.counters_of(managers)))
@@ -38,10 +38,7 @@ class Metrics:
         self.reconcile_duration = Histogram(names.RECONCILE_DURATION)
         self.plugin_allocation_duration = Histogram(ALLOCATION_DURATION)
         self.runtime_request_duration = Histogram(names.RUNTIME_REQUEST_DURATION)
-        self._read = read
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_StateCollector(self))
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=None)
 
     def add(self, metric: MetricSpec, *labels: str) -> None:
         """Increment a counter, for device plugins; raises `UnknownCounterError`."""
@@ -53,9 +50,7 @@ class Metrics:
             raise UnknownCounterError(metric.name, labels)
         self.plugin_allocation_duration.observe(seconds, *labels)
 
-    def families(self) -> Iterator[Metric]:
-        """Yield every family but those of the process itself."""
-        reading = self._read()
+    def _families(self, reading: GaugeInput) -> Iterator[Metric]:
         self._expect(reading)
         yield from self.counters.families()
         yield self.decision_duration.family()
@@ -65,6 +60,7 @@ class Metrics:
         yield self.runtime_request_duration.family()
         more = self._allocations.samples(reading.rules, reading.ledger, reading.containers)
         yield from gauges.families(reading, more)
+        yield from self._process.collect()
 
     def _expect(self, reading: GaugeInput) -> None:
         """Start what is counted by resource at 0, so that a rate shows the first increment."""
@@ -73,20 +69,20 @@ class Metrics:
         for resource in reading.plugins:
             self.plugin_allocation_duration.expect(resource)
 
-    def render(self) -> bytes:
+    def render(self, reading: GaugeInput) -> bytes:
         """Return all metrics in the classic text format."""
-        text = generate_latest(self._registry)
+        text = generate_latest(_Collected(self._families(reading)))
         for written, true in self._true_names:
             text = text.replace(written, true)
         return text
 
 
-class _StateCollector(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+class _Collected(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        return self._metrics.families()
+        return self._families
 
 
 def _true_names(counters: Iterable[MetricSpec]) -> Iterator[tuple[bytes, bytes]]:

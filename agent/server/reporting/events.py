@@ -53,20 +53,53 @@ class Watcher:
             yield event
 
 
-class EventHub:
-    """Passes each event to all watchers; `dropped` is called for each event a watcher misses."""
+class Events:
+    """Passes each event to all watchers and to the `history` (None: no history is kept).
 
-    def __init__(self, dropped: Callable[[], None], length: int = QUEUE_LENGTH) -> None:
+    `dropped` is called for each event that a watcher misses.
+    """
+
+    def __init__(
+        self,
+        dropped: Callable[[], None],
+        clock: Clock,
+        history: HistoryRecorder | None = None,
+        length: int = QUEUE_LENGTH,
+    ) -> None:
         self._watchers: set[Watcher] = set()
         self._dropped = dropped
+        self._clock = clock
+        self._history = history
         self._length = length
         self._closed = False
 
-    def publish(self, event: EventDocument) -> None:
-        """Pass an event to all watchers."""
+    def publish(
+        self,
+        kind: str,
+        uid: str | None = None,
+        pod: str | None = None,
+        message: str = "",
+        differences: tuple[DriftDocument, ...] = (),
+        given: GivenDevices = NO_GIVEN_DEVICES,
+    ) -> None:
+        """Publish an event (`agent.api.documents.EventDocument`) of the present operation.
+
+        The history has the `differences`, what the kubelet had `given` to the pod, and who
+        requested the operation, too.
+        """
+        event = EventDocument(
+            type=kind,
+            time=self._clock.time(),
+            operation=current_operation(),
+            uid=uid,
+            pod=pod,
+            message=message,
+        )
         for watcher in self._watchers:
             if not watcher.offer(event):
                 self._dropped()
+        if self._history is not None:
+            self._history.note(event, current_requester(), differences, given)
 
     @contextmanager
     def watch(self) -> Iterator[Watcher]:
@@ -85,44 +118,6 @@ class EventHub:
         self._closed = True
         for watcher in self._watchers:
             watcher.close()
-
-
-class EventReporter:
-    """Publishes events with their time and the id of the operation that caused them.
-
-    Each event is recorded in the `history` as well, None: no history is kept.
-    """
-
-    def __init__(self, hub: EventHub, clock: Clock, history: HistoryRecorder | None = None) -> None:
-        self._hub = hub
-        self._clock = clock
-        self._history = history
-
-    def publish(
-        self,
-        kind: str,
-        uid: str | None = None,
-        pod: str | None = None,
-        message: str = "",
-        differences: tuple[DriftDocument, ...] = (),
-        given: GivenDevices = NO_GIVEN_DEVICES,
-    ) -> None:
-        """Publish an event (`agent.api.documents.EventDocument`) to all watchers.
-
-        The history has the `differences`, what the kubelet had `given` to the pod, and who
-        requested the operation, too.
-        """
-        event = EventDocument(
-            type=kind,
-            time=self._clock.time(),
-            operation=current_operation(),
-            uid=uid,
-            pod=pod,
-            message=message,
-        )
-        self._hub.publish(event)
-        if self._history is not None:
-            self._history.note(event, current_requester(), differences, given)
 
 
 def _lost(count: int, time: float) -> EventDocument:

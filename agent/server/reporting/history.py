@@ -1,6 +1,6 @@
 """Records what happens in the history, beside the event loop.
 
-Every event is recorded (`agent.server.reporting.events.EventReporter`). An entry waits in a queue
+Every event is recorded (`agent.server.reporting.events.Events.publish`). An entry waits in a queue
 of bounded length for a thread that writes; a full queue and a full disk lose entries, which are
 counted, and never keep a decision waiting.
 """
@@ -43,12 +43,17 @@ LONGEST_MESSAGE: Final = 4096
 class HistoryRecorder:
     """Writes and reads the history in a thread of its own, which starts with the first entry.
 
-    `counters` counts lost entries once they are set. Call `note` and `latest` in the event loop's
-    thread.
+    Call `note` and `latest` in the event loop's thread.
     """
 
-    def __init__(self, store: HistoryStore, clock: Clock, most_queued: int = MOST_QUEUED) -> None:
-        self.counters: Counters | None = None
+    def __init__(
+        self,
+        store: HistoryStore,
+        clock: Clock,
+        counters: Counters,
+        most_queued: int = MOST_QUEUED,
+    ) -> None:
+        self._counters = counters
         self._store = store
         self._clock = clock
         self._most_queued = most_queued
@@ -145,8 +150,8 @@ class HistoryRecorder:
 
     def _lose(self, reason: str, count: int) -> None:
         """Count lost entries; each reason is counted in one thread only."""
-        if count and self.counters is not None:
-            self.counters.add(names.HISTORY_LOST, reason, by=count)
+        if count:
+            self._counters.add(names.HISTORY_LOST, reason, by=count)
 
 
 def _bounded(difference: DriftDocument) -> DriftDocument:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.server.errors import InvalidManifestError
     from agent.server.metrics.counters import Counters
-    from agent.server.reporting.events import EventReporter
+    from agent.server.reporting.events import Events
     from agent.server.state import AgentState
 
 log = structlog.get_logger(__name__)
@@ -56,15 +56,16 @@ MISTAKES_SHOWN: Final = 16
 class RejectionReporter:
     """Logs, counts and stores rejected and invalid pods."""
 
-    def __init__(
-        self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
-    ) -> None:
-        #: Is called with the status of each rejected or invalid pod, and the pod's source.
-        self.watch: Callable[[FailedPodDocument, Source], None] = _watch_nothing
+    def __init__(self, state: AgentState, counters: Counters, events: Events, clock: Clock) -> None:
+        self._followers: list[Callable[[FailedPodDocument, Source], None]] = []
         self._state = state
         self._counters = counters
-        self._reporter = reporter
+        self._publish = events.publish
         self._clock = clock
+
+    def follow(self, follower: Callable[[FailedPodDocument, Source], None]) -> None:
+        """Have `follower` called with the status and source of each rejected or invalid pod."""
+        self._followers.append(follower)
 
     def rejected(self, pod: Pod, decision: Decision, source: Source) -> AdmissionDocument:
         """Report a rejected pod; return the answer.
@@ -90,13 +91,13 @@ class RejectionReporter:
                 kubelet_devices=views.given_documents(pod.given_devices),
             )
             self._state.records.note_rejection(RejectedPod(status, source, answer, pod))
-            self.watch(status, source)
+            self._notify(status, source)
         log.warning(
             "pod rejected", source=str(source), reason=str(rejection.reason), why=rejection.message
         )
         message = f"{rejection.reason}: {rejection.message}"
         given = pod.given_devices
-        self._reporter.publish("PodRejected", pod.uid, full_name(pod), message, given=given)
+        self._publish("PodRejected", pod.uid, full_name(pod), message, given=given)
         return answer
 
     def invalid_request(self, error: InvalidManifestError) -> None:
@@ -112,7 +113,7 @@ class RejectionReporter:
             mistakes=[shortened(str(mistake)) for mistake in listed],
             mistakes_left_out=left_out,
         )
-        self._reporter.publish("PodInvalid", identity.uid or None, _called(identity), message)
+        self._publish("PodInvalid", identity.uid or None, _called(identity), message)
         self._note_invalid(API, identity, message, views.mistake_documents(error.details))
 
     def shared(self, pod: Pod, source: Source, why: str) -> None:
@@ -126,8 +127,8 @@ class RejectionReporter:
             self._pod_event("PodResizeRejected", "ResizeRejected", pod, pod.source, why)
 
     def _pod_event(self, kind: str, reason: str, pod: Named, source: Source, message: str) -> None:
-        self._reporter.publish(kind, pod.uid, full_name(pod), message)
-        self.watch(self._status(pod, source, reason, message), source)
+        self._publish(kind, pod.uid, full_name(pod), message)
+        self._notify(self._status(pod, source, reason, message), source)
 
     def _status(self, pod: Named, source: Source, reason: str, message: str) -> FailedPodDocument:
         return FailedPodDocument(
@@ -192,7 +193,7 @@ class RejectionReporter:
             mistakes_left_out=left_out,
         )
         said = f"{document.file}: {message}"
-        self._reporter.publish("ManifestInvalid", identity.uid or None, _called(identity), said)
+        self._publish("ManifestInvalid", identity.uid or None, _called(identity), said)
         self._note_invalid(source, identity, message, document.details)
 
     def admitted(self, allocation: PodAllocation) -> None:
@@ -204,6 +205,10 @@ class RejectionReporter:
             return status.uid == allocation.uid or (not status.uid and named)
 
         self._state.records.forget_rejections(same)
+
+    def _notify(self, status: FailedPodDocument, source: Source) -> None:
+        for follower in self._followers:
+            follower(status, source)
 
     def _note_invalid(
         self,
@@ -234,11 +239,7 @@ class RejectionReporter:
             ),
         )
         self._state.records.note_rejection(RejectedPod(status, source))
-        self.watch(status, source)
-
-
-def _watch_nothing(_status: FailedPodDocument, _source: Source) -> None:
-    """Do nothing where no Events are published."""
+        self._notify(status, source)
 
 
 def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agent.config.config import BesideKubeletConfig
     from agent.kubelet.exclusive_plugin import ExclusivePlugin
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.intake import PodIntake
 
 _PLUGIN: Final = "device plugin of the kubelet"

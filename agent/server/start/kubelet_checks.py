@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.config.config import Config
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.tools.doctor.verdicts import HostCheck
 
 log = structlog.get_logger(__name__)

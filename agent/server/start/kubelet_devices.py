@@ -9,7 +9,7 @@ from agent.server.errors import missing_extra
 if TYPE_CHECKING:
     from agent.config.config import Config
     from agent.kubelet.devices.kubelet_devices import KubeletDevices
-    from agent.server.control.queue import Worker
+    from agent.server.queue import Worker
 
 
 def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.config import Config
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.lifecycle import Listeners
 
 #: As the kubelet makes the directory: for its user and group alone.

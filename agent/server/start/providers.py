@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from agent.devices.plugins.metrics import Measure
     from agent.devices.provider import DeviceProvider
     from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.decision import MetricSpec
-    from agent.server.metrics.exposition import Metrics
     from sysfs.mask import Mask
 
 
@@ -78,23 +76,6 @@ def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
 
 #: The providers of devices, in the order in which they get a resource that several offer.
 PROVIDERS: Final[tuple[ProviderFactory, ...]] = (own_devices, device_plugins)
-
-
-class LateMeasure:
-    """Counts in the agent's metrics, which are made after the providers; before, nothing counts."""
-
-    def __init__(self) -> None:
-        self.metrics: Metrics | None = None
-
-    def add(self, metric: MetricSpec, *labels: str) -> None:
-        """Increment a counter by one."""
-        if self.metrics is not None:
-            self.metrics.add(metric, *labels)
-
-    def observe(self, metric: MetricSpec, seconds: float, *labels: str) -> None:
-        """Add an observation to a histogram."""
-        if self.metrics is not None:
-            self.metrics.observe(metric, seconds, *labels)
 
 
 def make_providers(

@@ -11,7 +11,7 @@ from agent.managers.effective_policy import restored
 from agent.managers.recovery.beside_checkpoint import recover
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.server.start.renumbering import node_moves, renumbered
-from agent.server.state import AgentState, DurableState, FormerChanges
+from agent.server.state import DurableState, FormerChanges
 from agent.state.checkpoint import (
     NONE_SHARED,
     host_changes,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.server.configured_host import ConfiguredHost
+    from agent.server.state import AgentState
     from agent.state.checkpoint import Checkpoint
     from agent.state.errors import UnusableCheckpointError
     from agent.state.store import LoadResult
@@ -34,40 +35,38 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-def initial_state(
-    configured: ConfiguredHost,
-    loaded: LoadResult,
-    boot_id: str,
-    now: float,
-    running: Sequence[ObservedPod] = (),
-) -> AgentState:
-    """Return the initial state, with each allocation as it was saved.
+def restored_state(
+    configured: ConfiguredHost, loaded: LoadResult, boot_id: str
+) -> tuple[DurableState, FormerChanges]:
+    """Return each allocation as it was saved, and what changed since, which is logged.
 
-    Pods in `running` that the checkpoint does not know (it may be lost, or older than the pods) are
-    recovered from their cgroups. Changes of the host and the configuration since the checkpoint are
-    logged; `AgentState.invalid` has the allocations that they make invalid.
+    `AgentState.invalid` has the allocations that the changes make invalid.
     """
-    durable = DurableState(configured.rules.empty_ledger())
-    changed = FormerChanges()
-    if loaded.state is not None:
-        saved = loaded.state
-        changed = _log_changes(configured, saved)
-        ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
-        orphaned = orphaned_since(saved, boot_id)
-        # What runs shared is decided again at a boot, before its containers start.
-        shared = NONE_SHARED if _rebooted(saved, boot_id) else saved.shared
-        durable = DurableState(ledger, saved.bindings, orphaned, saved.cordons, shared)
-    state = AgentState(configured, durable, boot_id, started=now, changed_before=changed)
+    if loaded.state is None:
+        return DurableState(configured.rules.empty_ledger()), FormerChanges()
+    saved = loaded.state
+    changed = _log_changes(configured, saved)
+    ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
+    # What runs shared is decided again at a boot, before its containers start.
+    shared = NONE_SHARED if _rebooted(saved, boot_id) else saved.shared
+    orphaned = orphaned_since(saved, boot_id)
+    return DurableState(ledger, saved.bindings, orphaned, saved.cordons, shared), changed
+
+
+def recover_pods(state: AgentState, loaded: LoadResult, running: Sequence[ObservedPod]) -> None:
+    """Recover running pods that the checkpoint does not know, and report what the start found.
+
+    The checkpoint may be lost, or older than the pods.
+    """
     _recover(state, running)
     if loaded.problem is not None:
         message = _lost(loaded.problem, loaded.kept_as)
         log.error("checkpoint unusable", why=message)
         state.conditions["checkpoint"] = message
-    if configured.mismatches:
-        log.error("configuration does not fit the host", mismatches=configured.mismatches)
+    if mismatches := state.configured.mismatches:
+        log.error("configuration does not fit the host", mismatches=mismatches)
     for condition in state.not_allocatable:
         log.error("nothing is allocatable", why=condition.line)
-    return state
 
 
 def _lost(problem: UnusableCheckpointError, kept_as: Path | None) -> str:

@@ -14,7 +14,7 @@ from agent.server.errors import StartError
 
 if TYPE_CHECKING:
     from agent.config.config import Config
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
 
 ROOT: Final = Path("/")
 #: How often a kubelet is looked for that was started after the agent, in seconds.

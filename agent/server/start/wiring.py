@@ -19,7 +19,7 @@ from agent.devices.cdi_files import CdiFiles
 from agent.managers.policy import NO_CORDON
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
-from agent.progress import moved
+from agent.progress import Progress, moved
 from agent.reconcile.desired.limits import EnforcedControllers
 from agent.reconcile.diff import unknown_writer
 from agent.reconcile.errors import BindingError
@@ -30,21 +30,25 @@ from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.runtimes.finder import RuntimeFiles
 from agent.server.api import Api
 from agent.server.configured_host import situate
-from agent.server.control.controller import Controller
+from agent.server.controller import Controller
 from agent.server.errors import missing_extra
-from agent.server.intake import ControllerAdmissions, PodIntake
+from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.kernel.enforced import HostProbes, KernelEnforcement
 from agent.server.kernel.watches import CgroupChanges, directory_changes
 from agent.server.lifecycle import Companion, HostInputs, Listeners, Service
 from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.metrics.exposition import Metrics
+from agent.server.queue import Worker
 from agent.server.reporting.history import HistoryRecorder
 from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import details
 from agent.server.start.kubelet_devices import devices_of_kubelet
 from agent.server.start.pod_resources import with_pod_resources
-from agent.server.start.providers import PROVIDERS, LateMeasure, make_providers
-from agent.server.start.restart import initial_state, orphaned_since
+from agent.server.start.providers import PROVIDERS, make_providers
+from agent.server.start.restart import orphaned_since, recover_pods, restored_state
 from agent.server.start.undeclared_kubelet import ROOT, check_undeclared, watch_undeclared
+from agent.server.state import AgentState
+from agent.server.steps import Steps
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
@@ -196,6 +200,7 @@ class Wiring:
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._fakes.files)
             self._store = opened.enter_context(store)
+            self._metrics = Metrics(self._managers)
             self._history = self._make_history(clock, opened)
             self._tree = self._open_tree()
             opened.callback(self._tree.lock().release)
@@ -203,10 +208,9 @@ class Wiring:
             self._finder = self._make_finder()
             self._loaded = self._store.load()
             self._running = self._observe_pods()
-            self._measure = LateMeasure()
             state = self._loaded.state
             saved = {} if state is None else state.ledger.allocations
-            self._providers = make_providers(providers, config, saved, clock, self._measure)
+            self._providers = make_providers(providers, config, saved, clock, self._metrics)
             allocated = bool(self._running) or _has_pods(self._loaded)
             self._configured = situate(
                 config,
@@ -218,8 +222,6 @@ class Wiring:
             )
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
-            devices = devices_of_kubelet(config, self.controller.worker)
-            self.controller.state.kubelet_devices = devices
             self.listeners = with_pod_resources(self.listeners, config, self.controller)
             self._intakes = self._register(sources, clock)
             self.service = Service(
@@ -245,7 +247,9 @@ class Wiring:
             return None
         bounds = HistoryBounds(config.max_bytes, config.max_age)
         directory = self._config.agent.state_directory
-        recorder = HistoryRecorder(HistoryStore(directory, bounds, self._store.check), clock)
+        recorder = HistoryRecorder(
+            HistoryStore(directory, bounds, self._store.check), clock, self._metrics.counters
+        )
         opened.callback(recorder.close)
         return recorder
 
@@ -315,17 +319,27 @@ class Wiring:
             beside_kubelet=self._config.agent.kubelet.enabled,
         )
         prepared = enforcer.prepare()
-        state = initial_state(
-            self._configured, self._loaded, self._boot_id, clock.time(), self._running
+        config, progress = self._config, Progress(clock)
+        worker = Worker(progress)
+        durable, changed = restored_state(self._configured, self._loaded, self._boot_id)
+        state = AgentState(
+            self._configured,
+            durable,
+            self._boot_id,
+            started=clock.time(),
+            changed_before=changed,
+            progress=progress,
+            log_level=LogLevelSwitch(config.agent.logging.level),
+            providers=self._providers,
+            kubelet_devices=devices_of_kubelet(config, worker),
+            directory=config.agent.state_directory,
+            cdi_files=CdiFiles(config.agent.cdi_directory),
+            history=self._history,
+            unenforced=prepared.differences,
+            reconcile_period=config.cpu_manager_reconcile_period,
+            exported_containers=config.agent.metrics.containers,
         )
-        state.log_level = LogLevelSwitch(self._config.agent.logging.level)
-        state.providers = self._providers
-        state.directory = self._config.agent.state_directory
-        state.cdi_files = CdiFiles(self._config.agent.cdi_directory)
-        state.history = self._history
-        state.unenforced = prepared.differences
-        state.reconcile_period = self._config.cpu_manager_reconcile_period
-        state.exported_containers = self._config.agent.metrics.containers
+        recover_pods(state, self._loaded, self._running)
         state.conditions.update(self._beside)
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
@@ -342,10 +356,8 @@ class Wiring:
             _own_cgroup(),
             HostProbes(self._tasks(), clock.monotonic),
         )
-        controller = Controller(state, kernel, self._store, clock)
-        self._measure.metrics = controller.metrics
-        if self._history is not None:
-            self._history.counters = controller.metrics.counters
+        steps = Steps(state, self._metrics, kernel, self._store, worker, clock)
+        controller = Controller(steps)
         controller.note_invalid()
         return controller
 
@@ -459,7 +471,7 @@ class Wiring:
         made = [source for make in sources if (source := make(inputs)) is not None]
         for source in made:
             self.controller.state.register(source)
-        admissions = ControllerAdmissions(self.controller)
+        admissions = SourceAdmissions(self.controller)
         return tuple(PodIntake(source, admissions) for source in made)
 
 

@@ -76,7 +76,7 @@ def ended(shell: Watched) -> None:
 
 
 def full(shell: Watched) -> None:
-    store = shell.agent.controller._saving._saver
+    store = shell.agent.controller.steps.saver
     store._files = FullDisk()  # type: ignore[attr-defined]  # a `Store`
     assert shell.run("admit", shell.file(manifest("db", None)))[0] == ExitCode.AGENT_FAILED
 

@@ -17,7 +17,7 @@ from tests.agent.server.support import UID, make_world
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
 
 OTHER = "22222222-2222-3333-4444-555555555555"

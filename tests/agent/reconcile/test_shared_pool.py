@@ -17,7 +17,7 @@ from tests.fakes.kernel import effective_cpus
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
 
 OTHER = "88888888-2222-3333-4444-555555555555"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.policy import Cordon
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.start.wiring import SourceFactory
     from agent.server.state import DurableState
     from agent.state.checkpoint import Checkpoint

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.intruding_tasks import Task
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.reporting.events import Watcher
     from agent.server.start.providers import ProviderFactory

@@ -10,8 +10,7 @@ from agent.api.documents import FailedPodDocument
 from agent.managers.policy import PluginDevice
 from agent.managers.trials.advice import advise
 from agent.pods.manifest import load_pod
-from agent.server.control import decisions
-from agent.server.control.decisions import MOST_WAITING
+from agent.server.advice import MOST_WAITING
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
 from tests.fakes.devices import FakeProvider
 
@@ -108,7 +107,7 @@ async def test_nothing_is_tried_for_a_rejection_until_advice_is_looked_at(
         tried.append(pod.uid)
         return advise(rules, ledger, pod)
 
-    monkeypatch.setattr(decisions, "advise", counted)
+    monkeypatch.setattr("agent.server.advice.advise", counted)
     async with running(world) as agent:
         for dry_run in (False, True):
             asked = partial(agent.client.admit, manifest(cpu="16"), dry_run=dry_run)
@@ -131,7 +130,7 @@ async def test_where_nothing_helps_the_advice_is_empty(world: World) -> None:
 async def test_beyond_a_few_rejections_at_a_time_none_waits_for_advice(world: World) -> None:
     async with running(world) as agent:
         pods = [
-            agent.controller.decisions.advised(pod, answer)
+            agent.controller.advice.advised(pod, answer)
             for pod, answer in [await rejected(agent, number) for number in range(MOST_WAITING + 3)]
         ]
         found = [texts(each.rejection) for each in await asyncio.gather(*pods)]

@@ -72,7 +72,7 @@ class SpacelessDisk(FullDisk):
 @asynccontextmanager
 async def full_disk(world: World) -> AsyncIterator[Running]:
     async with running(world) as agent:
-        store = agent.controller._saving._saver
+        store = agent.controller.steps.saver
         usual, store._files = store._files, FullDisk()  # type: ignore[attr-defined]  # a `Store`
         with pytest.raises(AgentError, match="No space left"):
             await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
@@ -138,7 +138,7 @@ async def a_replaced_state_directory(world: World) -> AsyncIterator[Running]:
 @asynccontextmanager
 async def a_disk_that_filled_while_nothing_was_asked(world: World) -> AsyncIterator[Running]:
     async with running(world) as agent:
-        store = agent.controller._saving._saver
+        store = agent.controller.steps.saver
         usual, store._files = store._files, SpacelessDisk()  # type: ignore[attr-defined]  # a `Store`
         await agent.ask(agent.client.reconcile)
         yield agent

@@ -96,7 +96,7 @@ async def test_asking_again_gives_the_same_allocation(world: World) -> None:
         again = decode(second, AdmissionDocument)
         assert again.already_admitted
         assert again.pod == decode(first, AdmissionDocument).pod
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_admissions_total{result="repeated"} 1.0' in text
 
 
@@ -150,7 +150,7 @@ async def test_a_pod_that_the_node_has_no_room_for_is_rejected_and_counted(world
             assert answer.explanation is not None
             assert [item.container for item in answer.explanation.eligibility] == ["c0"]
         assert kernel_text(world) == before
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_rejections_total{reason="OutOfcpu"} 1.0' in text
         assert 'numawarden_allocatable{resource="cpu"} 15000.0' in text
         assert 'numawarden_requested{resource="cpu"} 0.0' in text
@@ -183,7 +183,7 @@ async def test_a_dry_run_decides_and_changes_nothing(world: World) -> None:
         assert status == 409
         assert kernel_text(world) == before
         assert not agent.controller.state.ledger.allocations
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_admissions_total{result="admitted"} 0.0' in text
         assert "kubelet_topology_manager_admission_requests_total 0.0" in text
     assert not (world.directory / "state" / CHECKPOINT_NAME).exists()

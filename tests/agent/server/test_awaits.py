@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.support import World
 
 #: The daemon's path; reading HTTP is aiohttp's.
@@ -97,7 +97,7 @@ async def goes_on(controller: Controller, world: World, directory: Path) -> str:
             return ""
         if number == EARLIEST:
             world.clock.advance(400)
-            if (failure := controller.progress.failure()) is not None:
+            if (failure := controller.state.progress.failure()) is not None:
                 return failure
     return "nothing is said"
 

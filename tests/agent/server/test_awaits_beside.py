@@ -38,7 +38,7 @@ from tests.fakes.device_plugin import FakePlugin, device
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.support import World
 
 GPU: Final = "example.com/gpu"
@@ -141,12 +141,12 @@ def said(controller: Controller) -> str:
     state = controller.state
     found = [each.message for each in state.dated_conditions(0.0)]
     found += [each.message for each in state.entries() if each.state not in ("admitted", "shared")]
-    return "; ".join([*found, controller.progress.failure() or ""])
+    return "; ".join([*found, controller.state.progress.failure() or ""])
 
 
 async def goes_on(controller: Controller, done: Callable[[], object]) -> str:
     """Return "" if something is done in the end, or the agent says what is not as it should be."""
-    if await within(PATIENCE, lambda: done() or controller.progress.failure()) and done():
+    if await within(PATIENCE, lambda: done() or controller.state.progress.failure()) and done():
         return ""
     return "" if said(controller) else "nothing is said"
 

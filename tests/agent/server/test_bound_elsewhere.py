@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
     from tests.fakes.effects import Step
 

@@ -73,7 +73,7 @@ async def test_repairs_become_rare_and_are_reported_once_for_each_pause(world: W
         assert kinds.count("DriftContested") == 5
         assert kinds.count("DriftFound") == AT_ONCE + 4
         assert kinds.count("PodNotEnforced") <= 5
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert "numawarden_repairs_postponed_total 5.0" in text
         assert "numawarden_contested_cgroups 1.0" in text
         status = await asyncio.to_thread(agent.client.status)
@@ -153,7 +153,7 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
             world.clock.now += 10
             assert (await agent.controller.reconcile()).found == {"unknown": 1}
         assert (await agent.controller.reconcile()).found == {}
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert "numawarden_repairs_postponed_total 1.0" in text
 
 
@@ -188,7 +188,7 @@ async def test_what_cannot_be_repaired_is_counted_once_and_is_not_a_contest(tmp_
         assert [each for each in found if each] == [{"CPU offline": 1}]
         assert kinds.count("DriftFound") == 1
         assert "DriftContested" not in kinds
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert "numawarden_contested_cgroups 0.0" in text
         assert "numawarden_unenforced_pods 1.0" in text
 

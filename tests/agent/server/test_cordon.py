@@ -180,7 +180,7 @@ async def test_a_cordon_that_cannot_be_saved_is_not_made(
             raise full
 
         with monkeypatch.context() as broken:
-            broken.setattr(agent.controller._saving._saver, "save", fail)
+            broken.setattr(agent.controller.steps.saver, "save", fail)
             error = await rejected(agent, "2-3")
         assert error.error.code == "CheckpointFailed"
         assert not agent.controller.state.configured.rules.policy.cordon
@@ -203,7 +203,7 @@ async def test_rejections_fit_metrics_and_the_map_know_the_cordon(world: World) 
         )
         fit = await asyncio.to_thread(agent.client.fit, manifest(cpu="1"), 100)
         assert fit.free.free == 3
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_cordoned_cpus{state="allocated"} 1.0' in text
         assert 'numawarden_cordoned_cpus{state="idle"} 10.0' in text
         shown = await asyncio.to_thread(agent.client.map)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.changes import Play
     from tests.agent.server.sites import Allocated, Shown, Site
     from tests.fakes.effects import Fault, Step

@@ -95,7 +95,7 @@ async def test_a_pod_gets_what_the_plugin_prefers_and_delivers_with_cpus_near_it
         assert container.delivery is not None
         methods = [method for method, _ in plugin.calls]
         assert methods[-3:] == ["GetPreferredAllocation", "Allocate", "PreStartContainer"]
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert f'numawarden_device_plugin_connected{{resource="{GPU}"}} 1.0' in text
         assert f'kubelet_device_plugin_registration_total{{resource_name="{GPU}"}} 1.0' in text
 
@@ -156,7 +156,7 @@ async def test_a_plugin_that_registers_again_amid_a_call_stops_nothing(
         if answer.rejection is not None:
             assert "UNAVAILABLE" in answer.rejection.message
         await agent.controller.reconcile()
-        assert agent.controller.progress.failure() is None
+        assert agent.controller.state.progress.failure() is None
 
 
 @in_loop

@@ -12,7 +12,7 @@ from agent.api.documents import BindRequest
 from agent.config.config import CgroupDriver
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.lifetime import END, UNIT
-from agent.server.control.endings import START_SECONDS, STOPPED_SECONDS
+from agent.server.endings import START_SECONDS, STOPPED_SECONDS
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
 from tests.agent.server.support import FakeClock, make_world
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
 
 ONE, OTHER = (f"{digit}0000000-2222-3333-4444-555555555555" for digit in (1, 2))

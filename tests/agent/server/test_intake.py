@@ -15,8 +15,8 @@ from agent.pods.identity import PodIdentity
 from agent.pods.manifest import load_pod
 from agent.pods.model import spec_digest
 from agent.server import intake
-from agent.server.control.queue import QueueStopped
-from agent.server.intake import PodIntake
+from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.queue import QueueStopped
 from agent.sources.errors import (
     EntryFailedError,
     ManifestDirectoryError,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Ledger:
+class Ledger(SourceAdmissions):
     """A ledger that admits pods until it is full and never re-decides one."""
 
     room: int = 9

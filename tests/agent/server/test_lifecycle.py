@@ -163,7 +163,7 @@ async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) ->
             event = await world.clock.passing(10, next_event(watcher, "DriftFound"))
         assert "unknown" in event.message
         assert world.cpus_of(POD) == "1,9"
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
         assert 'numawarden_drift_repaired_total{cause="unknown"} 1.0' in text
 
@@ -256,7 +256,7 @@ async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) ->
         await began.wait()
         manager.pinged.clear()
         world.clock.advance(61)
-        failure = agent.controller.progress.failure()
+        failure = agent.controller.state.progress.failure()
         for _ in range(10):
             await asyncio.sleep(0)
         pinged = manager.pinged.is_set()
@@ -337,7 +337,7 @@ async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: Wor
         assert status.pods == 1
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
         assert any("a.yaml is invalid" in line for line in status.condition_lines())
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_manifests{state="invalid"} 1.0' in text
 
 
@@ -376,7 +376,7 @@ async def test_an_unexpected_failure_of_one_pod_leaves_the_other_files_alone(
             raise KeyError("a mistake in the managers")
         return decide(configured, ledger, pod)
 
-    monkeypatch.setattr("agent.server.control.decisions.decide", failing)
+    monkeypatch.setattr("agent.server.admissions.decide", failing)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from sysfs.host import Host
     from tests.agent.server.sites import Site
     from tests.agent.state.disks import MemoryDisk

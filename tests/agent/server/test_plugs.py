@@ -127,7 +127,7 @@ async def entries_of(agent: Running) -> dict[tuple[str, str], str]:
 
 
 def metric(agent: Running, line: str) -> str:
-    text = agent.controller.metrics.render().decode()
+    text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
     (found,) = (each for each in text.splitlines() if each.startswith(f"{line} "))
     return found.removeprefix(f"{line} ")
 

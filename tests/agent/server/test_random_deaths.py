@@ -14,7 +14,7 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.config.config import CgroupDriver
-from agent.server.control.controller import Controller
+from agent.server.controller import Controller
 from agent.server.errors import PodNotFoundError
 from cgroupfs.names import Tier
 from tests.agent.server.sites import (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
     from tests.agent.server.support import Running, World
     from tests.fakes.effects import Step
@@ -183,7 +183,7 @@ async def test_the_old_pod_stays_if_the_replacement_cannot_be_saved(world: World
     async with running(world) as agent:
         await ask(agent, manifest())
         before = await pods(agent)
-        store = agent.controller._saving._saver
+        store = agent.controller.steps.saver
         usual, store._files = store._files, FullDisk()  # type: ignore[attr-defined]  # a `Store`
         with pytest.raises(AgentError, match="nothing was changed"):
             await ask(agent, SAME_NAME, replace_pod=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.sites import Site
     from tests.agent.server.support import World
     from tests.fakes.effects import Step
@@ -104,7 +104,7 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
         (condition,) = controller.state.condition_lines()
         assert f"pod uid {TWO} was recovered from its cgroups with CPUs 2,10" in condition
         with controller.events.watch() as watcher:
-            controller.outcomes.drifts.note_recovered()
+            controller.outcomes.note_recovered()
             assert (await next_event(watcher, "PodRecovered")).uid == TWO
         await admit(controller, THREE)
         assert allocated(controller) == {ONE: "1,9", TWO: "2,10", THREE: "3,11"}
@@ -143,7 +143,7 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
             "admit the pod again"
         )
         with controller.events.watch() as watcher:
-            controller.outcomes.drifts.note_recovered()
+            controller.outcomes.note_recovered()
             assert (await next_event(watcher, "AllocationDisplaced")).uid == ONE
         await controller.reconcile()
         assert cpus(site, TWO) == Mask.of(1, 9)

@@ -51,7 +51,7 @@ from tests.fakes.locked import locked
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.lifecycle import Service
     from agent.server.metrics.counters import Histogram
     from sysfs.host import Host

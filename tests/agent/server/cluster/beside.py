@@ -16,7 +16,7 @@ from agent.runtimes.nri.values import (
 )
 from agent.server.cluster import runtime_events
 from agent.server.cluster.runtime_events import RuntimeEvents
-from agent.server.intake import ControllerAdmissions, PodIntake
+from agent.server.intake import PodIntake, SourceAdmissions
 from agent.sources.source import SourceEntry, SourceReading
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
 
 OTHER: Final = "88888888-2222-3333-4444-555555555555"
 
@@ -127,7 +127,7 @@ def beside(
         pods = Pods()
         pods.answering.set()
         controller.state.register(pods)
-        intake = PodIntake(pods, ControllerAdmissions(controller))
+        intake = PodIntake(pods, SourceAdmissions(controller))
         events = RuntimeEvents(controller, pods, intake, on_reject)
         await action(Beside(controller, events, pods, intake))
 

@@ -257,9 +257,9 @@ async def test_a_pod_without_a_name_gets_its_event_once_the_name_is_known(
     nameless = FailedPodDocument(UID, "", "", INVALID_MANIFEST, "unknown", 1.0, KEY)
     source = Source(CLUSTER_SOURCE, KEY)
     async with running(world) as agent:
-        watch = agent.controller.rejections.watch
-        watch(nameless, source)
-        watch(replace(nameless, name="web", namespace="shop"), source)
+        notify = agent.controller.rejections._notify
+        notify(nameless, source)
+        notify(replace(nameless, name="web", namespace="shop"), source)
         await settled(agent, lambda: fake.events)
         assert [each["involvedObject"]["name"] for each in fake.events.values()] == ["web"]
         assert not [path for path in fake.paths("POST") if "namespaces//" in path]

@@ -17,8 +17,8 @@ from agent.runtimes.nri.values import (
     ContainerResources,
     RuntimeInfo,
 )
+from agent.server.admissions import MOST_AT_ONCE
 from agent.server.cluster.runtime_events import SUBJECT
-from agent.server.control.grouped import MOST_AT_ONCE
 from agent.server.metrics import names
 from agent.server.reporting.rejections import INVALID_REPORTED
 from agent.sources.errors import SourceUnreadableError
@@ -227,7 +227,7 @@ def test_a_resize_of_exclusive_cpus_is_an_error_and_an_event_on_the_pod(
         agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
         await created(agent, "db")
         noted: list[FailedPodDocument] = []
-        agent.controller.rejections.watch = lambda status, _: noted.append(status)
+        agent.controller.rejections.follow(lambda status, _: noted.append(status))
         asked = ContainerResources(quota_us=quota, period_us=100_000)
         with pytest.raises(ContainerRejectedError, match="keeps its exclusive CPUs") as caught:
             await agent.events.container_updated(sandbox(), container("db"), asked)
@@ -319,7 +319,7 @@ def test_every_request_that_is_subscribed_to_is_counted_from_the_start(site: Sit
         agent.events.observe("CreateContainer", "late", 0.3)
         for method in {*subscribed, "Synchronize"}:
             agent.events.observe(method, "answered", 0.001)
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         line = 'numawarden_runtime_requests_total{{method="{}",result="{}"}} {}'
         assert line.format("CreateContainer", "late", "1.0") in text
         assert line.format("Synchronize", "rejected", "0.0") in text

@@ -140,7 +140,7 @@ def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site
     async def live(agent: Beside) -> None:
         pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
-        sharing = asyncio.create_task(agent.controller.shared_pods.share(shared))
+        sharing = asyncio.create_task(agent.controller.share(shared))
         await asyncio.sleep(0)
         assert not agent.controller.state.durable.shared
         await agent.intake.sync()
@@ -156,7 +156,7 @@ def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> No
         pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         await agent.intake.sync()
         shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
-        await agent.controller.shared_pods.share(shared)
+        await agent.controller.share(shared)
         assert not agent.controller.state.durable.shared
         assert await created(agent, "db") is not None
 

@@ -19,7 +19,7 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from agent.server.state import DurableState
 
 
@@ -124,7 +124,7 @@ async def played(name: str, calls: Calls) -> tuple[object, DurableState, Durable
         calls.wrap(controller.outcomes, "note")
         calls.wrap(controller.rejections, "admitted")
         calls.wrap(controller.metrics.counters, "add")
-        calls.wrap(controller._steps, "publish")
+        calls.wrap(controller.steps, "publish")
         calls.wrap(controller, "publish")
         calls.wrap(controller.state.cdi_files, "write", "remove")
         try:

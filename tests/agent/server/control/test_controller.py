@@ -30,11 +30,14 @@ from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport, PlannedChange
 from agent.server.configured_host import ConfiguredHost
-from agent.server.control.controller import Controller
-from agent.server.control.endings import Lives
+from agent.server.controller import Controller
+from agent.server.endings import Lives
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
 from agent.server.metrics import names
+from agent.server.metrics.exposition import Metrics
+from agent.server.queue import Worker
 from agent.server.state import AgentState, DurableState
+from agent.server.steps import Steps
 from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
@@ -153,7 +156,8 @@ async def keeping(
     in_force = in_force or rules()
     configured = ConfiguredHost(host or two_packages(), in_force)
     state = AgentState(configured, DurableState(in_force.empty_ledger()))
-    controller = Controller(state, recorder, recorder, FakeClock())
+    worker, metrics = Worker(state.progress), Metrics(in_force.managers)
+    controller = Controller(Steps(state, metrics, recorder, recorder, worker, FakeClock()))
     serving = asyncio.create_task(controller.queue.serve())
     try:
         yield controller
@@ -520,7 +524,7 @@ async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
 async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
     recorder, watched = Recorder(), list[str]()
     async with keeping(recorder) as controller:
-        controller.outcomes.watch = watched.extend
+        controller.outcomes.follow(watched.extend)
         recorder.outcome = EnforcementReport(
             cgroups=(observed_cgroup("kubepods/a"), observed_cgroup("x")),
             created=("kubepods/a",),

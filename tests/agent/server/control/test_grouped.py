@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.decision import Reason
-from agent.server.control.grouped import MOST_AT_ONCE, MOST_WITH_PREFERRED
-from agent.server.control.queue import QueueStopped, called_by
+from agent.server.admissions import MOST_AT_ONCE, MOST_WITH_PREFERRED
 from agent.server.errors import CheckpointFailedError
 from agent.server.listeners.limits import Caller
+from agent.server.queue import QueueStopped, called_by
 from sysfs.mask import EMPTY
 from tests.agent.server.control.test_controller import Recorder, disk_full, keeping, pod
 from tests.agent.server.support import in_loop, until
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument
     from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.model import Pod
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
 
 
 def uid(number: int) -> str:

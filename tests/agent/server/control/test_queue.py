@@ -8,15 +8,15 @@ from functools import partial
 import pytest
 
 from agent.progress import EndedError, Progress
-from agent.server.control.queue import (
+from agent.server.errors import BusyError
+from agent.server.listeners.limits import Caller
+from agent.server.queue import (
     MOST_WAITING,
     QueueStopped,
     SerialQueue,
     Worker,
     called_by,
 )
-from agent.server.errors import BusyError
-from agent.server.listeners.limits import Caller
 from tests.agent.server.support import FakeClock, in_loop
 
 asked_by: ContextVar[str] = ContextVar("asked_by", default="")

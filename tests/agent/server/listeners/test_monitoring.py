@@ -19,6 +19,7 @@ from tests.agent.server.support import UID, in_loop, manifest, running
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.server.metrics.gauges import GaugeInput
     from tests.agent.server.support import Running, World
 
 
@@ -140,10 +141,10 @@ async def test_many_scrapes_within_a_second_without_a_change_are_one_rendering(
         renderings = 0
         render = agent.controller.metrics.render
 
-        def counted() -> bytes:
+        def counted(reading: GaugeInput) -> bytes:
             nonlocal renderings
             renderings += 1
-            return render()
+            return render(reading)
 
         monkeypatch.setattr(agent.controller.metrics, "render", counted)
         world.clock.advance(1)

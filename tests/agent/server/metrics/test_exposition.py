@@ -19,10 +19,10 @@ from tests.agent.server.metrics.test_gauges import RULES, reading
 
 
 def rendered() -> str:
-    metrics = Metrics(lambda: reading(RULES.empty_ledger()), MANAGERS)
+    metrics = Metrics(MANAGERS)
     metrics.counters.add(CONTAINER_ASSIGNMENTS, "cpu", "pod_shared")
     metrics.admission_duration.observe(0.02)
-    return metrics.render().decode()
+    return metrics.render(reading(RULES.empty_ledger())).decode()
 
 
 def test_a_counter_without_total_keeps_its_name_and_type() -> None:
@@ -57,10 +57,11 @@ def test_the_format_is_the_one_that_allows_such_counters() -> None:
 
 def test_what_device_plugins_measure_stands_in_the_text_by_resource() -> None:
     connected = {"example.com/gpu": True, "example.com/nic": False}
-    metrics = Metrics(lambda: replace(reading(RULES.empty_ledger()), plugins=connected), MANAGERS)
+    metrics = Metrics(MANAGERS)
     metrics.add(CALLS, "example.com/gpu", "Allocate", "timeout")
     metrics.observe(ALLOCATION_DURATION, 0.2, "example.com/gpu")
-    lines = metrics.render().decode().splitlines()
+    now = replace(reading(RULES.empty_ledger()), plugins=connected)
+    lines = metrics.render(now).decode().splitlines()
     calls = 'method="Allocate",resource="example.com/gpu",result="timeout"'
     assert f"numawarden_device_plugin_calls_total{{{calls}}} 1.0" in lines
     duration = "kubelet_device_plugin_alloc_duration_seconds_count"
@@ -79,9 +80,9 @@ def test_what_is_counted_by_resource_starts_at_0_once_the_resource_is_known() ->
         rules=replace(RULES, policy=fit),
         plugins={"example.com/gpu": True},
     )
-    metrics = Metrics(lambda: known, MANAGERS)
+    metrics = Metrics(MANAGERS)
     metrics.counters.add(names.REJECTIONS, "OutOfhugepages-2Mi")
-    lines = metrics.render().decode().splitlines()
+    lines = metrics.render(known).decode().splitlines()
     assert 'numawarden_rejections_total{reason="OutOfhugepages-2Mi"} 1.0' in lines
     assert 'numawarden_rejections_total{reason="OutOfexample.org/nic"} 0.0' in lines
     registered = 'kubelet_device_plugin_registration_total{resource_name="example.com/gpu"} 0.0'

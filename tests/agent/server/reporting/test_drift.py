@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server.reporting.drift import DRIFT_KEPT, DRIFT_NAMED
+from agent.server.reporting.outcomes import DRIFT_KEPT, DRIFT_NAMED
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
@@ -62,7 +62,7 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
                 await agent.ask(agent.client.reconcile)
             event = await next_event(watcher, "DriftFound")
         status = await asyncio.to_thread(agent.client.status)
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
     line = (
         f"shop/web, container c1: cpuset.cpus of /{POD}/c1 shows 5-6 instead of {before} (unknown)"
     )
@@ -93,7 +93,7 @@ async def test_drift_of_many_settings_at_once_is_bounded_and_counted_in_full(wor
             first = await next_event(watcher, "DriftFound")
             rest = await next_event(watcher, "DriftFound")
         status = await asyncio.to_thread(agent.client.status)
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
     assert first.message.count("shows 1 instead of 1,9") == DRIFT_NAMED
     assert f"{many - DRIFT_NAMED} more settings differ" in rest.message
     assert len(status.drift) == DRIFT_KEPT

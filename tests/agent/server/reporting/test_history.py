@@ -55,16 +55,14 @@ def disk(tmp_path: Path) -> _Disk:
 
 @pytest.fixture
 def recorder(disk: _Disk) -> Iterator[HistoryRecorder]:
-    made = HistoryRecorder(disk, FakeClock(), most_queued=3)
-    made.counters = Counters(MANAGERS)
+    made = HistoryRecorder(disk, FakeClock(), Counters(MANAGERS), most_queued=3)
     yield made
     disk.free.set()
     made.close()
 
 
 def lost(recorder: HistoryRecorder, reason: str) -> int:
-    assert recorder.counters is not None
-    return recorder.counters.value(names.HISTORY_LOST, reason)
+    return recorder._counters.value(names.HISTORY_LOST, reason)
 
 
 def types(found: HistoryDocument) -> list[str]:
@@ -161,8 +159,7 @@ async def test_entries_are_short_however_long_their_texts_are(recorder: HistoryR
 @in_loop
 async def test_a_line_that_a_crash_cut_off_is_counted(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text('{"type":"PodAdm')
-    recorder = HistoryRecorder(_Disk(tmp_path), FakeClock())
-    recorder.counters = Counters(MANAGERS)
+    recorder = HistoryRecorder(_Disk(tmp_path), FakeClock(), Counters(MANAGERS))
     recorder.note(event(0), None)
     assert types(await recorder.latest(ALL)) == ["0"]
     assert lost(recorder, "torn") == 1

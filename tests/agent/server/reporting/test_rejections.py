@@ -24,7 +24,7 @@ from tests.agent.server.test_api import ask
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.server.control.controller import Controller
+    from agent.server.controller import Controller
     from tests.agent.server.support import Running, World
 
 #: What FakeClock says it is.

@@ -247,7 +247,7 @@ async def test_what_is_not_valid_is_reported_in_show_status_metrics_and_once_as_
         assert [violation.message for violation in shown.invalid] == [
             "has CPUs 1, which are now reserved"
         ]
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_invalid_allocations{rule="reservedSystemCPUs"} 1.0' in text
         assert 'numawarden_invalid_allocations{rule="CPU offline"} 0.0' in text
         await agent.ask(agent.client.remove, UID)
@@ -286,7 +286,7 @@ async def test_a_pod_whose_cpus_are_all_offline_runs_on_no_other_pods_cpus(tmp_p
         await become(agent, two_packages())
         assert world.cpus_of(f"{POD}/c0") == "1,9"
         # What is desired again was not undone by another process.
-        text = agent.controller.metrics.render().decode()
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'drift_found_total{cause="unknown"} 0.0' in text
 
 
@@ -397,7 +397,7 @@ async def test_pods_that_run_shared_go_on_until_the_next_boot(
     async with running(world) as agent:
         source = Source("kubelet", f"pods/{UID}")
         pod = SharedPod(UID, "web", "default", source, "OutOfcpu: 8 CPUs")
-        await agent.controller.shared_pods.share(pod)
+        await agent.controller.share(pod)
     monkeypatch.setattr(assembly, "_boot_id", lambda: boot)
     async with running(world) as agent:
         assert set(agent.controller.state.durable.shared) == shared

@@ -1,4 +1,7 @@
-"""Cordons: what an operator takes out of use before maintenance, and what a drain would need."""
+"""Cordons: what an operator takes out of use before maintenance, and what a drain would need.
+
+`cordon` and `uncordon` are actions of the controller's queue.
+"""
 
 from __future__ import annotations
 
@@ -30,97 +33,88 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.api.maintenance import CordonRequest
-    from agent.clock import Clock
     from agent.managers.allocations.cordons import Cordons
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.trials.drain import Drain, DrainedPod
-    from agent.server.control.change_steps import ChangeSteps
     from agent.server.state import AgentState
+    from agent.server.steps import Steps
     from sysfs.host import Host
 
 log = structlog.get_logger(__name__)
 
 
-class Cordoning:
-    """Sets and ends cordons; the controller queues both with all other changes."""
+async def cordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
+    """Cordon a target, save that, and let the shared pool leave the CPUs.
 
-    def __init__(self, steps: ChangeSteps, clock: Clock) -> None:
-        self._state = steps.state
-        self._steps = steps
-        self._clock = clock
+    Raises `CordonTargetError`, `CordonRejectedError`, `CheckpointFailedError`.
+    """
+    state = steps.state
+    rules, host = state.configured.rules, state.configured.host
+    added = present(target_of(request.target, host), host, request.target)
+    if why := _rejection(rules, state.ledger, added):
+        raise CordonRejectedError(added, why)
+    entry = CordonEntry(added, request.reason, steps.clock.time())
 
-    async def cordon(self, request: CordonRequest) -> CordonsDocument:
-        """Cordon a target, save that, and let the shared pool leave the CPUs.
+    def report() -> None:
+        cordoned = str(state.configured.rules.cordoned_cpus)
+        log.info("cordoned", target=str(added), reason=request.reason, cordoned=cordoned)
+        why = f" ({request.reason})" if request.reason else ""
+        steps.publish("Cordoned", message=f"{added}{why}")
 
-        Raises `CordonTargetError`, `CordonRejectedError`, `CheckpointFailedError`.
-        """
-        host = self._state.configured.host
-        cordon = present(target_of(request.target, host), host, request.target)
-        rules, ledger = self._state.configured.rules, self._state.ledger
-        if why := _rejection(rules, ledger, cordon):
-            raise CordonRejectedError(cordon, why)
-        entry = CordonEntry(cordon, request.reason, self._clock.time())
+    return await _take(steps, state.durable.cordons.with_entry(entry), report)
 
-        def report() -> None:
-            cordoned = str(self._state.configured.rules.cordoned_cpus)
-            log.info("cordoned", target=str(cordon), reason=request.reason, cordoned=cordoned)
-            why = f" ({request.reason})" if request.reason else ""
-            self._steps.publish("Cordoned", message=f"{cordon}{why}")
 
-        return await self._take(self._state.durable.cordons.with_entry(entry), report)
+async def uncordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
+    """End the cordon of a target, and let the shared pool use the CPUs.
 
-    async def uncordon(self, request: CordonRequest) -> CordonsDocument:
-        """End the cordon of a target, and let the shared pool use the CPUs.
+    Raises `CordonTargetError`, `NotCordonedError`, `CheckpointFailedError`.
+    """
+    state, cordons = steps.state, steps.state.durable.cordons
+    asked, nodes = target_of(request.target, state.configured.host), cordons.total.nodes
+    of_nodes = state.configured.rules.machine.cpus.cpus_in_nodes(nodes)
+    if inside := (asked.cpus & of_nodes) - cordons.total.cpus:
+        found = f"CPUs {inside} are cordoned with their node; uncordon node:{nodes} as a whole"
+        raise CordonTargetError(request.target, found)
+    left = cordons.without(asked)
+    if left == cordons:
+        raise NotCordonedError(asked, cordons.total)
 
-        Raises `CordonTargetError`, `NotCordonedError`, `CheckpointFailedError`.
-        """
-        host, cordons = self._state.configured.host, self._state.durable.cordons
-        asked = target_of(request.target, host)
-        of_nodes = self._state.configured.rules.machine.cpus.cpus_in_nodes(cordons.total.nodes)
-        if inside := (asked.cpus & of_nodes) - cordons.total.cpus:
-            nodes = cordons.total.nodes
-            found = f"CPUs {inside} are cordoned with their node; uncordon node:{nodes} as a whole"
-            raise CordonTargetError(request.target, found)
-        left = cordons.without(asked)
-        if left == cordons:
-            raise NotCordonedError(asked, cordons.total)
+    def report() -> None:
+        # There may be room now for what was rejected.
+        state.releases += 1
+        cordoned = str(state.configured.rules.cordoned_cpus)
+        log.info("uncordoned", target=str(asked), cordoned=cordoned)
+        steps.publish("Uncordoned", message=str(asked))
 
-        def report() -> None:
-            # There may be room now for what was rejected.
-            self._state.releases += 1
-            cordoned = str(self._state.configured.rules.cordoned_cpus)
-            log.info("uncordoned", target=str(asked), cordoned=cordoned)
-            self._steps.publish("Uncordoned", message=str(asked))
+    return await _take(steps, left, report)
 
-        return await self._take(left, report)
 
-    async def _take(self, cordons: Cordons, report: Callable[[], None]) -> CordonsDocument:
-        """Save the cordons, decide by them from then on, enforce the shared pool, and report."""
-        state = self._state
-        configured = replace(
-            state.configured, rules=with_cordon(state.configured.rules, cordons.total)
-        )
-        await self._steps.commit(replace(state.durable, cordons=cordons))
-        state.configured = configured
-        outcome = await self._steps.enforce_pool()
-        failed = await self._steps.after_save(report)
-        return cordons_document(state, details((*outcome.remaining, *failed)))
+async def _take(steps: Steps, cordons: Cordons, report: Callable[[], None]) -> CordonsDocument:
+    """Save the cordons, decide by them from then on, enforce the shared pool, and report."""
+    state = steps.state
+    rules = with_cordon(state.configured.rules, cordons.total)
+    configured = replace(state.configured, rules=rules)
+    await steps.commit(replace(state.durable, cordons=cordons))
+    state.configured = configured
+    outcome = await steps.enforce_pool()
+    failed = await steps.after_save(report)
+    return cordons_document(state, details((*outcome.remaining, *failed)))
 
-    async def drain(self, target: str) -> DrainDocument:
-        """Return which pods would have to end before a target is empty; changes nothing.
 
-        Each pod is tried in a turn of its own, so that no other request waits for more than one.
-        Raises `CordonTargetError`.
-        """
-        rules, ledger = self._state.configured.rules, self._state.ledger
-        host = self._state.configured.host
-        cordon = present(target_of(target, host), host, target)
-        plans: list[Drain] = []
-        for plan in drain(rules, ledger, cordon):
-            plans.append(plan)
-            await asyncio.sleep(0)
-        return _drain_document(plans[-1], rules, ledger, cordon)
+async def drain_plan(state: AgentState, target: str) -> DrainDocument:
+    """Return which pods would have to end before a target is empty; changes nothing.
+
+    Each pod is tried in a turn of its own, so that no other request waits for more than one.
+    Raises `CordonTargetError`.
+    """
+    rules, ledger, host = state.configured.rules, state.ledger, state.configured.host
+    drained = present(target_of(target, host), host, target)
+    plans: list[Drain] = []
+    for plan in drain(rules, ledger, drained):
+        plans.append(plan)
+        await asyncio.sleep(0)
+    return _drain_document(plans[-1], rules, ledger, drained)
 
 
 def target_of(text: str, host: Host) -> Cordon:

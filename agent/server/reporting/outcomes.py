@@ -1,49 +1,58 @@
-"""What is made of a comparison or a change of cgroups: status, counts, log lines, events."""
+"""Reports the result of each enforcement: status, metrics, log lines, events."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from agent.api.status import ReconcileDocument
+from agent.api.status import DriftDocument, ReconcileDocument
+from agent.api.views import writer_document
+from agent.managers.allocations.origin import Origin
+from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.report import count_causes
 from agent.server.metrics import names
-from agent.server.reporting.drift import DriftReporter
 from agent.server.reporting.records import details
 from cgroupfs.tree import all_ancestors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from agent.clock import Clock
     from agent.reconcile.report import EnforcementReport
     from agent.server.metrics.counters import Counters
-    from agent.server.reporting.events import EventReporter
+    from agent.server.reporting.events import Events
     from agent.server.state import AgentState
 
 log = structlog.get_logger(__name__)
+
+#: How many settings of one comparison are named in the log and in events; the rest is counted.
+#: One ancestor that is too narrow makes all cgroups below differ.
+DRIFT_NAMED: Final = 16
+#: How many of the latest differences are kept for the status.
+DRIFT_KEPT: Final = 32
 
 
 class OutcomeReporter:
     """Reports each `EnforcementReport` and remembers the cgroups that it names."""
 
-    def __init__(
-        self, state: AgentState, counters: Counters, reporter: EventReporter, clock: Clock
-    ) -> None:
-        self.drifts = DriftReporter(state, counters, reporter, clock)
+    def __init__(self, state: AgentState, counters: Counters, events: Events, clock: Clock) -> None:
         #: The cgroups of the last observation, to be watched for changes.
         self.cgroups: set[str] = set()
         #: Cgroups whose files, and those of all descendants, may have been created again.
         self.renewed: set[str] = set()
-        #: Watches the cgroups that a change created, before the pod's first container starts.
-        self.watch: Callable[[Iterable[str]], None] = _watch_nothing
+        self._followers: list[Callable[[list[str]], None]] = []
         self._state = state
         self._counters = counters
-        self._reporter = reporter
+        self._publish = events.publish
         self._clock = clock
+
+    def follow(self, follower: Callable[[list[str]], None]) -> None:
+        """Have the cgroups that a change created watched, before the pod's first process starts."""
+        self._followers.append(follower)
 
     def note(self, outcome: EnforcementReport) -> None:
         """Count and report the result of a change or a comparison."""
@@ -52,14 +61,14 @@ class OutcomeReporter:
         self._state.records.note_running(outcome, allocations, self._clock.monotonic())
         if outcome.settled:
             log.info("settings applied to new cgroups", cgroups=outcome.settled)
-        self.drifts.note(outcome)
+        self._note_drift(outcome)
         pods = outcome.pods if outcome.compared else frozenset[str]()
         news = self._state.records.note_unenforced(outcome.unenforced(), allocations, pods)
         for uid, differing in news.items():
             self._counters.add(names.ENFORCEMENT_FAILURES)
             name, lines = full_name(allocations[uid]), details(differing)
             log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
-            self._reporter.publish("PodNotEnforced", uid, name, "; ".join(lines))
+            self._publish("PodNotEnforced", uid, name, "; ".join(lines))
         outside = outcome.of_pod("")
         if not (outcome.compared or outside):
             outside = self._state.unenforced
@@ -91,7 +100,9 @@ class OutcomeReporter:
             if self.renewed:
                 # Removed cgroups need no watch; without watches the set would only grow.
                 self.renewed &= self.cgroups | all_ancestors(self.cgroups)
-        self.watch([cgroup for cgroup in outcome.renewed if cgroup in self.cgroups])
+        created = [cgroup for cgroup in outcome.renewed if cgroup in self.cgroups]
+        for follower in self._followers:
+            follower(created)
 
     def note_contest(self, outcome: EnforcementReport) -> None:
         """Report each backoff from a cgroup that another writer modifies once."""
@@ -99,7 +110,7 @@ class OutcomeReporter:
         for why in outcome.given_way:
             self._counters.add(names.REPAIRS_POSTPONED)
             log.warning("cgroup is being modified by another writer, backing off", why=why)
-            self._reporter.publish("DriftContested", message=why)
+            self._publish("DriftContested", message=why)
 
     def reconciled(self, outcome: EnforcementReport, seconds: float) -> ReconcileDocument:
         """Count and return the result of a reconcile that took `seconds`; date the conditions."""
@@ -121,6 +132,65 @@ class OutcomeReporter:
         self._state.dated_conditions(now)
         return self._state.last_reconcile
 
+    # --- drift ----------------------------------------------------------------------------------
 
-def _watch_nothing(_cgroups: Iterable[str]) -> None:
-    """Do nothing where cgroups are not watched: the next comparison finds changes."""
+    def _note_drift(self, outcome: EnforcementReport) -> None:
+        """Report the drift that a comparison found, with one event for each pod."""
+        found, repaired = count_causes(outcome.drift), outcome.repaired
+        for cause, count in found.items():
+            self._counters.add(names.DRIFT_FOUND, cause, by=count)
+        for cause, count in repaired.items():
+            self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
+        if not outcome.drift:
+            return
+        gone = frozenset(outcome.repaired_drift)
+        named = tuple(
+            self._document(difference, repaired=difference in gone)
+            for difference in outcome.drift[:DRIFT_NAMED]
+        )
+        self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
+        more = len(outcome.drift) - len(named)
+        log.warning(
+            "drift found",
+            found=dict(found),
+            repaired=dict(repaired),
+            settings=[each.line() for each in named],
+            more=more,
+        )
+        for (uid, pod), group in groupby(named, lambda each: (each.uid, each.pod)):
+            settings = tuple(group)
+            message = "; ".join(each.line() for each in settings)
+            self._publish("DriftFound", uid or None, pod or None, message, settings)
+        if more:
+            message = (
+                f"{more} more settings differ; 'numawarden verify' lists those that still differ"
+            )
+            self._publish("DriftFound", message=message)
+
+    def note_recovered(self) -> None:
+        """Report allocations recovered from cgroups and allocations that they displaced."""
+        for allocation in self._state.ledger.allocations.values():
+            if allocation.origin is Origin.RECOVERED:
+                shown = describe_recovered(allocation)
+                name = full_name(allocation)
+                self._publish("PodRecovered", allocation.uid, name, shown)
+        for uid, displaced in self._state.displaced.items():
+            name = full_name(displaced)
+            self._publish("AllocationDisplaced", uid, name, str(displaced))
+
+    def _document(self, difference: Difference, *, repaired: bool) -> DriftDocument:
+        allocation, writer = self._state.ledger.allocations.get(difference.pod), difference.writer
+        return DriftDocument(
+            time=self._clock.time(),
+            uid=difference.pod,
+            pod="" if allocation is None else full_name(allocation),
+            container=difference.container,
+            cgroup=f"/{difference.cgroup}",
+            file=difference.file,
+            observed=difference.observed,
+            desired=difference.desired,
+            cause=str(difference.cause),
+            detail=difference.detail,
+            writer=None if writer is None else writer_document(writer),
+            repaired=repaired,
+        )

@@ -1,13 +1,11 @@
-"""The only writer of the ledger: all changes are serialized here.
+"""The only writer of the ledger: all changes are queued here and made one after the other.
 
-The order of an admission: decide, save the checkpoint, enforce, verify, report, answer. If the
-kernel rejects a setting after the save, the pod stays admitted and is reported as not enforced,
-since its CPUs may already be in use. Every reconcile retries, and the pod can be removed.
+Every change goes the same way: it is saved, enforced, read back and reported
+(`agent.server.steps`). Every reconcile retries what the kernel rejected.
 """
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +18,6 @@ from agent.api.documents import (
     AdmissionDocument,
     BindDocument,
     BindRequest,
-    EnforcementDocument,
     FailedPodDocument,
     PodDocument,
     RemovalDocument,
@@ -30,28 +27,19 @@ from agent.managers.allocations.origin import API, Source
 from agent.managers.effective_policy import restored
 from agent.pods.identity import full_name
 from agent.pods.lifetime import End
-from agent.progress import Progress
 from agent.reconcile.errors import BindingError
-from agent.server.control.admitting import Admitting
-from agent.server.control.binding import Binder
-from agent.server.control.change_steps import ChangeSteps
-from agent.server.control.cordoning import Cordoning
-from agent.server.control.decisions import Decisions
-from agent.server.control.endings import Endings
-from agent.server.control.grouped import GroupedAdmissions
-from agent.server.control.outcomes import OutcomeReporter
-from agent.server.control.queue import SerialQueue, Worker
-from agent.server.control.saving import Saving
-from agent.server.control.shared_pods import SharedPods
+from agent.server import maintenance
+from agent.server.admissions import Admissions
+from agent.server.advice import Advisor
+from agent.server.endings import Endings
 from agent.server.errors import (
+    BindingNotFoundError,
     PodNotFoundError,
     RequestError,
     SourcePodError,
 )
 from agent.server.metrics import names
-from agent.server.metrics.exposition import Metrics
-from agent.server.reporting.events import EventHub, EventReporter, operation
-from agent.server.reporting.log.allocation_log import allocation_line
+from agent.server.reporting.events import operation
 from agent.server.reporting.pods import PodDescriber, pods_now
 from agent.server.reporting.records import PodRecord, details
 from agent.server.reporting.rejections import RejectionReporter, rejection_answer
@@ -69,15 +57,14 @@ if TYPE_CHECKING:
     )
     from agent.api.status import ReconcileDocument
     from agent.api.verification import VerificationDocument
-    from agent.clock import Clock
     from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.bindings import Binding, Bindings
     from agent.managers.assessment.violation import Violation
     from agent.pods.model import Pod
-    from agent.reconcile.desired.state import Desired
     from agent.reconcile.report import EnforcementReport
     from agent.server.configured_host import ConfiguredHost
-    from agent.server.kernel.ports import Enforcement, Saver
-    from agent.server.state import AgentState
+    from agent.server.steps import Steps
+    from agent.state.checkpoint import SharedPod
 
 log = structlog.get_logger(__name__)
 
@@ -85,35 +72,21 @@ log = structlog.get_logger(__name__)
 class Controller:
     """Owns the state: decides, saves, enforces, and returns documents."""
 
-    def __init__(self, state: AgentState, kernel: Enforcement, saver: Saver, clock: Clock) -> None:
-        self.state = state
-        self.metrics = Metrics(state.reading, state.configured.rules.managers)
-        self.events = EventHub(lambda: self.metrics.counters.add(names.EVENTS_DROPPED))
-        reporter = EventReporter(self.events, clock, state.history)
-        self.decisions = Decisions(state, self.metrics, clock)
-        #: Publishes an event to all watchers.
-        self.publish = reporter.publish
-        self.outcomes = OutcomeReporter(state, self.metrics.counters, reporter, clock)
-        self.rejections = RejectionReporter(state, self.metrics.counters, reporter, clock)
-        self.progress = state.progress = Progress(clock)
-        self.queue = SerialQueue(self.progress)
-        self.worker = Worker(self.progress)
-        self._kernel = kernel
-        self._saving = Saving(state, saver, self.worker, self.metrics.counters)
-        steps = ChangeSteps(state, kernel, self._saving, self.worker, self.outcomes, reporter)
-        self._steps = steps
-        self._binder = Binder(steps)
-        self.cordoning = Cordoning(steps, clock)
-        self._admitting = Admitting(steps, self.decisions, self.rejections, self.metrics, self._end)
-        self.admissions = GroupedAdmissions(self.queue, self._admitting.admit_all)
-        self.shared_pods = SharedPods(state, self.queue, self._saving)
-        self.clock = clock
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.state, self.metrics, self.clock = steps.state, steps.metrics, steps.clock
+        self.queue, self.worker = steps.queue, steps.worker
+        self.events, self.publish, self.outcomes = steps.events, steps.publish, steps.outcomes
+        counters = steps.metrics.counters
+        self.rejections = RejectionReporter(steps.state, counters, steps.events, steps.clock)
+        self.admissions = Admissions(steps, self.rejections)
+        self.advice = Advisor(steps.state)
         self._endings = Endings()
         #: The pods that cannot be bound to the cgroup of their unit.
         self._unfollowed: set[str] = set()
+        #: The pods that run shared and are about to be saved, by uid.
+        self._sharing: dict[str, SharedPod] = {}
         self._reported_invalid: frozenset[Violation] = frozenset()
-        #: At most one observation is queued at the worker, so that an action waits for one at most.
-        self._observing = asyncio.Lock()
 
     # --- operations -----------------------------------------------------------------------------
 
@@ -134,15 +107,14 @@ class Controller:
 
     async def preview(self, pod: Pod, *, replace_pod: bool = False) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
-        replaced = self.decisions.replaced(pod) if replace_pod else None
-        decision = await self.decisions.preview(pod, API, replaced)
+        replaced = self.admissions.replaced(pod) if replace_pod else None
+        decision = await self.admissions.preview(pod, API, replaced)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
-        answer = self._admitting.document(decision, decision.allocation, PodRecord(), dry_run=True)
+        answer = self.admissions.document(decision, decision.allocation, PodRecord(), dry_run=True)
         answer = views.replacing_answer(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
-        async with self._observing:
-            plan = await self.worker.run(self._kernel.plan, desired, pod.uid)
+        plan = await self.steps.observe(self.steps.kernel.plan, desired, pod.uid)
         return replace(answer, plan=views.plan_document(plan))
 
     async def remove(self, uid: str) -> RemovalDocument:
@@ -165,22 +137,22 @@ class Controller:
     async def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup; raises `BindError` and other `RequestError`s."""
         with operation("bind", container=container, **self._facts(uid)):
-            return await self.queue.run(lambda: self._binder.bind(uid, container, request))
+            return await self.queue.run(lambda: self._bind(uid, container, request))
 
     async def unbind(self, uid: str, container: str) -> BindDocument:
         """Remove the binding of a container; raises `RequestError`, for example if it has none."""
         with operation("unbind", container=container, **self._facts(uid)):
-            return await self.queue.run(lambda: self._binder.unbind(uid, container))
+            return await self.queue.run(lambda: self._unbind(uid, container))
 
     async def cordon(self, request: CordonRequest) -> CordonsDocument:
-        """Take CPUs or nodes out of use; raises `RequestError`s (`Cordoning.cordon`)."""
+        """Take CPUs or nodes out of use; raises `RequestError`s (`maintenance.cordon`)."""
         with operation("cordon", target=request.target):
-            return await self.queue.run(lambda: self.cordoning.cordon(request))
+            return await self.queue.run(lambda: maintenance.cordon(self.steps, request))
 
     async def uncordon(self, request: CordonRequest) -> CordonsDocument:
-        """Use CPUs or nodes again; raises `RequestError`s (`Cordoning.uncordon`)."""
+        """Use CPUs or nodes again; raises `RequestError`s (`maintenance.uncordon`)."""
         with operation("uncordon", target=request.target):
-            return await self.queue.run(lambda: self.cordoning.uncordon(request))
+            return await self.queue.run(lambda: maintenance.uncordon(self.steps, request))
 
     def switch_log_level(self, request: LogLevelRequest) -> LogLevelDocument:
         """Log at another level; raises `RequestError`."""
@@ -206,15 +178,14 @@ class Controller:
         watched = [each for each in allocations.values() if each.lifetime.end is not End.REMOVAL]
         if not (watched or self._unfollowed) and self._endings.idle:
             return
-        async with self._observing:
-            lives = await self.worker.run(self._kernel.lives, target, watched)
+        lives = await self.steps.observe(self.steps.kernel.lives, target, watched)
         if lives.restarted:
             await self.enforce(*lives.restarted)
         due = self._endings.changes(
             watched, self.state.durable.bindings, lives, self.clock.monotonic()
         )
         if due.started:
-            await self.queue.run(lambda: self._saving.note_processes(due.started))
+            await self.queue.run(lambda: self._note_processes(due.started))
         for uid, why in due.ended:
             with operation("end", uid=uid, pod=full_name(allocations[uid])):
                 log.info("pod ended", why=why)
@@ -228,7 +199,42 @@ class Controller:
     async def enforce(self, *uids: str) -> None:
         """Have the kernel enforce what pods are to have, whose cgroups may have changed."""
         with operation("enforce", uids=",".join(uids)):
-            await self.queue.run(lambda: self._steps.enforce_pods(*uids))
+            await self.queue.run(lambda: self.steps.enforce_pods(*uids))
+
+    def shared_pod(self, uid: str) -> SharedPod | None:
+        """Return a rejected pod that runs in the shared pool all the same, else None.
+
+        Its containers run on shared CPUs already, so room that comes later is not for them. That is
+        saved: after a restart of the agent they go on as before.
+        """
+        return self.state.durable.shared.get(uid) or self._sharing.get(uid)
+
+    async def share(self, pod: SharedPod) -> None:
+        """Save that a pod runs shared, unless it is admitted meanwhile; raises `QueueStopped`.
+
+        No admission that is asked for later overtakes this. That the pod runs shared is a fact, so
+        that it is kept whether or not it can be saved now.
+        """
+
+        async def save() -> None:
+            if pod.uid not in self.state.ledger.allocations:
+                await self.steps.note(self.state.durable.with_shared(pod))
+
+        self._sharing[pod.uid] = pod
+        try:
+            with operation("share", uid=pod.uid):
+                await self.queue.run(save)
+        finally:
+            self._sharing.pop(pod.uid, None)
+
+    async def end_shared(self, uid: str) -> None:
+        """Save that a pod which ran shared has ended; raises `QueueStopped`."""
+
+        async def save() -> None:
+            await self.steps.note(self.state.durable.without_shared(uid))
+
+        with operation("remove", uid=uid):
+            await self.queue.run(save)
 
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""
@@ -261,10 +267,10 @@ class Controller:
         """
         failed = self.state.records.failed(uid)
         if failed is not None and uid not in self.state.ledger.allocations:
-            return await self.decisions.advised_status(failed)
+            return await self.advice.advised_status(failed)
         allocation = self.state.allocation(uid)
-        async with self._observing:
-            observed = await self.worker.run(self._kernel.observe, self.state.target(), allocation)
+        steps = self.steps
+        observed = await steps.observe(steps.kernel.observe, self.state.target(), allocation)
         record = self.state.records.of(uid)
         return PodDescriber.of(self.state).document(
             allocation,
@@ -279,8 +285,8 @@ class Controller:
     async def _remove(self, uid: str) -> RemovalDocument:
         allocation = self.state.allocation(uid)
         ledger = admission.remove(self.state.configured.rules, self.state.ledger, uid)
-        await self._saving.commit(self.state.durable.without_pod(ledger, uid))
-        enforcement = await self._end(allocation, self.state.target())
+        await self.steps.commit(self.state.durable.without_pod(ledger, uid))
+        enforcement = await self.steps.end_pod(allocation, self.state.target())
         return RemovalDocument(
             uid=uid,
             name=allocation.name,
@@ -288,34 +294,52 @@ class Controller:
             enforcement=enforcement,
         )
 
-    async def _end(
-        self, allocation: PodAllocation, target: Desired, replaced_by: str | None = None
-    ) -> EnforcementDocument:
-        """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
-        uid, steps = allocation.uid, self._steps
-        self.state.records.forget(uid)
-        self.state.displaced.pop(uid, None)
-        self.state.releases += 1
-        outcome = await steps.enforce_removed(allocation, target)
-        remove = partial(self.worker.run, self.state.cdi_files.remove, allocation)
-        failed = await steps.after_save(remove)
-        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
+    async def _bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
+        """Bind a container to a cgroup and save that; raises `BindError` and `RequestError`s."""
+        state, kernel = self.state, self.steps.kernel
+        allocation, bindings = state.allocation(uid, container), state.durable.bindings
+        binding = await self.worker.run(
+            kernel.locate, state.target(), allocation, container, request
+        )
 
         def report() -> None:
-            self.metrics.counters.add(names.REMOVALS)
-            log.info(
-                "pod removed",
-                removed=uid,
-                pod=full_name(allocation),
-                replaced_by=replaced_by,
-                conditions=remaining,
-            )
-            successor = f"replaced by the pod of uid {replaced_by}" if replaced_by else ""
-            message = "; ".join(filter(None, (allocation_line(allocation), successor)))
-            self.publish("PodRemoved", uid, full_name(allocation), message)
+            log.info("container bound", cgroup=f"/{binding.cgroup}")
+            message = f"{container} is /{binding.cgroup}"
+            self.publish("ContainerBound", uid, full_name(allocation), message)
 
-        failed += await steps.after_save(report)
-        return views.enforcement_document((*remaining, *details(failed)), outcome.notes)
+        return await self._take_bindings(bindings.with_binding(binding), binding, report)
+
+    async def _unbind(self, uid: str, container: str) -> BindDocument:
+        """Remove the binding of a container and save that; raises `BindingNotFoundError`."""
+        allocation, bindings = self.state.allocation(uid, container), self.state.durable.bindings
+        binding = bindings.of_container(uid, container)
+        if binding is None:
+            raise BindingNotFoundError(full_name(allocation), container)
+        cgroup = f"/{binding.cgroup}"
+
+        def report() -> None:
+            log.info("container unbound", cgroup=cgroup)
+            message = f"{container} was {cgroup}"
+            self.publish("ContainerUnbound", uid, full_name(allocation), message)
+
+        # The unbound cgroup is confined before the container's CPUs may be allocated again.
+        return await self._take_bindings(bindings.without_binding(binding), binding, report)
+
+    async def _take_bindings(
+        self, bindings: Bindings, changed: Binding, report: Callable[[], None]
+    ) -> BindDocument:
+        """Save bindings, have the kernel enforce them, and report the one that changed."""
+        steps, uid = self.steps, changed.pod_uid
+        await steps.commit(replace(self.state.durable, bindings=bindings))
+        await steps.enforce_pods(uid)
+        await steps.after_save(report, uid)
+        unenforced = details(self.state.records.of(uid).unenforced)
+        return BindDocument(
+            uid=uid,
+            container=changed.container,
+            cgroup=f"/{changed.cgroup}",
+            enforcement=views.enforcement_document(unenforced),
+        )
 
     async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
         """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
@@ -336,28 +360,28 @@ class Controller:
 
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self.clock.monotonic()
-        await self._saving.check()
+        await self.steps.check_saving()
         target = self.state.target()
-        outcome = await self.worker.run(lambda: self._kernel.reconcile(target, insist=insist))
+        outcome = await self.worker.run(lambda: self.steps.kernel.reconcile(target, insist=insist))
         self.outcomes.note(outcome)
         self.outcomes.note_contest(outcome)
         if outcome.compared:
             self.state.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
-        await self._saving.note_ended(outcome)
+        await self._note_ended(outcome)
         files, ledger = self.state.cdi_files, self.state.ledger
         await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         online = self.state.configured.host.online
-        counted = await self.worker.run(self._kernel.count_intruders, target, outcome, online)
+        counted = await self.worker.run(self.steps.kernel.count_intruders, target, outcome, online)
         if counted is not None:
             self.state.intruding = counted
         return self.outcomes.reconciled(outcome, seconds)
 
     async def _verify(self) -> VerificationDocument:
         online = self.state.configured.host.online
-        return await self.worker.run(self._kernel.verify, self.state.target(), online)
+        return await self.worker.run(self.steps.kernel.verify, self.state.target(), online)
 
     async def _take_over(self, discover: Callable[[], ConfiguredHost]) -> bool:
         before = host_facts(self.state.configured.host)
@@ -381,7 +405,7 @@ class Controller:
         ledger = restored(self.state.configured.rules, self.state.ledger)
         if ledger is not self.state.ledger:
             # Decisions need the new ledger whether or not it can be saved now.
-            await self._saving.note(replace(self.state.durable, ledger=ledger))
+            await self.steps.note(replace(self.state.durable, ledger=ledger))
 
     async def _note_started(self, outcome: EnforcementReport) -> None:
         """Free allocations of init containers whose successors run (the kubelet's AddContainer)."""
@@ -389,5 +413,24 @@ class Controller:
         for uid, containers in outcome.running.items():
             ledger = admission.start_containers(rules, ledger, uid, containers)
         if ledger is not self.state.ledger:
-            await self._saving.note(replace(self.state.durable, ledger=ledger))
+            await self.steps.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1
+
+    async def _note_processes(self, uids: tuple[str, ...]) -> None:
+        """Save that pods have had processes: they end when they have none, after a restart too."""
+        ledger = self.state.ledger
+        for uid in uids:
+            if (allocation := ledger.allocations.get(uid)) is not None:
+                ledger = ledger.with_lifetime(uid, replace(allocation.lifetime, started=True))
+        await self.steps.note(replace(self.state.durable, ledger=ledger))
+
+    async def _note_ended(self, outcome: EnforcementReport) -> None:
+        """Drop bindings of removed pods and replaced bindings when their processes have ended.
+
+        Also save the uids of orphaned cgroups, so that a restart does not recover them as pods.
+        """
+        durable = self.state.durable
+        bindings = durable.bindings.without(outcome.ended, durable.ledger.allocations)
+        orphaned = durable.orphaned if outcome.orphaned is None else outcome.orphaned
+        if (bindings, orphaned) != (durable.bindings, durable.orphaned):
+            await self.steps.note(replace(durable, bindings=bindings, orphaned=orphaned))

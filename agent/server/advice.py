@@ -1,0 +1,148 @@
+"""What would let a rejected pod be admitted, and how many copies of a pod would be.
+
+Both try decisions on the present ledger and change nothing. One question is answered at a time, a
+decision in each turn of the loop, so that no other request waits for more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from agent.api.documents import FitDocument, FreeCpusDocument
+from agent.api.views import advice_document, rejection_document
+from agent.managers.admission import remove
+from agent.managers.decision import Reason
+from agent.managers.trials.advice import AdviceKind, advise
+from agent.managers.trials.capacity import fill, free_cpus, nodes_of
+from agent.server.errors import BusyError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.decision import RejectionCause
+    from agent.managers.effective_policy import EffectivePolicy
+    from agent.pods.model import Pod
+    from agent.server.reporting.records import RejectedPod
+    from agent.server.state import AgentState
+
+#: How many rejections may wait for their advice; the answers to all others have none.
+MOST_WAITING: Final = 16
+
+
+class Advisor:
+    """Answers questions about pods one at a time."""
+
+    def __init__(self, state: AgentState) -> None:
+        self._state = state
+        #: `_waiting` counts the question that is answered and those behind it.
+        self._answering = asyncio.Lock()
+        self._waiting = 0
+
+    async def advised(
+        self, pod: Pod, answer: AdmissionDocument, replaced: PodAllocation | None = None
+    ) -> AdmissionDocument:
+        """Return the answer to a rejected pod with what would let it be admitted now.
+
+        The pod would take the place of `replaced`.
+        """
+        if answer.rejection is None:
+            return answer
+        advised = await self._with_advice(pod, answer.rejection, replaced)
+        if [advice.kind for advice in advised.advice or ()] == [AdviceKind.AGAIN]:
+            # Not the decision rejected the pod, a provider of devices did, which is not tried.
+            return answer
+        return replace(answer, rejection=advised)
+
+    async def advised_status(self, rejected: RejectedPod) -> FailedPodDocument:
+        """Return the status of a rejected pod with what would let it be admitted now."""
+        status = rejected.status
+        if rejected.pod is None or status.rejection is None:
+            return status
+        return replace(status, rejection=await self._with_advice(rejected.pod, status.rejection))
+
+    async def fit(self, pod: Pod, most: int) -> FitDocument:
+        """Return how many copies of a pod would be admitted now, of at most `most`.
+
+        Raises `BusyError` if too many questions wait.
+        """
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        async with self._turn():
+            found = await _filled(rules, ledger, pod, most)
+            empty = await _filled(rules, rules.empty_ledger(), pod, most)
+        rejection = None if found.cause is None else rejection_document(found.cause.explain())
+        if rejection is not None and not found.on:
+            rejection = await self._with_advice(pod, rejection)
+        free = free_cpus(rules, ledger)
+        return FitDocument(
+            count=found.on.total(),
+            limited=found.cause is None,
+            on=dict(found.on),
+            empty=empty.on.total(),
+            free=FreeCpusDocument(
+                free=free.free,
+                whole_cores=free.whole_cores,
+                on_one_node=free.on_one_node,
+                fragmentation=round(free.fragmentation, 3),
+            ),
+            rejection=rejection,
+        )
+
+    async def _with_advice(
+        self, pod: Pod, rejection: RejectionDocument, replaced: PodAllocation | None = None
+    ) -> RejectionDocument:
+        """Return the rejection with advice, unless too many others wait for theirs."""
+        configured, ledger = self._state.configured, self._state.ledger
+        if rejection.reason == Reason.CONFLICT or configured.frozen:
+            return rejection
+        if replaced is not None:
+            ledger = remove(configured.rules, ledger, replaced.uid)
+        found = []
+        try:
+            async with self._turn():
+                for advice in advise(configured.rules, ledger, pod):
+                    if advice is not None:
+                        found.append(advice_document(advice))
+                    await asyncio.sleep(0)
+        except BusyError:
+            return rejection
+        return replace(rejection, advice=tuple(found))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for the turn of a question; raises `BusyError` if too many wait."""
+        if self._waiting >= MOST_WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            async with self._answering:
+                yield
+        finally:
+            self._waiting -= 1
+
+
+class _Filled(NamedTuple):
+    """How many copies of a pod were admitted, by their nodes, and why no more were."""
+
+    on: Counter[str]
+    cause: RejectionCause | None
+
+
+async def _filled(rules: EffectivePolicy, ledger: Ledger, pod: Pod, most: int) -> _Filled:
+    """Admit copies of a pod to a ledger, each decision in a turn of its own."""
+    on: Counter[str] = Counter()
+    for decision in fill(rules, ledger, pod):
+        if decision.allocation is None:
+            return _Filled(on, decision.cause)
+        on[str(nodes_of(rules, decision.allocation))] += 1
+        if on.total() == most:
+            break
+        await asyncio.sleep(0)
+    return _Filled(on, None)

@@ -1,1 +1,0 @@
-"""The changes of the ledger: one queue, one writer."""

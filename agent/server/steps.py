@@ -1,0 +1,231 @@
+"""The steps that the controller's actions are made of: save, enforce, note what came of it.
+
+One rule for what fails. Before the save, and in it: nothing was changed, and the caller gets the
+error. After the save the change has happened, whatever fails: the next step is done all the same,
+the caller gets the answer, and what failed is what the pods lack (`Steps.after_save`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec.structs import replace
+
+from agent.api.views import enforcement_document
+from agent.pods.identity import full_name
+from agent.progress import uncancelled
+from agent.reconcile.report import EnforcementReport
+from agent.server.errors import EXPECTED, CheckpointFailedError, message_of
+from agent.server.metrics import names
+from agent.server.queue import SerialQueue
+from agent.server.reporting.events import Events
+from agent.server.reporting.log.allocation_log import allocation_line
+from agent.server.reporting.outcomes import OutcomeReporter
+from agent.server.reporting.records import details
+from agent.state.errors import CheckpointIOError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import ParamSpec, TypeVar
+
+    from agent.api.documents import EnforcementDocument
+    from agent.clock import Clock
+    from agent.managers.allocations.allocation import PodAllocation
+    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.diff import Difference
+    from agent.server.kernel.ports import Enforcement, Saver
+    from agent.server.metrics.exposition import Metrics
+    from agent.server.queue import Worker
+    from agent.server.state import AgentState, DurableState
+
+    _Params = ParamSpec("_Params")
+    _Result = TypeVar("_Result")
+
+log = structlog.get_logger(__name__)
+
+#: With so many free bytes a save is not tried out, whatever its size was last.
+LEAST_FREE: Final = 256 << 10
+
+
+class Steps:
+    """What all actions of the controller share, and the steps of a change.
+
+    `worker` makes the blocking calls of `kernel` and `saver`, `queue` has the actions wait for each
+    other, `publish` publishes an event to all watchers of `events`.
+    """
+
+    def __init__(
+        self,
+        state: AgentState,
+        metrics: Metrics,
+        kernel: Enforcement,
+        saver: Saver,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self.state = state
+        self.metrics = metrics
+        self.kernel = kernel
+        self.worker = worker
+        self.clock = clock
+        self.queue = SerialQueue(state.progress)
+        dropped = partial(metrics.counters.add, names.EVENTS_DROPPED)
+        self.events = Events(dropped, clock, state.history)
+        self.publish = self.events.publish
+        self.outcomes = OutcomeReporter(state, metrics.counters, self.events, clock)
+        self.saver = saver
+        #: With fewer free bytes the next save may fail.
+        self._needed = LEAST_FREE
+        self._observing = asyncio.Lock()
+
+    async def observe(
+        self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+    ) -> _Result:
+        """Run a blocking call that changes nothing, outside of the queue.
+
+        At most one waits for the worker, so that an action waits for one at most.
+        """
+        async with self._observing:
+            return await self.worker.run(call, *args, **kwargs)
+
+    # --- save -----------------------------------------------------------------------------------
+
+    async def commit(self, durable: DurableState) -> None:
+        """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
+
+        A failed save that left the previous checkpoint in place changes nothing. If the new
+        checkpoint is in place but perhaps not yet durable, memory and disk agree, so the change
+        takes effect. After any failure the next reconcile saves the state again, and status
+        reports the failure until a save succeeds.
+        """
+        try:
+            saving = self.worker.run(self.saver.save, self.state.to_save(durable))
+            size = await uncancelled(saving)
+            self._needed = max(LEAST_FREE, 2 * size)
+            self.state.unsaved = None
+        except CheckpointIOError as error:
+            # The same save is repeated from time to time; one line says so.
+            if durable is not self.state.durable or self.state.unsaved != str(error):
+                log.error("checkpoint save failed", why=str(error), replaced=error.replaced)  # noqa: TRY400  # not a defect of the agent
+            self._not_saved(error)
+            if not error.replaced:
+                raise CheckpointFailedError(error) from error
+        except Exception as error:
+            self._not_saved(error)
+            raise
+        self.state.durable = durable
+
+    async def note(self, durable: DurableState) -> None:
+        """Use observed state, whether or not it can be saved now.
+
+        An observation is a fact even if the save fails, and an older checkpoint only lists more
+        than still exists.
+        """
+        self.state.durable = durable
+        await self.save_again()
+
+    async def save_again(self) -> None:
+        """Save the current state; status reports a failure until a save succeeds."""
+        with suppress(CheckpointFailedError):  # reported by `unsaved`
+            await self.commit(self.state.durable)
+
+    async def check_saving(self) -> None:
+        """Report an unusable state directory or a full disk before the next change needs it.
+
+        State that could not be saved before is saved now. Where the file system seems to have no
+        room the state is saved as well: only that shows whether the next change can be saved.
+        """
+        try:
+            await self.worker.run(self.saver.check)
+            free = await self.worker.run(self.saver.free)
+        except CheckpointIOError as error:
+            if self.state.unsaved != str(error):
+                log.error("state directory unavailable", why=str(error))  # noqa: TRY400
+            self.state.unsaved = str(error)
+            return
+        self.state.free_bytes = free
+        if self.state.unsaved is not None or free < self._needed:
+            await self.save_again()
+
+    def _not_saved(self, error: Exception) -> None:
+        self.metrics.counters.add(names.CHECKPOINT_FAILURES)
+        self.state.unsaved = str(error) or type(error).__name__
+
+    # --- enforce --------------------------------------------------------------------------------
+
+    async def after_save(
+        self, step: Callable[[], Awaitable[None] | None], *uids: str
+    ) -> tuple[Difference, ...]:
+        """Do a step of a saved change for some pods; return what they lack if it fails."""
+
+        async def take() -> None:
+            doing = step()
+            if doing is not None:
+                await doing
+
+        try:
+            await uncancelled(take())
+        except EXPECTED as error:
+            why = message_of(error)
+            log.error("saved change not enforced", why=why, uids=uids)  # noqa: TRY400  # not a defect of the agent
+        except Exception as error:
+            why = f"internal error ({type(error).__name__}: {error}); see the agent log"
+            log.exception("saved change not enforced", uids=uids)
+        else:
+            return ()
+        return self.outcomes.failed(why, uids)
+
+    async def enforce_pods(self, *uids: str) -> None:
+        """Have the kernel enforce what saved pods are to have."""
+        await self._enforced(partial(self.kernel.admitted, self.state.target(), *uids), *uids)
+
+    async def enforce_pool(self) -> EnforcementReport:
+        """Have the kernel enforce another shared pool, which is saved."""
+        return await self._enforced(partial(self.kernel.changed, self.state.target()))
+
+    async def _enforced(
+        self, call: Callable[[], EnforcementReport], *uids: str
+    ) -> EnforcementReport:
+        outcome = EnforcementReport(compared=False)
+
+        async def enforce() -> None:
+            nonlocal outcome
+            outcome = await self.worker.run(call)
+
+        failed = await self.after_save(enforce, *uids)
+        if not failed:
+            failed = await self.after_save(partial(self.outcomes.note, outcome), *uids)
+        return replace(outcome, differences=(*outcome.differences, *failed))
+
+    async def end_pod(
+        self, allocation: PodAllocation, target: Desired, replaced_by: str | None = None
+    ) -> EnforcementDocument:
+        """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
+        state, uid = self.state, allocation.uid
+        state.records.forget(uid)
+        state.displaced.pop(uid, None)
+        state.releases += 1
+        outcome = await self._enforced(partial(self.kernel.removed, target, allocation))
+        failed = await self.after_save(partial(self.worker.run, state.cdi_files.remove, allocation))
+        remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
+
+        def report() -> None:
+            self.metrics.counters.add(names.REMOVALS)
+            name = full_name(allocation)
+            log.info(
+                "pod removed",
+                removed=uid,
+                pod=name,
+                replaced_by=replaced_by,
+                conditions=remaining,
+            )
+            successor = f"replaced by the pod of uid {replaced_by}" if replaced_by else ""
+            message = "; ".join(filter(None, (allocation_line(allocation), successor)))
+            self.publish("PodRemoved", uid, name, message)
+
+        failed += await self.after_save(report)
+        return enforcement_document((*remaining, *details(failed)), outcome.notes)
