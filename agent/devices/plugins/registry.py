@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.rpc.calls import SocketClient
     from agent.rpc.messages import Message
+    from agent.safe_files import PathRisk
 
     #: Yields whenever a name in a directory appears or disappears; raises `OSError`.
     Watch: TypeAlias = Callable[[Path], AsyncIterator[None]]
@@ -104,12 +105,11 @@ class PluginRegistry:
         self._registrar = registrar
         self._watch = watch
         self._found: dict[Path, _Found] = {}
-        self._fault = ""
+        self._faults: list[str] = []
 
     def conditions(self) -> Iterator[str]:
         """Yield why plugins of the directory are not registered, a line each."""
-        if self._fault:
-            yield self._fault
+        yield from self._faults
         for path, found in sorted(self._found.items()):
             if found.fault:
                 yield f"the plugin at {path} is not registered: {found.fault}"
@@ -151,19 +151,37 @@ class PluginRegistry:
         self._registrar.update()
 
     def _stamps(self) -> dict[Path, tuple[int, int, int]]:
-        """Return the sockets of a directory that only root can change, and sets `_fault`."""
-        self._fault = ""
+        """Return the sockets of directories that only root can change, and sets `_faults`."""
+        self._faults = []
+        if not self._is_safe(self.directory, risk_above):
+            return {}
+        return dict(islice(self._sockets(), MOST_RESOURCES))
+
+    def _sockets(self) -> Iterator[tuple[Path, tuple[int, int, int]]]:
+        """Yield the sockets at and below the directory, without hidden ones, as the kubelet."""
+        for place, directories, names in islice(os.walk(self.directory), _MOST_DIRECTORIES):
+            if not self._is_safe(Path(place), lambda path: risk_of(path, path.stat())):
+                directories.clear()
+                continue
+            directories[:] = sorted(name for name in directories if not name.startswith("."))
+            for name in sorted(names):
+                path = Path(place, name)
+                stamp = None if name.startswith(".") else socket_stamp(path)
+                if stamp is not None and len(os.fsencode(path)) <= LONGEST_SOCKET:
+                    yield path, stamp
+
+    def _is_safe(self, directory: Path, risk_in: Callable[[Path], PathRisk | None]) -> bool:
+        """Return whether a directory is there and has no risk; a risk is a fault."""
         try:
-            risk = risk_of(self.directory, self.directory.stat()) or risk_above(self.directory)
+            risk = risk_in(directory)
         except FileNotFoundError:
-            return {}
+            return False
         except OSError as error:
-            self._fault = f"{self.directory} cannot be read: {error.strerror}"
-            return {}
+            self._faults.append(f"{directory} cannot be read: {error.strerror}")
+            return False
         if risk is not None:
-            self._fault = f"no plugin of {self.directory} is registered: {risk}; {risk.remedy}"
-            return {}
-        return dict(islice(_sockets(self.directory), MOST_RESOURCES))
+            self._faults.append(f"no plugin of {directory} is registered: {risk}; {risk.remedy}")
+        return risk is None
 
     def _forget(self, path: Path) -> None:
         found = self._found.pop(path)
@@ -219,17 +237,6 @@ class PluginRegistry:
             plugin_registered=registered, error=error
         )
         await client.call("NotifyRegistrationStatus", status, RawMessage, self._seconds)
-
-
-def _sockets(directory: Path) -> Iterator[tuple[Path, tuple[int, int, int]]]:
-    """Yield the sockets at and below a directory, without hidden ones, as the kubelet."""
-    for place, directories, names in islice(os.walk(directory), _MOST_DIRECTORIES):
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(place, name)
-            stamp = None if name.startswith(".") else socket_stamp(path)
-            if stamp is not None and len(os.fsencode(path)) <= LONGEST_SOCKET:
-                yield path, stamp
 
 
 def _decoded(raw: bytes) -> Message:

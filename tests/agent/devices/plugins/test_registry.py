@@ -182,3 +182,22 @@ async def test_plugins_of_a_directory_that_others_can_write_are_not_registered(
         assert "can be written by others" in line
         assert running.health() is None
         await plugin.stop()
+
+
+@in_loop
+async def test_a_directory_below_that_others_can_write_costs_its_own_plugins(
+    directory: Path,
+) -> None:
+    async with watching(directory) as (running, registry):
+        below = registry / "anyone"
+        below.mkdir()
+        below.chmod(0o777)
+        plugin = await started(registry)
+        other = await started(below, "x.sock", {"name": "example.com/other"})
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"a": True})
+        [line] = running.plugins.conditions()
+        assert line.startswith(f"no plugin of {below} is registered: {below} can be written by")
+        assert running.health("example.com/other") is None
+        for each in (other, plugin):
+            await each.stop()
