@@ -81,24 +81,26 @@ def select(
     classes: Iterable[HostDeviceClass],
     found: Functions,
     allocated: Mapping[str, Collection[str]] = _NOTHING_ALLOCATED,
+    given: Collection[str] = (),
 ) -> Selection:
     """Return the devices of each resource, in the order of their ids; every resource has an entry.
 
     A device of several classes counts for the first. A device without a driver is of a class that
     demands one if it meets all other criteria of that class, and is not healthy. `allocated` are
     ids by resource: such a device meets a pattern of interfaces also if none of its is in sight,
-    since the container has it.
+    since the container has it. `given` are the ids that pods got since, in their order.
     """
     asked = tuple(classes)
     groups = _groups(found)
-    given = {identity for ids in allocated.values() for identity in ids}
+    pods = (*(identity for ids in allocated.values() for identity in ids), *given)
+    latest = {identity: number for number, identity in enumerate(pods, start=1)}
     devices: dict[str, list[PluginDevice]] = {each.resource: [] for each in asked}
     faults: dict[tuple[str, str], str] = {}
     several: dict[tuple[str, str], list[str]] = {}
     met = set()
     of_group: dict[int, str] = {}
-    # Of a group the device that a pod has comes first: no other one is given beside it.
-    for function in sorted(found.functions.values(), key=lambda each: each.id not in given):
+    # Of a group the device that a pod got last comes first: no other one is given beside it.
+    for function in sorted(found.functions.values(), key=lambda each: -latest.get(each.id, 0)):
         own = [
             each
             for each in asked
@@ -385,6 +387,7 @@ class HostDevices:
         self._classes = classes
         self._root = root
         self._allocated = allocated
+        self._given: tuple[str, ...] = ()
         self._is_live = str(root) == "/"
         self._watches = (_LIVE if self._is_live else {}) if watches is None else watches
         self._period = period
@@ -446,6 +449,7 @@ class HostDevices:
                     f"host devices of {resource}: {identity} is {found_now}",
                     "admit the pod again: it gets one of the devices that are healthy then",
                 )
+        self._given = (*(each for each in self._given if each not in ids), *ids)
         return deliver(resource, [found.functions[identity] for identity in ids])
 
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
@@ -493,7 +497,7 @@ class HostDevices:
         tree = SysfsTree(self._root)
         links = read_live_links() if self._is_live and any(map(_has_links, self._classes)) else ()
         found = remembering(self._found, read_functions(tree, links))
-        return found, select(self._classes, found, self._allocated), tree.warnings
+        return found, select(self._classes, found, self._allocated, self._given), tree.warnings
 
     def _keep(self, found: Functions, selection: Selection, warnings: tuple[str, ...]) -> None:
         self._found, self._selection, self._warnings = found, selection, warnings

@@ -313,6 +313,21 @@ def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
     assert serving(provider, run, reads.begin) == 0
 
 
+def test_the_device_that_a_pod_got_last_comes_before_others_of_its_group(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    first, second = "0000:86:00.0", "0000:86:00.1"
+    for address in (first, second):
+        tree.add(address, driver="vfio-pci", group=9)
+    provider = HostDevices((HostDeviceClass(VF, pci_class="02"),), tmp_path, watches={})
+    for given, other in ((second, first), (first, second), (second, first)):
+        tree.bind(given, "vfio-pci")
+        tree.unbind(other)
+        asyncio.run(provider.allocate(VF, (given,)))
+        tree.bind(other, "vfio-pci")
+        with pytest.raises(DeviceError, match=f"{other} is not healthy: only one process can"):
+            asyncio.run(provider.allocate(VF, (other,)))
+
+
 def test_a_device_that_is_not_healthy_is_not_delivered(network: PciTree) -> None:
     provider, _ = provider_of(network)
     network.set_link(PORT, "ens1f0", "down")
