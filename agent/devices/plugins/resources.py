@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class PluginResource:
     """A resource of plugins: the devices of the last list, and the plugin while it is connected.
 
-    `lost_at` is when the plugin was lost; it is `away` while it may come back and nothing is known
-    against its devices. `note` says what is odd although devices are offered, and
-    `noted_at` since when.
+    `lost_at` is when the plugin was lost, `unlisted_at` when its last list ceased to count. It is
+    `away` while it may come back and nothing is known against its devices. `note` says what is odd
+    although devices are offered, and `noted_at` since when.
     """
 
     def __init__(self, devices: tuple[PluginDevice, ...], amiss: str, lost_at: float) -> None:
         self.plugin: Plugin | None = None
-        self.lost_at = lost_at
+        self.lost_at = self.unlisted_at = lost_at
         self.note = ""
         self.noted_at = 0.0
         self.away = False
@@ -105,7 +105,8 @@ class PluginResources:
             self._resources[plugin.resource] = found
         former, found.plugin, found.note = found.plugin, plugin, ""
         if former is None:
-            found.set_amiss("its plugin has not sent a list of devices yet", away=True)
+            away = self._is_in_grace(found.unlisted_at)
+            found.set_amiss("its plugin has not sent a list of devices yet", away=away)
         elif former.socket != plugin.socket:
             self._note(
                 found,
@@ -128,6 +129,8 @@ class PluginResources:
         """
         found = self._of(plugin)
         if found is not None:
+            if not found.amiss:
+                found.unlisted_at = self._monotonic()
             found.set_amiss(why)
 
     def note(self, plugin: Plugin, text: str) -> None:
@@ -145,25 +148,27 @@ class PluginResources:
         if found is None:
             return False
         found.plugin, found.lost_at = None, self._monotonic()
-        found.set_amiss(why, away=away)
+        if not found.amiss:
+            found.unlisted_at = found.lost_at
+        # One that ends again and again before it lists its devices has one grace for all of that.
+        found.set_amiss(why, away=away and self._is_in_grace(found.unlisted_at))
         return True
 
     def expire(self) -> tuple[str, ...]:
         """Drop resources that were lost `GRACE` seconds ago and old notes; return what dropped."""
-        before = self._monotonic() - GRACE
         expired = tuple(
             [
                 name
                 for name, found in self._resources.items()
-                if found.plugin is None and found.lost_at <= before
+                if found.plugin is None and not self._is_in_grace(found.lost_at)
             ]
         )
         for name in expired:
             del self._resources[name]
         for found in self._resources.values():
-            if found.note and found.noted_at <= before:
+            if found.note and not self._is_in_grace(found.noted_at):
                 found.note = ""
-            if found.away and found.lost_at <= before:
+            if found.away and not self._is_in_grace(found.unlisted_at):
                 found.set_amiss(found.amiss)
         return expired
 
@@ -186,6 +191,10 @@ class PluginResources:
     def _of(self, plugin: Plugin) -> PluginResource | None:
         found = self._resources.get(plugin.resource)
         return None if found is None or found.plugin is not plugin else found
+
+    def _is_in_grace(self, moment: float) -> bool:
+        """Return whether a moment is less than `GRACE` seconds ago."""
+        return self._monotonic() - moment < GRACE
 
     def _note(self, found: PluginResource, text: str) -> None:
         found.note, found.noted_at = text, self._monotonic()

@@ -17,7 +17,15 @@ from agent.rpc.calls import CallError
 from sysfs.mask import Mask
 from tests.agent.devices.plugins.support import GPU, PATIENT, names_in, served
 from tests.agent.server.support import in_loop
-from tests.fakes.device_plugin import FakePlugin, always, device, encoded, failing, never
+from tests.fakes.device_plugin import (
+    FakePlugin,
+    always,
+    device,
+    device_list,
+    encoded,
+    failing,
+    never,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -502,3 +510,46 @@ async def test_a_plugin_that_lists_nothing_offers_nothing_and_is_a_condition(
         await running.plugins.register(raw)
         assert running.health() == {}
         assert "has not sent a list of devices yet" in running.plugins.conditions()[0]
+
+
+def _has_health(running: Served, health: dict[str, bool]) -> bool:
+    return running.health() == health
+
+
+class _Ending(_Quiet):
+    """The client of a plugin that sends lists, and ends when `ended` is set."""
+
+    def __init__(self, *lists: bytes) -> None:
+        super().__init__()
+        self.lists = lists
+        self.ended = asyncio.Event()
+
+    async def stream(self, *_: object) -> AsyncGenerator[bytes, None]:
+        for raw in self.lists:
+            yield raw
+        await self.ended.wait()
+        raise CallError("UNAVAILABLE", "")
+
+
+@in_loop
+async def test_a_plugin_that_ends_again_and_again_without_a_list_is_a_condition_after_the_grace(
+    directory: Path,
+) -> None:
+    clients = [_Ending(device_list(device("a"))), *(_Ending() for _ in range(3))]
+    waiting = iter(clients)
+    async with served(directory, dial=lambda _: next(waiting)) as running:
+        raw = encoded("RegisterRequest", version="v1beta1", resource_name=GPU, endpoint="gpu.sock")
+        for client in clients:
+            await running.plugins.register(raw)
+            listed = {"a": client is clients[0]}
+            await running.until_seen(partial(_has_health, running, listed))
+            assert running.plugins.conditions() == ()
+            client.ended.set()
+            await running.until_seen(lambda: running.plugins.connected() == {GPU: False})
+            running.clock.advance(GRACE / len(clients) - 1)
+        running.clock.advance(len(clients))
+        running.plugins.update()
+        await running.until_seen(running.plugins.conditions)
+        [line] = running.plugins.conditions()
+        assert line.endswith("its 1 devices are unhealthy")
+        assert not running.plugins.offer().devices[GPU][0].away
