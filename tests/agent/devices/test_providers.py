@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.devices.providers import DeliveryError, Providers, allocated_nodes, variable_of
 from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
@@ -146,3 +147,13 @@ def test_settings_that_conflict_are_logged_and_the_first_counts() -> None:
         f"mount at /m of {NIC} differs from that of {GPU}, which counts",
     ]
     assert merged([one, other]) == one
+    # Of the fake, resources whose names end alike set one variable.
+    same = "other.com/gpu"
+    provider = FakeProvider("plugins", {GPU: ONE, same: TWO})
+    with capture_logs() as log:
+        found = delivered(Providers([provider]), allocated({same: ("b",), GPU: ("a",)}))
+    assert found == [{"DEVICES_gpu": "a"}]
+    conflict = f"variable DEVICES_gpu of {same} differs from that of {GPU}, which counts"
+    assert [(line["event"], line["conflict"]) for line in log] == [
+        ("conflicting setting", conflict)
+    ]
