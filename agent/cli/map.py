@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -77,6 +78,13 @@ def print_drawn(lines: Iterable[Line], *, colours: bool) -> None:
 
 
 def _can_show(text: str) -> bool:
+    """Return whether standard output takes a text.
+
+    In the C locale terminals show ASCII, though Python writes UTF-8 there (PEP 540).
+    """
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    if locale in {"C", "POSIX"}:
+        return text.isascii()
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

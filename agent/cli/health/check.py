@@ -118,17 +118,20 @@ def _agent(status: StatusDocument) -> Iterator[_Checked]:
     if status.ready:
         yield _Checked("agent", ExitCode.OK, f"ready, {pods}")
     else:
-        yield _Checked("agent", ExitCode.REJECTED, f"not ready, {pods}: {status.unready}")
+        listed = any(each.line == status.unready for each in status.conditions)
+        why = "a condition below says why" if listed else status.unready
+        yield _Checked("agent", ExitCode.REJECTED, f"not ready, {pods}: {why}")
     for condition in status.conditions:
         if condition.type == _FOUND:
             continue
         full = condition.type == "CheckpointSaved"
         code = ExitCode.ENVIRONMENT if full else ExitCode.REJECTED
-        line = f"{condition.type} is {condition.status} ({condition.reason}): {condition.line}"
+        line = f"{condition.line} ({condition.type}: {condition.reason})"
         yield _Checked("condition", code, line)
     absent = [each.line for each in status.conditions if each.type == _FOUND]
     if len(absent) == len(status.conditions):
-        yield _Checked("conditions", ExitCode.OK, "none")
+        none = "none but those of containers, below" if absent else "none"
+        yield _Checked("conditions", ExitCode.OK, none)
     for line in absent[:_LISTED]:
         yield _Checked("containers", ExitCode.NOT_ENFORCED, line)
     if len(absent) > _LISTED:

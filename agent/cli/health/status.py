@@ -59,11 +59,11 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     ready = "ready" if answer.ready else "NOT READY"
     since = moment(answer.started)
     yield f"numawarden {answer.version}, process {answer.pid}, {ready}, since {since}"
-    if answer.unready:
+    if answer.unready and all(answer.unready != each.line for each in answer.conditions):
         yield f"  not ready  {answer.unready}"
     for condition in answer.conditions:
-        state = f"{condition.type} is {condition.status} ({condition.reason})"
-        yield f"  CONDITION  {state}, since {moment(condition.since)}: {condition.line}"
+        named = f"{condition.type}: {condition.reason}, since {moment(condition.since)}"
+        yield f"  CONDITION  {condition.line} ({named})"
     yield f"  host       {answer.hostname or 'unknown'}, at {moment(answer.time)}"
     policy = answer.policy
     yield (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class Tone(Enum):
@@ -49,6 +51,56 @@ def line(*texts: str | TextSpan) -> Line:
 def indented(by: int, spans: Line) -> Line:
     """Return a line further to the right."""
     return (TextSpan(" " * by), *spans)
+
+
+#: By how much more than its first line a line continues to the right.
+_CONTINUED: Final = 4
+
+
+def broken(spans: Line, width: int) -> Iterator[Line]:
+    """Yield a line, broken at blanks where it is longer than `width`; a longer word stays whole."""
+    text = "".join(span.text for span in spans).rstrip()
+    if len(text) <= width:
+        yield spans
+        return
+    indent = len(text) - len(text.lstrip()) + _CONTINUED
+    row: list[TextSpan] = []
+    used = at_least = 0
+    for blank, word in _words(spans):
+        length = sum(len(span.text) for span in word)
+        if used > at_least and used + len(blank) + length > width:
+            yield _joined(row)
+            row, used, at_least = [TextSpan(" " * indent)], indent, indent
+        else:
+            row.append(TextSpan(blank, word[0].tone))
+            used += len(blank)
+        row += word
+        used += length
+    yield _joined(row)
+
+
+def _joined(spans: Iterable[TextSpan]) -> Line:
+    """Return a line in which neighbours of one tone are one span."""
+    return tuple(
+        TextSpan("".join(span.text for span in same), tone)
+        for tone, same in groupby(spans, key=lambda span: span.tone)
+    )
+
+
+def _words(spans: Line) -> Iterator[tuple[str, list[TextSpan]]]:
+    """Yield each word, whose letters may have several tones, after the blanks before it."""
+    blank, word = "", list[TextSpan]()
+    for span in spans:
+        for piece in re.findall(r" +|[^ ]+", span.text):
+            if not piece.startswith(" "):
+                word.append(TextSpan(piece, span.tone))
+                continue
+            if word:
+                yield blank, word
+                blank, word = "", []
+            blank += piece
+    if word:
+        yield blank, word
 
 
 def plain(spans: Iterable[TextSpan]) -> str:

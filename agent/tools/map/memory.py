@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from agent.pods.model import MEMORY
 from agent.tools.map.lines import Line, TextSpan, Tone, line
 from sysfs.mask import Mask
 
@@ -34,7 +35,8 @@ def memory_lines(node: MapNodeDocument, *, ascii_only: bool = False) -> Iterator
         if memory.total is None:
             yield line(f"{memory.type:<14}", "size unknown")
         elif memory.allocated is not None and memory.total:
-            yield line(f"{memory.type:<14}", _bar(memory, ascii_only=ascii_only), _shares(memory))
+            shares = _shares(memory, _huge_pages(node) if memory.type == MEMORY else 0)
+            yield line(f"{memory.type:<14}", _bar(memory, ascii_only=ascii_only), shares)
         elif memory.total or memory.type == "memory":
             yield line(f"{memory.type:<14}", size_text(memory.total) if memory.total else "none")
 
@@ -79,14 +81,23 @@ def _bar(memory: MapMemoryDocument, *, ascii_only: bool) -> TextSpan:
     return TextSpan("".join(sign * count for sign, count in zip(signs, counts, strict=True)) + "  ")
 
 
-def _shares(memory: MapMemoryDocument) -> TextSpan:
-    parts = [f"{size_text(memory.total or 0)}:", f"{size_text(memory.allocated or 0)} allocated,"]
-    parts.append(f"{size_text(memory.free or 0)} free")
-    if memory.reserved:
-        parts[-1] += ","
-        parts.append(f"{size_text(memory.reserved)} reserved")
+def _huge_pages(node: MapNodeDocument) -> int:
+    """Return the bytes of a node's memory that are huge pages, which have lines of their own."""
+    return sum(memory.total or 0 for memory in node.memory if memory.type != MEMORY)
+
+
+def _shares(memory: MapMemoryDocument, huge_pages: int) -> TextSpan:
+    """Return the parts of a memory type in words; of memory that is reserved some is huge pages."""
+    apart = min(huge_pages, memory.reserved)
+    shares = [
+        f"{size_text(memory.allocated or 0)} allocated",
+        f"{size_text(memory.free or 0)} free",
+        *([f"{size_text(memory.reserved - apart)} reserved"] if memory.reserved > apart else []),
+        *([f"{size_text(apart)} in huge pages"] if apart else []),
+    ]
     over = (memory.total or 0) - memory.reserved - (memory.allocated or 0) < 0
-    return TextSpan(" ".join(parts), Tone.WARNING if over else Tone.PLAIN)
+    text = f"{size_text(memory.total or 0)}: {', '.join(shares)}"
+    return TextSpan(text, Tone.WARNING if over else Tone.PLAIN)
 
 
 def nearest_text(node: MapNodeDocument, with_cpus: Mask) -> str:

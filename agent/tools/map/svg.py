@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 from agent.api.host.map import CpuUse
 from agent.api.host.mapped import is_shared
+from agent.pods.model import MEMORY
 from agent.tools.map.devices import by_node, device_lines, elsewhere
 from agent.tools.map.lines import plain, printable
 from agent.tools.map.marks import MEANINGS, SHARED_CORE, TWICE, Marks, marks_of
@@ -330,7 +331,8 @@ def _bar(memory: MapMemoryDocument) -> _Block:
         for kind, size in sizes:
             length = size * _BAR / total
             if size:
-                title = _xml(f"{memory.type}: {size} bytes {kind}")
+                pages = " or huge pages" if kind == "reserved" and memory.type == MEMORY else ""
+                title = _xml(f"{memory.type}: {size} bytes {kind}{pages}")
                 yield (
                     f'<rect class="{kind}" x="{x:.1f}" y="{y:g}" width="{length:.1f}" '
                     f'height="8"><title>{title}</title></rect>'

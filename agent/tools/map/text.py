@@ -11,7 +11,7 @@ from agent.api.host.map import CpuUse
 from agent.pods.model import MEMORY
 from agent.tools.map.columns import core_columns
 from agent.tools.map.devices import by_node, device_lines, elsewhere
-from agent.tools.map.lines import Line, TextSpan, Tone, indented, line, plain
+from agent.tools.map.lines import Line, TextSpan, Tone, broken, indented, line, plain
 from agent.tools.map.marks import MEANINGS, Marks, marks_of
 from agent.tools.map.memory import (
     distance_lines,
@@ -65,7 +65,8 @@ class MapLayout(Struct, frozen=True):
 
 def map_lines(document: MapDocument, layout: MapLayout = MapLayout()) -> Iterator[Line]:  # noqa: B008  # frozen
     """Yield the lines of a map: the host, its parts with cores, pods and warnings, distances."""
-    yield from _Picture(document, layout).lines()
+    for each in _Picture(document, layout).lines():
+        yield from (each,) if layout.width is None else broken(each, layout.width)
 
 
 class Fold(Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -178,3 +179,23 @@ def test_an_agent_that_does_not_answer_is_unreachable(
     assert shell.run("check", "--quiet") == (ExitCode.UNREACHABLE, "", "")
     code, out, _ = shell.run("check", "--output", "json")
     assert json.loads(out)["code"] == ExitCode.UNREACHABLE
+
+
+def test_a_full_disk_is_told_once_in_words_with_type_and_reason_behind(shell: Watched) -> None:
+    full(shell)
+    _, out, _ = shell.run("check")
+    assert out.count("writing failed: No space left on device") == 1
+    assert re.search(
+        r"NOT OK  condition .* free space on that .* \(CheckpointSaved: NotSaved\)$",
+        out,
+        re.MULTILINE,
+    )
+    assert "NOT OK  agent           not ready, 1 pod with 1 container: a condition below" in out
+    _, out, _ = shell.run("status")
+    assert out.count("writing failed: No space left on device") == 1
+
+
+def test_no_condition_is_said_to_be_there_beside_those_of_containers(shell: Watched) -> None:
+    ended(shell)
+    _, out, _ = shell.run("check")
+    assert "ok      conditions      none but those of containers, below\n" in out

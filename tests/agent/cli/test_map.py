@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -8,11 +9,16 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from agent.api.host.map import MapDocument
+from agent.api.host.mapped import map_of_allocations
 from agent.cli.errors import ExitCode
+from agent.cli.map import draw_text
 from agent.cli.terminal import redraw
 from agent.server.reporting.records import STARTING_SECONDS
+from sysfs.described.shapes import regular_host
 from tests.agent.cli.shell import Shell, in_background
+from tests.agent.managers.hosts import make_rules
 from tests.agent.server.support import OTHER_UID, UID, manifest
+from tests.agent.tools.map.pods import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,6 +66,33 @@ def test_the_map_shows_whose_each_cpu_is(shell: Shell) -> None:
     assert lines[2:7] == PICTURE
     assert "A shop/web  CPUs 1,9, 1 not found" in lines
     assert "! shop/web: containers not found: c0" in lines
+
+
+@pytest.mark.parametrize(
+    ("locale", "bar"),
+    [
+        ({"LC_ALL": "C"}, "...."),
+        ({"LC_ALL": "", "LANG": "POSIX"}, "...."),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "\u2591"),
+        ({}, "\u2591"),
+    ],
+)
+def test_bars_are_ascii_in_the_c_locale(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    locale: dict[str, str],
+    bar: str,
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in locale.items():
+        monkeypatch.setenv(name, value)
+    host = regular_host(cores_per_node=8, hugepages=[(2 << 20, 512)])
+    rules = make_rules(machine_of(host))
+    draw_text(map_of_allocations(host, rules, rules.empty_ledger()))
+    (memory, *_) = re.findall("^ +memory .*", capsys.readouterr().out, re.MULTILINE)
+    assert bar in memory
+    assert memory.isascii() == (bar == "....")
 
 
 def test_a_pod_by_name_is_shown_with_its_nodes_alone(shell: Shell) -> None:

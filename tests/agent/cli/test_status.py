@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -121,7 +122,9 @@ def test_a_status_does_not_say_that_the_kernel_agrees_beside_a_pod_that_is_not_e
         shell.world.client().reconcile()
         code, out, _ = shell.run("status")
         assert (code, agrees in out) == (ExitCode.REJECTED, False)
-        assert "CONDITION  Enforced is False (CPUOffline)" in out
+        assert re.search(
+            r"^  CONDITION  pod .* is not enforced: .* \(Enforced: CPUOffline, ", out, re.MULTILINE
+        )
         assert "not as it should be, see CONDITION" in out
     shell.world.kernel.set_online(ALL)
     shell.world.client().reconcile()
@@ -138,4 +141,4 @@ def test_a_status_of_an_agent_that_cannot_admit_begins_with_why(
     first, second, *others = out.splitlines()
     assert "NOT READY" in first
     assert second.startswith("  not ready  the source manifests has not been read yet: manifest ")
-    assert any("CONDITION  SourceRead is False (DirectoryMissing)" in line for line in others)
+    assert any(" (SourceRead: DirectoryMissing, since " in line for line in others)

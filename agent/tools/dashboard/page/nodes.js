@@ -8,7 +8,8 @@ import { element, sizeText } from "./elements.js";
  */
 export function nodeDetails(node, devices, labels, select, brief) {
   const memory = node.memory.filter((each) => each.total === null || each.total > 0);
-  const made = memory.map((each) => memoryBar(each));
+  const pages = memory.filter((each) => each.type !== "memory").reduce((sum, each) => sum + (each.total ?? 0), 0);
+  const made = memory.map((each) => memoryBar(each, each.type === "memory" ? pages : 0));
   const chips = brief ? countChips(devices)
     : [...hostChips(devices), ...offeredChips(devices, labels, select)];
   const facts = [];
@@ -28,7 +29,8 @@ export function nodeDetails(node, devices, labels, select, brief) {
   return made;
 }
 
-function memoryBar(memory) {
+/** Return the bar of a memory type; what is reserved of memory includes the node's huge pages. */
+function memoryBar(memory, hugePages) {
   const name = memory.type === "memory" ? "memory" : `${memory.type.replace("hugepages-", "")} pages`;
   if (memory.total === null) {
     return element("div", { class: "memory" }, element("span", { class: "memory-name" }, name),
@@ -42,7 +44,8 @@ function memoryBar(memory) {
     : sizeText(memory.total);
   const title = known
     ? `${name}: ${sizeText(allocated)} allocated, ${sizeText(free)} free, `
-      + `${sizeText(memory.reserved)} reserved`
+      + `${sizeText(Math.max(memory.reserved - hugePages, 0))} reserved`
+      + (hugePages ? `, ${sizeText(Math.min(hugePages, memory.reserved))} in huge pages` : "")
     : `${name}: ${sizeText(memory.total)}, not allocated by node`;
   const bar = element("span", { class: "bar", role: "img", "aria-label": title, title });
   for (const [kind, bytes] of [["allocated", allocated], ["reserved", known ? memory.reserved : 0]]) {

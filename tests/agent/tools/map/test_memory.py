@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.host.map import MapMemoryDocument
+from agent.api.host.map import MapMemoryDocument, MapNodeDocument
 from agent.api.host.mapped import map_of_host
 from agent.tools.map.lines import plain
 from agent.tools.map.memory import (
@@ -52,6 +52,19 @@ def _node(memory: int | None, *, allocated: int | None = None, reserved: int = 0
 def test_a_bar_shows_allocated_free_and_reserved() -> None:
     assert _node(16 << 30, allocated=8 << 30, reserved=4 << 30) == [
         "memory        ########....----  16 GiB: 8 GiB allocated, 4 GiB free, 4 GiB reserved"
+    ]
+
+
+def test_huge_pages_are_told_from_what_is_reserved() -> None:
+    sizes = (("memory", 16 << 30, 0, 6 << 30), ("hugepages-2Mi", 4 << 30, 1 << 30, 0))
+    parts = tuple(
+        MapMemoryDocument(type=name, total=total, allocated=allocated, reserved=reserved)
+        for name, total, allocated, reserved in sizes
+    )
+    node = MapNodeDocument(id=0, cpus="", memory=parts, distances={})
+    assert [plain(spans).rpartition("  ")[2] for spans in memory_lines(node)] == [
+        "16 GiB: 0 B allocated, 10 GiB free, 2 GiB reserved, 4 GiB in huge pages",
+        "4 GiB: 1 GiB allocated, 3 GiB free",
     ]
 
 

@@ -74,7 +74,7 @@ def mark_of(cpu: MapCpuDocument, labels: dict[str, str]) -> str:
 
 
 def labels_in(lines: list[str]) -> dict[str, str]:
-    found = (re.match(r"([A-Z]+) +shop/pod-(\d+)  ", line) for line in lines)
+    found = (re.match(r"([A-Z]+) +shop/pod-(\d+)(?:  |$)", line) for line in lines)
     return {f"uid-{each[2]}": each[1] for each in found if each}
 
 
@@ -223,6 +223,16 @@ def test_columns_continue_below_where_a_terminal_ends(width: int) -> None:
     rows = [row for row in drawn(document, MapLayout(width=width)) if row.startswith("  cpu")]
     assert len(rows) > 1
     assert max(map(len, rows)) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_long_lines_of_text_are_broken_where_a_terminal_ends(width: int) -> None:
+    host = regular_host(cores_per_node=8, hugepages=[(2 << 20, 512)])
+    rules = make_rules(machine_of(host))
+    document = map_of_allocations(host, rules, rules.empty_ledger())
+    whole, lines = drawn(document), drawn(document, MapLayout(width=width))
+    assert max(map(len, whole)) > width >= max(map(len, lines))
+    assert " ".join(lines).split() == " ".join(whole).split()
 
 
 def test_caches_have_their_size_and_those_of_another_size_share_no_line() -> None:
