@@ -29,6 +29,7 @@ _OF_OTHERS: Final = {
     "help": "--help",
     "logs": "history",
     "ps": "list",
+    "rm": "remove",
     "start": "agent",
     "top": "map",
     "version": "--version",

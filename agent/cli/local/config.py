@@ -25,7 +25,7 @@ def config() -> None:
     """Check and show a configuration."""
 
 
-@config.command()
+@config.command(short_help="Check a file against this host.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--root",
@@ -100,7 +100,7 @@ def check(
     return ExitCode.OK if valid else ExitCode.REJECTED
 
 
-@config.command()
+@config.command(short_help="Print every key with its value.")
 @click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False
 )
@@ -125,7 +125,7 @@ def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> Non
     click.echo(config_yaml(loaded), nl=False)
 
 
-@config.command()
+@config.command(short_help="Print the JSON schema of a file.")
 def schema() -> None:
     """Print the JSON schema of a configuration file, for editors and pipelines.
 
@@ -138,7 +138,7 @@ def schema() -> None:
     click.echo(config_schema())
 
 
-@config.command("import")
+@config.command("import", short_help="Make a configuration from the kubelet's.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "-o",

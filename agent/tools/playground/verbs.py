@@ -64,10 +64,13 @@ def _agent_log(folder: Path, _arguments: Sequence[str]) -> None:
 
 
 def _end_agent(folder: Path, number: signal.Signals) -> None:
-    """Send a signal to the agent, and return when the next one answers."""
+    """Send a signal to the agent if there is one, and return when the next one answers."""
     client = _client(folder)
-    before = client.status().started
-    os.kill(int((folder / "agent.pid").read_text()), number)
+    before = None
+    with suppress(Unreachable):  # the last one could not start; the configuration may be mended
+        status = client.status()
+        before = status.started
+        os.kill(status.pid, number)
     deadline = monotonic() + PATIENCE
     while monotonic() < deadline:
         with suppress(Unreachable):  # the agent that ended no longer answers, the next one not yet

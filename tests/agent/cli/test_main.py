@@ -113,7 +113,8 @@ def test_a_reader_that_goes_away_is_not_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("get", "list"), ("describe", "show"), ("version", "--version")]
+    ("typed", "meant"),
+    [("get", "list"), ("describe", "show"), ("rm", "remove"), ("version", "--version")],
 )
 def test_commands_of_other_tools_are_answered_with_ours(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
@@ -130,3 +131,13 @@ def test_without_a_command_there_is_the_help(
     said = capsys.readouterr().err
     assert said.startswith("Usage: numawarden")
     assert "--help'" not in said
+
+
+@pytest.mark.parametrize("group", ["config", "state"])
+def test_a_groups_help_has_a_whole_sentence_for_each_command(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command([group, "--help"]) == ExitCode.OK
+    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert commands
+    assert [line for line in commands if line.endswith("...") or not line.endswith(".")] == []
