@@ -181,7 +181,7 @@ def test_an_agent_that_does_not_answer_is_unreachable(
     assert json.loads(out)["code"] == ExitCode.UNREACHABLE
 
 
-def test_a_full_disk_is_told_once_in_words_with_type_and_reason_behind(shell: Watched) -> None:
+def test_a_full_disk_is_one_sentence_with_type_and_reason_behind(shell: Watched) -> None:
     full(shell)
     _, out, _ = shell.run("check")
     assert out.count("writing failed: No space left on device") == 1

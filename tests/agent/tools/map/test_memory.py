@@ -55,7 +55,7 @@ def test_a_bar_shows_allocated_free_and_reserved() -> None:
     ]
 
 
-def test_huge_pages_are_told_from_what_is_reserved() -> None:
+def test_huge_pages_are_counted_apart_from_what_is_reserved() -> None:
     sizes = (("memory", 16 << 30, 0, 6 << 30), ("hugepages-2Mi", 4 << 30, 1 << 30, 0))
     parts = tuple(
         MapMemoryDocument(type=name, total=total, allocated=allocated, reserved=reserved)
