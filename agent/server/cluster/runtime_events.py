@@ -37,7 +37,7 @@ from agent.sources.source import CONFLICT, REJECTED
 from agent.state.checkpoint import SharedPod
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.status import ManifestDocument
     from agent.managers.allocations.allocation import PodAllocation
@@ -118,6 +118,12 @@ class SandboxEvidence(Protocol):
 
     async def ask_for(self, uid: str, seconds: float) -> Pod | None:
         """Return a pod, asking for its specification if it is not known; None after `seconds`."""
+
+    async def list_now(self, seconds: float) -> Collection[Pod] | None:
+        """Have the kubelet list its pods, so that those that it lacks may have ended.
+
+        None if it does not list them within `seconds`.
+        """
 
 
 class RuntimeEvents:
@@ -305,13 +311,26 @@ class RuntimeEvents:
         known = self._allocation(uid) is not None
         await self._pods.ask_for(uid, ASK_SECONDS)
         document = await self._settled(uid)
+        if _is_rejected(document) and await self._lists_too_few():
+            document = await self._settled(uid)
         self._rejected.pop(uid, None)
         if self._allocation(uid) is not None:
             if known:
                 await self._compare(uid)
             self._decided.add(uid)
-        elif document is not None and document.state in _NOT_ADMITTED:
+        elif document is not None and _is_rejected(document):
             self._rejected[uid] = document.message
+
+    async def _lists_too_few(self) -> bool:
+        """Return whether the kubelet, asked now, lists fewer pods than have an allocation.
+
+        A pod may have ended while the agent or the kubelet was away, and no list have come since.
+        """
+        await self._pods.list_now(ASK_SECONDS)
+        return bool(self._still_allocated())
+
+    def _still_allocated(self) -> str:
+        return still_allocated(self._controller.state.ledger.allocations, self._pods.ending)
 
     async def _compare(self, uid: str) -> None:
         """Have the cgroups of a pod compared, with those of all that come meanwhile.
@@ -408,7 +427,7 @@ class RuntimeEvents:
         why, pod = self._rejected.get(uid, ""), self._pods.specification(uid)
         if not why or pod is None or not self._requests_exclusive(pod):
             return  # its specification is not known, or it requests no exclusive resources
-        ending = still_allocated(self._controller.state.ledger.allocations, self._pods.ending)
+        ending = self._still_allocated()
         if ending:
             self._not_yet(sandbox, "ending", f"{why}; {ending}")
             return
@@ -456,6 +475,10 @@ class RuntimeEvents:
         self._controller.metrics.counters.add(names.CONTAINERS_NOT_READY, reason, result)
         if fails:
             raise ContainerRejectedError(_NOT_YET, why)
+
+
+def _is_rejected(document: ManifestDocument | None) -> bool:
+    return document is not None and document.state in _NOT_ADMITTED
 
 
 def _name(sandbox: PodSandbox) -> str:

@@ -46,6 +46,8 @@ class Pods:
     asked: list[str] = field(default_factory=list)
     error: Exception | None = None
     may_have_ended: set[str] = field(default_factory=set)
+    #: Those that are among them once the kubelet lists its pods.
+    unlisted: set[str] = field(default_factory=set)
     name: str = "kubelet"
     removal: str = "delete the pod"
 
@@ -82,6 +84,11 @@ class Pods:
         if uid in self.on_request:
             self.known[uid] = self.on_request[uid]
         return self.known.get(uid)
+
+    async def list_now(self, seconds: float) -> Collection[Pod] | None:
+        assert seconds <= runtime_events.ASK_SECONDS
+        self.may_have_ended |= self.unlisted
+        return [*self.known.values()]
 
     def read(self) -> SourceReading:
         if self.error is not None:

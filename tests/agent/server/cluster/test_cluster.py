@@ -475,6 +475,29 @@ async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_othe
 
 
 @in_loop
+async def test_a_pod_that_ended_is_known_before_the_kubelets_watch_has_begun(
+    cluster: Cluster,
+) -> None:
+    """The watch may take seconds to begin, in which the kubelet answers for a new pod."""
+    sharing(cluster)
+    async with cluster.with_runtime(), cluster.with_kubelet(LINGERING):
+        async with cluster.with_agent():
+            first = cluster.put(pod("first", container("one", 12)))
+            await until(lambda: cluster.phase(first) == "Running")
+        cluster.remove("first")
+        cgroup = parent_of(first, pod("first", container("one", 12))["spec"]).lstrip("/")
+        await until(lambda: not cluster.world.kernel.exists(cgroup))
+        cluster.world.kernel.mkdir(cgroup)  # systemd has not removed it yet
+        cluster.kubelet.api.synced = False
+        async with cluster.with_agent():
+            uid = cluster.put(pod("second", container("two", 8)))
+            await until(lambda: cluster.phase(uid) == "Running")
+            await until(lambda: cluster.admitted() == {uid})
+            assert len(cluster.cpus("two")) == 8
+            assert not cluster.agent.controller.state.durable.shared
+
+
+@in_loop
 async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_again(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

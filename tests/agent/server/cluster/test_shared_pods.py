@@ -117,6 +117,27 @@ def test_nothing_is_final_while_a_pod_that_may_have_ended_has_what_is_lacking(
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
+def test_nothing_is_final_before_the_kubelet_has_listed_its_pods(
+    site: Site, on_reject: OnReject
+) -> None:
+    """A pod may have ended while the agent or the kubelet was away, before the first list."""
+
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+        await agent.intake.sync()
+        agent.pods.unlisted.add(OTHER)
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match=r"may have ended.*default/big"):
+                await created(agent, "db")
+        else:
+            assert await created(agent, "db") is None
+        assert not agent.controller.state.durable.shared
+
+    beside(site, live, on_reject)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
 def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
     site: Site, on_reject: OnReject
 ) -> None:
