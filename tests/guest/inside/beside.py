@@ -134,6 +134,11 @@ class Node:
         """Return the uids of the pods that the agent holds."""
         return {each["uid"] for each in self.agent.pods()}
 
+    def drift(self) -> list[Any]:
+        """Return what the agent says that other processes changed, the latest only."""
+        found: list[Any] = self.agent.status()["drift"]
+        return found
+
     def cpus(self, uid: str, name: str) -> frozenset[int]:
         """Return the CPUs that a container may use, as the kernel has them."""
         return self.kubelet.cgroup(uid, name).cpus

@@ -61,6 +61,10 @@ class Kubelet(ABC):
         """Have a pod run, or a running one resized; return its uid."""
 
     @abstractmethod
+    def debug(self, name: str, container: Mapping[str, Any]) -> None:
+        """Have an ephemeral container start in a pod that was put (`kubectl debug`)."""
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Delete a pod."""
 
@@ -89,6 +93,10 @@ class Kubelet(ABC):
         """Return whether pod and containers have what the pod that was put last asks for."""
 
     @abstractmethod
+    def resize_errors(self, name: str) -> list[str]:
+        """Return why a pod does not have what the pod that was put last asks for."""
+
+    @abstractmethod
     def rejected_sandboxes(self) -> list[str]:
         """Return the errors of sandboxes that a plugin of the runtime rejected, of all pods.
 
@@ -103,7 +111,7 @@ class Kubelet(ABC):
     def containers(self, uid: str) -> dict[str, dict[str, Any]]:
         """Return the statuses of a pod's containers by name."""
         status = self.state()[uid]
-        kinds = ("initContainerStatuses", "containerStatuses")
+        kinds = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
         return {each["name"]: each for kind in kinds for each in status.get(kind, ())}
 
     def is_running(self, uid: str, names: Iterable[str]) -> bool:
@@ -175,6 +183,10 @@ class FakeKubelet(Kubelet):
         self._uids[name] = pod["metadata"]["uid"]
         return self._uids[name]
 
+    def debug(self, name: str, container: Mapping[str, Any]) -> None:
+        pod = json.loads((self._pods / f"{name}.json").read_text())
+        self.put({**pod, "spec": {**pod["spec"], "ephemeralContainers": [container]}})
+
     def remove(self, name: str) -> None:
         (self._pods / f"{name}.json").unlink()
 
@@ -197,6 +209,10 @@ class FakeKubelet(Kubelet):
 
     def is_resized(self, name: str) -> bool:
         return {"resize", "UpdateContainerResources"} <= {s["step"] for s in self._steps(name)}
+
+    def resize_errors(self, name: str) -> list[str]:
+        steps = (s for s in self._steps(name) if s["step"] == "UpdateContainerResources")
+        return [step["error"] for step in steps if "error" in step]
 
     def rejected_sandboxes(self) -> list[str]:
         steps = (step for step in self._timeline() if step["step"] == "RunPodSandbox")

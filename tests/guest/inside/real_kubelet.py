@@ -129,6 +129,10 @@ class RealKubelet(Kubelet):
             resized["resources"] = spec["resources"]
         self.api.patch(f"{POD}/{name}/resize", {"spec": resized})
 
+    def debug(self, name: str, container: Mapping[str, Any]) -> None:
+        added = {"spec": {"ephemeralContainers": [container]}}
+        self.api.patch(f"{POD}/{name}/ephemeralcontainers", added)
+
     def remove(self, name: str) -> None:
         del self._put[name]
         self.api.delete(f"{POD}/{name}")
@@ -169,6 +173,12 @@ class RealKubelet(Kubelet):
             for each in self._put[name]["containers"]
             if "resources" in each
         )
+
+    def resize_errors(self, name: str) -> list[str]:
+        conditions = self.api.get(f"{POD}/{name}")["status"].get("conditions", ())
+        return [
+            each.get("message", "") for each in conditions if each["type"].startswith("PodResize")
+        ]
 
     def rejected_sandboxes(self) -> list[str]:
         listed = self.api.get("/api/v1/namespaces/default/events")["items"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel
+from tests.guest.inside.agent import PROGRAM
 from tests.guest.inside.beside import (
     ALL_RUN,
     MIXED,
@@ -20,6 +21,7 @@ from tests.guest.inside.beside import (
     own,
     pod,
 )
+from tests.guest.inside.commands import attempt
 from tests.guest.inside.commands import run as command
 from tests.guest.inside.kubelet import amounts, container
 
@@ -34,8 +36,14 @@ SECOND: Final = pod("second", 3, own("app", 6))
 AWAY: Final = pod("away", 5, own("app", 6))
 WAITING: Final = pod("waiting", 4, own("app", 5))
 
+PINNED: Final = pod("pinned", 10, own("app", 2))
+#: On the node beside the mixed pod's; only one of the two has room there.
+GHOST: Final = pod("ghost", 11, own("app", 6))
+HEIR: Final = pod("heir", 12, own("app", 6))
+
 #: What the agent has a container wait for.
 UNDECIDED: Final = "the pod is not decided yet"
+UNCERTAIN: Final = "pods that may have ended"
 
 
 def run(guest: Guest) -> None:
@@ -43,8 +51,10 @@ def run(guest: Guest) -> None:
     node = Node.started(guest)
     _shapes(node)
     _resize(node)
+    _debugged(node)
     _rejected(node)
     _away(node)
+    _ended_while_away(node)
     _crowd(node)
     _end(node)
 
@@ -55,6 +65,7 @@ def _shapes(node: Node) -> None:
     plain = node.runs(pod("plain", 9, container("app")))
     uid = node.runs(MIXED)
     node.check_mixed("started")
+    checks.equal("the start of pods is no drift", node.drift(), [])
     log = Path(f"/var/log/pods/default_mixed_{uid}/init/0.log").read_text()
     said = kernel.ids(log.split()[-1])
     within = kubelet.pod_cgroup(uid).cpus
@@ -75,24 +86,52 @@ def _shapes(node: Node) -> None:
 
 
 def _resize(node: Node) -> None:
-    """Have the kubelet resize a running pod: shares change, and neither CPUs nor quota."""
+    """Have the kubelet resize a running pod: an error, since neither CPUs nor quota change."""
     uid = node.kubelet.uid("mixed")
     cgroups = node.cgroups(uid, RUNNING)
-    before = facts(cgroups)
+    before, drifted = facts(cgroups), node.drift()
     larger: dict[str, Any] = {**MIXED, "spec": {**MIXED["spec"]}}
     larger["spec"]["containers"] = [own("app", 3), container("aux")]
     larger["spec"]["resources"] = {"limits": amounts(5, 320), "requests": amounts(5, 320)}
     node.kubelet.put(larger)
 
+    def why() -> str:
+        return "; ".join(node.kubelet.resize_errors("mixed"))
+
     node.checks.eventually(
-        "the kubelet resizes pod and container",
-        lambda: node.kubelet.is_resized("mixed"),
+        "the kubelet does not get its resize done, and knows why",
+        lambda: "container app keeps its exclusive CPUs" in why(),
         expected=True,
     )
     node.checks.eventually(
         "a resize changes no CPU and brings no quota", lambda: facts(cgroups), before
     )
     node.kubelet.put(MIXED)
+    node.checks.eventually(
+        "taken back, it is done", lambda: node.kubelet.is_resized("mixed"), expected=True
+    )
+    node.checks.eventually("with what it had", lambda: facts(cgroups), before)
+    node.checks.equal("a resize is no drift", node.drift(), drifted)
+
+
+def _debugged(node: Node) -> None:
+    """Have an ephemeral container run in a pod that has nothing but exclusive CPUs."""
+    checks, kubelet = node.checks, node.kubelet
+    uid = node.runs(PINNED)
+    exclusive, drifted = node.cpus(uid, "app"), node.drift()
+    kubelet.debug("pinned", container("debugger"))
+    checks.eventually(
+        "a debugger runs", lambda: kubelet.is_running(uid, ["debugger"]), expected=True
+    )
+
+    def found() -> tuple[bool, int | None]:
+        cgroup = kubelet.cgroup(uid, "debugger")
+        return cgroup.cpus == node.pool(), cgroup.millicores_within(kubelet.pod_cgroup(uid))
+
+    checks.eventually("in the node's pool, without a quota", found, (True, None))
+    checks.equal("the pod keeps its CPUs", node.cpus(uid, "app"), exclusive)
+    checks.equal("a debugger is no drift", node.drift(), drifted)
+    node.is_gone(PINNED)
 
 
 def _rejected(node: Node) -> None:
@@ -112,6 +151,9 @@ def _rejected(node: Node) -> None:
         expected=True,
     )
     checks.equal("its sandbox was made once", kubelet.sandboxes("waiting"), 1)
+    for words in (("list",), ("show", "waiting"), ("status",), ("history",)):
+        said = attempt(PROGRAM, *words)
+        checks.check(f"{words[0]} has it by name", "default/waiting" in said.stdout, said)
     node.is_gone(LARGE)
     checks.eventually("there is room, it starts", lambda: node.state_of(uid, WAITING), ALL_RUN)
     checks.eventually("and has its CPUs", lambda: len(node.cpus(uid, "app")), 5)
@@ -135,6 +177,23 @@ def _away(node: Node) -> None:
     checks.eventually("a late agent repairs", lambda: len(node.cpus(uid, "app")), 6)
     node.check_mixed("after the agent was away")
     node.is_gone(SECOND)
+
+
+def _ended_while_away(node: Node) -> None:
+    """Delete a pod while the agent is away: what it had is another's at once."""
+    checks, kubelet = node.checks, node.kubelet
+    uid = node.runs(GHOST)
+    node.agent.stop()
+    kubelet.remove("ghost")
+    checks.eventually("a pod ends while the agent is away", lambda: kubelet.phase(uid), "")
+    node.agent.start()
+    heir = node.runs(HEIR)
+    checks.eventually("another has its CPUs", lambda: len(node.cpus(heir, "app")), 6)
+    checks.equal("its allocation has ended", node.allocations() & {uid}, set())
+    waits = (UNDECIDED, UNCERTAIN)
+    final = [each for each in kubelet.errors("heir") if not any(why in each for why in waits)]
+    checks.equal("nothing was rejected against it for good", final, [])
+    node.is_gone(HEIR)
 
 
 def _crowd(node: Node) -> None:

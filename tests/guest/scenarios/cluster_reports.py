@@ -52,7 +52,7 @@ def run(guest: Guest) -> None:
     _opted_in(node, kubelet)
     _event(node, kubelet)
     _device(guest, node)
-    _doctor(guest, node)
+    _doctor(guest, node, kubelet)
     _other_lists(guest, node, kubelet)
     _unpublished(node, kubelet)
 
@@ -121,6 +121,13 @@ def _opted_in(node: Node, kubelet: RealKubelet) -> None:
     checks = node.checks
     uid = node.runs(opted("fits", 3, 2))
     checks.equal("a pod that opted in has its CPUs", len(node.cpus(uid, "app")), 2)
+    kubelet.put(opted("fits", 3, 3))
+    checks.eventually(
+        "a resize of them has the agent's Event",
+        lambda: "ResizeRejected" in {each["reason"] for each in kubelet.api.events("fits")},
+        expected=True,
+    )
+    checks.equal("and changes nothing", len(node.cpus(uid, "app")), 2)
     node.is_gone(opted("fits", 3, 2))  # else the scheduler would have no room for the next
     rejected = kubelet.put(opted("rejected", 4, 3))
     checks.eventually("one without room has failed", lambda: kubelet.phase(rejected), "Failed")
@@ -218,13 +225,27 @@ def _device(guest: Guest, node: Node) -> None:
         node.is_gone(near)
 
 
-def _doctor(guest: Guest, node: Node) -> None:
-    """Have the doctor look at a node that is as the documents have it."""
+def _doctor(guest: Guest, node: Node, kubelet: RealKubelet) -> None:
+    """Have the doctor look at a node that is as the documents have it, and will not be so."""
     outcome = attempt(PROGRAM, "doctor")
     guest.log("doctor.txt", str(outcome))
     node.checks.equal("the doctor finds no error", outcome.status, 0, outcome)
     versions = re.findall(r"v1\.\d+\.\d+|containerd\S* \S+", outcome.stdout)
     node.checks.check("and names versions", versions, outcome)
+    kubelet.configure(featureGates={})
+    outcome = attempt(PROGRAM, "doctor")
+    node.checks.check(
+        "it names what the kubelet's next start takes away",
+        "at the kubelet's next start" in outcome.stdout,
+        outcome,
+    )
+    kubelet.configure()
+    outcome = attempt(PROGRAM, "config", "check", CONFIG)
+    node.checks.check(
+        "config check names the kubelet as the source of pods",
+        outcome.status == 0 and "pods come over the socket alone" not in outcome.stdout,
+        outcome,
+    )
 
 
 def _other_lists(guest: Guest, node: Node, kubelet: RealKubelet) -> None:

@@ -394,7 +394,7 @@ async def test_what_kubelet_and_runtime_do_in_the_life_of_pods_is_not_drift(
 
 @in_loop
 async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is(
-    cluster: Cluster,
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with whole(cluster):
         first = cluster.put(pod("first", container("one", 12)))
@@ -404,6 +404,8 @@ async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is
         assert "cpu" in waiting(cluster, uid, "two")
         sandboxes = cluster.runtime.sandboxes.values()
         assert [sandbox.ready for sandbox in sandboxes] == [True, True]
+        for command in (["list"], ["show", "second"], ["status"], ["history"]):
+            assert "default/second" in await printed(cluster, capsys, *command)
         cluster.remove("first")
         await until(lambda: cluster.phase(uid) == "Running")
         assert len(cluster.cpus("two")) == 8
