@@ -64,6 +64,16 @@ class CpuPolicyOptions(Struct, frozen=True):
     strict_cpu_reservation: bool = False
     prefer_align_cpus_by_uncorecache: bool = False
 
+    @property
+    def asks_for_places(self) -> bool:
+        """Whether an option says how CPUs lie on cores, caches and nodes."""
+        return (
+            self.full_pcpus_only
+            or self.distribute_cpus_across_numa
+            or self.distribute_cpus_across_cores
+            or self.prefer_align_cpus_by_uncorecache
+        )
+
 
 class CpuPolicy(Struct, frozen=True):
     """The CPU manager's settings; `reserved` CPUs are never allocated exclusively."""

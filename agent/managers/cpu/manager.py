@@ -20,8 +20,9 @@ from agent.managers.cpu.parts import (
     nodes_of_cpus,
     uncordoned_shared_cpus,
 )
-from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
+from agent.managers.cpu.pod_level import apart_budget, divide_cpus, empty_pool_problem
 from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
+from agent.managers.cpu.uneven_hosts import unbroken
 from agent.managers.decision import (
     ALIGNED_COUNT,
     ALIGNED_FAILURE_COUNT,
@@ -306,12 +307,37 @@ def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
         taken = _near_hint(draft, own.available, count, hint)
         if draft.rules.policy.cpu.options.full_pcpus_only and topology.cores_of(taken) != taken:
             taken = _near_hint(draft, _usable(draft, count), count, hint)
+        taken = _not_shared(draft, taken, container)
     except NotEnoughCpusError as error:
         raise Rejected(_not_enough(draft, count, own.available, container)) from error
     own.free -= taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
     return taken
+
+
+def _not_shared(draft: Draft, taken: Mask, container: str | None) -> Mask:
+    """Return CPUs whose cores the pod's other exclusive containers have no threads of.
+
+    As many on the same nodes, where cores differ in size and there are some; else those taken. A
+    pod's container that comes last may break a core: no other one of the pod gets the rest.
+    """
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    available = cpus_of(draft).available
+    if topology.cores_alike or options.asks_for_places:
+        return taken
+
+    def take(cpus: Mask, count: int) -> Mask:
+        packed = take_by_topology(topology, options, cpus, count, draft.work())
+        return Mask(unbroken(topology, cpus.bits, packed.bits))
+
+    if container is None:
+        near = available & topology.cpus_in_nodes(topology.nodes_of(taken))
+        return apart_budget(topology, take, near, draft.demand, taken)
+    running = [c.name for c in draft.demand.containers if c.cpus and not c.is_standard_init]
+    if container not in running[:-1]:
+        return taken
+    return Mask(unbroken(topology, available.bits, taken.bits))
 
 
 def _near_hint(draft: Draft, usable: Mask, count: int, hint: Hint) -> Mask:

@@ -93,6 +93,28 @@ def divide_cpus(
     return _divided(budget, demand, partial(_slice, topology, take, budget, slices))
 
 
+def apart_budget(
+    topology: CpuTopology, take: Take, near: Mask, demand: PodDemand, budget: Mask
+) -> Mask:
+    """Return a budget of whole cores out of `near` where parts of `budget` would share a core.
+
+    Where cores differ in size the fewest cores are large ones, whose threads several exclusive
+    containers would have. Of smaller ones each may have its own.
+    """
+    parts = _divided(budget, demand, lambda container, pool: take(pool, container.cpus))
+    if not _shares_a_core(topology, demand, parts):
+        return budget
+    slices = _apart(topology, take, near, _long_running(demand))
+    if slices is None:
+        return budget
+    instead = Mask(sum(part.bits for part in slices.values()))
+    left, rest = near - topology.cores_of(instead), len(budget) - len(instead)
+    if len(left) < rest:
+        return budget
+    instead |= take(left, rest)
+    return instead if topology.cores_of(instead) == instead else budget
+
+
 def _divided(
     budget: Mask, demand: PodDemand, choose: Callable[[ContainerDemand, Mask], Mask]
 ) -> dict[str, CpuPart]:

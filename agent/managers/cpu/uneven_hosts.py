@@ -63,6 +63,19 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
     return min((best, anywhere), key=width)
 
 
+def unbroken(topology: CpuTopology, free: int, cpus: int) -> int:
+    """Return as many of the `free` CPUs (bits) in whole cores, or `cpus` where that is no better.
+
+    It is where `cpus` break a core that is free, of which another container would get the rest, and
+    whole cores of the same nodes and sockets serve instead.
+    """
+    if not any(core.cpus & cpus and core.cpus & ~cpus & free for core in topology.cores):
+        return cpus
+    near = free & _around((topology.nodes, topology.sockets), cpus)
+    instead = fewest_cores(topology, near, cpus.bit_count(), whole=True)
+    return cpus if _torn(topology, instead) else instead
+
+
 def _is_evidently_narrowest(
     topology: CpuTopology, strategy: Strategy, free: int, cpus: int, kinds: Sequence[Groups]
 ) -> bool:

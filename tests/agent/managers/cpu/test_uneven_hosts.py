@@ -12,11 +12,12 @@ from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
-from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, SINGLE, make_rules
+from tests.agent.managers.hosts import CONTAINER, GIB, POD, RESTRICTED, SINGLE, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:
     from agent.managers.policy import TopologyManagerPolicy
+    from agent.pods.model import Pod
 
 #: Node 0: efficiency cores 0 to 3. Node 1: performance cores 4-5, 6-7, 8-9, 10-11.
 HYBRID = CpuTopology.from_rows(
@@ -99,3 +100,51 @@ class TestCpusThatInitContainersLeft:
 def test_whole_cores_are_taken_on_one_node_though_a_fuller_one_tears_a_core() -> None:
     one_socket = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows)
     assert taken(one_socket, "0-6", 3, whole_cores=True) == "0-2"
+
+
+class TestCoresOfOnePod:
+    """One node: a core of four threads (0-3), cores of two (4-5, 6-7), and of one (8 to 11)."""
+
+    MACHINE = Machine(
+        CpuTopology.from_rows(
+            (cpu, core, 0, 0, 0)
+            for core, cpus in enumerate([range(4), range(4, 6), range(6, 8), *zip(range(8, 12))])
+            for cpu in cpus
+        ),
+        (MachineNode(0, 16 * GIB, {}, {0: 10}),),
+    )
+
+    def places(self, desired: Pod, reserved: str, *, spread: bool = False) -> dict[str, str]:
+        rules = make_rules(self.MACHINE, SINGLE, POD, reserved=reserved, memory=False,
+                           distribute_cpus_across_cores=spread)  # fmt: skip
+        allocation = with_pod(rules, desired).allocations["u-1"]
+        return {one.name: str(one.cpus) for one in allocation.containers}
+
+    def test_a_container_breaks_no_core_of_which_another_would_get_the_rest(self) -> None:
+        desired = pod(
+            app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=4 memory=1Gi"))
+        )
+        assert self.places(desired, "4-7,11") == {"a": "8-9", "b": "0-3"}
+
+    def test_a_container_that_is_alone_lies_on_the_fewest_cores(self) -> None:
+        assert self.places(pod(app("a", guaranteed("cpu=2 memory=1Gi"))), "4-7,11") == {"a": "0-1"}
+
+    def test_where_no_whole_cores_serve_a_core_is_broken(self) -> None:
+        desired = pod(
+            app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=2 memory=1Gi"))
+        )
+        assert self.places(desired, "4-11") == {"a": "0-1", "b": "2-3"}
+
+    @pytest.mark.parametrize("spread", [False, True])
+    def test_exclusive_containers_of_a_budget_get_cores_of_their_own(self, *, spread: bool) -> None:
+        """Unless an option has threads of many cores taken."""
+        one = guaranteed("cpu=1 memory=64Mi")
+        desired = pod(app("a", one), app("b", one), app("c", one), app("z"),
+                      of_pod=guaranteed("cpu=4 memory=1Gi"))  # fmt: skip
+        places = self.places(desired, "0-3", spread=spread)
+        assert (places == {"a": "8", "b": "9", "c": "10", "z": "11"}) is not spread
+
+    def test_a_budget_of_few_cores_stays_where_its_containers_share_none(self) -> None:
+        two = guaranteed("cpu=2 memory=64Mi")
+        desired = pod(app("a", two), app("z"), of_pod=guaranteed("cpu=4 memory=1Gi"))
+        assert self.places(desired, "0-3") == {"a": "4-5", "z": "6-7"}
