@@ -365,14 +365,17 @@ def intruders(site: Site, controller: Controller, unknown: Container[str]) -> It
             allowed = site.kernel.allowed(pid)[0]
             for other, allocation in allocations.items():
                 # What has just been started follows its pod's cgroup until it is found.
-                inside = _of_others(allocation, name, online) if written else EMPTY
+                inside = _of_others(allocation, name, online, exposed) if written else EMPTY
                 theirs = inside if other == uid else allocation.exclusive_cpus - exposed
                 if allowed & theirs:
                     yield f"/{path} ({uid or 'no pod'}) is on {allowed & theirs} of {other}"
 
 
-def _of_others(allocation: PodAllocation, name: str, online: Mask) -> Mask:
-    """Return the CPUs of the containers of a pod that none but they may run on."""
+def _of_others(allocation: PodAllocation, name: str, online: Mask, exposed: Mask) -> Mask:
+    """Return the CPUs of the containers of a pod that none but they may run on.
+
+    Exclusive CPUs that are `exposed` are in the node's pool, where containers without CPUs run.
+    """
     cpus = EMPTY
     one = allocation.container(name)
     # An init container's CPUs are those of the containers after it.
@@ -384,7 +387,7 @@ def _of_others(allocation: PodAllocation, name: str, online: Mask) -> Mask:
         own = container.isolation is Isolation.CONTAINER and container.kind is ContainerKind.APP
         if own and container.name != name and container.cpus is not None:
             cpus |= container.cpus
-    return cpus
+    return cpus - exposed if one.cpus is None else cpus
 
 
 @dataclass
