@@ -7,6 +7,7 @@ has half-closed its connection.
 from __future__ import annotations
 
 import asyncio
+import select
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -19,6 +20,7 @@ from aiohttp.web_response import Response
 from agent.server.listeners.http import one_line
 
 if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
     from collections.abc import Callable
 
     from aiohttp.streams import StreamReader
@@ -248,7 +250,10 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
                 self._expect(self.limits.head_seconds)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for a response in progress, except with TLS, which cannot."""
+        """Keep the connection for a response in progress, except with TLS, which cannot.
+
+        A peer that has closed its socket waits for no response.
+        """
         super().eof_received()
         self._end()
         self.half_closed = True
@@ -258,6 +263,8 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         under_way = self.answering or self._sending
         asked = under_way or self._request_count > self._begun
         if self.transport is None or self.ssl_context is not None or not asked:
+            return None
+        if _is_closed(self.transport.get_extra_info("socket")):
             return None
         if not under_way:
             self._expect(HALF_CLOSED_SECONDS)
@@ -394,6 +401,16 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
     def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401, ARG002 - aiohttp's own
         """Log an error inside of aiohttp."""
         self._owner.lines.error("connection failed", exc_info=kw.get("exc_info"))
+
+
+def _is_closed(connection: TransportSocket) -> bool:
+    """Return whether a connection has ended in both directions.
+
+    So it has if the peer of a Unix socket is closed; what TCP shows then is a half-closed one.
+    """
+    poll = select.poll()
+    poll.register(connection, 0)  # what is not asked for: POLLHUP and POLLERR
+    return bool(poll.poll(0))
 
 
 def limited_log() -> LimitedLog:

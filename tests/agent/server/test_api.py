@@ -23,7 +23,15 @@ from agent.server.listeners.sockets import Peer
 from agent.server.metrics import names
 from agent.server.reporting.events import QUEUE_LENGTH
 from agent.state.store import CHECKPOINT_NAME
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
+from tests.agent.server.support import (
+    OTHER_UID,
+    UID,
+    in_loop,
+    manifest,
+    next_event,
+    running,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -492,16 +500,27 @@ async def test_what_is_not_http_does_not_disturb(world: World) -> None:
 
 
 @in_loop
-async def test_a_client_that_goes_away_does_not_stop_its_admission(world: World) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_an_admission_is_finished_if_it_began_before_its_client_went_away(
+    world: World, *, begun: bool
+) -> None:
     async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            body = manifest()
-            head = f"POST /v1/pods HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(world.socket))
-                client.sendall(head.encode() + body)
-            event = await next_event(watcher, "PodAdmitted")
-        assert event.uid == UID
+        queue, free = agent.controller.queue, asyncio.Event()
+        before = asyncio.create_task(queue.run(free.wait))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(world.socket))
+            client.sendall(posting("/v1/pods", manifest()))
+            await until(lambda: queue.waiting)
+            (request,) = agent.controller.admissions._waiting
+            if begun:
+                free.set()
+                await until(lambda: not agent.controller.admissions.waiting)
+        if not begun:
+            await until(request.outcome.cancelled)
+            free.set()
+        await before
+        await agent.controller.reconcile()
+        assert (UID in agent.controller.state.ledger.allocations) is begun
 
 
 async def say(world: World, *parts: bytes) -> bytes:

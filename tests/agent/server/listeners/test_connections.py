@@ -49,6 +49,7 @@ class OpenListener:
         self.free = asyncio.Event()
         self.free.set()
         self.asked = asyncio.Event()
+        self.cancelled = asyncio.Event()
         self.port = 0
         self.caller = USER
         self.handled: Callable[[], None] = lambda: None
@@ -56,7 +57,11 @@ class OpenListener:
     async def handle(self, _request: Request) -> Response:
         self.handled()
         self.asked.set()
-        await self.free.wait()
+        try:
+            await self.free.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
         return Response(self.answer)
 
     async def enter(self) -> Ends:
@@ -64,10 +69,17 @@ class OpenListener:
 
 
 @asynccontextmanager
-async def opened(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[OpenListener]:
+async def opened(
+    limits: Limits, tls: ssl.SSLContext | None = None, unix: Path | None = None
+) -> AsyncIterator[OpenListener]:
     listener = OpenListener()
-    listening = open_tcp(Address("127.0.0.1", 0))
-    listener.port = listening.getsockname()[1]
+    if unix is None:
+        listening = open_tcp(Address("127.0.0.1", 0))
+        listener.port = listening.getsockname()[1]
+    else:
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(unix))
+        listening.listen()
     listeners = Connections(listener.handle, listening, limits, lambda _: listener.caller, tls)
     listeners.start()
     try:
@@ -233,6 +245,32 @@ async def test_who_waits_for_an_answer_is_not_idle() -> None:
         assert (await patient[0].readline()).startswith(b"HTTP/1.1 200")
         await left(patient)
         await left(idle)
+
+
+@in_loop
+async def test_what_a_client_asked_for_is_cancelled_once_it_has_closed(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with opened(limits(1), unix=path) as listener:
+        listener.free.clear()
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(REQUEST)
+        await listener.asked.wait()
+        writer.close()
+        await listener.cancelled.wait()
+
+
+@in_loop
+async def test_who_sends_no_more_still_gets_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with opened(limits(1), unix=path) as listener:
+        listener.free.clear()
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(REQUEST)
+        writer.write_eof()
+        await listener.asked.wait()
+        listener.free.set()
+        assert (await ended((reader, writer))).startswith(b"HTTP/1.1 200")
+        await left((reader, writer))
 
 
 @in_loop
