@@ -84,10 +84,18 @@ def test_the_command_runs_with_the_packages_of_its_environment_alone(
     programs = root / "opt/numawarden/bin"
     (programs / "python3").unlink()
     (programs / "python3").symlink_to(os.path.realpath(sys.executable))
+    users = tmp_path / "users"
+    users.mkdir()
+    for module in ("sitecustomize", "thing"):
+        (users / f"{module}.py").write_text("raise SystemExit('of a user')\n")
     # As the kernel runs it on a host, where the first line names the environment's Python.
-    command = [programs / "python3", programs / "numawarden"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert said.strip() == str(root / SITE / "thing/__init__.py")
+    first = (programs / "numawarden").read_text().partition("\n")[0]
+    interpreter, *options = first.removeprefix("#!").split()
+    assert interpreter == "/opt/numawarden/bin/python3"
+    command = [str(programs / "python3"), *options, str(programs / "numawarden")]
+    environ = {**os.environ, "PYTHONPATH": str(users)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+    assert done.stdout.strip() == str(root / SITE / "thing/__init__.py")
 
 
 def test_a_wheel_without_a_hash_of_the_lock_is_not_installed(

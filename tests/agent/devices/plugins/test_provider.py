@@ -10,6 +10,7 @@ import pytest
 
 from agent.devices.plugins import provider
 from agent.devices.plugins.limits import GRACE, LONGEST_LIST, MOST_RESOURCES, Deadlines
+from agent.devices.plugins.lists import NewestList
 from agent.devices.plugins.metrics import CALLS, REGISTRATIONS
 from agent.devices.provider import DeviceError
 from agent.managers.policy import PluginDevice
@@ -28,9 +29,10 @@ from tests.fakes.device_plugin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
+    from agent.clock import Clock
     from agent.devices.plugins.plugin import Plugin
     from tests.agent.devices.plugins.support import Served
 
@@ -553,3 +555,32 @@ async def test_a_plugin_that_ends_again_and_again_without_a_list_is_a_condition_
         [line] = running.plugins.conditions()
         assert line.endswith("its 1 devices are unhealthy")
         assert not running.plugins.offer().devices[GPU][0].away
+
+
+@in_loop
+async def test_lists_of_all_plugins_share_the_time_that_using_lists_may_take(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = list[asyncio.Lock | None]()
+
+    class Watched(NewestList):
+        def __init__(
+            self,
+            use: Callable[[bytes], None],
+            clock: Clock,
+            turn: asyncio.Lock | None = None,
+        ) -> None:
+            turns.append(turn)
+            super().__init__(use, clock, turn)
+
+    monkeypatch.setattr(provider, "NewestList", Watched)
+    async with served(directory) as running:
+        for resource in (GPU, f"{GPU}-2"):
+            plugin = FakePlugin(directory, resource)
+            await plugin.start()
+            plugin.send(device("a", 0))
+            await plugin.register()
+            await running.until(partial(running.health, resource))
+            await plugin.stop()
+    first, second = turns
+    assert first is second is not None
