@@ -64,7 +64,7 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
 
 
 def unbroken(topology: CpuTopology, free: int, cpus: int) -> int:
-    """Return as many of the `free` CPUs (bits) in whole cores, or `cpus` where that is no better.
+    """Return as many of the `free` CPUs (bits) in whole cores, or `cpus` where that does not help.
 
     It is where `cpus` break a core that is free, of which another container would get the rest, and
     whole cores of the same nodes and sockets serve instead.

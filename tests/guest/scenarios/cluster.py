@@ -65,7 +65,7 @@ def _shapes(node: Node) -> None:
     plain = node.runs(pod("plain", 9, container("app")))
     uid = node.runs(MIXED)
     node.check_mixed("started")
-    checks.equal("the start of pods is no drift", node.drift(), [])
+    checks.equal("the start of pods is not drift", node.drift(), [])
     log = Path(f"/var/log/pods/default_mixed_{uid}/init/0.log").read_text()
     said = kernel.ids(log.split()[-1])
     within = kubelet.pod_cgroup(uid).cpus
@@ -111,7 +111,7 @@ def _resize(node: Node) -> None:
         "taken back, it is done", lambda: node.kubelet.is_resized("mixed"), expected=True
     )
     node.checks.eventually("with what it had", lambda: facts(cgroups), before)
-    node.checks.equal("a resize is no drift", node.drift(), drifted)
+    node.checks.equal("a resize is not drift", node.drift(), drifted)
 
 
 def _debugged(node: Node) -> None:
@@ -130,7 +130,7 @@ def _debugged(node: Node) -> None:
 
     checks.eventually("in the node's pool, without a quota", found, (True, None))
     checks.equal("the pod keeps its CPUs", node.cpus(uid, "app"), exclusive)
-    checks.equal("a debugger is no drift", node.drift(), drifted)
+    checks.equal("a debugger is not drift", node.drift(), drifted)
     node.is_gone(PINNED)
 
 

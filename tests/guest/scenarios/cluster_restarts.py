@@ -40,7 +40,7 @@ def run(guest: Guest) -> None:
         )
         checks.eventually(f"{named}: so has the agent", node.allocations, {uid})
         checks.equal(f"{named}: as before", facts(cgroups), before)
-    checks.equal("what starts and stops of the parts change is no drift", node.drift(), [])
+    checks.equal("what starts and stops of the parts change is not drift", node.drift(), [])
     command("systemctl", "daemon-reload")
     node.check_mixed("after all of it")
     checks.equal("no container was touched", touched(workloads), [])
