@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.values import Saved
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class NodeFit(Struct, frozen=True):
     beside_kubelet: bool = False
 
 
-class Cordon(Struct, frozen=True):
+class Cordon(Saved, frozen=True):
     """From what nothing new is allocated, while pods keep what they have.
 
     `cpus` are CPUs, `nodes` NUMA nodes with all of their CPUs, their memory, and the devices that

@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from agent.values import Saved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ class End(StrEnum):
     UNIT = "unit"
 
 
-class Lifetime(Struct, frozen=True):
+class Lifetime(Saved, frozen=True):
     """What ends a pod; any pod can be removed in addition.
 
     `unit` is the name of the systemd unit of `End.UNIT`, else "". `started`: processes of the pod

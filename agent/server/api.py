@@ -49,7 +49,7 @@ from agent.server.reporting.map import map_now
 from agent.server.reporting.pods import given_by_kubelet, pods_now
 from agent.server.reporting.shorten import shortened
 from agent.server.reporting.status import status_document
-from agent.state.codec import Encoder
+from agent.state.codec import encode
 from agent.state.history import HistoryQuery
 from cgroupfs.writers import command_of
 
@@ -320,7 +320,7 @@ class Api:
                 self._config,
                 configured.rules,
                 configured.host.offline,
-                Encoder().encode(saved),
+                encode(saved),
                 version=__version__,
                 mismatches=configured.mismatches,
                 given=given,

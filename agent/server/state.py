@@ -15,8 +15,6 @@ from agent.clock import SystemClock
 from agent.config.resolve import admits_nothing
 from agent.devices.cdi_files import CdiFiles
 from agent.devices.providers import Providers
-from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
-from agent.managers.allocations.cordons import NO_CORDONS, Cordons
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.cpu.parts import shared_cpus, shared_pool
@@ -41,7 +39,7 @@ from agent.server.reporting.log.log_level import LogLevelSwitch
 from agent.server.reporting.records import PodRecords
 from agent.sources.ownership import PodNames
 from agent.sources.source import ADMITTED, ENTRY_STATES
-from agent.state.checkpoint import NONE_SHARED, Checkpoint, host_facts, policy_summary
+from agent.state.checkpoint import host_facts, policy_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,58 +64,12 @@ if TYPE_CHECKING:
     from agent.server.reporting.history import HistoryRecorder
     from agent.sources.errors import SourceUnreadableError
     from agent.sources.source import PodSource
-    from agent.state.checkpoint import SharedPod
+    from agent.state.checkpoint import Checkpoint
     from sysfs.host import Host
     from sysfs.mask import Mask
 
 #: Subject of the first comparison in `AgentState.pending`.
 COMPARISON: Final = "comparison"
-
-
-class DurableState(Struct, frozen=True):
-    """State that is saved: allocations, explicit bindings and cordons.
-
-    `orphaned` are the uids of pods that are not in the ledger but may still have cgroups. `shared`
-    are rejected pods that run in the shared pool, by uid; none of them is in the ledger.
-    """
-
-    ledger: Ledger
-    bindings: Bindings = NO_BINDINGS
-    orphaned: frozenset[str] = frozenset()
-    cordons: Cordons = NO_CORDONS
-    shared: Mapping[str, SharedPod] = NONE_SHARED
-
-    def without_pod(self, ledger: Ledger, uid: str) -> DurableState:
-        """Return the state after a pod was removed, with the remaining `ledger`.
-
-        The pod's bindings stay until the processes in the bound cgroups have ended, because these
-        have to be confined until then.
-        """
-        return replace(self, ledger=ledger, orphaned=self.orphaned | {uid})
-
-    def with_pod(self, ledger: Ledger, uid: str) -> DurableState:
-        """Return the state after the pod of `uid` was admitted, with the `ledger` that has it."""
-        names = {container.name for container in ledger.allocations[uid].containers}
-        return replace(
-            self,
-            ledger=ledger,
-            bindings=self.bindings.of_containers(uid, names),
-            orphaned=self.orphaned - {uid},
-            shared=self._shared_without(uid),
-        )
-
-    def with_shared(self, pod: SharedPod) -> DurableState:
-        """Return the state with one more pod that runs in the shared pool."""
-        return replace(self, shared=MappingProxyType({**self.shared, pod.uid: pod}))
-
-    def without_shared(self, uid: str) -> DurableState:
-        """Return the state after a pod that ran in the shared pool ended."""
-        return replace(self, shared=self._shared_without(uid))
-
-    def _shared_without(self, uid: str) -> Mapping[str, SharedPod]:
-        if uid not in self.shared:
-            return self.shared
-        return MappingProxyType({key: pod for key, pod in self.shared.items() if key != uid})
 
 
 class SourceState(Struct):
@@ -166,7 +118,7 @@ class AgentState(Struct):
     """
 
     configured: ConfiguredHost
-    durable: DurableState
+    durable: Checkpoint
     boot_id: str = ""
     started: float = 0.0
     ready: bool = False
@@ -437,18 +389,14 @@ class AgentState(Struct):
             return None
         return owner, known.removal
 
-    def to_save(self, durable: DurableState) -> Checkpoint:
-        """Return the checkpoint of a state."""
-        return Checkpoint(
-            ledger=durable.ledger,
-            bindings=durable.bindings,
+    def to_save(self, durable: Checkpoint) -> Checkpoint:
+        """Return a state with what it is valid for now: boot, host, policy, release."""
+        return replace(
+            durable,
             boot_id=self.boot_id,
             host=host_facts(self.configured.host),
             policy=policy_summary(self.configured.rules.policy),
             agent_version=__version__,
-            orphaned=durable.orphaned,
-            cordons=durable.cordons,
-            shared=durable.shared,
         )
 
     def reading(self) -> GaugeInput:

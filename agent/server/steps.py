@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from agent.server.kernel.ports import Enforcement, Saver
     from agent.server.metrics.exposition import Metrics
     from agent.server.queue import Worker
-    from agent.server.state import AgentState, DurableState
+    from agent.server.state import AgentState
+    from agent.state.checkpoint import Checkpoint
 
     _Params = ParamSpec("_Params")
     _Result = TypeVar("_Result")
@@ -94,7 +95,7 @@ class Steps:
 
     # --- save -----------------------------------------------------------------------------------
 
-    async def commit(self, durable: DurableState) -> None:
+    async def commit(self, durable: Checkpoint) -> None:
         """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
 
         A failed save that left the previous checkpoint in place changes nothing. If the new
@@ -119,7 +120,7 @@ class Steps:
             raise
         self.state.durable = durable
 
-    async def note(self, durable: DurableState) -> None:
+    async def note(self, durable: Checkpoint) -> None:
         """Use observed state, whether or not it can be saved now.
 
         An observation is a fact even if the save fails, and an older checkpoint only lists more

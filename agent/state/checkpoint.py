@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
 from agent.managers.allocations.cordons import NO_CORDONS, Cordons
+from agent.managers.allocations.origin import Source  # noqa: TC001  # msgspec reads it at run time
+from agent.values import Name, Saved, Size
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+
+    from msgspec import Raw
 
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.allocations.origin import Source
     from agent.managers.policy import Policy
     from sysfs.host import Host, Node
 
@@ -26,16 +30,16 @@ _GATES: Final = "featureGates"
 _SWITCHES: Final = tuple(f"{section}." for section in (_OPTIONS, _TOPOLOGY_OPTIONS, _GATES))
 
 
-class NodeFacts(Struct, frozen=True):
+class NodeFacts(Saved, frozen=True):
     """One NUMA node: online CPUs, MemTotal in bytes or None, {page size in bytes: pages}."""
 
-    id: int
+    id: Size
     cpus: Mask
-    memory_bytes: int | None
-    hugepages: Mapping[int, int] = MappingProxyType({})
+    memory_bytes: Size | None
+    hugepages: Mapping[Size, Size] = MappingProxyType({})
 
 
-class HostFacts(Struct, frozen=True):
+class HostFacts(Saved, frozen=True):
     """The facts of a host that decide whether an allocation is still valid there."""
 
     online: Mask = EMPTY
@@ -43,44 +47,78 @@ class HostFacts(Struct, frozen=True):
     nodes: tuple[NodeFacts, ...] = ()
 
 
-class SharedPod(Struct, frozen=True):
+class SharedPod(Saved, frozen=True):
     """A pod that was rejected and runs in the shared pool until it ends.
 
     `name` and `namespace` are "" where only the uid is known. `source` asked for the pod, `why` is
     its rejection, reason first.
     """
 
-    uid: str
+    uid: Name
     name: str
     namespace: str
     source: Source
     why: str
 
 
-#: No pod runs shared.
-NONE_SHARED: Final[Mapping[str, SharedPod]] = MappingProxyType({})
+class SavedBesideLedger(Saved, frozen=True, kw_only=True):
+    """What a checkpoint has beside the ledger, as it is in the file."""
 
-
-class Checkpoint(Struct, frozen=True):
-    """Everything that outlives the process.
-
-    `boot_id` is the kernel's random boot id. `policy` is the policy under which the last decision
-    was made, as {the configuration's key: its value}. `agent_version` is the release that wrote it.
-    `orphaned` are the uids of pods that are not in the ledger although their cgroups existed, such
-    as removed pods whose processes still run: these cgroups are not recovered as allocations.
-    `cordons` are what an operator took out of use. `shared` are the rejected pods that run in the
-    shared pool, by uid.
-    """
-
-    ledger: Ledger
     bindings: Bindings = NO_BINDINGS
+    #: Uids of pods that are not in the ledger but may still have cgroups, such as removed pods
+    #: whose processes still run: these cgroups are not recovered as allocations.
+    orphaned: frozenset[Name] = frozenset()
+    #: What an operator took out of use.
+    cordons: Cordons = NO_CORDONS
+    #: Rejected pods that run in the shared pool, by uid; none of them is in the ledger.
+    shared: Mapping[Name, SharedPod] = MappingProxyType({})
+    #: The kernel's random boot id.
     boot_id: str = ""
     host: HostFacts = HostFacts()
+    #: The policy under which the last decision was made, as {the configuration's key: its value}.
     policy: Mapping[str, str] = MappingProxyType({})
+    #: The release that wrote the file.
     agent_version: str = ""
-    orphaned: frozenset[str] = frozenset()
-    cordons: Cordons = NO_CORDONS
-    shared: Mapping[str, SharedPod] = NONE_SHARED
+
+
+class Checkpoint(SavedBesideLedger, frozen=True):
+    """Everything that outlives the process."""
+
+    ledger: Ledger
+    #: The fields that this release does not know, as they were in the file, for the next one.
+    unknown: Mapping[str, Raw] = MappingProxyType({})
+
+    def without_pod(self, ledger: Ledger, uid: str) -> Checkpoint:
+        """Return the state after a pod was removed, with the remaining `ledger`.
+
+        The pod's bindings stay until the processes in the bound cgroups have ended, because these
+        have to be confined until then.
+        """
+        return replace(self, ledger=ledger, orphaned=self.orphaned | {uid})
+
+    def with_pod(self, ledger: Ledger, uid: str) -> Checkpoint:
+        """Return the state after the pod of `uid` was admitted, with the `ledger` that has it."""
+        names = {container.name for container in ledger.allocations[uid].containers}
+        return replace(
+            self,
+            ledger=ledger,
+            bindings=self.bindings.of_containers(uid, names),
+            orphaned=self.orphaned - {uid},
+            shared=self._shared_without(uid),
+        )
+
+    def with_shared(self, pod: SharedPod) -> Checkpoint:
+        """Return the state with one more pod that runs in the shared pool."""
+        return replace(self, shared=MappingProxyType({**self.shared, pod.uid: pod}))
+
+    def without_shared(self, uid: str) -> Checkpoint:
+        """Return the state after a pod that ran in the shared pool ended."""
+        return replace(self, shared=self._shared_without(uid))
+
+    def _shared_without(self, uid: str) -> Mapping[str, SharedPod]:
+        if uid not in self.shared:
+            return self.shared
+        return MappingProxyType({key: pod for key, pod in self.shared.items() if key != uid})
 
 
 def host_facts(host: Host) -> HostFacts:
@@ -106,7 +144,7 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
     """Return the effective policy as {the configuration's key: its value}, sorted by key.
 
     Options and gates are listed whether on (`true`) or off (`false`), reservations of memory where
-    there are any. Summaries of earlier releases left out what was off.
+    there are any.
     """
     summary = {
         "cpuManagerPolicy": str(policy.cpu.policy),
@@ -123,8 +161,8 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
 def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
     """Name, one sentence each, what differs between two summaries of a policy.
 
-    A switch that a summary does not list is off: an earlier release left out switches that were
-    off, and did not have the unknown ones. An empty summary says nothing about the policy.
+    A switch that a summary does not list is off: the release that made the summary did not have
+    it. An empty summary says nothing about the policy.
     """
     if not before:
         return ()

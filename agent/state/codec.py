@@ -1,22 +1,33 @@
-"""From a state to the bytes of a checkpoint and back.
+"""From a checkpoint to its bytes and back.
 
 The document is JSON on one line:
-`{"format":"numawarden-checkpoint","version":1,"checksum":"sha256:...","state":{...}}`.
-The checksum is over the bytes of the value of `state`, exactly as in the file, so the
-same state always gives the same bytes and any change of them is found. This frame is that of every
-format; `version` says what `state` looks like. The latest format is written, each that was ever
-released is read by a reader of its own.
+`{"format":"numawarden-checkpoint","version":2,"checksum":"sha256:...","state":{...}}`.
+The checksum is over the bytes of the value of `state`, exactly as in the file, so that any change
+of them is found. This frame is that of every format; `version` says what `state` looks like.
+
+`state` has the ledger's own values (`agent.values.Saved`) as msgspec writes them. Sets of ids are
+texts in the kernel's list format, a hint is `[nodes as bits, preferred]`, and what equals its
+default may be left out. Fields may be added without a new version: a file without them has their
+defaults, and a release that does not know them leaves them alone. It writes those of the state
+again as they were, and those of a pod until the allocation of the pod changes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
+from msgspec import Raw
 
-from agent.state import format1
+from agent.managers.allocations.allocation import PodAllocation  # noqa: TC001  # msgspec reads it
+from agent.managers.allocations.ledger import Ledger
+from agent.managers.memory.state import NodeMemory, memory_charge
+from agent.managers.registry import MANAGERS
+from agent.pods.model import MEMORY
+from agent.state.checkpoint import Checkpoint, SavedBesideLedger
 from agent.state.errors import (
     DamagedCheckpointError,
     NewerCheckpointError,
@@ -24,21 +35,21 @@ from agent.state.errors import (
     UnknownFormatCheckpointError,
     UnusableCheckpointError,
 )
+from agent.values import Size  # noqa: TC001  # msgspec reads it at run time
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.state.checkpoint import Checkpoint
-
 FORMAT: Final = "numawarden-checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _RECOVERY: Final = (
     "the file is kept aside; put back an intact copy, or let running pods be admitted again"
 )
+#: Where an allocation keeps its JSON, beside its fields: it does not change, so neither does that.
+_TEXT: Final = "saved text"
 
 
 class _Header(msgspec.Struct):
@@ -46,47 +57,54 @@ class _Header(msgspec.Struct):
     version: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
+class _Document(msgspec.Struct):
     format: str
     version: int
     checksum: str
-    state: msgspec.Raw
+    state: Raw
 
 
-class Encoder:
-    """Encodes checkpoints; an allocation is encoded once, as long as it does not change.
+class _State(SavedBesideLedger, frozen=True):
+    """The value of `state`: of the ledger, what does not follow from the rest of it."""
 
-    Allocations are immutable and survive from one ledger to the next, so that an admission on a
-    full host encodes one pod, not all of them. The bytes do not depend on what was encoded before.
+    pods: tuple[PodAllocation, ...]
+    memory: Mapping[Size, NodeMemory] = MappingProxyType({})
+
+
+_BESIDE_LEDGER: Final = msgspec.structs.fields(SavedBesideLedger)
+_KNOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_State))
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of a checkpoint.
+
+    An allocation is encoded once: allocations are immutable and survive from one ledger to the
+    next, so that an admission on a full host encodes one pod, not all of them.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[PodAllocation, msgspec.Raw]] = {}
-
-    def encode(self, state: Checkpoint) -> bytes:
-        """Return the bytes of a checkpoint with `state`."""
-        self._known = {
-            uid: self._fragment(uid, allocation)
-            for uid, allocation in state.ledger.allocations.items()
+    body = _ENCODER.encode(
+        {
+            **checkpoint.unknown,
+            **{field.encode_name: getattr(checkpoint, field.name) for field in _BESIDE_LEDGER},
+            "memory": memory_charge(checkpoint.ledger),
+            "pods": [_text_of(pod) for pod in checkpoint.ledger.allocations.values()],
         }
-        pods = [fragment for _, fragment in self._known.values()]
-        body = _ENCODER.encode(format1.state_to_wire(state, pods))
-        return b'{"format":"%s","version":%d,"checksum":"%s","state":%s}\n' % (
-            FORMAT.encode(),
-            VERSION,
-            _checksum(body).encode(),
-            body,
-        )
+    )
+    return b'{"format":"%s","version":%d,"checksum":"%s","state":%s}\n' % (
+        FORMAT.encode(),
+        VERSION,
+        _checksum(body).encode(),
+        body,
+    )
 
-    def _fragment(self, uid: str, allocation: PodAllocation) -> tuple[PodAllocation, msgspec.Raw]:
-        known = self._known.get(uid)
-        if known is not None and known[0] is allocation:
-            return known
-        return allocation, msgspec.Raw(_ENCODER.encode(format1.pod_to_wire(allocation)))
+
+def _text_of(pod: PodAllocation) -> Raw:
+    if _TEXT not in pod.__dict__:
+        pod.__dict__[_TEXT] = Raw(_ENCODER.encode(pod))
+    return cast("Raw", pod.__dict__[_TEXT])
 
 
 def decode(data: bytes, path: Path) -> Checkpoint:
-    """Return the state in a checkpoint; `path` is only named in errors.
+    """Return the checkpoint with these bytes; `path` is only named in errors.
 
     Raises a subclass of `UnusableCheckpointError`: Damaged, UnknownFormat, Newer or Older.
     """
@@ -94,13 +112,35 @@ def decode(data: bytes, path: Path) -> Checkpoint:
         _check_header(msgspec.json.decode(data, type=_Header), path)
         document = msgspec.json.decode(data, type=_Document)
         _check_sum(document, path)
-        return READERS[document.version](document.state)
+        return _read(document.state)
     except msgspec.ValidationError as error:
         raise _damaged(path, *_place(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, "$", f"not a complete JSON document ({error})") from error
     except ValueError as error:
         raise _damaged(path, *map(str, error.args)) from error
+
+
+def _read(body: Raw) -> Checkpoint:
+    """Return the checkpoint of a state; raises `ValueError(field, problem)` on contradictions."""
+    bytes(body).decode()  # unknown fields are not looked into, but are written and sent again
+    state = _DECODER.decode(body)
+    _demand_unique("$.state.pods", "pod", (pod.uid for pod in state.pods))
+    for index, pod in enumerate(state.pods):
+        names = (container.name for container in pod.containers)
+        _demand_unique(f"$.state.pods[{index}].containers", "container", names)
+    read = msgspec.json.decode(body, type=dict[str, Raw])
+    for pod, text in zip(
+        state.pods, msgspec.json.decode(read["pods"], type=list[Raw]), strict=True
+    ):
+        pod.__dict__[_TEXT] = text.copy()
+    saved = {MEMORY: state.memory}
+    parts = {each.name: each.loaded(saved.get(each.name), state.pods) for each in MANAGERS}
+    return Checkpoint(
+        Ledger.of(state.pods, parts),
+        MappingProxyType({name: read[name].copy() for name in read.keys() - _KNOWN}),
+        **{field.name: getattr(state, field.name) for field in _BESIDE_LEDGER},
+    )
 
 
 def _check_header(header: _Header, path: Path) -> None:
@@ -113,18 +153,16 @@ def _check_header(header: _Header, path: Path) -> None:
         )
     if header.version is msgspec.UNSET:
         raise _damaged(path, "$.version", "missing")
-    _check_version(header.version, path)
-
-
-def _check_version(version: int, path: Path) -> None:
-    if version in READERS:
+    if header.version == VERSION:
         return
-    known = ", ".join(map(str, sorted(READERS)))
-    problem = f"format {version}, this release reads {known} and writes {VERSION}"
-    if version > VERSION:
+    problem = f"format {header.version}, this release reads and writes {VERSION}"
+    if header.version > VERSION:
         remedy = "the file is kept aside; go back to the release that wrote it and put it back"
         raise NewerCheckpointError(path, "$.version", problem, remedy)
-    remedy = "the file is kept aside; let a release that reads both formats convert it"
+    remedy = (
+        "the file is kept aside; let running pods be admitted again, or go back to the release "
+        "that wrote it and put it back"
+    )
     raise OlderCheckpointError(path, "$.version", problem, remedy)
 
 
@@ -136,6 +174,14 @@ def _check_sum(document: _Document, path: Path) -> None:
 
 def _checksum(body: bytes) -> str:
     return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+def _demand_unique(field: str, what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(field, f"{what} {name!r} appears twice")
+        seen.add(name)
 
 
 def _damaged(path: Path, field: str, problem: str) -> UnusableCheckpointError:
@@ -152,19 +198,11 @@ def _shown(value: object) -> str:
     return "nothing" if value is msgspec.UNSET else repr(value)
 
 
-@lru_cache(maxsize=4096)
-def _mask_text(bits: int) -> str:
-    return str(Mask(bits))
-
-
-@lru_cache(maxsize=4096)
-def _parse_mask(text: str) -> Mask:
-    return Mask.parse(text)
-
-
-def _enc_hook(value: object) -> str:
+def _enc_hook(value: object) -> object:
     if isinstance(value, Mask):
-        return _mask_text(value.bits)
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise NotImplementedError(f"no JSON form for {type(value).__name__}")
 
 
@@ -173,16 +211,8 @@ def _dec_hook(kind: type, value: object) -> Mask:
         raise NotImplementedError(f"no value of type {kind.__name__} from JSON")
     if not isinstance(value, str):
         raise TypeError(f"expected a list of ids such as '0-3,8', got {value!r}")
-    return _parse_mask(value)
+    return Mask.parse(value)
 
 
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=_enc_hook, order="deterministic")
-_DECODER1: Final = msgspec.json.Decoder(format1.StateV1[format1.PodV1], dec_hook=_dec_hook)
-
-
-def _read1(body: msgspec.Raw) -> Checkpoint:
-    return format1.state_from_wire(_DECODER1.decode(body))
-
-
-#: The reader of each format: it returns the state of the value of `state`.
-READERS: Final[dict[int, Callable[[msgspec.Raw], Checkpoint]]] = {1: _read1}
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_enc_hook)
+_DECODER: Final = msgspec.json.Decoder(_State, dec_hook=_dec_hook)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
-from agent.state.codec import Encoder, decode
+from agent.state.codec import decode, encode
 from agent.state.directory import DirectoryLock, check_directory
 from agent.state.errors import CheckpointIOError, UnusableCheckpointError
 from agent.state.files import Files, OsFiles
@@ -71,7 +71,6 @@ class Store:
         self._directory = directory
         self._temporary = directory / TEMPORARY_NAME
         self._files = OsFiles() if files is None else files
-        self._encoder = Encoder()
         #: The file at the checkpoint's path must be kept under this label before it is replaced.
         self._to_keep: str | None = None
         self._lock = DirectoryLock(directory)
@@ -84,7 +83,7 @@ class Store:
         find either, after a power failure or at once, and the caller should save again. Nothing is
         written to a directory that fails `check`.
         """
-        data = self._encoder.encode(state)
+        data = encode(state)
         self.check()
         self._keep_what_is_there()
         try:

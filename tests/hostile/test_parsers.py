@@ -25,7 +25,7 @@ from agent.pods.identity import (
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity, QuantityError
 from agent.reconcile.intruding_tasks import printable
-from agent.state.codec import Encoder, decode
+from agent.state.codec import decode, encode
 from agent.state.errors import UnusableCheckpointError
 from agent.tools.kubelet_state.cpu_file import CpuState, read_cpu_state
 from agent.tools.kubelet_state.errors import KubeletStateError, UnfitStateError
@@ -159,7 +159,7 @@ CONFIGS: Final[dict[str, Callable[[int], bytes]]] = {
 
 _CPU_FILE: Final = '{"policyName":"static","defaultCpuSet":"0"'
 _MEMORY_FILE: Final = '{"policyName":"Static","machineState":{'
-_CHECKPOINT: Final = Encoder().encode(example()).decode()
+_CHECKPOINT: Final = encode(example()).decode()
 
 STATE_FILES: Final[dict[str, tuple[Callable[[bytes], object], Callable[[int], bytes]]]] = {
     "CPU sets": (

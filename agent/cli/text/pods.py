@@ -352,8 +352,6 @@ def _reasons(pod: PodDocument) -> Iterator[str]:
     if known:
         yield "why"
         yield from (f"  {container.name}: {container.why}" for container in known)
-    elif pod.origin not in _ORIGINS:
-        yield "decided by an earlier release, which did not keep its reasons"
     else:
         yield "no specification is known yet; admit its manifest to confirm what it holds"
 

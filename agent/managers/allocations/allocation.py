@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocations.delivery import NOTHING, Delivery
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.topology.hints import NO_AFFINITY, Hint
 from agent.pods.lifetime import UNTIL_REMOVED, Lifetime
-from agent.pods.model import CPU, MEMORY, ContainerKind
+from agent.pods.model import CPU, MEMORY, ContainerKind, QosClass
+from agent.values import Name, Saved, Size
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from agent.pods.model import QosClass
+    from collections.abc import Iterator
 
 #: The name of the device manager.
 DEVICES: Final = "devices"
@@ -36,22 +35,22 @@ class Isolation(StrEnum):
     CONTAINER = "container"
 
 
-class MemoryBlock(Struct, frozen=True):
+class MemoryBlock(Saved, frozen=True):
     """`size` bytes of one memory type (`memory`, `hugepages-2Mi`, ...) on the nodes of a mask."""
 
-    type: str
-    size: int
+    type: Name
+    size: Size
     nodes: Mask
 
 
-class CpuLimits(Struct, frozen=True):
+class CpuLimits(Saved, frozen=True):
     """What the CFS quota of a cgroup follows, in millicores; None where none is set."""
 
-    request_millis: int | None = None
-    limit_millis: int | None = None
+    request_millis: Size | None = None
+    limit_millis: Size | None = None
 
 
-class ContainerAllocation(Struct, frozen=True):
+class ContainerAllocation(Saved, frozen=True):
     """The allocation of one container.
 
     `cpus` None: the container runs in the node's shared pool. With isolation POD, `cpus` is the pod
@@ -66,20 +65,20 @@ class ContainerAllocation(Struct, frozen=True):
     a known node is left out.
     """
 
-    name: str
+    name: Name
     kind: ContainerKind
     isolation: Isolation = Isolation.HOST
     cpus: Mask | None = None
     memory: tuple[MemoryBlock, ...] = ()
-    devices: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    devices: Mapping[Name, tuple[str, ...]] = MappingProxyType({})
     hint: Hint = NO_AFFINITY
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
-    limits: Mapping[str, int] = MappingProxyType({})
+    limits: Mapping[Name, Size] = MappingProxyType({})
     why: str = ""
-    others: Mapping[str, Any] = MappingProxyType({})
+    others: Mapping[Name, Any] = MappingProxyType({})
     delivery: Delivery = NOTHING
-    device_nodes: Mapping[str, Mapping[str, Mask]] = MappingProxyType({})
+    device_nodes: Mapping[Name, Mapping[str, Mask]] = MappingProxyType({})
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the container, None for nothing."""
@@ -100,7 +99,7 @@ class ContainerAllocation(Struct, frozen=True):
         return Mask(bits)
 
 
-class PodAllocation(Struct, frozen=True, dict=True):
+class PodAllocation(Saved, frozen=True, dict=True):
     """The allocation of one pod.
 
     `cpus` and `memory` are the pod-level budget (the NUMA-aligned "bubble" of pod scope); None and
@@ -115,7 +114,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
     managers have for the pod as a whole, by name.
     """
 
-    uid: str
+    uid: Name
     name: str
     namespace: str
     qos: QosClass
@@ -125,11 +124,11 @@ class PodAllocation(Struct, frozen=True, dict=True):
     memory: tuple[MemoryBlock, ...] = ()
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
-    requests: Mapping[str, int] = MappingProxyType({})
-    limits: Mapping[str, int] = MappingProxyType({})
+    requests: Mapping[Name, Size] = MappingProxyType({})
+    limits: Mapping[Name, Size] = MappingProxyType({})
     origin: Origin = Origin.DECIDED
     source: Source | None = None
-    others: Mapping[str, Any] = MappingProxyType({})
+    others: Mapping[Name, Any] = MappingProxyType({})
     lifetime: Lifetime = UNTIL_REMOVED
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
@@ -160,7 +159,7 @@ class PodAllocation(Struct, frozen=True, dict=True):
     def node_requests(self) -> Mapping[str, int]:
         """The pod's share of the node's allocatable, in the units of `requests`.
 
-        For a pod whose specification is unknown (imported, recovered, saved by an older version)
+        For a pod whose specification is unknown (imported, recovered)
         this is what is allocated: the pod must have requested at least as much.
         """
         return self.requests or self._allocated_amounts()

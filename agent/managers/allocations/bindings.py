@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from agent.values import Name, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
 
 
-class Binding(Struct, frozen=True, order=True):
+class Binding(Saved, frozen=True, order=True):
     """One container and its cgroup.
 
     `cgroup` is its path below the cgroup root, without a leading slash.
     """
 
-    pod_uid: str
-    container: str
-    cgroup: str
+    pod_uid: Name
+    container: Name
+    cgroup: Name
 
     def is_of(self, living: Mapping[str, PodAllocation]) -> bool:
         """Return whether one of the pods, by uid, has the container.
@@ -31,7 +31,7 @@ class Binding(Struct, frozen=True, order=True):
         return pod is not None and pod.container(self.container) is not None
 
 
-class Bindings(Struct, frozen=True):
+class Bindings(Saved, frozen=True):
     """All explicit bindings: at most one per container and one per cgroup, in a stable order.
 
     `released` are cgroups, sorted, whose container was later bound to another cgroup. They keep the
@@ -40,7 +40,7 @@ class Bindings(Struct, frozen=True):
     """
 
     entries: tuple[Binding, ...] = ()
-    released: tuple[str, ...] = ()
+    released: tuple[Name, ...] = ()
 
     def __iter__(self) -> Iterator[Binding]:
         return iter(self.entries)

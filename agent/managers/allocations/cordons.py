@@ -6,15 +6,14 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from agent.managers.policy import NO_CORDON, Cordon
+from agent.values import Saved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class CordonEntry(Struct, frozen=True):
+class CordonEntry(Saved, frozen=True):
     """What was cordoned at one time; `since` is the Unix time, `reason` is "" if none was given."""
 
     cordon: Cordon
@@ -22,7 +21,7 @@ class CordonEntry(Struct, frozen=True):
     since: float = 0.0
 
 
-class Cordons(Struct, frozen=True):
+class Cordons(Saved, frozen=True):
     """All cordons, in the order in which they were set; a CPU or node is in one at most."""
 
     entries: tuple[CordonEntry, ...] = ()

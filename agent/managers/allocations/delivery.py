@@ -6,34 +6,35 @@ addresses of the host's own devices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from msgspec import Struct
+from agent.values import Name, Saved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 ValueT = TypeVar("ValueT")
 
 
-class Mount(Struct, frozen=True, omit_defaults=True):
+class Mount(Saved, frozen=True):
     """A file or directory of the host that is bind-mounted into the container."""
 
-    container_path: str
-    host_path: str
+    container_path: Name
+    host_path: Name
     read_only: bool = False
 
 
-class DeviceNode(Struct, frozen=True, omit_defaults=True):
+class DeviceNode(Saved, frozen=True):
     """A device node of the host; `permissions` are letters of `rwm`, as cgroups have them."""
 
-    container_path: str
-    host_path: str
+    container_path: Name
+    host_path: Name
     permissions: str = "rw"
 
 
-class Delivery(Struct, frozen=True, omit_defaults=True):
+class Delivery(Saved, frozen=True):
     """What a container gets so that its processes can use the devices allocated to it.
 
     `cdi_devices` are fully qualified CDI names (`vendor.com/class=name`) for the runtime to
@@ -44,8 +45,8 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     mounts: tuple[Mount, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
     annotations: Mapping[str, str] = MappingProxyType({})
-    cdi_devices: tuple[str, ...] = ()
-    pci_addresses: tuple[str, ...] = ()
+    cdi_devices: tuple[Name, ...] = ()
+    pci_addresses: tuple[Name, ...] = ()
 
 
 NOTHING: Final = Delivery()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct
+from agent.values import Name, Saved
 
 
 class Origin(StrEnum):
@@ -22,7 +22,7 @@ class Origin(StrEnum):
     RECOVERED = "recovered"
 
 
-class Source(Struct, frozen=True):
+class Source(Saved, frozen=True):
     """Who asked for a pod: a source of pods, and what the pod is called there.
 
     `name` is that of the source (`agent.sources.source.PodSource`). `key` is what the pod belongs
@@ -30,7 +30,7 @@ class Source(Struct, frozen=True):
     nothing and end when a request removes them, as those of the API.
     """
 
-    name: str
+    name: Name
     key: str = ""
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ The memory manager's static policy (KEP-1769; kubelet v1.36, memorymanager/polic
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
@@ -12,10 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.pods.model import HUGEPAGES_PREFIX, MEMORY
+from agent.values import Name, Saved, Size
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from agent.managers.allocations.allocation import MemoryBlock, PodAllocation
     from agent.managers.allocations.ledger import Ledger
@@ -120,16 +122,16 @@ class MemoryFacts(Struct, frozen=True, dict=True):
         return frozenset(name for types in self.allocatable.values() for name in types)
 
 
-class NodeMemory(Struct, frozen=True):
+class NodeMemory(Saved, frozen=True):
     """How much of one node's memory is charged.
 
     `reserved` is bytes by memory type; `assignments` counts the blocks that touch the node and
     `cells` is the group of nodes it currently serves together with (itself alone when unused).
     """
 
-    assignments: int
+    assignments: Size
     cells: Mask
-    reserved: Mapping[str, int]
+    reserved: Mapping[Name, Size]
 
 
 def memory_charge(ledger: Ledger) -> Mapping[int, NodeMemory]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from agent.values import Size  # noqa: TC001  # msgspec reads it at run time
+
 
 class Hint(NamedTuple):
     """One set of NUMA nodes that could serve a request (KEP-693, TopologyHint).
@@ -12,7 +14,7 @@ class Hint(NamedTuple):
     because a merge on eight nodes handles hundreds of them within a fraction of a millisecond.
     """
 
-    nodes: int | None
+    nodes: Size | None
     preferred: bool
 
 

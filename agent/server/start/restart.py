@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,9 +12,9 @@ from agent.managers.effective_policy import restored
 from agent.managers.recovery.beside_checkpoint import recover
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.server.start.renumbering import node_moves, renumbered
-from agent.server.state import DurableState, FormerChanges
+from agent.server.state import FormerChanges
 from agent.state.checkpoint import (
-    NONE_SHARED,
+    Checkpoint,
     host_changes,
     host_facts,
     policy_changes,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.server.configured_host import ConfiguredHost
     from agent.server.state import AgentState
-    from agent.state.checkpoint import Checkpoint
     from agent.state.errors import UnusableCheckpointError
     from agent.state.store import LoadResult
 
@@ -37,20 +37,23 @@ log = structlog.get_logger(__name__)
 
 def restored_state(
     configured: ConfiguredHost, loaded: LoadResult, boot_id: str
-) -> tuple[DurableState, FormerChanges]:
+) -> tuple[Checkpoint, FormerChanges]:
     """Return each allocation as it was saved, and what changed since, which is logged.
 
     `AgentState.invalid` has the allocations that the changes make invalid.
     """
     if loaded.state is None:
-        return DurableState(configured.rules.empty_ledger()), FormerChanges()
+        return Checkpoint(configured.rules.empty_ledger()), FormerChanges()
     saved = loaded.state
     changed = _log_changes(configured, saved)
-    ledger = restored(configured.rules, _numbered(configured, saved, boot_id))
-    # What runs shared is decided again at a boot, before its containers start.
-    shared = NONE_SHARED if _rebooted(saved, boot_id) else saved.shared
-    orphaned = orphaned_since(saved, boot_id)
-    return DurableState(ledger, saved.bindings, orphaned, saved.cordons, shared), changed
+    state = replace(
+        saved,
+        ledger=restored(configured.rules, _numbered(configured, saved, boot_id)),
+        orphaned=orphaned_since(saved, boot_id),
+        # What runs shared is decided again at a boot, before its containers start.
+        shared=MappingProxyType({}) if _rebooted(saved, boot_id) else saved.shared,
+    )
+    return state, changed
 
 
 def recover_pods(state: AgentState, loaded: LoadResult, running: Sequence[ObservedPod]) -> None:

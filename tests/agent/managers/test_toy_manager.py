@@ -18,7 +18,7 @@ from agent.managers.policy import NodeFit
 from agent.managers.registry import MANAGERS
 from agent.server.start.renumbering import renumbered
 from agent.state.checkpoint import Checkpoint
-from agent.state.codec import Encoder, decode
+from agent.state.codec import decode, encode
 from tests.agent.managers.hosts import CONTAINER, RESTRICTED, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.managers.toy_manager import LANE, LANE_GONE, ToyManager
@@ -50,7 +50,7 @@ def only(lanes: int, uid: str = "u-1") -> Pod:
 
 
 def through_a_file(ledger: Ledger) -> Ledger:
-    return decode(Encoder().encode(Checkpoint(ledger)), Path("checkpoint.json")).ledger
+    return decode(encode(Checkpoint(ledger)), Path("checkpoint.json")).ledger
 
 
 def lanes_of(decision: Decision) -> object:

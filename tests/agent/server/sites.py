@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.server.controller import Controller
     from agent.server.start.wiring import SourceFactory
-    from agent.server.state import DurableState
     from agent.state.checkpoint import Checkpoint
 
 _Result = TypeVar("_Result")
@@ -231,7 +230,7 @@ class Allocated:
     cordon: Cordon
 
 
-def allocated(state: Checkpoint | DurableState) -> Allocated:
+def allocated(state: Checkpoint) -> Allocated:
     """Return what is allocated in a checkpoint or in an agent's memory."""
     ledger = state.ledger
     return Allocated(

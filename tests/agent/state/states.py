@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import (
     ContainerAllocation,
@@ -16,6 +17,7 @@ from agent.managers.allocations.allocation import (
 )
 from agent.managers.allocations.bindings import Binding, Bindings
 from agent.managers.allocations.cordons import CordonEntry, Cordons
+from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
 from agent.managers.allocations.origin import Origin, Source
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import Cordon
@@ -92,6 +94,49 @@ def example() -> Checkpoint:
         ),
         policy=MappingProxyType({"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-1"}),
         agent_version="0.1.0",
+    )
+
+
+def everything() -> Checkpoint:
+    """Return a state in which no field has its default."""
+    (pod,) = example().ledger.allocations.values()
+    first, *rest = pod.containers
+    delivery = Delivery(
+        environment=MappingProxyType({"VF": "0000:3b:02.1"}),
+        mounts=(Mount("/opt/lib", "/usr/lib/vf", read_only=True),),
+        device_nodes=(DeviceNode("/dev/vfio/12", "/dev/vfio/12", "rwm"),),
+        annotations=MappingProxyType({"example.com/vf": "1"}),
+        cdi_devices=("example.com/vf=1",),
+        pci_addresses=("0000:3b:02.1",),
+    )
+    first = replace(
+        first,
+        limits=MappingProxyType({"memory": 3 << 30}),
+        why="its CPU request 4 is a whole number",
+        others=MappingProxyType({"lanes": ["0.0"]}),
+        delivery=delivery,
+        device_nodes=MappingProxyType({"example.com/nic": MappingProxyType({"nic0": Mask.of(0)})}),
+    )
+    pod = replace(
+        pod,
+        containers=(first, *rest),
+        requests=MappingProxyType({"cpu": 6000, "memory": 4 << 30}),
+        limits=MappingProxyType({"memory": 4 << 30}),
+        origin=Origin.IMPORTED,
+        others=MappingProxyType({"lanes": ["0.0"]}),
+        lifetime=Lifetime(End.UNIT, "web.service", started=True),
+    )
+    known = example()
+    charge = NodeMemory(2, Mask.of(0), MappingProxyType({"memory": 4 << 30}))
+    shared = SharedPod("1", "web", "shop", Source("kubelet", "pods/1"), "OutOfcpu: 8 CPUs")
+    return replace(
+        known,
+        ledger=ledger_of(pod, memory={0: charge}),
+        bindings=Bindings(known.bindings.entries, ("machine.slice/old.scope",)),
+        host=replace(known.host, offline=Mask.of(16)),
+        orphaned=frozenset({"gone"}),
+        cordons=Cordons((CordonEntry(Cordon(Mask.parse("4-7"), Mask.of(1)), "DIMM", 5.0),)),
+        shared=MappingProxyType({"1": shared}),
     )
 
 

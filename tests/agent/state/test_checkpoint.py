@@ -122,8 +122,8 @@ def test_a_switch_that_was_turned_off_is_off_and_not_unset() -> None:
     assert policy_changes(after, before) == (f"{key} is true, it was false",)
 
 
-def test_a_summary_of_an_earlier_release_differs_only_in_what_was_on() -> None:
-    """It left out what was off."""
+def test_a_switch_that_a_summary_does_not_list_was_off() -> None:
+    """The release that made the summary did not have it."""
     now = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=True)))
     earlier = {key: value for key, value in now.items() if value != "false"}
     assert policy_changes(earlier, now) == ()

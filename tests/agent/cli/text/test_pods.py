@@ -138,13 +138,6 @@ def test_a_pod_says_who_asked_for_it() -> None:
     assert "  from      no source has asked for it yet" in shown(allocation)
 
 
-def test_a_checkpoint_of_an_earlier_release_has_no_reasons() -> None:
-    allocation = allocated(app("a", TWO), app("b"))
-    earlier = replace(unspecified(allocation), origin=Origin.DECIDED)
-    assert shown(earlier)[-1] == "decided by an earlier release, which did not keep its reasons"
-    assert "  CPUs      1-2 (its own)" in shown(earlier)
-
-
 def test_budget_that_no_container_can_use_is_said_wherever_the_pod_is() -> None:
     lonely = allocated(app("a", TWO), budget="cpu=6 memory=1Gi")
     line = "4 of 6 CPUs of the budget are used by no container"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agent.server.controller import Controller
-    from agent.server.state import DurableState
+    from agent.state.checkpoint import Checkpoint
 
 
 async def nothing(_controller: Controller) -> None:
@@ -109,7 +109,7 @@ class Calls:
         return await method(*args, **kw)
 
 
-async def played(name: str, calls: Calls) -> tuple[object, DurableState, DurableState, bool]:
+async def played(name: str, calls: Calls) -> tuple[object, Checkpoint, Checkpoint, bool]:
     """Ask for a change; return the answer or the error, the state before and after, and whether.
 
     The last is whether all is enforced, as far as is known.

@@ -36,8 +36,9 @@ from agent.server.errors import CheckpointFailedError, PodNotFoundError
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
 from agent.server.queue import Worker
-from agent.server.state import AgentState, DurableState
+from agent.server.state import AgentState
 from agent.server.steps import Steps
+from agent.state.checkpoint import Checkpoint
 from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired
-    from agent.state.checkpoint import Checkpoint
     from sysfs.host import Host
 
 
@@ -155,7 +155,7 @@ async def keeping(
     """Run a controller's queue until the block ends."""
     in_force = in_force or rules()
     configured = ConfiguredHost(host or two_packages(), in_force)
-    state = AgentState(configured, DurableState(in_force.empty_ledger()))
+    state = AgentState(configured, Checkpoint(in_force.empty_ledger()))
     worker, metrics = Worker(state.progress), Metrics(in_force.managers)
     controller = Controller(Steps(state, metrics, recorder, recorder, worker, FakeClock()))
     serving = asyncio.create_task(controller.queue.serve())

@@ -217,7 +217,7 @@ async def changes_at_the_next_start(world: World) -> list[str]:
 async def test_the_first_start_after_an_upgrade_names_no_rule_that_did_not_change(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A summary of an earlier release says only what is on."""
+    """A summary of a release without a switch says nothing of it."""
 
     def only_what_is_on(policy: Policy) -> dict[str, str]:
         return {key: text for key, text in policy_summary(policy).items() if text != "false"}

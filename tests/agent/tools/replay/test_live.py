@@ -20,8 +20,8 @@ from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.pods.model import GivenDevice
+from agent.state import codec
 from agent.state.checkpoint import Checkpoint
-from agent.state.codec import Encoder
 from agent.tools.replay.live import live_sequence
 from agent.tools.replay.play import Admit, StepOutcome, play
 from agent.tools.replay.reading import ReplayError
@@ -58,7 +58,7 @@ def snapshot_of(
 ) -> SnapshotDocument:
     """Return the snapshot of an agent with these allocations, as it arrives."""
     config = load_config(text, "x")
-    saved = Encoder().encode(Checkpoint(ledger))
+    saved = codec.encode(Checkpoint(ledger))
     rules = rules_of(config)
     taken = snapshot_document(config, rules, EMPTY, saved, version="1", given=given)
     return decode(encode(taken), SnapshotDocument)
