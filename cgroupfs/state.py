@@ -155,6 +155,25 @@ class CgroupState(Struct, frozen=True):
     in_use: Mapping[str, int] = MappingProxyType({})
 
 
+class Writer(Struct, frozen=True):
+    """The process that wrote a cgroup file last, as it was when the write was noticed.
+
+    `command` and `cgroup` are "" and `uid` is null where the process had ended by then.
+    """
+
+    pid: int
+    #: The text of `/proc/PID/comm`.
+    command: str
+    uid: int | None
+    cgroup: str
+
+    def line(self) -> str:
+        """Return who wrote, in a few words."""
+        user = "" if self.uid is None else f", uid {self.uid}"
+        where = f", in {self.cgroup}" if self.cgroup else ""
+        return f"written by {self.command or 'process'}[{self.pid}]{user}{where}"
+
+
 class WriterRecord(Struct, frozen=True):
     """What systemd or a runtime would write into a cgroup; None for files it would not write."""
 

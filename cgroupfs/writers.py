@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from cgroupfs.controllers import ENABLED
+from cgroupfs.state import Writer
 from cgroupfs.tree import check_path
 
 if TYPE_CHECKING:
@@ -54,19 +55,6 @@ _LIBC.fanotify_mark.argtypes = (
     ctypes.c_int,
     ctypes.c_char_p,
 )
-
-
-class Writer(Struct, frozen=True):
-    """A process that wrote a file, as it was when the write was noticed.
-
-    `command` is the text of `/proc/PID/comm` and `cgroup` the path of its cgroup; both are "" and
-    `uid` is None where the process had ended by then.
-    """
-
-    pid: int
-    command: str = ""
-    uid: int | None = None
-    cgroup: str = ""
 
 
 class FileEvent(Struct, frozen=True):
@@ -247,7 +235,7 @@ def described(proc: Path, pid: int) -> Writer:
         cgroup = next((line[3:] for line in lines if line.startswith(b"0::")), b"")
         uid = (proc / str(pid)).stat().st_uid
     except OSError:
-        return Writer(pid)
+        return Writer(pid, "", None, "")
     return Writer(pid, command_of(proc, pid), uid, os.fsdecode(cgroup))
 
 

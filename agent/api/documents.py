@@ -12,6 +12,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agent.api.delivery import DeliveryDocument  # noqa: TC001 - msgspec reads it at run time
+from agent.managers.answers import Advice, FreeCpus, Shortage  # noqa: TC001 - same
+from agent.managers.assessment.violation import Violation  # noqa: TC001 - same
+from agent.parsing.errors import Mistake  # noqa: TC001 - same
 
 _Document = TypeVar("_Document", bound="Document")
 
@@ -25,21 +28,6 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of all documents."""
 
 
-class ErrorDetail(Document, frozen=True):
-    """One mistake: `path` names the field (`spec.containers[0].name`), or is "".
-
-    `line` is that of the manifest, from 1, null where the mistake is on no line.
-    """
-
-    path: str
-    message: str
-    line: int | None = None
-
-    def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line is not None else ""
-        return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
-
-
 class ErrorBody(Document, frozen=True):
     """An error: `code` for programs (`InvalidManifest`), `message` for people.
 
@@ -48,7 +36,7 @@ class ErrorBody(Document, frozen=True):
 
     code: str
     message: str
-    details: tuple[ErrorDetail, ...] = ()
+    details: tuple[Mistake, ...] = ()
     operation: str = ""
 
 
@@ -147,38 +135,6 @@ class EnforcementDocument(Document, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class ShortageDocument(Document, frozen=True):
-    """A resource of which the node has too little left for a pod.
-
-    `requested` is what other pods request, `allocatable` what all may request (None: the node does
-    not offer the resource). The unit is millicores for `cpu`, else bytes, pods or devices.
-    """
-
-    resource: str
-    asked: int
-    allocatable: int | None
-    requested: int
-
-
-class AdviceDocument(Document, frozen=True):
-    """One change with which the pod would be admitted: it was tried.
-
-    `kind` is `again` (the pod would be admitted as it is), `request` (`amount` of `resource` in
-    `container`, null: of the pod-level resources; CPUs in millicores), `end` (the pods of `uids`
-    end) or `policy` (`key` of the configuration is `value`; `loss` is what the pod would not get).
-    """
-
-    kind: str
-    text: str
-    container: str | None = None
-    resource: str = ""
-    amount: int = 0
-    uids: tuple[str, ...] = ()
-    key: str = ""
-    value: str = ""
-    loss: str = ""
-
-
 class RejectionDocument(Document, frozen=True):
     """Why a pod was rejected; `asked` and `free` (by NUMA node) are in the resource's unit.
 
@@ -194,8 +150,8 @@ class RejectionDocument(Document, frozen=True):
     container: str | None
     asked: int | None
     free: dict[str, int]
-    shortages: tuple[ShortageDocument, ...] = ()
-    advice: tuple[AdviceDocument, ...] | None = None
+    shortages: tuple[Shortage, ...] = ()
+    advice: tuple[Advice, ...] | None = None
 
 
 class ProviderDocument(Document, frozen=True):
@@ -242,20 +198,6 @@ class ExplanationDocument(Document, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-class ViolationDocument(Document, frozen=True):
-    """An allocation that the current policy would not make.
-
-    `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
-    """
-
-    uid: str
-    pod: str
-    container: str | None
-    rule: str
-    message: str
-    remedy: str
-
-
 class JudgementDocument(Document, frozen=True):
     """Whether a container has one of the qualities; `why` says why not, "" if it has."""
 
@@ -297,7 +239,7 @@ class PodDocument(Document, frozen=True):
     enforcement: EnforcementDocument
     explanation: ExplanationDocument | None = None
     kernel: tuple[KernelDocument, ...] = ()
-    invalid: tuple[ViolationDocument, ...] = ()
+    invalid: tuple[Violation, ...] = ()
     phase: str = "Admitted"
     unused_budget: tuple[UnusedBudgetDocument, ...] = ()
     containers_found: int | None = None
@@ -328,24 +270,10 @@ class FailedPodDocument(Document, frozen=True):
     time: float
     source: str
     phase: str = "Failed"
-    details: tuple[ErrorDetail, ...] = ()
+    details: tuple[Mistake, ...] = ()
     rejection: RejectionDocument | None = None
     explanation: ExplanationDocument | None = None
     kubelet_devices: dict[str, dict[str, dict[str, str]]] = {}
-
-
-class FreeCpusDocument(Document, frozen=True):
-    """The CPUs that may still be allocated exclusively.
-
-    `wholeCores` are those in physical cores of which every CPU is free, `onOneNode` the most that
-    one NUMA node has. `fragmentation` (0 to 1) is the share that one request on one node cannot get
-    of what would fit one node: 1 - onOneNode / min(free, the most that a node has without pods).
-    """
-
-    free: int
-    whole_cores: int
-    on_one_node: int
-    fragmentation: float
 
 
 class FitDocument(Document, frozen=True):
@@ -361,7 +289,7 @@ class FitDocument(Document, frozen=True):
     limited: bool
     on: dict[str, int]
     empty: int
-    free: FreeCpusDocument
+    free: FreeCpus
     rejection: RejectionDocument | None = None
 
 

@@ -7,12 +7,13 @@ from typing import Any
 from agent.api.documents import (
     AdmissionDocument,
     Document,
-    ErrorDetail,
     FailedPodDocument,
-    ViolationDocument,
 )
 from agent.api.maintenance import CordonDocument, LogLevelDocument  # noqa: TC001  # msgspec reads the annotation
 from agent.managers.allocations.origin import KUBELET
+from agent.managers.assessment.violation import Violation  # noqa: TC001  # same
+from agent.parsing.errors import Mistake  # noqa: TC001  # same
+from cgroupfs.state import Writer  # noqa: TC001  # same
 
 
 class PolicyDocument(Document, frozen=True):
@@ -23,24 +24,6 @@ class PolicyDocument(Document, frozen=True):
     topology_manager_policy: str
     topology_manager_scope: str
     reserved_cpus: str
-
-
-class WriterDocument(Document, frozen=True):
-    """The process that wrote a cgroup file last, as it was when the write was noticed.
-
-    `command` and `cgroup` are "" and `uid` is null where the process had ended by then.
-    """
-
-    pid: int
-    command: str
-    uid: int | None
-    cgroup: str
-
-    def line(self) -> str:
-        """Return who wrote, in a few words."""
-        user = "" if self.uid is None else f", uid {self.uid}"
-        where = f", in {self.cgroup}" if self.cgroup else ""
-        return f"written by {self.command or 'process'}[{self.pid}]{user}{where}"
 
 
 class DriftDocument(Document, frozen=True):
@@ -62,7 +45,7 @@ class DriftDocument(Document, frozen=True):
     desired: str
     cause: str
     detail: str
-    writer: WriterDocument | None = None
+    writer: Writer | None = None
     repaired: bool = False
 
     def line(self) -> str:
@@ -203,7 +186,7 @@ class ManifestDocument(Document, frozen=True):
     state: str
     uid: str | None = None
     message: str = ""
-    details: tuple[ErrorDetail, ...] = ()
+    details: tuple[Mistake, ...] = ()
     name: str = ""
     namespace: str = ""
     source: str = "manifests"
@@ -242,7 +225,7 @@ class StatusDocument(Document, frozen=True):
     last_reconcile: ReconcileDocument | None
     manifests: tuple[ManifestDocument, ...]
     conditions: tuple[ConditionDocument, ...]
-    invalid: tuple[ViolationDocument, ...] = ()
+    invalid: tuple[Violation, ...] = ()
     failed: tuple[FailedPodDocument, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
     unready: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import field
 
 from agent.api.documents import Document, KernelDocument
-from agent.api.status import WriterDocument  # noqa: TC001 - msgspec reads it at run time
+from cgroupfs.state import Writer  # noqa: TC001 - msgspec reads it at run time
 
 
 class DifferenceDocument(Document, frozen=True):
@@ -17,7 +17,7 @@ class DifferenceDocument(Document, frozen=True):
     file: str
     cause: str
     detail: str
-    writer: WriterDocument | None = None
+    writer: Writer | None = None
 
 
 class VerifiedDocument(Document, frozen=True):

@@ -37,21 +37,11 @@ if TYPE_CHECKING:
     from agent.managers.policy import Policy
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.managers.trials.advice import Advice
-    from agent.parsing.errors import Mistake
     from agent.pods.model import GivenDevice, GivenDevices
     from cgroupfs.plan import Write
-    from cgroupfs.writers import Writer
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
-
-
-def mistake_documents(mistakes: Iterable[Mistake]) -> tuple[wire.ErrorDetail, ...]:
-    """Return the documents of mistakes, in their order."""
-    return tuple(
-        wire.ErrorDetail(path=each.path, message=each.message, line=each.line) for each in mistakes
-    )
 
 
 class Recorded(Protocol):
@@ -136,7 +126,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         enforcement=enforcement_document(() if record is None else record.unenforced_lines),
         explanation=explanation,
         kernel=seen.get(None, ()),
-        invalid=tuple(violation_document(f) for f in invalid if f.uid == allocation.uid),
+        invalid=tuple(each for each in invalid if each.uid == allocation.uid),
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
         others=dict(allocation.others),
         containers_found=None
@@ -154,25 +144,6 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
             )
             for each in judgements
         ),
-    )
-
-
-def violation_document(violation: Violation) -> wire.ViolationDocument:
-    """Return a violation of the current policy."""
-    return wire.ViolationDocument(
-        uid=violation.uid,
-        pod=violation.pod,
-        container=violation.container,
-        rule=str(violation.rule),
-        message=violation.message,
-        remedy=violation.remedy,
-    )
-
-
-def writer_document(writer: Writer) -> status_wire.WriterDocument:
-    """Return the process that wrote a file."""
-    return status_wire.WriterDocument(
-        pid=writer.pid, command=writer.command, uid=writer.uid, cgroup=writer.cgroup
     )
 
 
@@ -194,30 +165,7 @@ def rejection_document(rejection: Rejection) -> wire.RejectionDocument:
         container=rejection.container,
         asked=rejection.asked,
         free={str(node): amount for node, amount in sorted(rejection.free.items())},
-        shortages=tuple(
-            wire.ShortageDocument(
-                resource=shortage.resource,
-                asked=shortage.asked,
-                allocatable=shortage.allocatable,
-                requested=shortage.requested,
-            )
-            for shortage in rejection.shortages
-        ),
-    )
-
-
-def advice_document(advice: Advice) -> wire.AdviceDocument:
-    """Return one change with which a rejected pod would be admitted."""
-    return wire.AdviceDocument(
-        kind=str(advice.kind),
-        text=advice.text,
-        container=advice.container,
-        resource=advice.resource,
-        amount=advice.amount,
-        uids=advice.uids,
-        key=advice.key,
-        value=advice.value,
-        loss=advice.loss,
+        shortages=rejection.shortages,
     )
 
 

@@ -311,7 +311,7 @@ def deliver(resource: str, functions: Iterable[DeviceFunction]) -> Delivery:
     nodes = dict.fromkeys(node for each in given for node in _nodes(each))
     return Delivery(
         environment=MappingProxyType({name: text for name, text in environment.items() if text}),
-        device_nodes=tuple(DeviceNode(node, node) for node in nodes),
+        device_nodes=tuple(DeviceNode(node, node, "rw") for node in nodes),
         pci_addresses=addresses,
     )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.answers import Shortage
     from agent.managers.topology.implicit_hints import ProviderHints
     from agent.pods.model import Pod
 
@@ -49,20 +50,6 @@ class Reason(StrEnum):
 def out_of(resource: str) -> str:
     """Return the kubelet's reason for too little of a resource: `OutOfcpu`, `OutOfpods`."""
     return f"OutOf{resource}"
-
-
-class Shortage(Struct, frozen=True):
-    """A resource of which the node as a whole has less free than a pod requests.
-
-    `requested` is the sum over all other pods, `allocatable` what all pods together may request,
-    None when the node does not offer the resource. The unit is millicores for `cpu`,
-    bytes for memory types, pods for `pods`, a number of devices otherwise.
-    """
-
-    resource: str
-    asked: int
-    allocatable: int | None
-    requested: int
 
 
 class Rejection(Struct, frozen=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.decision import Rejection, Shortage, out_of
+from agent.managers.answers import Shortage
+from agent.managers.decision import Rejection, out_of
 from agent.managers.errors import size_text
 from agent.pods.identity import is_native_resource
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY

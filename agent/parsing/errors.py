@@ -12,9 +12,9 @@ MISTAKES_REPORTED: Final = 100
 
 
 class Mistake(Struct, frozen=True):
-    """One mistake: the field's path (`spec.containers[1].name`), its line if known, what to do.
+    """One mistake: `path` names the field (`spec.containers[0].name`), or is "".
 
-    An empty path means the document as a whole; lines count from 1.
+    `line` is that of the manifest, from 1, null where the mistake is on no line.
     """
 
     path: str

@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
     from agent.reconcile.desired.settings import DesiredCgroup
     from cgroupfs.plan import Setting
-    from cgroupfs.state import CgroupState, WriterRecord
+    from cgroupfs.state import CgroupState, Writer, WriterRecord
     from cgroupfs.tree import CgroupTree
-    from cgroupfs.writers import Writer
 
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.

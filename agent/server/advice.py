@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.api.documents import FitDocument, FreeCpusDocument
-from agent.api.views import advice_document, rejection_document
+from agent.api.documents import FitDocument
+from agent.api.views import rejection_document
 from agent.managers.admission import remove
+from agent.managers.answers import AdviceKind
 from agent.managers.decision import Reason
-from agent.managers.trials.advice import AdviceKind, advise
+from agent.managers.trials.advice import advise
 from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.server.errors import BusyError
 
@@ -86,12 +87,7 @@ class Advisor:
             limited=found.cause is None,
             on=dict(found.on),
             empty=empty.on.total(),
-            free=FreeCpusDocument(
-                free=free.free,
-                whole_cores=free.whole_cores,
-                on_one_node=free.on_one_node,
-                fragmentation=round(free.fragmentation, 3),
-            ),
+            free=replace(free, fragmentation=round(free.fragmentation, 3)),
             rejection=rejection,
         )
 
@@ -109,7 +105,7 @@ class Advisor:
             async with self._turn():
                 for advice in advise(configured.rules, ledger, pod):
                     if advice is not None:
-                        found.append(advice_document(advice))
+                        found.append(advice)
                     await asyncio.sleep(0)
         except BusyError:
             return rejection

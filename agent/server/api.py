@@ -21,7 +21,6 @@ from agent.api import documents as wire
 from agent.api.history import RequesterDocument
 from agent.api.maintenance import CordonRequest, LogLevelRequest
 from agent.api.snapshot import snapshot_document
-from agent.api.views import mistake_documents
 from agent.managers.allocations.origin import API
 from agent.managers.node_fit import not_allocated
 from agent.parsing.errors import MISTAKES_REPORTED, Mistake
@@ -494,7 +493,7 @@ def _failed(
     body = wire.ErrorBody(
         code=code,
         message=message,
-        details=mistake_documents(details),
+        details=tuple(details),
         operation=current_operation(),
     )
     return _json(wire.ErrorDocument(error=body), status)

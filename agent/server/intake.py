@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec import Struct
 
-from agent.api.documents import ErrorDetail
 from agent.api.history import RequesterDocument
 from agent.api.status import ManifestDocument
-from agent.api.views import mistake_documents
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_REPORTED
+from agent.parsing.errors import MISTAKES_REPORTED, Mistake
 from agent.pods.errors import ManifestError
 from agent.pods.lifetime import END, UNIT, End, lifetime_of
 from agent.server.admissions import MOST_AT_ONCE
@@ -436,10 +434,10 @@ class PodIntake:
         )
 
     def _invalid(self, entry: SourceEntry) -> ManifestDocument:
-        identity, details = entry.identity, tuple[ErrorDetail, ...]()
+        identity, details = entry.identity, tuple[Mistake, ...]()
         if isinstance(entry.error, ManifestError):
             identity = entry.error.identity
-            details = mistake_documents(entry.error.problems[:MISTAKES_REPORTED])
+            details = entry.error.problems[:MISTAKES_REPORTED]
         return ManifestDocument(
             file=printable(entry.key),
             state=INVALID,

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs import writers as writers_module
+from cgroupfs.state import Writer
 from cgroupfs.writers import (
     CgroupWriters,
     Fanotify,
     FileEvent,
-    Writer,
     command_of,
     described,
     parse_events,
@@ -138,8 +138,8 @@ def test_a_process_that_ended_is_known_by_its_id(
     with other_process() as pid:
         pass
     events.put(write(mount, "a/cpu.max", pid))
-    assert known.writer_of("a", "cpu.max") == Writer(pid)
-    assert (described(PROC, pid), command_of(PROC, pid)) == (Writer(pid), "")
+    assert known.writer_of("a", "cpu.max") == Writer(pid, "", None, "")
+    assert (described(PROC, pid), command_of(PROC, pid)) == (Writer(pid, "", None, ""), "")
 
 
 def test_files_that_are_not_compared_are_not_followed(

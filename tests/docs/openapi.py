@@ -34,6 +34,17 @@ PAGE: Final = ROOT / "docs/api.md"
 
 #: Documents whose name is not made of the word for them in the reference.
 NAMED: Final[Mapping[str, type]] = {"binding": BindDocument}
+#: Values of the core that are documents as they are, and what they are called as documents.
+CORE: Final[Mapping[str, str]] = {
+    "Advice": "AdviceDocument",
+    "DeviceNode": "DeviceNodeDocument",
+    "FreeCpus": "FreeCpusDocument",
+    "Mistake": "ErrorDetail",
+    "Mount": "MountDocument",
+    "Shortage": "ShortageDocument",
+    "Violation": "ViolationDocument",
+    "Writer": "WriterDocument",
+}
 #: Answers that the reference does not name by a word.
 ANSWERS: Final[Mapping[tuple[str, str], type]] = {
     ("GET", "/v1/pods"): PodListDocument,
@@ -99,6 +110,7 @@ def openapi() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(
         dict.fromkeys(types), ref_template=_REFERENCE.format(name="{name}")
     )
+    schemas = _as_documents(schemas)
     for schema in schemas.values():
         if "description" in schema:
             schema["description"] = " ".join(schema["description"].split())
@@ -154,6 +166,15 @@ def errors_in(text: str) -> dict[str, list[tuple[str, str]]]:
             (code, means) for code in re.findall(r"`(.+?)`", codes)
         )
     return dict(sorted(errors.items()))
+
+
+def _as_documents(schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """Return schemas with the names of documents for values of the core."""
+    text = json.dumps(schemas)
+    for name, document in CORE.items():
+        for lead in (_REFERENCE.format(name=""), '"title": "'):
+            text = text.replace(f'{lead}{name}"', f'{lead}{document}"')
+    return {CORE.get(name, name): schema for name, schema in json.loads(text).items()}
 
 
 def _documents() -> dict[str, type]:

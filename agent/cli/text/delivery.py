@@ -13,10 +13,10 @@ from agent.managers.allocations.allocation import Isolation
 from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from agent.api.delivery import DeviceNodeDocument, MountDocument
     from agent.api.documents import ContainerDocument, PodDocument
+    from agent.managers.allocations.delivery import DeviceNode, Mount
 
 _SLICE: Final = ".slice"
 #: What systemd accepts as the name of a variable (systemd.exec(5), Environment=).
@@ -76,7 +76,7 @@ def long_lines(delivery: DeliveryDocument | None) -> Iterator[str]:
         yield f"annotated {name}={value}"
 
 
-def _at(given: DeviceNodeDocument | MountDocument) -> str:
+def _at(given: DeviceNode | Mount) -> str:
     if given.host_path == given.container_path:
         return given.container_path
     return f"{given.container_path} from {given.host_path}"
@@ -180,7 +180,7 @@ def _docker(tool: Tool, cgroup: str, delivery: DeliveryDocument) -> Iterator[str
     yield from _given_beside(delivery)
 
 
-def _device_node(command: str, node: DeviceNodeDocument) -> str:
+def _device_node(command: str, node: DeviceNode) -> str:
     paths = (node.host_path, node.container_path)
     if any(":" in path for path in paths):
         raise _not_possible(command, f"the ':' in the device node {node.host_path}")
@@ -217,7 +217,7 @@ def _given_beside(delivery: DeliveryDocument) -> Iterator[str]:
     yield from _pairs("annotation", delivery.annotations)
 
 
-def _pairs(option: str, pairs: dict[str, str]) -> Iterator[str]:
+def _pairs(option: str, pairs: Mapping[str, str]) -> Iterator[str]:
     return (f"--{option}={name}={value}" for name, value in pairs.items())
 
 

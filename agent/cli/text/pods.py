@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         PodDocument,
         PodListDocument,
         RejectionDocument,
-        ViolationDocument,
     )
+    from agent.managers.assessment.violation import Violation
 
 #: With whom a container shares its CPUs (`agent.managers.allocations.sharing.Sharing`).
 _WITH_WHOM: Final = {
@@ -453,7 +453,7 @@ def _amount(resource: str, amount: int) -> str:
     return str(Quantity.of_bytes(amount)) if memory else str(amount)
 
 
-def _violation(violation: ViolationDocument) -> str:
+def _violation(violation: Violation) -> str:
     whose = "" if violation.container is None else f"{violation.container} "
     return f"{whose}{violation.message} ({violation.rule}); {violation.remedy}"
 

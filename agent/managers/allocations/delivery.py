@@ -10,7 +10,7 @@ from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run ti
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from agent.values import Name, Saved
+from agent.values import Saved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT")
 
 
-class Mount(Saved, frozen=True):
-    """A file or directory of the host that is bind-mounted into the container."""
+class Mount(Saved, frozen=True, omit_defaults=False):
+    """A file or directory of the host that the container has at a path of its own."""
 
-    container_path: Name
-    host_path: Name
+    container_path: str
+    host_path: str
     read_only: bool = False
 
 
 class DeviceNode(Saved, frozen=True):
-    """A device node of the host; `permissions` are letters of `rwm`, as cgroups have them."""
+    """A device node of the host, with permissions of `rwm`."""
 
-    container_path: Name
-    host_path: Name
-    permissions: str = "rw"
+    container_path: str
+    host_path: str
+    permissions: str
 
 
-class Delivery(Saved, frozen=True):
+class Delivery(Saved, frozen=True, omit_defaults=False):
     """What a container gets so that its processes can use the devices allocated to it.
 
     `cdi_devices` are fully qualified CDI names (`vendor.com/class=name`) for the runtime to
     resolve; `pci_addresses` are those of the host's own devices, in the order of the ids.
     """
 
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = {}
     mounts: tuple[Mount, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
-    annotations: Mapping[str, str] = MappingProxyType({})
-    cdi_devices: tuple[Name, ...] = ()
-    pci_addresses: tuple[Name, ...] = ()
+    annotations: Mapping[str, str] = {}
+    cdi_devices: tuple[str, ...] = ()
+    pci_addresses: tuple[str, ...] = ()
 
 
 NOTHING: Final = Delivery()

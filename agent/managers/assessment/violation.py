@@ -38,19 +38,20 @@ class Rule(StrEnum):
 
 
 class Violation(Struct, frozen=True):
-    """One violation of the current policy by an existing allocation.
+    """An allocation that the current policy would not make.
 
-    `rule` is a `Rule`, or one of the rules of a resource manager. `pod` is namespace/name;
-    `container` is None if the violation concerns the pod as a whole. `message` and `remedy` are one
-    line each.
+    `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
     """
 
     uid: str
     pod: str
+    #: None for the pod as a whole.
+    container: str | None
+    #: A `Rule`, or one of the rules of a resource manager.
     rule: str
+    #: One line, as is `remedy`.
     message: str
     remedy: str
-    container: str | None = None
 
     @classmethod
     def of(
@@ -62,7 +63,7 @@ class Violation(Struct, frozen=True):
         container: str | None = None,
     ) -> Self:
         """Return a violation by an allocation."""
-        return cls(allocation.uid, full_name(allocation), rule, message, remedy, container)
+        return cls(allocation.uid, full_name(allocation), container, rule, message, remedy)
 
     def __str__(self) -> str:
         where = "" if self.container is None else f", container {self.container}"

@@ -10,7 +10,6 @@ for.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.answers import Advice, AdviceKind
 from agent.managers.decision import Reason
 from agent.managers.effective_policy import restored, with_cordon
 from agent.managers.errors import nodes_text
@@ -61,41 +61,6 @@ _GIB: Final = 1 << 30
 _LEAST_MEMORY: Final = 64 << 20
 #: From here on memory is made smaller by whole GiB.
 _LARGE: Final = 4 * _GIB
-
-
-class AdviceKind(StrEnum):
-    """What is changed: nothing, the cordon, the pod itself, other pods, or the policy."""
-
-    #: Nothing: the pod would be admitted as it is.
-    AGAIN = "again"
-    UNCORDON = "uncordon"
-    #: A larger pod-level budget, so that the containers that share it have something.
-    BUDGET = "budget"
-    #: Limits that equal requests, so that containers may have CPUs of their own.
-    GUARANTEED = "guaranteed"
-    REQUEST = "request"
-    END = "end"
-    POLICY = "policy"
-
-
-class Advice(Struct, frozen=True):
-    """One change under which the decision function admitted the pod.
-
-    Of a request: `container` (None: the pod-level resources), `resource`, and the `amount` that was
-    admitted, CPUs in millicores, memory in bytes; of a budget the first resource. Of an uncordon:
-    `value` is what is cordoned. Of an end: the `uids` of the pods that would have to end. Of a
-    policy: the `key` of the configuration and its `value`; `loss` says what the pod would not get.
-    """
-
-    kind: AdviceKind
-    text: str
-    container: str | None = None
-    resource: str = ""
-    amount: int = 0
-    uids: tuple[str, ...] = ()
-    key: str = ""
-    value: str = ""
-    loss: str = ""
 
 
 class PolicyChange(Struct, frozen=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.answers import FreeCpus
 from agent.managers.cpu.parts import shared_pool
 from agent.managers.trials.advice import decided
 from sysfs.mask import EMPTY
@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
     from sysfs.mask import Mask
-
-
-class FreeCpus(Struct, frozen=True):
-    """The CPUs that may still be allocated exclusively.
-
-    `free` are all of them, `whole_cores` those in physical cores of which every CPU is free,
-    `on_one_node` the most that one NUMA node has. `fragmentation` is from 0 to 1: the share of the
-    free CPUs that one request on one node cannot get although they would fit one node. With `most`,
-    the CPUs that the largest node has for exclusive use when nothing is allocated, it is
-    1 - on_one_node / min(free, most): 0 on an empty host, and where nothing is free.
-    """
-
-    free: int
-    whole_cores: int
-    on_one_node: int
-    fragmentation: float
 
 
 def fill(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Decision]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.api.views import writer_document
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.desired.settings import ABOVE_PODS
 from agent.reconcile.diff import Cause, Difference
@@ -362,9 +361,7 @@ def _delay_reasons(
             writer = difference.writer
             file = shlex.quote(str(mount / difference.cgroup / difference.file))
             found = (
-                f"identify the writer: auditctl -w {file} -p w"
-                if writer is None
-                else writer_document(writer).line()
+                f"identify the writer: auditctl -w {file} -p w" if writer is None else writer.line()
             )
             why = (
                 f"{difference.detail} ({difference.cause}); {contest.times} repairs were reverted, "

@@ -11,7 +11,6 @@ from agent.api.verification import (
     VerificationDocument,
     VerifiedDocument,
 )
-from agent.api.views import writer_document
 from agent.pods.identity import full_name
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.intruding_tasks import (
@@ -138,7 +137,7 @@ def _difference(difference: Difference) -> DifferenceDocument:
         file=difference.file,
         cause=str(difference.cause),
         detail=difference.detail,
-        writer=None if writer is None else writer_document(writer),
+        writer=writer,
     )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.status import DriftDocument, ReconcileDocument
-from agent.api.views import writer_document
 from agent.managers.allocations.origin import Origin
 from agent.managers.recovery.from_cgroups import describe_recovered
 from agent.pods.identity import full_name
@@ -191,6 +190,6 @@ class OutcomeReporter:
             desired=difference.desired,
             cause=str(difference.cause),
             detail=difference.detail,
-            writer=None if writer is None else writer_document(writer),
+            writer=writer,
             repaired=repaired,
         )

@@ -31,13 +31,13 @@ from agent.sources.errors import printable
 from agent.sources.source import INVALID, REJECTED, SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from agent.api.documents import ErrorDetail
     from agent.api.status import ManifestDocument
     from agent.clock import Clock
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection
+    from agent.parsing.errors import Mistake
     from agent.pods.identity import Named
     from agent.pods.model import Pod
     from agent.server.errors import InvalidManifestError
@@ -114,7 +114,7 @@ class RejectionReporter:
             mistakes_left_out=left_out,
         )
         self._publish("PodInvalid", identity.uid or None, _called(identity), message)
-        self._note_invalid(API, identity, message, views.mistake_documents(error.details))
+        self._note_invalid(API, identity, message, error.details)
 
     def shared(self, pod: Pod, source: Source, why: str) -> None:
         """Report that a rejected pod runs in the shared pool all the same."""
@@ -215,7 +215,7 @@ class RejectionReporter:
         source: Source,
         identity: PodIdentity,
         message: str,
-        mistakes: Sequence[ErrorDetail],
+        mistakes: tuple[Mistake, ...],
     ) -> None:
         self._counters.add(names.ADMISSIONS, "invalid")
         admitted = self._state.ledger.allocations

@@ -50,7 +50,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         runtime=None if state.runtime is None else _runtime_document(state.runtime.state),
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),
-        invalid=tuple(views.violation_document(violation) for violation in state.invalid),
+        invalid=state.invalid,
         failed=state.records.failed_pods(),
     )
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.client import AgentClient, AgentError, Unreachable
-from agent.api.documents import ErrorBody, ErrorDetail, ErrorDocument, encode
+from agent.api.documents import ErrorBody, ErrorDocument, encode
+from agent.parsing.errors import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +94,7 @@ def test_an_error_carries_code_message_and_details(tmp_path: Path) -> None:
     assert rejected.value.error == ErrorBody(
         code="InvalidManifest",
         message="2 mistakes",
-        details=(ErrorDetail(path="a", message="b"), ErrorDetail(path="", message="c")),
+        details=(Mistake("a", "b"), Mistake("", "c")),
     )
     assert str(rejected.value) == "2 mistakes\na: b\nc"
 

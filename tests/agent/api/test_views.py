@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from agent.api import views
-from agent.api.delivery import DeliveryDocument, DeviceNodeDocument, MountDocument
+from agent.api.delivery import DeliveryDocument
 from agent.api.documents import KernelDocument
 from agent.managers.allocations.allocation import (
     ContainerAllocation,
@@ -74,11 +74,9 @@ def test_what_was_delivered_stands_with_its_container_under_its_cdi_name() -> No
     assert [each.delivery for each in document.containers] == [
         DeliveryDocument(
             environment={"A": "1"},
-            mounts=(MountDocument(container_path="/opt/a", host_path="/usr/a", read_only=True),),
+            mounts=(Mount(container_path="/opt/a", host_path="/usr/a", read_only=True),),
             device_nodes=(
-                DeviceNodeDocument(
-                    container_path="/dev/given", host_path="/dev/a", permissions="r"
-                ),
+                DeviceNode(container_path="/dev/given", host_path="/dev/a", permissions="r"),
             ),
             annotations={"example.com/a": "b"},
             cdi_devices=("example.com/gpu=0",),

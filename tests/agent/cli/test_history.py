@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.history import HistoryDocument, HistoryEntry, RequesterDocument
-from agent.api.status import DriftDocument, WriterDocument
+from agent.api.status import DriftDocument
 from agent.cli.errors import ExitCode
 from agent.cli.text.history import history_lines
+from cgroupfs.state import Writer
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def difference(**fields: object) -> DriftDocument:
 
 
 def test_differences_have_a_line_each_with_their_writer() -> None:
-    writer = WriterDocument(pid=4711, command="sh", uid=1000, cgroup="/user.slice")
-    gone = WriterDocument(pid=4712, command="", uid=None, cgroup="")
+    writer = Writer(pid=4711, command="sh", uid=1000, cgroup="/user.slice")
+    gone = Writer(pid=4712, command="", uid=None, cgroup="")
     entry = HistoryEntry(
         type="DriftFound",
         time=0.0,

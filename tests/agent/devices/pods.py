@@ -16,7 +16,10 @@ UID: Final = "5526cafe-0000-4000-8000-0000000000ab"
 DELIVERY: Final = Delivery(
     environment={"EXAMPLE_DEVICES": "a=b c"},
     mounts=(Mount("/opt/example", "/usr/lib/example", read_only=True), Mount("/b", "/a")),
-    device_nodes=(DeviceNode("/dev/given", "/dev/example0"), DeviceNode("/dev/x", "/dev/x", "r")),
+    device_nodes=(
+        DeviceNode("/dev/given", "/dev/example0", "rw"),
+        DeviceNode("/dev/x", "/dev/x", "r"),
+    ),
     annotations={"example.com/devices": "0"},
     cdi_devices=("example.com/gpu=0",),
     pci_addresses=("0000:3b:02.1",),

@@ -80,8 +80,8 @@ def test_a_pod_whose_deliveries_edit_nothing_has_no_specification(delivery: Deli
 
 
 def test_the_version_is_the_lowest_that_has_what_is_used() -> None:
-    bare = Delivery(device_nodes=(DeviceNode("/dev/x", "/dev/x"),))
-    renamed = Delivery(device_nodes=(DeviceNode("/dev/y", "/dev/x"),))
+    bare = Delivery(device_nodes=(DeviceNode("/dev/x", "/dev/x", "rw"),))
+    renamed = Delivery(device_nodes=(DeviceNode("/dev/y", "/dev/x", "rw"),))
     by_letter, by_digit = "a" + UID[1:], "1" + UID[1:]
     assert _version(by_letter, bare) == "0.3.0"
     assert _version(by_letter, renamed) == "0.5.0"

@@ -35,8 +35,14 @@ _HOSTILE = ("a\nb", "a\0b", "a\x1b[2Jb", "a\x7f", "a\x85b", "a\u2028b", "a\ud800
         *(Delivery(mounts=(Mount("/b", f"/a/{text}"),)) for text in (*_HOSTILE, "..", "../b", ".")),
         *(Delivery(mounts=(Mount("/b", path),)) for path in ("", "a", "./a")),
         *(Delivery(mounts=(Mount(path, "/b"),)) for path in ("", "a", "./a", "/", "//")),
-        *(Delivery(device_nodes=(DeviceNode(f"/{text}", "/b"),)) for text in (*_HOSTILE, "..", "")),
-        *(Delivery(device_nodes=(DeviceNode("/b", f"/{text}"),)) for text in (*_HOSTILE, "..")),
+        *(
+            Delivery(device_nodes=(DeviceNode(f"/{text}", "/b", "rw"),))
+            for text in (*_HOSTILE, "..", "")
+        ),
+        *(
+            Delivery(device_nodes=(DeviceNode("/b", f"/{text}", "rw"),))
+            for text in (*_HOSTILE, "..")
+        ),
         *(
             Delivery(device_nodes=(DeviceNode("/a", "/a", letters),))
             for letters in ("", "x", "rwx", "r w", "none", "rw\n")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.answers import AdviceKind
 from agent.managers.assessment.validity import invalid_allocations
 from agent.managers.cpu.parts import shared_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.machine import Machine
@@ -17,7 +18,7 @@ from agent.managers.memory.hints import best_hint, fitting_hints
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Cordon, NodeFit, PluginDevice
 from agent.managers.topology.hints import Hint
-from agent.managers.trials.advice import AdviceKind, advise, decided
+from agent.managers.trials.advice import advise, decided
 from agent.managers.trials.capacity import free_cpus
 from sysfs.described.shapes import regular_host
 from sysfs.mask import EMPTY, Mask

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.allocations.ledger import total_requests
 from agent.managers.allocations.origin import Origin
-from agent.managers.decision import Shortage
+from agent.managers.answers import Shortage
 from agent.managers.machine import Machine
 from agent.managers.node_fit import node_amount_text, not_allocated
 from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from agent.api.documents import AdmissionDocument, RejectionDocument
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.answers import Advice
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.trials.advice import Advice
     from agent.pods.model import Pod
     from tests.agent.server.support import Running, World
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.reconcile.backoff import AT_ONCE
-from cgroupfs.writers import Writer
+from cgroupfs.state import Writer
 from sysfs.described.shapes import with_offline
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import (

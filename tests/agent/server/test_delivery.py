@@ -26,7 +26,7 @@ GPU: Final = "example.com/gpu"
 class Delivering(FakeProvider):
     """Delivers what a test gives it."""
 
-    delivery = Delivery(device_nodes=(DeviceNode("/dev/given", "/dev/gpu0"),))
+    delivery = Delivery(device_nodes=(DeviceNode("/dev/given", "/dev/gpu0", "rw"),))
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
         await super().allocate(resource, ids)

@@ -18,7 +18,7 @@ from agent.config.config import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.server.metrics import names
 from agent.state.history import HISTORY_NAME
-from cgroupfs.writers import Writer
+from cgroupfs.state import Writer
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,

@@ -112,7 +112,7 @@ def test_what_was_delivered_with_devices_survives() -> None:
     delivery = Delivery(
         environment={"VF": "0000:3b:02.1"},
         mounts=(Mount("/opt/lib", "/usr/lib/vf", read_only=True), Mount("/run/vf", "/run/vf")),
-        device_nodes=(DeviceNode("/dev/vfio/12", "/dev/vfio/12"),),
+        device_nodes=(DeviceNode("/dev/vfio/12", "/dev/vfio/12", "rw"),),
         annotations={"example.com/vf": "1"},
         cdi_devices=("example.com/vf=1",),
         pci_addresses=("0000:3b:02.1",),

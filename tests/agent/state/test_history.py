@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent.api.documents import encode
 from agent.api.history import HistoryEntry, RequesterDocument
-from agent.api.status import DriftDocument, WriterDocument
+from agent.api.status import DriftDocument
 from agent.state.history import (
     HISTORY_NAME,
     PREVIOUS_NAME,
@@ -23,6 +23,7 @@ from agent.state.history import (
     HistoryStore,
     OsHistoryFiles,
 )
+from cgroupfs.state import Writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ def bytes_on_disk(directory: Path) -> int:
 
 
 def test_entries_are_read_as_they_were_written_the_latest_first(tmp_path: Path) -> None:
-    writer = WriterDocument(pid=4711, command="sh", uid=0, cgroup="/user.slice")
+    writer = Writer(pid=4711, command="sh", uid=0, cgroup="/user.slice")
     full = HistoryEntry(
         type="DriftFound",
         time=5.0,

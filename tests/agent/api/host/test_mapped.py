@@ -174,7 +174,7 @@ def test_containers_that_are_not_found_are_named() -> None:
 
 
 def test_an_invalid_allocation_is_named_with_its_remedy() -> None:
-    violation = Violation("a", "shop/a", "cpu offline", "CPU 1 is offline", "switch it on")
+    violation = Violation("a", "shop/a", None, "cpu offline", "CPU 1 is offline", "switch it on")
     document = _map(_pod("a", _own("main", "1,9")), invalid=(violation,))
     assert [(each.reason, each.message) for each in document.warnings] == [
         ("AllocationInvalid", str(violation))
@@ -183,7 +183,7 @@ def test_an_invalid_allocation_is_named_with_its_remedy() -> None:
 
 def test_warnings_are_bounded_and_the_rest_is_counted() -> None:
     violations = tuple(
-        Violation("a", "shop/a", "rule", f"number {number}", "none")
+        Violation("a", "shop/a", None, "rule", f"number {number}", "none")
         for number in range(WARNINGS_LISTED + 5)
     )
     document = _map(invalid=violations)

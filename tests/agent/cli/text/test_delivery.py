@@ -152,7 +152,7 @@ def test_every_tool_can_be_asked_for_on_the_command_line() -> None:
         (
             Tool.SYSTEMD_RUN,
             "systemd",
-            Delivery(device_nodes=(DeviceNode("/dev/a", "/dev/a b"),)),
+            Delivery(device_nodes=(DeviceNode("/dev/a", "/dev/a b", "rw"),)),
             "device node /dev/a b",
         ),
         *(
@@ -162,13 +162,13 @@ def test_every_tool_can_be_asked_for_on_the_command_line() -> None:
         (
             Tool.PODMAN,
             "systemd",
-            Delivery(device_nodes=(DeviceNode("/dev/a:b", "/dev/a"),)),
+            Delivery(device_nodes=(DeviceNode("/dev/a:b", "/dev/a", "rw"),)),
             "the ':'",
         ),
         (
             Tool.PODMAN,
             "systemd",
-            Delivery(device_nodes=(DeviceNode("/dev/a", "/dev/a:b"),)),
+            Delivery(device_nodes=(DeviceNode("/dev/a", "/dev/a:b", "rw"),)),
             "the ':'",
         ),
     ],

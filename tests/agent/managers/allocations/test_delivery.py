@@ -12,10 +12,18 @@ def test_nothing_delivered_is_nothing() -> None:
 
 def test_everything_that_differs_is_kept_in_order() -> None:
     first = Delivery(
-        {"A": "1"}, (Mount("/a", "/x"),), (DeviceNode("/dev/a", "/dev/x"),), {"k": "1"}, ("v/c=1",)
+        {"A": "1"},
+        (Mount("/a", "/x"),),
+        (DeviceNode("/dev/a", "/dev/x", "rw"),),
+        {"k": "1"},
+        ("v/c=1",),
     )
     second = Delivery(
-        {"B": "2"}, (Mount("/b", "/y"),), (DeviceNode("/dev/b", "/dev/y"),), {"l": "2"}, ("v/c=2",)
+        {"B": "2"},
+        (Mount("/b", "/y"),),
+        (DeviceNode("/dev/b", "/dev/y", "rw"),),
+        {"l": "2"},
+        ("v/c=2",),
     )
     both = merged([first, second])
     assert dict(both.environment) == {"A": "1", "B": "2"}
@@ -26,12 +34,12 @@ def test_everything_that_differs_is_kept_in_order() -> None:
 
 
 def test_the_first_of_two_values_of_one_name_or_path_stays() -> None:
-    first = Delivery({"A": "1"}, (Mount("/a", "/x"),), (DeviceNode("/dev/a", "/dev/x"),))
-    second = Delivery({"A": "2"}, (Mount("/a", "/y"),), (DeviceNode("/dev/a", "/dev/y"),))
+    first = Delivery({"A": "1"}, (Mount("/a", "/x"),), (DeviceNode("/dev/a", "/dev/x", "rw"),))
+    second = Delivery({"A": "2"}, (Mount("/a", "/y"),), (DeviceNode("/dev/a", "/dev/y", "rw"),))
     both = merged([first, second])
     assert dict(both.environment) == {"A": "1"}
     assert both.mounts == (Mount("/a", "/x"),)
-    assert both.device_nodes == (DeviceNode("/dev/a", "/dev/x"),)
+    assert both.device_nodes == (DeviceNode("/dev/a", "/dev/x", "rw"),)
 
 
 def test_one_name_or_address_is_delivered_once() -> None:

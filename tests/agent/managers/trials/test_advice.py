@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.answers import AdviceKind
 from agent.managers.effective_policy import restored
 from agent.managers.machine import Machine
 from agent.managers.trials.advice import (
     MOST_TRIALS,
-    AdviceKind,
     advise,
     budget_of,
     weaker_policies,
@@ -42,10 +42,10 @@ from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.allocations.ledger import Ledger
+    from agent.managers.answers import Advice
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy
-    from agent.managers.trials.advice import Advice
     from agent.pods.model import Container, Pod
 
 #: How many random rejections are looked for (CONTRIBUTING.md, "Running them").

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agent.api.delivery import DeliveryDocument, DeviceNodeDocument, MountDocument
+from agent.api.delivery import DeliveryDocument
+from agent.managers.allocations.delivery import DeviceNode, Mount
 from agent.tools.run.environment import not_given
 
-NODE = DeviceNodeDocument(container_path="/dev/x", host_path="/dev/x", permissions="rw")
-MOUNT = MountDocument(container_path="/a", host_path="/a", read_only=True)
+NODE = DeviceNode(container_path="/dev/x", host_path="/dev/x", permissions="rw")
+MOUNT = Mount(container_path="/a", host_path="/a", read_only=True)
 
 
 @pytest.mark.parametrize(
@@ -20,17 +21,13 @@ MOUNT = MountDocument(container_path="/a", host_path="/a", read_only=True)
         (
             DeliveryDocument(
                 device_nodes=(
-                    DeviceNodeDocument(
-                        container_path="/dev/y", host_path="/dev/x", permissions="r"
-                    ),
+                    DeviceNode(container_path="/dev/y", host_path="/dev/x", permissions="r"),
                 )
             ),
             "the device node /dev/x as /dev/y",
         ),
         (
-            DeliveryDocument(
-                mounts=(MountDocument(container_path="/b", host_path="/a", read_only=False),)
-            ),
+            DeliveryDocument(mounts=(Mount(container_path="/b", host_path="/a", read_only=False),)),
             "the mount of /a at /b",
         ),
     ],
