@@ -1,4 +1,4 @@
-"""What values have that are saved as they are: one type from the decision to the checkpoint.
+"""What values have that are saved or sent as they are: one type from the decision to the file.
 
 msgspec reads the annotations of their fields at run time, so the types in these are imported at run
 time too.
@@ -6,9 +6,12 @@ time too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
+
+from sysfs.mask import Mask
 
 #: A text that is not empty.
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -21,3 +24,15 @@ class Saved(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     A new field needs a default: files that were saved before do not have it.
     """
+
+
+def plain(value: object) -> object:
+    """Return what msgspec has no JSON for: a set of ids as a list of the kernel's, a mapping.
+
+    This is an `enc_hook`; raises `NotImplementedError` for anything else.
+    """
+    if isinstance(value, Mask):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"no JSON form for {type(value).__name__}")

@@ -15,6 +15,7 @@ from agent.api.delivery import DeliveryDocument  # noqa: TC001 - msgspec reads i
 from agent.managers.answers import Advice, FreeCpus, Shortage  # noqa: TC001 - same
 from agent.managers.assessment.violation import Violation  # noqa: TC001 - same
 from agent.parsing.errors import Mistake  # noqa: TC001 - same
+from agent.values import plain
 
 _Document = TypeVar("_Document", bound="Document")
 
@@ -383,7 +384,7 @@ class EventDocument(Document, frozen=True):
     message: str = ""
 
 
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
 def encode(document: Document) -> bytes:
@@ -395,7 +396,7 @@ def encode(document: Document) -> bytes:
     try:
         return _encoder.encode(document)
     except UnicodeEncodeError:
-        return _encoder.encode(_sendable(msgspec.to_builtins(document)))
+        return _encoder.encode(_sendable(msgspec.to_builtins(document, enc_hook=plain)))
 
 
 def _sendable(value: object) -> object:

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
 NOTHING_GIVEN: Final[Mapping[str, GivenDevices]] = MappingProxyType({})
 
 
-class SnapshotNodeDocument(Document, frozen=True):
-    """One NUMA node: bytes of memory (null: not reported), huge pages {page size in bytes: count}.
-
-    `distances` are by node id; keys are text.
-    """
-
-    id: int
-    memory: int | None
-    hugepages: dict[str, int]
-    distances: dict[str, int]
-
-
 class SnapshotDocument(Document, frozen=True):
     """What decisions are based on.
 
@@ -60,7 +48,7 @@ class SnapshotDocument(Document, frozen=True):
     version: str
     config: str
     cpus: tuple[tuple[int, int, int, int, int], ...]
-    nodes: tuple[SnapshotNodeDocument, ...]
+    nodes: tuple[MachineNode, ...]
     offline: str
     checkpoint: msgspec.Raw
     mismatches: tuple[str, ...] = ()
@@ -76,16 +64,7 @@ class SnapshotDocument(Document, frozen=True):
 
     def machine(self) -> Machine:
         """Return the machine; raises `CpuTopologyError` for rows that describe none."""
-        nodes = (
-            MachineNode(
-                id=node.id,
-                memory_bytes=node.memory,
-                hugepages={int(size): count for size, count in node.hugepages.items()},
-                distances={int(other): far for other, far in node.distances.items()},
-            )
-            for node in self.nodes
-        )
-        return Machine(CpuTopology.from_rows(self.cpus), tuple(nodes))
+        return Machine(CpuTopology.from_rows(self.cpus), self.nodes)
 
 
 def snapshot_document(
@@ -108,15 +87,7 @@ def snapshot_document(
         config=config_yaml(replace(config, agent=offered)),
         cpus=tuple((row.cpu, row.core, row.socket, row.node, row.uncore)
                    for row in rules.machine.cpus.rows),
-        nodes=tuple(
-            SnapshotNodeDocument(
-                id=node.id,
-                memory=node.memory_bytes,
-                hugepages={str(size): count for size, count in node.hugepages.items()},
-                distances={str(other): far for other, far in node.distances.items()},
-            )
-            for node in rules.machine.nodes
-        ),
+        nodes=rules.machine.nodes,
         offline=str(offline),
         checkpoint=msgspec.Raw(checkpoint.strip()),
         mismatches=mismatches,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from agent.managers.topology.hints import Hint
     from agent.managers.topology.implicit_hints import Hints, ProviderHints
     from agent.pods.model import GivenDevice, GivenDevices
-    from cgroupfs.plan import Write
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
@@ -55,31 +54,6 @@ class Recorded(Protocol):
     def unenforced_lines(self) -> tuple[str, ...]:
         """What is not enforced, a line each."""
         ...
-
-
-class Planned(Protocol):
-    """What a change would do (`agent.reconcile.report.PlannedChange`)."""
-
-    @property
-    def created(self) -> tuple[str, ...]:
-        """The cgroups that would be created."""
-        ...
-
-    @property
-    def writes(self) -> tuple[Write, ...]:
-        """The writes in their order."""
-        ...
-
-
-def plan_document(plan: Planned) -> wire.PlanDocument:
-    """Return the document of a planned change."""
-    return wire.PlanDocument(
-        created=tuple(f"/{cgroup}" for cgroup in plan.created),
-        writes=tuple(
-            wire.WriteDocument(cgroup=f"/{one.cgroup}", file=one.file, value=one.value)
-            for one in plan.writes
-        ),
-    )
 
 
 def pod_document(  # noqa: PLR0913 - each is a part of the document

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.implicit_hints import is_listed
@@ -13,22 +14,21 @@ from agent.managers.topology.tiebreak import Closest
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sysfs.host import Host
 
 
 class MachineNode(Struct, frozen=True):
-    """One NUMA node: its memory in bytes, its huge pages as {page size in bytes: count}.
+    """One NUMA node: bytes of memory (null: not reported), huge pages {page size in bytes: count}.
 
-    `memory_bytes` is None where the host does not report it. A policy that manages memory is then
-    rejected (`agent.config.resolve`), so sums may use `known_memory`, 0 for such a node.
-    `distances` maps node ids to ACPI SLIT distances, this node included.
+    `distances` are by node id; keys are text.
     """
 
     id: int
-    memory_bytes: int | None
+    #: A policy that manages memory is rejected where the host does not report it
+    #: (`agent.config.resolve`), so sums may use `known_memory`.
+    memory_bytes: int | None = field(name="memory")
     hugepages: Mapping[int, int]
+    #: ACPI SLIT distances, that to this node included.
     distances: Mapping[int, int]
 
     @property

@@ -19,8 +19,10 @@ from agent.api.documents import (
     BindDocument,
     BindRequest,
     FailedPodDocument,
+    PlanDocument,
     PodDocument,
     RemovalDocument,
+    WriteDocument,
 )
 from agent.managers import admission
 from agent.managers.allocations.origin import API, Source
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.bindings import Binding, Bindings
     from agent.managers.assessment.violation import Violation
     from agent.pods.model import Pod
-    from agent.reconcile.report import EnforcementReport
+    from agent.reconcile.report import EnforcementReport, PlannedChange
     from agent.server.configured_host import ConfiguredHost
     from agent.server.steps import Steps
     from agent.state.checkpoint import SharedPod
@@ -115,7 +117,7 @@ class Controller:
         answer = views.replacing_answer(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
         plan = await self.steps.observe(self.steps.kernel.plan, desired, pod.uid)
-        return replace(answer, plan=views.plan_document(plan))
+        return replace(answer, plan=_plan_document(plan))
 
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`."""
@@ -434,3 +436,13 @@ class Controller:
         orphaned = durable.orphaned if outcome.orphaned is None else outcome.orphaned
         if (bindings, orphaned) != (durable.bindings, durable.orphaned):
             await self.steps.note(replace(durable, bindings=bindings, orphaned=orphaned))
+
+
+def _plan_document(plan: PlannedChange) -> PlanDocument:
+    return PlanDocument(
+        created=tuple(f"/{cgroup}" for cgroup in plan.created),
+        writes=tuple(
+            WriteDocument(cgroup=f"/{write.cgroup}", file=write.file, value=write.value)
+            for write in plan.writes
+        ),
+    )

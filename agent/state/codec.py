@@ -15,7 +15,7 @@ again as they were, and those of a pod until the allocation of the pod changes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
@@ -35,7 +35,7 @@ from agent.state.errors import (
     UnknownFormatCheckpointError,
     UnusableCheckpointError,
 )
-from agent.values import Size  # noqa: TC001  # msgspec reads it at run time
+from agent.values import Size, plain
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -198,14 +198,6 @@ def _shown(value: object) -> str:
     return "nothing" if value is msgspec.UNSET else repr(value)
 
 
-def _enc_hook(value: object) -> object:
-    if isinstance(value, Mask):
-        return str(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise NotImplementedError(f"no JSON form for {type(value).__name__}")
-
-
 def _dec_hook(kind: type, value: object) -> Mask:
     if kind is not Mask:
         raise NotImplementedError(f"no value of type {kind.__name__} from JSON")
@@ -214,5 +206,5 @@ def _dec_hook(kind: type, value: object) -> Mask:
     return Mask.parse(value)
 
 
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=_enc_hook)
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=plain)
 _DECODER: Final = msgspec.json.Decoder(_State, dec_hook=_dec_hook)

@@ -39,6 +39,7 @@ CORE: Final[Mapping[str, str]] = {
     "Advice": "AdviceDocument",
     "DeviceNode": "DeviceNodeDocument",
     "FreeCpus": "FreeCpusDocument",
+    "MachineNode": "SnapshotNodeDocument",
     "Mistake": "ErrorDetail",
     "Mount": "MountDocument",
     "Shortage": "ShortageDocument",

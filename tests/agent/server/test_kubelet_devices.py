@@ -318,7 +318,7 @@ async def test_what_the_history_and_the_agent_have_replays_to_the_same_decisions
     rows = {
         "cpus": snapshot.cpus,
         "nodes": [
-            {"id": node.id, "memory": node.memory, "distances": [*node.distances.values()]}
+            {"id": node.id, "memory": node.memory_bytes, "distances": [*node.distances.values()]}
             for node in snapshot.nodes
         ],
     }
