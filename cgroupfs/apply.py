@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from cgroupfs.ordering import WriteStage
-from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, EVENTS, MEMS, MEMS_EFFECTIVE
+from cgroupfs.settings import EFFECTIVE, MEMS
+from cgroupfs.state import EVENTS, MEMS_EFFECTIVE
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from cgroupfs.plan import Plan, Write
     from cgroupfs.tree import CgroupTree
 
-_EFFECTIVE: Final = {CPUS: CPUS_EFFECTIVE, MEMS: MEMS_EFFECTIVE}
 #: The cgroup was removed between planning and writing, so no process uses its CPUs.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 
@@ -122,7 +122,7 @@ def _write_mems(tree: CgroupTree, write: Write) -> None:
 
 
 def _read_back(tree: CgroupTree, write: Write) -> WriteOutcome:
-    effective_file = _EFFECTIVE.get(write.file)
+    effective_file = EFFECTIVE.get(write.file)
     files = (write.file,) if effective_file is None else (write.file, effective_file)
     texts = [None if text is None else text.strip() for text in tree.read_many(write.cgroup, files)]
     shown, effective = texts[0], texts[1] if len(texts) > 1 else None
@@ -175,7 +175,7 @@ def _skipped(write: Write, blocker: WriteOutcome) -> WriteOutcome:
 
 def _blocks(outcome: WriteOutcome) -> bool:
     write = outcome.write
-    if write.stage > WriteStage.CONFINE or write.file == CPU_MAX:
+    if write.stage > WriteStage.CONFINE:
         return False
     if outcome.result is WriteResult.NOT_EFFECTIVE and outcome.effective is not None:
         return not Mask.parse(outcome.effective) <= Mask.parse(write.value)

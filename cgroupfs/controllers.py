@@ -11,6 +11,7 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
+from cgroupfs.settings import CONTROLLERS
 from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 CPUSET: Final = "cpuset"
-NEEDED: Final = (CPUSET, "cpu")
-MEMORY: Final = "memory"
 HUGETLB: Final = "hugetlb"
+#: Every cgroup of a pod needs these.
+NEEDED: Final = tuple(each.name for each in CONTROLLERS if each.threaded)
 AVAILABLE: Final = "cgroup.controllers"
 ENABLED: Final = "cgroup.subtree_control"
 

@@ -6,6 +6,7 @@ more words. Every message says what was asked, what was found and what to do nex
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 class CgroupError(Exception):
     """Base of this package's errors."""
+
+
+def rejection(number: int) -> OSError:
+    """Return the `OSError` with which the kernel rejects a write, by its errno."""
+    return OSError(number, os.strerror(number))
 
 
 class CgroupPathError(CgroupError):

@@ -10,8 +10,8 @@ it has no transactions. So the order of the writes keeps every intermediate stat
    children before parents; cgroups that inherit lose sets of their own. The order of these does
    not matter: whatever its set, such a cgroup has a part of its parent's CPUs, or all of them.
 
-Weights and memory limits are written in the third stage. A limit below the current use is withheld,
-since the kernel would kill processes for it.
+All other values are written in the third stage. A limit below the current use is withheld, since
+the kernel would kill processes for it.
 
 `cgroupfs.ordering` decides the order within one cpuset file.
 """
@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from cgroupfs.ordering import OrderedCgroup, WriteStage, order
-from cgroupfs.state import CPU_MAX, CPUS, MEMS, NO_LIMIT
+from cgroupfs.settings import CPUS, MEMS, NO_LIMIT, row_of
 from cgroupfs.tree import parent
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cgroupfs.state import CgroupState, CpuMax
+    from cgroupfs.state import CgroupState
 
 
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _EMPTY_SET: Final = "{} of {} must not be empty: the kernel would use the parent's"
 
 
@@ -57,11 +58,10 @@ class Setting(Struct, frozen=True):
     cgroup: str
     cpus: Mask | None = None
     mems: Mask | None = None
-    cpu_max: CpuMax | None = None
     exclusive: bool = False
     move_memory: bool = False
-    values: Mapping[str, str] = MappingProxyType({})
-    defaults: Mapping[str, str] = MappingProxyType({})
+    values: Mapping[str, str] = _NOTHING
+    defaults: Mapping[str, str] = _NOTHING
     whole_cpus: Mask = EMPTY
     whole_mems: Mask = EMPTY
 
@@ -90,6 +90,13 @@ class Setting(Struct, frozen=True):
             return self.values
         unset = {f: text for f, text in self.defaults.items() if shown.get(f) == NO_LIMIT}
         return {**self.values, **unset}
+
+    def differing(self, shown: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the values that the cgroup should have and does not show."""
+        if not self.defaults and self.values.items() <= shown.items():
+            return _NOTHING  # nearly always, of thousands of cgroups
+        desired = self.values_beside(shown)
+        return {file: text for file, text in desired.items() if shown.get(file) != text}
 
 
 def sets_of(
@@ -152,23 +159,18 @@ def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) ->
     """
     settings = _by_path(desired)
     unfit: list[Unfit] = []
-    withheld = tuple(_withheld(current, settings))
+    withheld = list(_withheld(current, settings))
     fixed = {write.cgroup for write in withheld}
     movable = {path: setting for path, setting in settings.items() if path not in fixed}
     writes = [
         *_ordered(MEMS, _nodes(current, movable, MEMS, frozenset(), unfit)),
         *_ordered(CPUS, _nodes(current, settings, CPUS, _late(settings), unfit)),
         *_neutralized(current, settings),
-        *_quota_writes(current, settings),
+        *_value_writes(current, settings, withheld),
     ]
-    for write, in_use in _value_writes(current, settings):
-        if in_use:
-            withheld = (*withheld, write)
-        else:
-            writes.append(write)
-    # A stable sort: within a stage memory nodes come first, then CPUs, then quotas and values.
+    # A stable sort: within a stage memory nodes come first, then CPUs, then values.
     ordered = tuple(sorted(writes, key=lambda write: write.stage))
-    return Plan(ordered, withheld, tuple(unfit))
+    return Plan(ordered, tuple(withheld), tuple(unfit))
 
 
 def _by_path(desired: Iterable[Setting]) -> dict[str, Setting]:
@@ -272,37 +274,28 @@ def _ordered(file: str, nodes: list[OrderedCgroup]) -> Iterator[Write]:
         yield Write(stage, path, file, str(mask))
 
 
-def _quota_writes(
-    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
-) -> Iterator[Write]:
-    lower: list[Write] = []
-    for path, setting in settings.items():
-        state, new = current.get(path), setting.cpu_max
-        if state is None or new is None or state.cpu_max in (None, new):
-            continue
-        if new.allows(state.cpu_max):
-            yield Write(WriteStage.GIVE, path, CPU_MAX, str(new))
-        else:
-            lower.append(Write(WriteStage.SETTLE, path, CPU_MAX, str(new)))
-    yield from reversed(lower)
-
-
 def _value_writes(
-    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
-) -> Iterator[tuple[Write, bool]]:
-    """Yield the writes of single-value files, and whether each is a limit below the current use."""
+    current: Mapping[str, CgroupState], settings: Mapping[str, Setting], withheld: list[Write]
+) -> Iterator[Write]:
+    """Yield the writes of files of one value; a limit below the current use is `withheld`."""
+    lower: list[Write] = []
     for path, setting in settings.items():
         state = current.get(path)
         if state is None:
             continue
-        for file, text in setting.values_beside(state.values).items():
-            if state.values.get(file, text) != text:
-                yield (
-                    Write(WriteStage.GIVE, path, file, text),
-                    is_below_use(text, state.in_use, file),
-                )
+        for file, text in setting.differing(state.values).items():
+            if file not in state.values:
+                continue
+            allows = row_of(file).allows
+            if is_below_use(text, state.in_use, file):
+                withheld.append(Write(WriteStage.GIVE, path, file, text))
+            elif allows is not None and not allows(text, state.values[file]):
+                lower.append(Write(WriteStage.SETTLE, path, file, text))
+            else:
+                yield Write(WriteStage.GIVE, path, file, text)
+    yield from reversed(lower)
 
 
 def is_below_use(text: str, in_use: Mapping[str, int], file: str) -> bool:
     """Return whether a limit is below the current use."""
-    return text != NO_LIMIT and in_use.get(file, 0) > int(text)
+    return file in in_use and text != NO_LIMIT and in_use[file] > int(text)

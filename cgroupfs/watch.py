@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
-from cgroupfs.state import CPU_MAX, CPUS, EVENTS, MEMS
+from cgroupfs.settings import CPU_MAX, CPUS, MEMS
+from cgroupfs.state import EVENTS
 from cgroupfs.tree import check_path, join
 
 if TYPE_CHECKING:

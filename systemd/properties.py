@@ -66,7 +66,12 @@ def cpu_weight(weight: int) -> Property:
 
 def memory_max(size: int | None) -> Property:
     """Return `MemoryMax` in bytes, None for no limit."""
-    return Property("MemoryMax", "t", INFINITY if size is None else size)
+    return number("MemoryMax", size)
+
+
+def number(name: str, value: int | None) -> Property:
+    """Return a property that is a number, None for no limit."""
+    return Property(name, "t", INFINITY if value is None else value)
 
 
 def description(text: str) -> Property:

@@ -33,7 +33,8 @@ from msgspec.structs import replace
 from agent.reconcile.desired.settings import Role
 from cgroupfs import controllers
 from cgroupfs.plan import is_below_use, sets_of
-from cgroupfs.state import CPU_MAX, CPUS, CPUS_EFFECTIVE, MEMS, MEMS_EFFECTIVE
+from cgroupfs.settings import CPUS, EFFECTIVE, MEMS
+from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
 
@@ -41,15 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from agent.reconcile.desired.settings import DesiredCgroup
-    from cgroupfs.plan import Setting
     from cgroupfs.state import CgroupState, Writer, WriterRecord
     from cgroupfs.tree import CgroupTree
 
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.
 GONE: Final = ""
-_EFFECTIVE_OF: Final = {CPUS: CPUS_EFFECTIVE, MEMS: MEMS_EFFECTIVE}
-_SET_OF: Final = {effective: file for file, effective in _EFFECTIVE_OF.items()}
+_SET_OF: Final = {effective: file for file, effective in EFFECTIVE.items()}
 
 
 class Cause(StrEnum):
@@ -116,11 +115,8 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
         found.extend(_of_set(item, state, CPUS))
     if setting.mems is not None or setting.whole_mems.bits:
         found.extend(_of_set(item, state, MEMS))
-    if setting.cpu_max is not None and setting.cpu_max != state.cpu_max:
-        shown = None if state.cpu_max is None else str(state.cpu_max)
-        found.append(_difference(item, CPU_MAX, str(setting.cpu_max), shown))
-    if setting.values or setting.defaults:
-        found.extend(_of_values(item, state))
+    for file, desired in setting.differing(state.values).items():
+        found.append(_of_value(item, state, file, desired))
     return tuple(found)
 
 
@@ -134,15 +130,7 @@ def _of_set(item: DesiredCgroup, state: CgroupState, file: str) -> tuple[Differe
         return (_difference(item, file, str(desired), None if written is None else str(written)),)
     if desired is None or effective is None or effective.bits == desired.bits:
         return ()
-    return (_difference(item, _EFFECTIVE_OF[file], str(desired), str(effective)),)
-
-
-def differing_values(setting: Setting, state: CgroupState) -> tuple[str, ...]:
-    """Return the single-value files that do not show what is desired."""
-    if not (setting.values or setting.defaults):
-        return ()
-    desired, shown = setting.values_beside(state.values), state.values
-    return tuple(file for file in desired if shown.get(file) != desired[file])
+    return (_difference(item, EFFECTIVE[file], str(desired), str(effective)),)
 
 
 def _own_set(item: DesiredCgroup, file: str, whole: Mask, written: Mask) -> Difference:
@@ -153,19 +141,16 @@ def _own_set(item: DesiredCgroup, file: str, whole: Mask, written: Mask) -> Diff
     return replace(difference, detail=detail)
 
 
-def _of_values(item: DesiredCgroup, state: CgroupState) -> Iterator[Difference]:
-    desired = item.setting.values_beside(state.values)
-    for file in differing_values(item.setting, state):
-        difference = _difference(item, file, desired[file], state.values.get(file))
-        if difference.observed is not None and is_below_use(desired[file], state.in_use, file):
-            # The current use is left out: it changes all the time, and an unchanged text is
-            # logged once.
-            detail = (
-                f"{difference.detail}: more than that is in use, and the kernel would kill "
-                "processes for the limit; the limit is written once less is in use"
-            )
-            difference = replace(difference, cause=Cause.IN_USE, detail=detail)
-        yield difference
+def _of_value(item: DesiredCgroup, state: CgroupState, file: str, desired: str) -> Difference:
+    difference = _difference(item, file, desired, state.values.get(file))
+    if difference.observed is None or not is_below_use(desired, state.in_use, file):
+        return difference
+    # The current use is left out: it changes all the time, and an unchanged text is logged once.
+    detail = (
+        f"{difference.detail}: more than that is in use, and the kernel would kill "
+        "processes for the limit; the limit is written once less is in use"
+    )
+    return replace(difference, cause=Cause.IN_USE, detail=detail)
 
 
 def _difference(item: DesiredCgroup, file: str, desired: str, observed: str | None) -> Difference:
@@ -319,7 +304,7 @@ def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
 
 def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
     """Return the topmost ancestor that is too narrow, None for the root, which has no setting."""
-    effective = _EFFECTIVE_OF[file]
+    effective = EFFECTIVE[file]
     for above in ancestors(path):
         text = tree.read_many(above, (effective,))[0]
         has = EMPTY if text is None else Mask.parse(text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from agent.reconcile.identify.containers import given_up, orphaned, pod_cgroup, runs, subgroups
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.errors import CgroupNameError
-from cgroupfs.state import CPUS, MEMS
+from cgroupfs.settings import CPUS, MEMS
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:

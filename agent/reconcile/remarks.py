@@ -9,7 +9,7 @@ from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.report import CgroupReport
 from cgroupfs.apply import WriteResult
 from cgroupfs.controllers import ENABLED
-from cgroupfs.state import MEMS
+from cgroupfs.settings import MEMS
 from cgroupfs.tree import is_within
 from systemd.errors import NotAskedError
 

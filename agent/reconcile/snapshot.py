@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import ABOVE_PODS, Role
-from agent.reconcile.diff import diff, differing_values
+from agent.reconcile.diff import diff
 from cgroupfs.controllers import CPUSET
-from cgroupfs.state import VALUES, read_state, with_use
+from cgroupfs.settings import CPU_MAX
+from cgroupfs.state import read_state, with_use
 from cgroupfs.tree import is_within, join
 
 if TYPE_CHECKING:
@@ -81,16 +82,17 @@ class Observation(Struct, frozen=True):
         limit is set below it.
         """
         states: dict[str, CgroupState] = {}
-        always = (*VALUES, *self.enforced.files) if self.all_values else ()
+        always = self.enforced.files if self.all_values else ()
         for item in self.desired:
             setting, path = item.setting, item.setting.cgroup
             if path not in cgroups:
                 continue
             nodes = self.all_nodes or setting.mems is not None or bool(setting.whole_mems.bits)
-            files = always or (*setting.values, *setting.defaults)
+            # `cpu.max` shows whether the cgroup has the controller.
+            files = always or tuple({CPU_MAX: "", **setting.values, **setting.defaults})
             state = read_state(tree, path, files, nodes=nodes)
             if state is not None:
-                differing = differing_values(setting, state)
+                differing = setting.differing(state.values)
                 states[path] = with_use(tree, path, state, differing) if differing else state
         return states
 
@@ -180,19 +182,18 @@ class Observation(Struct, frozen=True):
 
 def _has_all(state: CgroupState | None, setting: Setting) -> bool:
     """Return whether a cgroup has every file that may be desired: the quick and common case."""
-    if state is None or state.cpu_max is None:
+    if state is None or CPU_MAX not in state.values:
         return False
     if state.cpus is None and not setting.inherits:
         return False
-    if not (setting.values or setting.defaults):
-        return True
-    return state.values.keys() >= {*setting.values, *setting.defaults}
+    shown = state.values.keys()
+    return setting.values.keys() <= shown and setting.defaults.keys() <= shown
 
 
 def _has(state: CgroupState, controller: str) -> bool:
     if controller == CPUSET:
         return state.cpus is not None  # whether the memory nodes were asked for or not
-    return state.cpu_max is not None
+    return CPU_MAX in state.values
 
 
 def steadily(read: Callable[[], _Read]) -> _Read:

@@ -22,7 +22,8 @@ from msgspec import Struct, field
 
 from agent.safe_files import risk_of, take
 from cgroupfs.names import Runtime
-from cgroupfs.state import DEFAULT_PERIOD_US, CpuMax, WriterRecord
+from cgroupfs.settings import CPU_MAX, DEFAULT_PERIOD_US, CpuMax
+from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -189,16 +190,16 @@ def recorded(path: Path, cpus: str, mems: str, quota: int, period: int) -> Write
     """
     try:
         return WriterRecord(
-            Mask.parse(cpus) or None, Mask.parse(mems) or None, _cpu_max(quota, period)
+            Mask.parse(cpus) or None, Mask.parse(mems) or None, _quota(quota, period)
         )
     except ValueError as error:
         raise RuntimeFileError(path, f"it is damaged ({error})") from error
 
 
-def _cpu_max(quota: int, period: int) -> CpuMax | None:
+def _quota(quota: int, period: int) -> dict[str, str]:
     if not quota and not period:
-        return None
-    return CpuMax(quota if quota > 0 else None, period or DEFAULT_PERIOD_US)
+        return {}
+    return {CPU_MAX: str(CpuMax(quota if quota > 0 else None, period or DEFAULT_PERIOD_US))}
 
 
 _SANDBOX: Final = "sandbox"

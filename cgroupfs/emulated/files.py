@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 from functools import partial
-from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
 from cgroupfs.emulated import cpuset
 from cgroupfs.emulated.group import CONTROLLERS
-from cgroupfs.emulated.lists import (
-    MAX_NODES,
-    parse_bandwidth,
-    parse_list,
-    parse_number,
-    reject,
+from cgroupfs.emulated.lists import MAX_NODES, parse_list
+from cgroupfs.errors import rejection
+from cgroupfs.settings import (
+    CPU_MAX,
+    MAX_QUOTA_US,
+    MEMORY_MAX,
+    NO_LIMIT,
+    VALUES,
+    CpuMax,
+    ValueFile,
+    huge_pages,
+    read_number,
+    row_of,
 )
-from cgroupfs.state import MAX_QUOTA_US, MEMORY_MAX, NO_LIMIT, hugetlb_max, limit_text, use_of
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -28,14 +33,6 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 _PID_MAX: Final = 1 << 22
-_MAX_WEIGHT: Final = 10_000
-_MAX_BYTES: Final = (1 << 64) - 1
-#: The limits in bytes: their files with controller and unit.
-_LIMITS: Final = {
-    MEMORY_MAX: ("memory", PAGESIZE),
-    hugetlb_max(1 << 21): ("hugetlb", 1 << 21),
-    hugetlb_max(1 << 30): ("hugetlb", 1 << 30),
-}
 
 
 class FileContext(Protocol):
@@ -95,7 +92,7 @@ def _store_cpus(kernel: FileContext, group: Group, text: str) -> None:
 def _store_mems(kernel: FileContext, group: Group, text: str) -> None:
     mems = parse_list(text, MAX_NODES)
     if not mems <= kernel.root.mems:
-        raise reject(errno.EINVAL)
+        raise rejection(errno.EINVAL)
     _reject_clearing(group, group.mems, mems)
     group.mems = mems
     kernel.changed(group)
@@ -103,13 +100,13 @@ def _store_mems(kernel: FileContext, group: Group, text: str) -> None:
 
 def _reject_clearing(group: Group, old: Mask, new: Mask) -> None:
     if old and not new and group.populated:
-        raise reject(errno.ENOSPC)
+        raise rejection(errno.ENOSPC)
 
 
 def _store_exclusive(kernel: FileContext, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
     if cpuset.overlaps_sibling(group, cpus):
-        raise reject(errno.EINVAL)
+        raise rejection(errno.EINVAL)
     group.exclusive = cpus
     kernel.changed(group)
 
@@ -117,7 +114,7 @@ def _store_exclusive(kernel: FileContext, group: Group, text: str) -> None:
 def _store_partition(kernel: FileContext, group: Group, text: str) -> None:
     word = text.strip()
     if word not in cpuset.PARTITIONS:
-        raise reject(errno.EINVAL)
+        raise rejection(errno.EINVAL)
     group.partition, group.broken = word, False
     kernel.changed(group)
 
@@ -138,41 +135,48 @@ def _show_isolated(kernel: FileContext, _group: Group) -> str:
     return f"{taken}\n"
 
 
-def _store_cpu_max(_kernel: FileContext, group: Group, text: str) -> None:
-    quota, period = parse_bandwidth(text, group.period)
-    if quota is not None and group.burst > quota:
-        raise reject(errno.EINVAL)
-    group.quota, group.period = quota, period
-
-
-def _show_cpu_max(_kernel: FileContext, group: Group) -> str:
-    return f"{'max' if group.quota is None else group.quota} {group.period}\n"
-
-
 def _store_burst(_kernel: FileContext, group: Group, text: str) -> None:
-    burst = parse_number(text, 0, MAX_QUOTA_US, errno.EINVAL)
-    if group.quota is not None and burst > group.quota:
-        raise reject(errno.EINVAL)
+    burst = read_number(text, 0, MAX_QUOTA_US, errno.EINVAL)
+    _check_burst(burst, _shown(row_of(CPU_MAX), group))
     group.burst = burst
 
 
-def _store_weight(_kernel: FileContext, group: Group, text: str) -> None:
-    group.weight = parse_number(text, 1, _MAX_WEIGHT, errno.ERANGE)
+def _check_burst(burst: int, bandwidth: str) -> None:
+    quota = CpuMax.parse(bandwidth).quota_us
+    if quota is not None and burst > quota:
+        raise rejection(errno.EINVAL)
 
 
-def _store_limit(file: str, kernel: FileContext, group: Group, text: str) -> None:
-    controller, unit = _LIMITS[file]
-    word = text.strip()
-    if word == NO_LIMIT:
-        group.limits.pop(file, None)
-        return
-    shown = limit_text(parse_number(word, 0, _MAX_BYTES, errno.EINVAL), unit)
-    if shown == NO_LIMIT:
-        group.limits.pop(file, None)
-        return
-    group.limits[file] = int(shown)
-    if controller == "memory" and group.in_use(file) > group.limits[file]:
-        _kill(kernel, group, file)
+def _value_files() -> dict[str, File]:
+    files: dict[str, File] = {}
+    for row in (*VALUES, huge_pages(1 << 21), huge_pages(1 << 30)):
+        show, store = partial(_show_value, row), partial(_store_value, row)
+        files[row.file] = File(row.controller, show, store)
+        if row.use:
+            files[row.use] = File(row.controller, partial(_show_use, row))
+    return files
+
+
+def _shown(row: ValueFile, group: Group) -> str:
+    return group.values.get(row.file, row.unset)
+
+
+def _show_value(row: ValueFile, _kernel: FileContext, group: Group) -> str:
+    return f"{_shown(row, group)}\n"
+
+
+def _show_use(row: ValueFile, _kernel: FileContext, group: Group) -> str:
+    return f"{group.in_use(row.file)}\n"
+
+
+def _store_value(row: ValueFile, kernel: FileContext, group: Group, text: str) -> None:
+    taken = row.taken(text, _shown(row, group))
+    if row.file == CPU_MAX:
+        _check_burst(group.burst, taken)
+    group.values[row.file] = taken
+    # The limits of huge pages are charged before a page is used: nothing is killed for them.
+    if row.file == MEMORY_MAX and taken != NO_LIMIT and group.in_use(row.file) > int(taken):
+        _kill(kernel, group, row.file)
 
 
 def _kill(kernel: FileContext, group: Group, file: str) -> None:
@@ -183,24 +187,8 @@ def _kill(kernel: FileContext, group: Group, file: str) -> None:
         one.used.pop(file, None)
 
 
-def _show_limit(file: str, _kernel: FileContext, group: Group) -> str:
-    return f"{group.limits.get(file, NO_LIMIT)}\n"
-
-
-def _show_use(file: str, _kernel: FileContext, group: Group) -> str:
-    return f"{group.in_use(file)}\n"
-
-
-def _limit_files() -> dict[str, File]:
-    files: dict[str, File] = {}
-    for limit, (controller, _) in _LIMITS.items():
-        files[limit] = File(controller, partial(_show_limit, limit), partial(_store_limit, limit))
-        files[use_of(limit) or ""] = File(controller, partial(_show_use, limit))
-    return files
-
-
 def _store_procs(kernel: FileContext, group: Group, text: str) -> None:
-    kernel.move(parse_number(text, 0, _PID_MAX, errno.ESRCH), group)
+    kernel.move(read_number(text, 0, _PID_MAX, errno.ESRCH), group)
 
 
 def _store_subtree(kernel: FileContext, group: Group, text: str) -> None:
@@ -209,7 +197,7 @@ def _store_subtree(kernel: FileContext, group: Group, text: str) -> None:
     for word in text.split():
         sign, name = word[0], word[1:]
         if sign not in "+-" or name not in kernel.controllers:
-            raise reject(errno.EINVAL)
+            raise rejection(errno.EINVAL)
         (on if sign == "+" else off).add(name)
         (off if sign == "+" else on).discard(name)
     kernel.enable(group, on, off)
@@ -247,10 +235,8 @@ FILES: Final = {
     "cpuset.cpus.partition": File("cpuset", _show_partition, _store_partition),
     "cpuset.mems": File("cpuset", lambda _, g: f"{g.mems}\n", _store_mems),
     "cpuset.mems.effective": File("cpuset", lambda _, g: f"{g.mems_now}\n"),
-    "cpu.max": File("cpu", _show_cpu_max, _store_cpu_max),
     "cpu.max.burst": File("cpu", lambda _, g: f"{g.burst}\n", _store_burst),
-    "cpu.weight": File("cpu", lambda _, g: f"{g.weight}\n", _store_weight),
-    **_limit_files(),
+    **_value_files(),
 }
 
 #: Files of the root.

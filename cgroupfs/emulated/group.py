@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from cgroupfs.state import DEFAULT_PERIOD_US
+from cgroupfs.settings import controller_of
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma"
 #: Controllers that can work on threads, so a cgroup with processes may pass them on.
 THREADED: Final = frozenset({"cpuset", "cpu", "pids"})
 MEMBER: Final = "member"
-DEFAULT_WEIGHT: Final = 100
 
 
 class Group(Struct, eq=False):
@@ -42,12 +41,9 @@ class Group(Struct, eq=False):
     exclusive_then: Mask = EMPTY
     #: Of the root: how often a setting changed. Of all others: for which count the above was found.
     version: int = 0
-    quota: int | None = None
-    period: int = DEFAULT_PERIOD_US
     burst: int = 0
-    weight: int = DEFAULT_WEIGHT
-    #: Limits in bytes by file (`memory.max`, `hugetlb.2MB.max`), those that are set.
-    limits: dict[str, int] = field(default_factory=dict)
+    #: What the files of one value show that were written.
+    values: dict[str, str] = field(default_factory=dict)
     #: Bytes that the processes of this very cgroup use, by the file of their limit.
     used: dict[str, int] = field(default_factory=dict)
 
@@ -128,11 +124,9 @@ class Group(Struct, eq=False):
         if controller == "cpuset":
             self.cpus = self.mems = self.exclusive = EMPTY
             self.partition, self.invalid, self.broken = MEMBER, "", False
-        elif controller == "cpu":
-            self.quota, self.period, self.burst = None, DEFAULT_PERIOD_US, 0
-            self.weight = DEFAULT_WEIGHT
-        elif controller in ("memory", "hugetlb"):
-            self.limits = {f: n for f, n in self.limits.items() if not f.startswith(controller)}
+        if controller == "cpu":
+            self.burst = 0
+        self.values = {f: text for f, text in self.values.items() if controller_of(f) != controller}
 
     @property
     def thread_root(self) -> bool:

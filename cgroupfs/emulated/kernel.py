@@ -1,8 +1,8 @@
 """The emulated kernel: a `Tree` that answers as cgroup v2 does (kernel 6.12).
 
-Modelled are cpuset (with its silent fallback, hotplug and partitions), cpu, the limits of memory
-and hugetlb, the rules of `cgroup.subtree_control` and of moving processes, and the errors of all of
-them. Other controllers can be enabled but have no files.
+Modelled are cpuset (with its silent fallback, hotplug and partitions), the files of one value
+(`cgroupfs.settings`), the rules of `cgroup.subtree_control` and of moving processes, and the errors
+of all of them. Other controllers can be enabled but have no files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cgroupfs.emulated import cpuset
 from cgroupfs.emulated.files import FILES, ROOT_FILES
 from cgroupfs.emulated.group import CONTROLLERS, MEMBER, THREADED, Group
-from cgroupfs.emulated.lists import reject
-from cgroupfs.errors import CgroupPathError, TreeLockedError
+from cgroupfs.errors import CgroupPathError, TreeLockedError, rejection
 from cgroupfs.tree import check_file, check_path, check_value, join
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class EmulatedKernel:
             return
         try:
             if target.store is None:
-                raise reject(errno.EINVAL)
+                raise rejection(errno.EINVAL)
             target.store(self, group, value)
         except OSError as error:
             error.filename = join(path, file)
@@ -226,9 +225,9 @@ class EmulatedKernel:
         """Change `cgroup.subtree_control`; raises what the kernel would."""
         on, off = on - group.subtree, off & group.subtree
         if on - set(self.available(group)):
-            raise reject(errno.ENOENT)
+            raise rejection(errno.ENOENT)
         if any(off & child.subtree for child in group.children.values()):
-            raise reject(errno.EBUSY)
+            raise rejection(errno.EBUSY)
         if on:
             self._check_enable(group, on)
         group.subtree |= on
@@ -242,7 +241,7 @@ class EmulatedKernel:
         """Move a process; raises ESRCH for one that does not run, and what the kernel would."""
         home = self._homes.get(pid)
         if home is None:
-            raise reject(errno.ESRCH)
+            raise rejection(errno.ESRCH)
         self.check_home(group)
         home.procs.discard(pid)
         group.procs.add(pid)
@@ -252,23 +251,23 @@ class EmulatedKernel:
     def check_home(group: Group) -> None:
         """Raise unless processes may live in this cgroup (cgroup_migrate_vet_dst)."""
         if not group.valid_domain:
-            raise reject(errno.EOPNOTSUPP)
+            raise rejection(errno.EOPNOTSUPP)
         if group.subtree and not group.may_be_thread_root:
-            raise reject(errno.EBUSY)
+            raise rejection(errno.EBUSY)
 
     @staticmethod
     def _check_enable(group: Group, on: set[str]) -> None:
         if group.parent is None:
             return
         if not group.valid_domain:
-            raise reject(errno.EOPNOTSUPP)
+            raise rejection(errno.EOPNOTSUPP)
         if on <= THREADED:
             if group.may_be_thread_root:
                 return
         elif group.thread_root:
-            raise reject(errno.EOPNOTSUPP)
+            raise rejection(errno.EOPNOTSUPP)
         if group.procs:
-            raise reject(errno.EBUSY)
+            raise rejection(errno.EBUSY)
 
     def _settle(self) -> None:
         if self._partitions:
@@ -323,6 +322,6 @@ class EmulatedKernel:
 
     @staticmethod
     def _reject(number: int, path: str) -> OSError:
-        error = reject(number)
+        error = rejection(number)
         error.filename = path
         return error

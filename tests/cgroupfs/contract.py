@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from cgroupfs.controllers import HUGETLB, MEMORY, enable
-from cgroupfs.state import limit_text
+from cgroupfs.controllers import HUGETLB, enable
+from cgroupfs.settings import limit_text
 from cgroupfs.tree import CgroupTree, KernelTree, join
 from sysfs.mask import Mask
 
@@ -162,7 +162,7 @@ def make(lab: Lab, name: str, **settings: str) -> str:
 def make_limited(lab: Lab, name: str) -> str:
     """Create a cgroup that has the limits of memory and huge pages."""
     path = join(lab.top, name)
-    enable(lab.tree, path, (MEMORY, HUGETLB))
+    enable(lab.tree, path, ("memory", HUGETLB))
     return make(lab, name)
 
 

@@ -8,9 +8,8 @@ from cgroupfs.apply import WriteResult, apply, apply_write
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, Write, make_plan
-from cgroupfs.state import CpuMax
 from sysfs.mask import Mask
-from tests.fakes.kernel import Died, FaultyTree, die_at, read_states, reject_writes
+from tests.fakes.kernel import Died, FaultyTree, die_at, quota, read_states, reject_writes
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def write(path: str, file: str, value: str, stage: WriteStage = WriteStage.GIVE)
 def test_a_plan_is_carried_out_and_shown(kernel: EmulatedKernel) -> None:
     desired = (
         Setting("pods/a", cpus=Mask.parse("2-3"), mems=Mask.of(1), exclusive=True),
-        Setting("pods/b", cpus=Mask.parse("0-1,4-7"), cpu_max=CpuMax(150_000)),
+        Setting("pods/b", cpus=Mask.parse("0-1,4-7"), values=quota(150_000)),
     )
     plan = make_plan(read_states(kernel, ("pods/a", "pods/b")), desired)
     done = apply(kernel, plan)
@@ -168,7 +167,7 @@ def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKerne
     paths = ("pods/a", "pods/b")
     desired = (
         Setting("pods/a", cpus=Mask.parse("2-3"), exclusive=True),
-        Setting("pods/b", cpus=Mask.parse("0-1,4-7"), cpu_max=CpuMax(10_000)),
+        Setting("pods/b", cpus=Mask.parse("0-1,4-7"), values=quota(10_000)),
     )
     for number in range(1, 10):
         tree = FaultyTree(kernel, die_at(number))

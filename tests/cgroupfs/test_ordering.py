@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, make_plan
-from cgroupfs.state import CPUS
+from cgroupfs.settings import CPUS
 from cgroupfs.tree import parent
 from sysfs.mask import Mask
 from tests.fakes.kernel import read_states

@@ -5,12 +5,13 @@ from msgspec.structs import replace
 
 from cgroupfs.ordering import WriteStage
 from cgroupfs.plan import Plan, Setting, Unfit, Write, make_plan
-from cgroupfs.state import UNLIMITED, CgroupState, CpuMax
+from cgroupfs.state import CgroupState
 from sysfs.mask import EMPTY, Mask
+from tests.fakes.kernel import quota
 
 ALL = Mask.parse("0-7")
 NODES = Mask.parse("0-1")
-FRESH = CgroupState(EMPTY, ALL, EMPTY, NODES, UNLIMITED, populated=False)
+FRESH = CgroupState(EMPTY, ALL, EMPTY, NODES, populated=False, values=quota())
 
 
 def cpus(text: str, effective: str | None = None) -> CgroupState:
@@ -76,16 +77,18 @@ def test_a_shrinking_set_keeps_its_offline_cpu_in_one_write() -> None:
 
 
 def test_what_is_right_already_is_not_written() -> None:
-    state = CgroupState(Mask.of(1), Mask.of(1), Mask.of(0), Mask.of(0), UNLIMITED, populated=True)
-    desired = (Setting("a", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),)
+    state = CgroupState(
+        Mask.of(1), Mask.of(1), Mask.of(0), Mask.of(0), populated=True, values=quota()
+    )
+    desired = (Setting("a", cpus=Mask.of(1), mems=Mask.of(0), values=quota()),)
     assert make_plan({"a": state}, desired) == Plan()
 
 
 def test_a_cgroup_that_is_gone_or_lacks_the_controller_gets_no_write() -> None:
-    bare = CgroupState(None, None, None, None, None, populated=True)
+    bare = CgroupState(None, None, None, None, populated=True)
     desired = (
-        Setting("gone", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),
-        Setting("bare", cpus=Mask.of(1), mems=Mask.of(0), cpu_max=UNLIMITED),
+        Setting("gone", cpus=Mask.of(1), mems=Mask.of(0), values=quota()),
+        Setting("bare", cpus=Mask.of(1), mems=Mask.of(0), values=quota()),
     )
     assert make_plan({"bare": bare}, desired) == Plan()
 
@@ -107,14 +110,14 @@ def test_memory_nodes_in_effect_anyway_may_be_written_down() -> None:
 
 
 def test_higher_quotas_are_given_from_above_and_lower_ones_settled_from_below() -> None:
-    tight = replace(FRESH, cpu_max=CpuMax(50_000))
-    wide = replace(FRESH, cpu_max=UNLIMITED)
-    raised = (Setting("a/app", cpu_max=UNLIMITED), Setting("a", cpu_max=CpuMax(90_000)))
+    tight = replace(FRESH, values=quota(50_000))
+    wide = replace(FRESH, values=quota())
+    raised = (Setting("a/app", values=quota()), Setting("a", values=quota(90_000)))
     assert lines(make_plan({"a": tight, "a/app": tight}, raised)) == [
         ("GIVE", "a", "90000 100000"),
         ("GIVE", "a/app", "max 100000"),
     ]
-    lowered = (Setting("a", cpu_max=CpuMax(50_000)), Setting("a/app", cpu_max=CpuMax(20_000)))
+    lowered = (Setting("a", values=quota(50_000)), Setting("a/app", values=quota(20_000)))
     assert lines(make_plan({"a": wide, "a/app": wide}, lowered)) == [
         ("SETTLE", "a/app", "20000 100000"),
         ("SETTLE", "a", "50000 100000"),
@@ -123,9 +126,9 @@ def test_higher_quotas_are_given_from_above_and_lower_ones_settled_from_below() 
 
 def test_within_a_stage_memory_nodes_come_before_cpus_and_cpus_before_quotas() -> None:
     state = CgroupState(
-        Mask.of(0), Mask.of(0), Mask.of(0), Mask.of(0), CpuMax(5_000), populated=False
+        Mask.of(0), Mask.of(0), Mask.of(0), Mask.of(0), populated=False, values=quota(5_000)
     )
-    desired = (Setting("a", cpus=ALL, mems=NODES, cpu_max=UNLIMITED),)
+    desired = (Setting("a", cpus=ALL, mems=NODES, values=quota()),)
     files = [write.file for write in make_plan({"a": state}, desired).writes]
     assert files == ["cpuset.mems", "cpuset.cpus", "cpu.max"]
 

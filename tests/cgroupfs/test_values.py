@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import CgroupValueError
-from cgroupfs.state import MAX_QUOTA_US, UNLIMITED, CpuMax
+from cgroupfs.settings import MAX_QUOTA_US, UNLIMITED, CpuMax
 
 LIMITS = st.builds(
     CpuMax, st.none() | st.integers(1_000, MAX_QUOTA_US), st.integers(1_000, 1_000_000)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cgroupfs.settings import CPU_MAX, CpuMax
 from cgroupfs.state import read_state
 from cgroupfs.tree import parent
 
@@ -108,6 +109,11 @@ class FaultyTree:
         self.log.append(operation)
         if self.fault is not None:
             self.fault(operation)
+
+
+def quota(quota_us: int | None = None) -> dict[str, str]:
+    """Return a `cpu.max` of so many microseconds in 100,000 as a value; None is unlimited."""
+    return {CPU_MAX: str(CpuMax(quota_us))}
 
 
 def effective_cpus(tree: CgroupTree, path: str) -> str:

@@ -35,7 +35,7 @@ from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, read_
 from agent.tools.replay.reading import ReplayError, read_sequence
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
-from cgroupfs.state import CpuMax
+from cgroupfs.settings import CpuMax
 from sysfs.mask import Mask
 from sysfs.uevents import hotplug_of
 from systemd.errors import SystemdError

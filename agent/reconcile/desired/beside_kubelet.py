@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.desired.settings import Role
 from agent.reconcile.diff import Cause
-from cgroupfs.state import CPU_MAX
+from cgroupfs.settings import CPU_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,6 +66,7 @@ def by_the_kubelet(difference: Difference, role: Role) -> Difference:
 
 def _ours(item: DesiredCgroup, allocations: Mapping[str, PodAllocation]) -> DesiredCgroup:
     pod = allocations.get(item.pod)
-    quota = item.setting.cpu_max if pod is not None and pod.exclusive_cpus else None
-    setting = replace(item.setting, cpu_max=quota, values=_NOTHING, defaults=_NOTHING)
+    quota = item.setting.values.get(CPU_MAX) if pod is not None and pod.exclusive_cpus else None
+    values = _NOTHING if quota is None else {CPU_MAX: quota}
+    setting = replace(item.setting, values=values, defaults=_NOTHING)
     return replace(item, setting=setting)

@@ -13,7 +13,7 @@ from agent.reconcile.desired.quota import pod_quotas
 if TYPE_CHECKING:
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
     from agent.reconcile.desired.quota import PodQuotas
-    from cgroupfs.state import CpuMax
+    from cgroupfs.settings import CpuMax
     from sysfs.mask import Mask
 
 

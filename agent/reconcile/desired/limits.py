@@ -1,4 +1,4 @@
-"""What `cpu.weight`, `memory.max` and huge page limits the cgroups of pods get.
+"""What the files of one value of the cgroups of pods get.
 
 Without a kubelet no other process sets them on the cgroups of pods. The rules are the kubelet's
 (pkg/kubelet/cm, ResourceConfigForPod and qos_container_manager_linux.go): a weight follows the CPU
@@ -10,22 +10,31 @@ for every other size. A container's own limit is written where its runtime set n
 from __future__ import annotations
 
 from functools import cached_property
-from mmap import PAGESIZE
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from agent.managers.allocations.origin import Origin
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, QosClass
+from agent.pods.model import HUGEPAGES_PREFIX, MEMORY, QosClass
 from agent.pods.quantity import Quantity
 from cgroupfs.controllers import HUGETLB, NEEDED
-from cgroupfs.state import CPU_WEIGHT, MEMORY_MAX, hugetlb_max, limit_text
+from cgroupfs.settings import (
+    CONTROLLERS,
+    CPU_MAX,
+    CPU_WEIGHT,
+    MEMORY_MAX,
+    VALUE_FILES,
+    controller_of,
+    huge_pages,
+    limit_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from cgroupfs.settings import CpuMax
 
 #: cgroup v1's shares and what they become in v2: the kubelet still computes in shares
 #: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).
@@ -35,8 +44,7 @@ _SHARES_PER_CPU: Final = 1024
 _MILLIS_PER_CPU: Final = 1000
 _MAX_WEIGHT: Final = 10_000
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-#: What is enforced, by the controllers of the kernel, in the order of the configuration.
-CONTROLLERS: Final = (*NEEDED, MEMORY, HUGETLB)
+_NEEDED: Final = frozenset(NEEDED)
 
 
 class EnforcedControllers(Struct, frozen=True, dict=True):
@@ -46,7 +54,7 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
     `page_sizes` are bytes; without any, huge pages are not limited.
     """
 
-    controllers: frozenset[str] = frozenset(CONTROLLERS)
+    controllers: frozenset[str] = frozenset(each.name for each in CONTROLLERS)
     page_sizes: tuple[int, ...] = ()
 
     @cached_property
@@ -56,11 +64,11 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
     @cached_property
     def further(self) -> tuple[str, ...]:
-        """The controllers that memory limits need; a cgroup with processes cannot pass them on.
+        """The controllers that limits need; a cgroup with processes cannot pass them on.
 
         Source: cgroup-v2.rst, "No Internal Process Constraint".
         """
-        return tuple(name for name in (MEMORY, HUGETLB) if name in self.controllers)
+        return tuple(each.name for each in CONTROLLERS if each.name in self.controllers - _NEEDED)
 
     @cached_property
     def pages(self) -> Mapping[str, int]:
@@ -73,16 +81,21 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The files of huge page limits that are compared."""
-        return tuple(hugetlb_max(size) for size in self.pages.values())
+        """The files of one value that are read of a cgroup."""
+        return (*VALUE_FILES, *(huge_pages(size).file for size in self.pages.values()))
+
+    def only(self, values: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the values of files whose controllers are enforced."""
+        return {f: text for f, text in values.items() if controller_of(f) in self.controllers}
 
     def among(self, available: Collection[str]) -> EnforcedControllers:
         """Return what of this a kernel with these controllers can enforce.
 
         `cpuset` and `cpu` are kept in any case; the start checks report when they are missing.
         """
-        there = frozenset(available) | frozenset(NEEDED)
-        return EnforcedControllers(self.controllers & there, self.page_sizes)
+        return EnforcedControllers(
+            self.controllers & (frozenset(available) | _NEEDED), self.page_sizes
+        )
 
 
 EVERYTHING: Final = EnforcedControllers()
@@ -95,23 +108,26 @@ def cpu_weight(request_millis: int) -> int:
     return 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
 
 
-def pod_values(pod: PodAllocation, enforced: EnforcedControllers) -> Mapping[str, str]:
-    """Return the single-value files of a pod's own cgroup with their texts.
+def pod_values(
+    pod: PodAllocation, quota: CpuMax | None, enforced: EnforcedControllers
+) -> Mapping[str, str]:
+    """Return the files of one value of a pod's own cgroup with their texts.
 
-    For an imported pod without a specification nothing is set; memory without a limit is left as
-    it is.
+    For an imported pod without a specification only the `quota` is set, where it is known; memory
+    without a limit is left as it is.
     """
-    if pod.origin is not Origin.DECIDED:
-        return _NOTHING
-    values: dict[str, str] = {}
-    if CPU in enforced.controllers:
+    values = quota_value(quota)
+    if pod.origin is Origin.DECIDED:
         request = 0 if pod.qos is QosClass.BEST_EFFORT else pod.cpu.request_millis or 0
-        values[CPU_WEIGHT] = str(cpu_weight(request))
-    if MEMORY in enforced.controllers and MEMORY in pod.limits:
-        values[MEMORY_MAX] = limit_text(pod.limits[MEMORY], PAGESIZE)
-    for resource, size in enforced.pages.items():
-        values[hugetlb_max(size)] = limit_text(pod.limits.get(resource, 0), size)
-    return values
+        unstated = dict.fromkeys(enforced.pages, 0)
+        values |= {CPU_WEIGHT: str(cpu_weight(request))}
+        values |= _limits({**unstated, **pod.limits}, enforced)
+    return enforced.only(values)
+
+
+def quota_value(quota: CpuMax | None) -> dict[str, str]:
+    """Return the value of `cpu.max`, nothing where the file is left as it is."""
+    return {} if quota is None else {CPU_MAX: str(quota)}
 
 
 def container_defaults(
@@ -120,10 +136,13 @@ def container_defaults(
     """Return the limits that a container states, for where its runtime set none."""
     if not container.limits:
         return _NOTHING
-    stated, defaults = container.limits, dict[str, str]()
-    if MEMORY in enforced.controllers and MEMORY in stated:
-        defaults[MEMORY_MAX] = limit_text(stated[MEMORY], PAGESIZE)
+    return enforced.only(_limits(container.limits, enforced))
+
+
+def _limits(stated: Mapping[str, int], enforced: EnforcedControllers) -> dict[str, str]:
+    """Return the texts of limits in bytes, which are stated by memory type."""
+    limits = {MEMORY_MAX: limit_text(stated[MEMORY])} if MEMORY in stated else {}
     for resource, size in enforced.pages.items():
         if resource in stated:
-            defaults[hugetlb_max(size)] = limit_text(stated[resource], size)
-    return defaults
+            limits[huge_pages(size).file] = limit_text(stated[resource], size)
+    return limits

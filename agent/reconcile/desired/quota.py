@@ -25,7 +25,7 @@ from msgspec import Struct
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Origin
 from agent.pods.model import ContainerKind
-from cgroupfs.state import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMITED, CpuMax
+from cgroupfs.settings import DEFAULT_PERIOD_US, MAX_QUOTA_US, MIN_QUOTA_US, UNLIMITED, CpuMax
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -26,16 +26,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.cpu.parts import exclusive_cpus
-from agent.pods.model import CPU
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.container import container_settings, default_settings
-from agent.reconcile.desired.limits import EVERYTHING, container_defaults, pod_values
+from agent.reconcile.desired.limits import (
+    EVERYTHING,
+    container_defaults,
+    pod_values,
+    quota_value,
+)
 from agent.reconcile.desired.quota import pod_quotas
 from agent.reconcile.identify.containers import IdentifiedBy
 from cgroupfs.controllers import CPUSET, NEEDED
 from cgroupfs.names import Tier
 from cgroupfs.plan import Setting
-from cgroupfs.state import CPU_WEIGHT, UNLIMITED
+from cgroupfs.settings import CPU_WEIGHT, UNLIMITED
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -229,16 +233,15 @@ class KnownPods:
 
 def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
     """Return a setting without the files of controllers that are not enforced."""
-    sets, quota = CPUSET in enforced.controllers, CPU in enforced.controllers
+    sets = CPUSET in enforced.controllers
     return replace(
         setting,
         cpus=setting.cpus if sets else None,
         mems=setting.mems if sets else None,
-        cpu_max=setting.cpu_max if quota else None,
         exclusive=setting.exclusive and sets,
         whole_cpus=setting.whole_cpus if sets else EMPTY,
         whole_mems=setting.whole_mems if sets else EMPTY,
-        values={f: text for f, text in setting.values.items() if quota or f != CPU_WEIGHT},
+        values=enforced.only(setting.values),
     )
 
 
@@ -290,9 +293,8 @@ def _pod(
     setting = replace(
         pool.inherited(located.cgroup) or Setting(located.cgroup, cpus=cpus),
         mems=_pod_mems(pod, allocated.values()),
-        cpu_max=quotas.pod,
         exclusive=bool(pod.exclusive_cpus),
-        values=pod_values(pod, enforced),
+        values=pod_values(pod, quotas.pod, enforced),
     )
     yield DesiredCgroup(setting, Role.POD, pod.uid)
     limits = {c.name: container_defaults(c, enforced) for c in pod.containers}
@@ -330,17 +332,20 @@ def _member(
         cpus=cpus[0],
         whole_cpus=cpus[1],
         mems=settings.mems,
-        cpu_max=settings.cpu_max,
         exclusive=settings.exclusive,
+        values=quota_value(settings.cpu_max),
         defaults=limits[name] if known else _NO_VALUES,
     )
     yield DesiredCgroup(setting, role, pod.uid, member.container, member.identity)
     for subgroup in member.subgroups:
         # The container's quota covers all cgroups inside; a quota of the subgroup, which a runtime
         # may set (crun does), would throttle a second time.
-        ours = subgroup.quota and setting.cpu_max is not None
+        ours = subgroup.quota and settings.cpu_max is not None
         inner = replace(
-            setting, cgroup=subgroup.cgroup, cpu_max=UNLIMITED if ours else None, defaults={}
+            setting,
+            cgroup=subgroup.cgroup,
+            values=quota_value(UNLIMITED if ours else None),
+            defaults=_NO_VALUES,
         )
         yield DesiredCgroup(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
 

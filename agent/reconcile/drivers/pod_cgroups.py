@@ -17,7 +17,8 @@ from agent.reconcile.drivers.unit_record import (
 )
 from agent.reconcile.errors import EnforcementStartError
 from agent.reconcile.report import ReleaseReport
-from cgroupfs.state import CPU_WEIGHT, EVENTS, WriterRecord
+from cgroupfs.settings import CPU_WEIGHT
+from cgroupfs.state import EVENTS, WriterRecord
 from cgroupfs.tree import ancestors, join
 from sysfs.mask import EMPTY
 from systemd import slices

@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from cgroupfs.errors import CgroupValueError
 from cgroupfs.plan import is_below_use
-from cgroupfs.state import CPU_WEIGHT, DEFAULT_WEIGHT, MEMORY_MAX, NO_LIMIT, CpuMax, WriterRecord
+from cgroupfs.settings import CPU_MAX, DEFAULT_WEIGHT, NO_LIMIT, SETS, VALUES, CpuMax
+from cgroupfs.state import WriterRecord
 from systemd.errors import ProtocolError
 from systemd.properties import (
     INFINITY,
@@ -17,7 +18,7 @@ from systemd.properties import (
     bytes_mask,
     cpu_quota,
     cpu_weight,
-    memory_max,
+    number,
     written_quota,
 )
 
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from agent.reconcile.desired.settings import DesiredCgroup
+    from cgroupfs.settings import ValueFile
     from cgroupfs.state import CgroupState
     from sysfs.mask import Mask
     from systemd.bus import Systemd
     from systemd.properties import Property
 
 _SUFFIXES: Final = (".slice", ".scope", ".service")
-_SETS: Final = ("AllowedCPUs", "AllowedMemoryNodes")
-#: What the kernel shows of a value that was never set.
-_UNSET: Final = {CPU_WEIGHT: DEFAULT_WEIGHT, MEMORY_MAX: NO_LIMIT}
+_PERIOD: Final = "CPUQuotaPeriodUSec"
+#: The files of one value that systemd writes from a property.
+_RECORDED: Final = {row.file: row for row in VALUES if row.unit_property}
 
 
 def unit_of(cgroup: str) -> str | None:
@@ -49,13 +51,13 @@ def to_properties(record: WriterRecord) -> tuple[Property, ...]:
         properties.append(allowed_cpus(record.cpus))
     if record.mems is not None:
         properties.append(allowed_memory_nodes(record.mems))
-    if record.cpu_max is not None:
-        properties.extend(cpu_quota(record.cpu_max.quota_us, record.cpu_max.period_us))
-    if CPU_WEIGHT in record.values:
-        properties.append(cpu_weight(int(record.values[CPU_WEIGHT])))
-    if MEMORY_MAX in record.values:
-        limit = record.values[MEMORY_MAX]
-        properties.append(memory_max(None if limit == NO_LIMIT else int(limit)))
+    for row in _RECORDED.values():
+        text = record.values.get(row.file)
+        if row.file == CPU_MAX and text is not None:
+            quota = CpuMax.parse(text)
+            properties.extend(cpu_quota(quota.quota_us, quota.period_us))
+        elif text is not None:
+            properties.append(number(row.unit_property, None if text == NO_LIMIT else int(text)))
     return tuple(properties)
 
 
@@ -110,27 +112,24 @@ def read_record(systemd: Systemd, unit: str) -> WriterRecord:
 
     A set without a property is None: systemd does not write it.
     """
-    names = ("CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec", *_SETS, "CPUWeight", "MemoryMax")
+    sets = [row.unit_property for row in SETS]
+    names = (*sets, _PERIOD, *(row.unit_property for row in _RECORDED.values()))
     shown = dict(zip(names, systemd.unit_properties(unit, *names), strict=True))
-    cpus, mems = (_mask(shown, name) for name in _SETS)
-    quota, period = _number(shown, "CPUQuotaPerSecUSec"), _number(shown, "CPUQuotaPeriodUSec")
+    cpus, mems = (_mask(shown, name) for name in sets)
+    values = {row.file: _text(row, shown) for row in _RECORDED.values()}
+    return WriterRecord(cpus, mems, values)
+
+
+def _text(row: ValueFile, shown: Mapping[str, object]) -> str:
+    """Return what systemd writes into a file of one value."""
+    value = _number(shown, row.unit_property)
+    if row.file != CPU_MAX:
+        return row.unset if value == INFINITY else str(value)
+    period = _number(shown, _PERIOD)
     try:
-        cpu_max = CpuMax(*written_quota(quota, period))
+        return str(CpuMax(*written_quota(value, period)))
     except CgroupValueError as error:
-        raise ProtocolError("CPUQuotaPerSecUSec", (quota, period)) from error
-    return WriterRecord(
-        cpus=cpus,
-        mems=mems,
-        cpu_max=cpu_max,
-        values={
-            CPU_WEIGHT: _text(_number(shown, "CPUWeight"), DEFAULT_WEIGHT),
-            MEMORY_MAX: _text(_number(shown, "MemoryMax"), NO_LIMIT),
-        },
-    )
-
-
-def _text(number: int, unset: str) -> str:
-    return unset if number == INFINITY else str(number)
+        raise ProtocolError(row.unit_property, (value, period)) from error
 
 
 def _mask(shown: Mapping[str, object], name: str) -> Mask | None:
@@ -150,17 +149,21 @@ def _number(shown: Mapping[str, object], name: str) -> int:
 def record_of(item: DesiredCgroup, state: CgroupState, *, whole: bool = True) -> WriterRecord:
     """Return what systemd must have on record.
 
-    systemd always rewrites `cpu.max`, `cpu.weight` and `memory.max`, so these are recorded as
-    shown, unless (`whole` False) another program records them.
+    systemd always rewrites the files of one value that it has a property for, so these are recorded
+    as shown, unless (`whole` False) another program records them.
     """
     setting, shown = item.setting, state.values
     cpus, mems = setting.sets_beside(state.cpus, state.mems)
     if not whole:
-        return WriterRecord(cpus, mems, setting.cpu_max)
-    kept = {f: shown[f] for f, unset in _UNSET.items() if shown.get(f, unset) != unset}
+        return WriterRecord(cpus, mems, setting.values)
+    kept = {
+        file: shown[file]
+        for file, row in _RECORDED.items()
+        if file in shown and (shown[file] != row.unset or row.always_recorded)
+    }
     desired = {
         file: text
         for file, text in setting.values_beside(shown).items()
-        if file in _UNSET and not is_below_use(text, state.in_use, file)
+        if file in _RECORDED and not is_below_use(text, state.in_use, file)
     }
-    return WriterRecord(cpus, mems, setting.cpu_max or state.cpu_max, kept | desired)
+    return WriterRecord(cpus, mems, kept | desired)

@@ -42,7 +42,8 @@ from cgroupfs.names import (
     containers_if_there,
     parse_container,
 )
-from cgroupfs.state import CPU_MAX, CPUS, EVENTS
+from cgroupfs.settings import CPU_MAX, CPUS
+from cgroupfs.state import EVENTS
 from cgroupfs.tree import join
 
 if TYPE_CHECKING:

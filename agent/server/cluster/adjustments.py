@@ -12,7 +12,8 @@ from agent.reconcile.desired.container import container_settings, default_settin
 from agent.reconcile.desired.quota import pod_quotas
 from agent.reconcile.diff import Cause
 from agent.runtimes.nri.values import Adjustment
-from cgroupfs.state import CPUS, CPUS_EFFECTIVE, DEFAULT_PERIOD_US
+from cgroupfs.settings import CPUS, DEFAULT_PERIOD_US
+from cgroupfs.state import CPUS_EFFECTIVE
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.diff import Difference
     from agent.runtimes.nri.values import ContainerResources
-    from cgroupfs.state import CpuMax
+    from cgroupfs.settings import CpuMax
 
 _UNLIMITED: Final = -1
 #: So many pods are named in a message.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.api.documents import KernelDocument
 from cgroupfs.controllers import HUGETLB
-from cgroupfs.state import CPU_WEIGHT, MEMORY_MAX
+from cgroupfs.settings import CPU_MAX, CPU_WEIGHT, MEMORY_MAX
 
 if TYPE_CHECKING:
     from agent.reconcile.report import CgroupReport
@@ -24,7 +24,7 @@ def kernel_document(report: CgroupReport) -> KernelDocument:
         cpus_effective=_text(state.cpus_effective),
         mems=_text(state.mems),
         mems_effective=_text(state.mems_effective),
-        cpu_max=None if state.cpu_max is None else str(state.cpu_max),
+        cpu_max=state.values.get(CPU_MAX),
         cpu_weight=state.values.get(CPU_WEIGHT),
         memory_max=state.values.get(MEMORY_MAX),
         hugetlb={f: text for f, text in state.values.items() if f.startswith(f"{HUGETLB}.")},

@@ -28,7 +28,7 @@ from agent.server.kernel.documents import kernel_document
 from agent.server.kernel.intruders import IntruderCount
 from agent.server.kernel.verification import verification
 from cgroupfs.errors import CgroupError
-from cgroupfs.state import CPUS, MEMS
+from cgroupfs.settings import CPUS, MEMS
 from systemd.errors import SystemdError
 
 if TYPE_CHECKING:

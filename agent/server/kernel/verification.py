@@ -21,6 +21,7 @@ from agent.reconcile.intruding_tasks import (
 )
 from agent.server.kernel.documents import kernel_document
 from cgroupfs.controllers import NEEDED, enabled
+from cgroupfs.settings import CPU_MAX
 from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def _matters(report: CgroupReport) -> bool:
 def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
     desired, state = report.desired, report.state
     setting = desired.setting
+    values = dict(setting.values_beside({} if state is None else state.values))
     shown = (None, None) if state is None else (state.cpus, state.mems)
     cpus, mems = setting.sets_beside(*shown)
     if setting.whole_cpus and setting.cpus is not None:
@@ -118,17 +120,12 @@ def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
         role=str(desired.role),
         cpus=None if cpus is None else str(cpus),
         mems=None if mems is None else str(mems),
-        cpu_max=None if setting.cpu_max is None else str(setting.cpu_max),
+        cpu_max=values.pop(CPU_MAX, None),
         kernel=kernel_document(report),
-        values=_values(report),
+        values=values,
         differences=tuple(map(_difference, report.differences)),
         inherits=bool(setting.whole_cpus),
     )
-
-
-def _values(report: CgroupReport) -> dict[str, str]:
-    shown = {} if report.state is None else report.state.values
-    return dict(report.desired.setting.values_beside(shown))
 
 
 def _difference(difference: Difference) -> DifferenceDocument:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from agent.managers.decision import CounterKey
     from agent.tools.replay.play import ReplayState, Step, StepOutcome
-    from cgroupfs.state import CpuMax
+    from cgroupfs.settings import CpuMax
 
 _LABELS: Final = {metric.name: metric.labels for metric in DECISION_COUNTERS}
 

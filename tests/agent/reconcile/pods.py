@@ -219,7 +219,6 @@ class FakeSystemd(OneByOne):
         for file, value in (
             ("cpuset.cpus", record.cpus),
             ("cpuset.mems", record.mems),
-            ("cpu.max", record.cpu_max),
             *record.values.items(),
         ):
             if value is not None and self.tree.read_many(path, (file,)) != (None,):
@@ -274,5 +273,5 @@ def unenforced(detail: str, uid: str = "") -> Difference:
 def observed_cgroup(path: str, uid: str = "", container: str | None = None) -> CgroupReport:
     """Return the report of a cgroup of a pod, with processes and without differences."""
     role = Role.POD if container is None else Role.CONTAINER
-    state = CgroupState(None, None, None, None, None, populated=True)
+    state = CgroupState(None, None, None, None, populated=True)
     return CgroupReport(DesiredCgroup(Setting(path), role, uid, container), state)

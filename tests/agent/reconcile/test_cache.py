@@ -55,7 +55,7 @@ def test_a_pod_shares_the_pool_when_its_cgroup_includes_it_or_nothing_is_known()
 def test_a_cgroup_shows_its_former_setting_although_its_nodes_are_no_longer_read() -> None:
     memory = ObservationCache()
     item = DesiredCgroup(Setting("pod", Mask.parse("2-3"), Mask.of(0)), Role.POD, UID)
-    state = CgroupState(Mask.parse("2-3"), Mask.parse("2-3"), None, None, None, populated=True)
+    state = CgroupState(Mask.parse("2-3"), Mask.parse("2-3"), None, None, populated=True)
     known = Observation(IdentifiedCgroups({}), (item,), {"pod": state})
     memory.note_asked(known)
     wider = replace(item, setting=Setting("pod", Mask.parse("2-5")))

@@ -11,11 +11,11 @@ from agent.reconcile.diff import GONE, Cause, Difference, WriterRecords, assess,
 from cgroupfs.controllers import NEEDED, enable
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
-from cgroupfs.state import UNLIMITED, CpuMax, WriterRecord
+from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 from systemd import slices
 from systemd.properties import allowed_cpus, cpu_quota
-from tests.fakes.kernel import FaultyTree, read_states
+from tests.fakes.kernel import FaultyTree, quota, read_states
 from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ APP = "pods/a/app"
 CPUS = Mask.parse("2-3")
 NO_RECORDS: Mapping[str, WriterRecords] = MappingProxyType({})
 DESIRED = (
-    Setting(POD, cpus=CPUS, mems=Mask.of(1), cpu_max=UNLIMITED),
-    Setting(APP, cpus=CPUS, mems=Mask.of(1), cpu_max=CpuMax(50_000)),
+    Setting(POD, cpus=CPUS, mems=Mask.of(1), values=quota()),
+    Setting(APP, cpus=CPUS, mems=Mask.of(1), values=quota(50_000)),
 )
 
 
@@ -144,8 +144,8 @@ def test_a_cgroup_that_is_gone_is_one_drift(kernel: EmulatedKernel) -> None:
     assert (drift.cgroup, drift.file, drift.observed) == (APP, GONE, None)
 
 
-SYSTEMD = WriterRecord(cpus=Mask.parse("0-7"), cpu_max=UNLIMITED)
-SPEC = WriterRecord(cpu_max=CpuMax(140_000))
+SYSTEMD = WriterRecord(cpus=Mask.parse("0-7"), values=quota())
+SPEC = WriterRecord(values=quota(140_000))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_containers_that_a_runtime_updated_one_after_the_other_are_not_attribute
 ) -> None:
     kernel.mkdir("pods/a/side")
     both = WriterRecords(systemd=SPEC, runtime=SPEC)
-    desired = (DESIRED[1], Setting("pods/a/side", cpu_max=CpuMax(20_000)))
+    desired = (DESIRED[1], Setting("pods/a/side", values=quota(20_000)))
     for path in (APP, "pods/a/side"):
         kernel.write(path, "cpu.max", "140000")
     drifts = verify(kernel, desired, records={APP: both, "pods/a/side": both})
@@ -186,14 +186,12 @@ def test_a_reverting_systemd_is_recognised_by_its_own_record() -> None:
     slices.ensure(systemd, "pods.slice", (allowed_cpus(Mask.parse("0-7")), *cpu_quota(None)))
     app = systemd.start_scope("app.scope", "pods.slice", 5, delegate=True)
     kernel.write(app, "cpu.max", "50000 100000")
-    desired = (Setting(app, cpu_max=CpuMax(50_000)),)
+    desired = (Setting(app, values=quota(50_000)),)
     assert verify(kernel, desired) == ()
     systemd.daemon_reload()
     systemd.start_scope("other.scope", "pods.slice", 6, delegate=True)
     drift = only(
-        verify(
-            kernel, desired, records={app: WriterRecords(systemd=WriterRecord(cpu_max=UNLIMITED))}
-        )
+        verify(kernel, desired, records={app: WriterRecords(systemd=WriterRecord(values=quota()))})
     )
     assert drift.cause is Cause.REVERTED_BY_SYSTEMD
     assert "systemd has on record for the unit" in drift.detail

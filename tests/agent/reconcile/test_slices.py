@@ -14,7 +14,7 @@ from agent.reconcile.drivers.unit_record import read_record, to_properties
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.errors import EnforcementStartError
 from cgroupfs.names import Driver
-from cgroupfs.state import CpuMax, WriterRecord
+from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 from systemd.properties import Property
 from tests.agent.reconcile.pods import (
@@ -31,6 +31,7 @@ from tests.agent.reconcile.pods import (
     slices,
     target,
 )
+from tests.fakes.kernel import quota
 
 SLICE = path_of(mixed(), Driver.SYSTEMD)
 UNIT = SLICE.rpartition("/")[2]
@@ -47,8 +48,7 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
     assert read_record(systemd, UNIT) == WriterRecord(
         Mask.parse("2-7"),
         Mask.of(0),
-        CpuMax(None),
-        {"cpu.weight": "235", "memory.max": "max"},
+        quota() | {"cpu.weight": "235", "memory.max": "max"},
     )
     assert tree.read(SLICE, "cpuset.cpus.effective") == "2-7\n"
 
@@ -84,7 +84,7 @@ def test_a_quota_finer_than_systemds_is_in_the_file_and_never_narrower_on_record
     assert enforcer.enforce(target(allocation)).ok
     path = path_of(allocation, Driver.SYSTEMD)
     assert tree.read(path, "cpu.max") == "250500 100000\n"
-    assert read_record(systemd, UNIT).cpu_max == CpuMax(251_000)
+    assert read_record(systemd, UNIT).values["cpu.max"] == "251000 100000"
 
 
 def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:
@@ -250,7 +250,7 @@ def test_dying_at_any_call_to_systemd_is_repaired_by_the_next_start() -> None:
 def test_only_what_is_desired_becomes_a_property() -> None:
     assert to_properties(WriterRecord()) == ()
     assert [p.name for p in to_properties(WriterRecord(cpus=Mask.of(1)))] == ["AllowedCPUs"]
-    assert [p.name for p in to_properties(WriterRecord(mems=Mask.of(1), cpu_max=CpuMax(1000)))] == [
+    assert [p.name for p in to_properties(WriterRecord(mems=Mask.of(1), values=quota(1000)))] == [
         "AllowedMemoryNodes",
         "CPUQuotaPerSecUSec",
     ]

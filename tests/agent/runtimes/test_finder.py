@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.runtimes import finder as module
 from agent.runtimes.finder import RuntimeFiles
 from agent.runtimes.identifier import RuntimeName
-from cgroupfs.state import CpuMax, WriterRecord
+from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import OTHER, mixed, path_of
 from tests.agent.runtimes.bundles import (
@@ -24,6 +24,7 @@ from tests.agent.runtimes.bundles import (
     runc_state,
     write,
 )
+from tests.fakes.kernel import quota
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,7 +199,7 @@ def test_what_runc_set_last_is_remembered(host: Host) -> None:
         host.root,
         {"cpuset_cpus": "4-5", "cpuset_mems": "1", "cpu_quota": 50_000, "cpu_period": 100_000},
     )
-    record = WriterRecord(Mask.parse("4-5"), Mask.of(1), CpuMax(50_000))
+    record = WriterRecord(Mask.parse("4-5"), Mask.of(1), quota(50_000))
     assert host.finder.remembered(SCOPE) == record
     assert host.finder.remembered(f"{POD}/{ID}") == record
 
@@ -210,7 +211,7 @@ def test_runcs_state_under_crio_is_looked_for_where_crio_keeps_it(host: Host) ->
 
 def test_of_another_runtime_what_the_container_was_made_with_is_remembered(host: Host) -> None:
     bundle(host.root, cri("db"), {"shares": 512, "cpus": "2-3", "mems": "0", "quota": 140_000})
-    record = WriterRecord(Mask.parse("2-3"), Mask.of(0), CpuMax(140_000))
+    record = WriterRecord(Mask.parse("2-3"), Mask.of(0), quota(140_000))
     assert host.finder.remembered(SCOPE) == record
 
 

@@ -19,10 +19,11 @@ from agent.runtimes.records import (
     stamp_of,
 )
 from cgroupfs.names import Runtime
-from cgroupfs.state import UNLIMITED, CpuMax, WriterRecord
+from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import OTHER, UID, mixed
 from tests.agent.runtimes.bundles import bundle, cri, crio, runc_state, write
+from tests.fakes.kernel import quota
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,24 +35,24 @@ def test_runcs_settings_are_read(tmp_path: Path) -> None:
         tmp_path,
         {"cpuset_cpus": "4-5", "cpuset_mems": "1", "cpu_quota": 50_000, "cpu_period": 100_000},
     )
-    assert read_state(file) == WriterRecord(Mask.parse("4-5"), Mask.of(1), CpuMax(50_000))
+    assert read_state(file) == WriterRecord(Mask.parse("4-5"), Mask.of(1), quota(50_000))
 
 
 @pytest.mark.parametrize(
-    ("quota", "period", "cpu_max"),
+    ("limit", "period", "written"),
     [
-        (0, 0, None),
-        (-1, 100_000, UNLIMITED),
-        (-1, 0, UNLIMITED),
-        (0, 50_000, CpuMax(None, 50_000)),
-        (20_000, 0, CpuMax(20_000)),
+        (0, 0, {}),
+        (-1, 100_000, quota()),
+        (-1, 0, quota()),
+        (0, 50_000, {"cpu.max": "max 50000"}),
+        (20_000, 0, quota(20_000)),
     ],
 )
 def test_a_quota_is_what_the_runtime_writes_for_it(
-    tmp_path: Path, quota: int, period: int, cpu_max: CpuMax | None
+    tmp_path: Path, limit: int, period: int, written: dict[str, str]
 ) -> None:
-    file = runc_state(tmp_path, {"cpu_quota": quota, "cpu_period": period})
-    assert read_state(file) == WriterRecord(cpu_max=cpu_max)
+    file = runc_state(tmp_path, {"cpu_quota": limit, "cpu_period": period})
+    assert read_state(file) == WriterRecord(values=written)
 
 
 def test_settings_that_are_left_out_are_none(tmp_path: Path) -> None:

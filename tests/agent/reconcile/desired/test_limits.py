@@ -84,7 +84,7 @@ def test_more_requested_never_weighs_less_and_any_weight_is_valid(one: int, othe
 
 def test_a_pod_has_its_weight_its_limit_in_whole_pages_and_no_huge_pages_unasked() -> None:
     allocation = limited(memory=GIB + 1, hugepages_2Mi=(4 << 20) + 1)
-    assert pod_values(allocation, PAGES) == {
+    assert pod_values(allocation, None, PAGES) == {
         "cpu.weight": "79",
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(4 << 20),
@@ -94,21 +94,21 @@ def test_a_pod_has_its_weight_its_limit_in_whole_pages_and_no_huge_pages_unasked
 
 def test_memory_without_a_limit_is_left_alone_and_best_effort_weighs_least() -> None:
     allocation = limited(qos=QosClass.BEST_EFFORT, request=None)
-    assert pod_values(allocation, EVERYTHING) == {"cpu.weight": "1"}
+    assert pod_values(allocation, None, EVERYTHING) == {"cpu.weight": "1"}
 
 
 def test_nothing_is_set_for_a_pod_without_a_known_specification() -> None:
-    assert pod_values(replace(limited(memory=GIB), origin=Origin.IMPORTED), PAGES) == {}
+    assert pod_values(replace(limited(memory=GIB), origin=Origin.IMPORTED), None, PAGES) == {}
 
 
 def test_an_endless_limit_is_none() -> None:
-    assert pod_values(limited(memory=1 << 63), EVERYTHING)["memory.max"] == "max"
+    assert pod_values(limited(memory=1 << 63), None, EVERYTHING)["memory.max"] == "max"
 
 
 def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
     allocation, container = limited(memory=GIB), with_limit("a", memory=GIB, hugepages_2Mi=2 << 20)
     only_sets = replace(PAGES, controllers=frozenset({"cpuset"}))
-    assert pod_values(allocation, only_sets) == {}
+    assert pod_values(allocation, None, only_sets) == {}
     assert container_defaults(container, only_sets) == {}
     assert container_defaults(container, PAGES) == {
         "memory.max": str(GIB),

@@ -15,7 +15,7 @@ from agent.pods.model import ContainerKind
 from agent.pods.requests import aggregate
 from agent.pods.validation import find_problems
 from agent.reconcile.desired.quota import cpu_max, pod_quotas
-from cgroupfs.state import UNLIMITED, CpuMax
+from cgroupfs.settings import UNLIMITED, CpuMax
 from tests.agent.managers.hosts import CONTAINER, NO_POLICY, POD, RESTRICTED, make_rules
 from tests.agent.pods import pods
 from tests.agent.reconcile.pods import exclusive, on_host, pod, pod_shared

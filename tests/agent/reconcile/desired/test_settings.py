@@ -17,7 +17,6 @@ from agent.reconcile.identify.containers import (
     Subgroup,
 )
 from cgroupfs.plan import Setting, make_plan
-from cgroupfs.state import UNLIMITED, CpuMax
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
     exclusive,
@@ -29,6 +28,7 @@ from tests.agent.reconcile.pods import (
     pod_shared,
     target,
 )
+from tests.fakes.kernel import quota
 
 POD = path_of(mixed())
 #: Of 6 CPUs: 6,144 shares of 262,144 at most.
@@ -55,20 +55,20 @@ def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
     desired = settings_of(mixed(), container("db"), container("backup"), container("metrics"))
     node = Mask.of(0)
     assert desired == {
-        POD: Setting(POD, Mask.parse("2-7"), node, UNLIMITED, exclusive=True, values=WEIGHT),
-        f"{POD}/db": Setting(f"{POD}/db", Mask.parse("2-5"), node, UNLIMITED, exclusive=True),
+        POD: Setting(POD, Mask.parse("2-7"), node, exclusive=True, values=quota() | WEIGHT),
+        f"{POD}/db": Setting(f"{POD}/db", Mask.parse("2-5"), node, exclusive=True, values=quota()),
         f"{POD}/backup": Setting(
-            f"{POD}/backup", Mask.parse("6-7"), node, CpuMax(600_000), exclusive=True
+            f"{POD}/backup", Mask.parse("6-7"), node, exclusive=True, values=quota(600_000)
         ),
         f"{POD}/metrics": Setting(
-            f"{POD}/metrics", Mask.parse("6-7"), node, CpuMax(50_000), exclusive=True
+            f"{POD}/metrics", Mask.parse("6-7"), node, exclusive=True, values=quota(50_000)
         ),
     }
 
 
 def test_a_pod_is_pinned_before_any_of_its_containers_is_there() -> None:
     assert settings_of(mixed()) == {
-        POD: Setting(POD, Mask.parse("2-7"), Mask.of(0), UNLIMITED, exclusive=True, values=WEIGHT)
+        POD: Setting(POD, Mask.parse("2-7"), Mask.of(0), exclusive=True, values=quota() | WEIGHT)
     }
 
 
@@ -145,7 +145,7 @@ def test_containers_that_are_alike_have_the_same_settings() -> None:
     desired = settings_of(allocation, container(None, IdentifiedBy.ALIKE), shared=Mask.parse("0-3"))
     shared = Mask.parse("0-3")
     assert desired[f"{POD}/x"] == Setting(
-        f"{POD}/x", shared, None, CpuMax(50_000), whole_cpus=shared
+        f"{POD}/x", shared, None, values=quota(50_000), whole_cpus=shared
     )
 
 
@@ -157,22 +157,24 @@ def test_a_container_bound_elsewhere_does_not_widen_its_pods_cgroup() -> None:
     assert desired[POD].cpus == Mask.parse("2-5")
 
 
-@pytest.mark.parametrize(("has_quota", "cpu_max"), [(False, None), (True, UNLIMITED)])
+@pytest.mark.parametrize(("has_quota", "values"), [(False, {}), (True, quota())])
 def test_a_runtimes_subgroup_gets_the_sets_and_no_quota_of_its_own(
     has_quota: bool,  # noqa: FBT001 - a case
-    cpu_max: CpuMax | None,
+    values: dict[str, str],
 ) -> None:
     inner = f"{POD}/b/container"
     located = Located(f"{POD}/b", "backup", IdentifiedBy.NAME, (Subgroup(inner, has_quota),))
     desired = settings_of(mixed(), located)
-    assert desired[f"{POD}/b"].cpu_max == CpuMax(600_000)
-    assert desired[inner] == Setting(inner, Mask.parse("6-7"), Mask.of(0), cpu_max, exclusive=True)
+    assert desired[f"{POD}/b"].values == quota(600_000)
+    assert desired[inner] == Setting(
+        inner, Mask.parse("6-7"), Mask.of(0), exclusive=True, values=values
+    )
 
 
 def test_where_the_quota_is_the_runtimes_it_may_be_in_its_subgroup() -> None:
     inner = f"{POD}/a/container"
     located = Located(f"{POD}/a", "a", IdentifiedBy.NAME, (Subgroup(inner, quota=True),))
-    assert settings_of(pod(on_host("a")), located)[inner].cpu_max is None
+    assert settings_of(pod(on_host("a")), located)[inner].values == {}
 
 
 def test_an_empty_shared_pool_leaves_sets_as_they_are() -> None:
