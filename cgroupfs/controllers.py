@@ -11,7 +11,7 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
-from cgroupfs.settings import CONTROLLERS
+from cgroupfs.settings import KernelController
 from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from cgroupfs.tree import CgroupTree
 
-CPUSET: Final = "cpuset"
-HUGETLB: Final = "hugetlb"
+CPUSET: Final = KernelController.CPUSET.value
+HUGETLB: Final = KernelController.HUGETLB.value
 #: Every cgroup of a pod needs these.
-NEEDED: Final = tuple(each.name for each in CONTROLLERS if each.threaded)
+NEEDED: Final = tuple(each.value for each in KernelController if each.threaded)
 AVAILABLE: Final = "cgroup.controllers"
 ENABLED: Final = "cgroup.subtree_control"
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import errno
 import re
+from enum import StrEnum
 from functools import lru_cache
 from mmap import PAGESIZE
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
@@ -32,43 +33,48 @@ NO_LIMIT: Final = "max"
 # --- controllers ----------------------------------------------------------------------------------
 
 
-class KernelController(Struct, frozen=True):
-    """A controller of the kernel: an item of `agent.enforce`."""
+class KernelController(StrEnum):
+    """A controller of the kernel whose files the agent writes: an item of `agent.enforce`."""
 
-    name: str
     #: What the agent sets with the controller's files.
     sets: str
     #: What does not happen where the controller is left to others.
     without: str
     #: Whether a cgroup with processes may pass it on to its children: every cgroup of a pod has
     #: such controllers (cgroup-v2.rst, "No Internal Process Constraint").
-    threaded: bool = False
+    threaded: bool
 
-
-CONTROLLERS: Final = (
-    KernelController(
+    CPUSET = (
         "cpuset",
         "cpuset.cpus and cpuset.mems of pods and containers",
         "exclusive CPUs and memory nodes are decided but not written",
-        threaded=True,
-    ),
-    KernelController(
+        True,
+    )
+    CPU = (
         "cpu",
         "cpu.max of pods and containers, cpu.weight of pods and of their QoS classes",
         "neither quotas nor weights of pods are written",
-        threaded=True,
-    ),
-    KernelController(
+        True,
+    )
+    MEMORY = (
         "memory",
         "memory.max of pods, and of containers where their runtime set none",
         "memory.max of pods is not written",
-    ),
-    KernelController(
+        False,
+    )
+    HUGETLB = (
         "hugetlb",
         "hugetlb.*.max of pods, and of containers where their runtime set none",
         "limits of huge pages of pods are not written",
-    ),
-)
+        False,
+    )
+
+    def __new__(cls, name: str, sets: str, without: str, threaded: bool) -> Self:  # noqa: FBT001  # a row
+        """Make the row of a controller."""
+        row = str.__new__(cls, name)
+        row._value_ = name
+        row.sets, row.without, row.threaded = sets, without, threaded
+        return row
 
 
 # --- sets -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ may be added in any release; none is renamed or removed within `/v1` (see `docs/
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from agent.managers.answers import Advice, FreeCpus, Shortage  # noqa: TC001 - s
 from agent.managers.assessment.violation import Violation  # noqa: TC001 - same
 from agent.parsing.errors import Mistake  # noqa: TC001 - same
 from agent.values import plain
+from cgroupfs.settings import VALUES
 
 _Document = TypeVar("_Document", bound="Document")
 
@@ -75,9 +76,21 @@ class KernelDocument(Document, frozen=True):
     mems: str | None = None
     mems_effective: str | None = None
     cpu_max: str | None = None
-    cpu_weight: str | None = None
-    memory_max: str | None = None
-    hugetlb: dict[str, str] = {}
+
+
+if not TYPE_CHECKING:
+    # A field for each file of one value: what the agent writes, it shows.
+    KernelDocument = msgspec.defstruct(
+        "KernelDocument",
+        [
+            *((row.field, str | None, None) for row in VALUES),
+            ("hugetlb", dict[str, str], {}),
+        ],
+        bases=(KernelDocument,),
+        namespace={"__doc__": KernelDocument.__doc__},
+        module=__name__,
+        frozen=True,
+    )
 
 
 class ContainerDocument(Document, frozen=True):

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agent.config.config import MEMORY_AVAILABLE, Config, EnforcedController
+from agent.config.config import MEMORY_AVAILABLE, Config
 from agent.config.features import gate_problems, ignored_gates
 from agent.config.options import (
     ALIGN_BY_SOCKET,
@@ -25,6 +25,7 @@ from agent.managers.policy import (
 )
 from agent.parsing.document import join
 from agent.parsing.errors import Mistake
+from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -256,19 +257,10 @@ def notes_on(config: Config) -> Iterator[str]:
         yield f"evictionHard {', '.join(signals)}: only memory.available counts here"
 
 
-#: What the agent does not enforce where a controller is not among `agent.enforce`.
-_LEFT: Final = {
-    EnforcedController.CPUSET: "exclusive CPUs and memory nodes are decided but not written",
-    EnforcedController.CPU: "neither quotas nor weights of pods are written",
-    EnforcedController.MEMORY: "memory.max of pods is not written",
-    EnforcedController.HUGETLB: "limits of huge pages of pods are not written",
-}
-
-
-def _left_to_others(enforce: Collection[EnforcedController]) -> Iterator[str]:
-    for controller, left in _LEFT.items():
+def _left_to_others(enforce: Collection[KernelController]) -> Iterator[str]:
+    for controller in KernelController:
         if controller not in enforce:
-            yield f"agent.enforce leaves {controller} to others: {left}"
+            yield f"agent.enforce leaves {controller} to others: {controller.without}"
 
 
 def _without_topology_manager(config: Config) -> Iterator[str]:

@@ -18,6 +18,7 @@ from agent.managers.policy import (
 )
 from agent.parsing.errors import DocumentError
 from agent.pods.quantity import Quantity
+from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,15 +36,6 @@ class CgroupDriver(StrEnum):
 
     SYSTEMD = "systemd"
     CGROUPFS = "cgroupfs"
-
-
-class EnforcedController(StrEnum):
-    """`agent.enforce`: a controller of the kernel whose files of pods' cgroups the agent sets."""
-
-    CPUSET = "cpuset"
-    CPU = "cpu"
-    MEMORY = "memory"
-    HUGETLB = "hugetlb"
 
 
 class LogFormat(StrEnum):
@@ -237,7 +229,7 @@ class AgentConfig(Struct, frozen=True):
     socket_group: str | None = None
     sysfs_root: Path = Path("/")
     cgroup_mount: Path = Path("/sys/fs/cgroup")
-    enforce: frozenset[EnforcedController] = frozenset(EnforcedController)
+    enforce: frozenset[KernelController] = frozenset(KernelController)
     shared_cgroup: bool = False
     metrics: MetricsConfig = MetricsConfig()
     pod_resources: PodResourcesConfig = PodResourcesConfig()

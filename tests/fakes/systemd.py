@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from cgroupfs.settings import CPU_MAX, VALUES
 from cgroupfs.tree import join, parent
 from systemd.bus import ActiveState
 from systemd.errors import NoSuchUnitError, UnitExistsError
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 _MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
 _ALWAYS: Final = frozenset({"memory", "pids"})
 #: What systemd shows of an unset property, where that is not empty.
-_UNSET: Final = {"CPUWeight": INFINITY, "MemoryMax": INFINITY}
+_NUMBERS: Final = tuple(row for row in VALUES if row.unit_property and row.file != CPU_MAX)
+_UNSET: Final = {row.unit_property: INFINITY for row in _NUMBERS}
 _NEEDS: Final = {
     "AllowedCPUs": "cpuset",
     "AllowedMemoryNodes": "cpuset",
     "CPUQuotaPerSecUSec": "cpu",
     "CPUQuotaPeriodUSec": "cpu",
-    "CPUWeight": "cpu",
-    "MemoryMax": "memory",
+    **{row.unit_property: row.controller for row in _NUMBERS},
 }
 
 
@@ -255,8 +256,9 @@ class FakeSystemd(OneByOne):
         assert isinstance(period, int)
         quota, period = written_quota(per_second, period)
         self._put(unit.path, "cpu.max", f"{'max' if quota is None else quota} {period}")
-        self._put(unit.path, "cpu.weight", self._number(unit, "CPUWeight", "100"))
-        self._put(unit.path, "memory.max", self._number(unit, "MemoryMax", "max"))
+        for row in _NUMBERS:
+            value = unit.properties.get(row.unit_property, INFINITY)
+            self._put(unit.path, row.file, row.unset if value == INFINITY else str(value))
         self._put(unit.path, "cpuset.cpus", self._list(unit, "AllowedCPUs"))
         self._put(unit.path, "cpuset.mems", self._list(unit, "AllowedMemoryNodes"))
 
@@ -265,11 +267,6 @@ class FakeSystemd(OneByOne):
         value = unit.properties.get(name, b"")
         assert isinstance(value, bytes)
         return str(bytes_mask(value)) or "\n"
-
-    @staticmethod
-    def _number(unit: Unit, name: str, unset: str) -> str:
-        value = unit.properties.get(name, INFINITY)
-        return unset if value == INFINITY else str(value)
 
     def _put(self, path: str, file: str, value: str) -> None:
         try:

@@ -199,7 +199,7 @@ def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[
 
 
 def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
-    from agent.config.config import EnforcedController  # noqa: PLC0415
+    from cgroupfs.settings import KernelController  # noqa: PLC0415
 
     yield f"  CPU manager       {policy.cpu.policy}{_options(loaded.cpu_manager_policy_options)}"
     if policy.cpu.reserved:
@@ -212,7 +212,7 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     options = _options(loaded.topology_manager_policy_options)
     yield f"  topology manager  {topology.policy}, scope {topology.scope}{options}"
     yield f"  cgroups           {loaded.cgroup_driver} driver below {loaded.cgroup_root}"
-    enforced = [name for name in EnforcedController if name in loaded.agent.enforce]
+    enforced = [name for name in KernelController if name in loaded.agent.enforce]
     yield f"  enforced          {', '.join(enforced) or 'nothing'}"
     kubelet = loaded.agent.kubelet
     others = "from the kubelet" if kubelet.enabled else "over the socket alone"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct
 
-from agent.config.config import EnforcedController
 from agent.config.features import KNOWN_GATES
 from agent.config.keys.key import nullable
 from agent.managers.policy import PluginDevice
@@ -15,6 +14,7 @@ from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault, prefixed_resource_fault
 from agent.pods.model import MEMORY
 from agent.pods.validation import resource_name_fault
+from cgroupfs.settings import KernelController
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
 if TYPE_CHECKING:
@@ -84,23 +84,23 @@ class GateSwitches(Struct, frozen=True):
 class ControllerSet(Struct, frozen=True):
     """`agent.enforce`: controllers of the kernel."""
 
-    words: ClassVar[str] = f"list of {', '.join(EnforcedController)}"
+    words: ClassVar[str] = f"list of {', '.join(KernelController)}"
 
     def read(
-        self, reader: KeyReader, at: Field, base: frozenset[EnforcedController]
-    ) -> frozenset[EnforcedController]:
+        self, reader: KeyReader, at: Field, base: frozenset[KernelController]
+    ) -> frozenset[KernelController]:
         """Return the controllers; a list replaces that of the base."""
         del base
-        names = (reader.choice(item, EnforcedController) for item in reader.items(at))
-        return frozenset(EnforcedController(name) for name in names if name is not None)
+        names = {reader.choice(item, KernelController) for item in reader.items(at)}
+        return frozenset(each for each in KernelController if each in names)
 
-    def written(self, value: frozenset[EnforcedController]) -> Plain:
+    def written(self, value: frozenset[KernelController]) -> Plain:
         """Return the controllers in the order of the enumeration."""
-        return [str(controller) for controller in EnforcedController if controller in value]
+        return [str(controller) for controller in KernelController if controller in value]
 
     def schema(self) -> Schema:
         """Return a list of controllers."""
-        names = list(map(str, EnforcedController))
+        names = list(map(str, KernelController))
         return {"type": "array", "items": {"type": "string", "enum": names}}
 
 

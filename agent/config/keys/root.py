@@ -7,7 +7,6 @@ from typing import Final
 from agent.config.config import (
     AgentConfig,
     Config,
-    EnforcedController,
     HistoryConfig,
     LimitsConfig,
     LogFormat,
@@ -38,6 +37,7 @@ from agent.config.keys.scalars import (
     UserGroup,
     WholeNumber,
 )
+from cgroupfs.settings import KernelController
 
 _MAX_PORT: Final = 65535
 _MOST_CONTAINERS: Final = 10_000
@@ -230,16 +230,7 @@ _AGENT: Final = Section(
                     help="What the agent sets in the cgroups of pods, by the kernel's controllers. "
                     "What is left out belongs to other programs and is neither written nor "
                     "compared. A limit below what is in use is never written.",
-                    values={
-                        EnforcedController.CPUSET: "cpuset.cpus and cpuset.mems of pods and "
-                        "containers",
-                        EnforcedController.CPU: "cpu.max of pods and containers, cpu.weight of "
-                        "pods and of their QoS classes",
-                        EnforcedController.MEMORY: "memory.max of pods, and of containers where "
-                        "their runtime set none",
-                        EnforcedController.HUGETLB: "hugetlb.*.max of pods, and of containers "
-                        "where their runtime set none",
-                    },
+                    values={each: each.sets for each in KernelController},
                 ),
                 Key(
                     "sharedCgroup",

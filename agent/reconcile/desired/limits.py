@@ -20,11 +20,11 @@ from agent.pods.model import HUGEPAGES_PREFIX, MEMORY, QosClass
 from agent.pods.quantity import Quantity
 from cgroupfs.controllers import HUGETLB, NEEDED
 from cgroupfs.settings import (
-    CONTROLLERS,
     CPU_MAX,
     CPU_WEIGHT,
     MEMORY_MAX,
     VALUE_FILES,
+    KernelController,
     controller_of,
     huge_pages,
     limit_text,
@@ -54,7 +54,7 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
     `page_sizes` are bytes; without any, huge pages are not limited.
     """
 
-    controllers: frozenset[str] = frozenset(each.name for each in CONTROLLERS)
+    controllers: frozenset[str] = frozenset(each.value for each in KernelController)
     page_sizes: tuple[int, ...] = ()
 
     @cached_property
@@ -68,7 +68,7 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
         Source: cgroup-v2.rst, "No Internal Process Constraint".
         """
-        return tuple(each.name for each in CONTROLLERS if each.name in self.controllers - _NEEDED)
+        return tuple(each for each in KernelController if each in self.controllers - _NEEDED)
 
     @cached_property
     def pages(self) -> Mapping[str, int]:

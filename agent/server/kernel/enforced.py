@@ -24,9 +24,8 @@ from agent.reconcile.report import EnforcementReport
 from agent.reconcile.snapshot import steadily
 from agent.server.endings import Lives
 from agent.server.errors import readable
-from agent.server.kernel.documents import kernel_document
 from agent.server.kernel.intruders import IntruderCount
-from agent.server.kernel.verification import verification
+from agent.server.kernel.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
 from cgroupfs.settings import CPUS, MEMS
 from systemd.errors import SystemdError
@@ -62,7 +61,7 @@ ALONE: Final = HostProbes()
 
 
 class KernelEnforcement:
-    """The cgroup tree behind the enforcer (`agent.server.kernel.ports.Kernel`).
+    """The cgroup tree behind the enforcer; all calls block, and the one worker thread makes them.
 
     `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
     `probes` reads the tasks of the host and the time. A cgroup that appeared since the last

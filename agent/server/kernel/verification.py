@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from agent.api.documents import KernelDocument
 from agent.api.verification import (
     AncestorDocument,
     DifferenceDocument,
@@ -19,9 +20,8 @@ from agent.reconcile.intruding_tasks import (
     count_threads,
     intruding_tasks,
 )
-from agent.server.kernel.documents import kernel_document
-from cgroupfs.controllers import NEEDED, enabled
-from cgroupfs.settings import CPU_MAX
+from cgroupfs.controllers import HUGETLB, NEEDED, enabled
+from cgroupfs.settings import CPU_MAX, VALUES
 from cgroupfs.tree import ancestors
 
 if TYPE_CHECKING:
@@ -67,6 +67,27 @@ def verification(
         kernel_threads=threads[IntruderKind.KERNEL],
         differences=differences,
         notes=report.notes,
+    )
+
+
+def kernel_document(report: CgroupReport) -> KernelDocument:
+    """Return the files of one cgroup as they were read."""
+    cgroup, state = f"/{report.desired.setting.cgroup}", report.state
+    if state is None:
+        return KernelDocument(cgroup=cgroup)
+    sets = (state.cpus, state.cpus_effective, state.mems, state.mems_effective)
+    cpus, cpus_effective, mems, mems_effective = (
+        None if mask is None else str(mask) for mask in sets
+    )
+    values: dict[str, Any] = {row.field: state.values.get(row.file) for row in VALUES}
+    values[HUGETLB] = {f: text for f, text in state.values.items() if f.startswith(HUGETLB)}
+    return KernelDocument(
+        cgroup=cgroup,
+        cpus=cpus,
+        cpus_effective=cpus_effective,
+        mems=mems,
+        mems_effective=mems_effective,
+        **values,
     )
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import EnforcedController
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.quantity import Quantity
 from agent.state.store import CHECKPOINT_NAME
 from agent.state.store import peek as saved_state
+from cgroupfs.settings import KernelController
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
@@ -267,7 +267,7 @@ async def test_devices_that_running_pods_may_have_are_named(world: World) -> Non
         )
 
 
-def with_static_memory(world: World, *controllers: EnforcedController) -> None:
+def with_static_memory(world: World, *controllers: KernelController) -> None:
     world.config = replace(
         world.config,
         memory_manager_policy=MemoryManagerPolicy.STATIC,
@@ -283,7 +283,7 @@ def reserved(agent: Running) -> dict[int, dict[str, int]]:
 
 @in_loop
 async def test_memory_without_a_limit_is_not_counted_and_that_is_said(world: World) -> None:
-    with_static_memory(world, EnforcedController.CPUSET, EnforcedController.CPU)
+    with_static_memory(world, KernelController.CPUSET, KernelController.CPU)
     async with running(world) as agent:
         await with_running_containers(agent, "c0")
         charged = reserved(agent)
@@ -297,7 +297,7 @@ async def test_memory_without_a_limit_is_not_counted_and_that_is_said(world: Wor
 
 @in_loop
 async def test_memory_is_counted_by_its_limits(world: World) -> None:
-    with_static_memory(world, *EnforcedController)
+    with_static_memory(world, *KernelController)
     async with running(world) as agent:
         await with_running_containers(agent, "c0", "c1")
         charged = reserved(agent)
