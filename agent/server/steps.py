@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.desired.state import Desired
     from agent.reconcile.diff import Difference
-    from agent.server.kernel.ports import Enforcement, Saver
+    from agent.server.kernel.enforced import KernelEnforcement
     from agent.server.metrics.exposition import Metrics
     from agent.server.queue import Worker
     from agent.server.state import AgentState
     from agent.state.checkpoint import Checkpoint
+    from agent.state.store import Store
 
     _Params = ParamSpec("_Params")
     _Result = TypeVar("_Result")
@@ -55,7 +56,7 @@ LEAST_FREE: Final = 256 << 10
 class Steps:
     """What all actions of the controller share, and the steps of a change.
 
-    `worker` makes the blocking calls of `kernel` and `saver`, `queue` has the actions wait for each
+    `worker` makes the blocking calls of `kernel` and `store`, `queue` has the actions wait for each
     other, `publish` publishes an event to all watchers of `events`.
     """
 
@@ -63,8 +64,8 @@ class Steps:
         self,
         state: AgentState,
         metrics: Metrics,
-        kernel: Enforcement,
-        saver: Saver,
+        kernel: KernelEnforcement,
+        store: Store,
         worker: Worker,
         clock: Clock,
     ) -> None:
@@ -78,7 +79,7 @@ class Steps:
         self.events = Events(dropped, clock, state.history)
         self.publish = self.events.publish
         self.outcomes = OutcomeReporter(state, metrics.counters, self.events, clock)
-        self.saver = saver
+        self.store = store
         #: With fewer free bytes the next save may fail.
         self._needed = LEAST_FREE
         self._observing = asyncio.Lock()
@@ -104,7 +105,7 @@ class Steps:
         reports the failure until a save succeeds.
         """
         try:
-            saving = self.worker.run(self.saver.save, self.state.to_save(durable))
+            saving = self.worker.run(self.store.save, self.state.to_save(durable))
             size = await uncancelled(saving)
             self._needed = max(LEAST_FREE, 2 * size)
             self.state.unsaved = None
@@ -141,8 +142,8 @@ class Steps:
         room the state is saved as well: only that shows whether the next change can be saved.
         """
         try:
-            await self.worker.run(self.saver.check)
-            free = await self.worker.run(self.saver.free)
+            await self.worker.run(self.store.check)
+            free = await self.worker.run(self.store.free)
         except CheckpointIOError as error:
             if self.state.unsaved != str(error):
                 log.error("state directory unavailable", why=str(error))  # noqa: TRY400

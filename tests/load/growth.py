@@ -66,7 +66,7 @@ class FullHost:
         """Measure an admission and a removal."""
         state, kernel = self.controller.state, self.controller.steps.kernel
         allocation = self._take_over(self._timed("decision", self._decide, self._pod(number, kind)))
-        self._timed("save", self.controller.steps.saver.save, state.to_save(state.durable))
+        self._timed("save", self.controller.steps.store.save, state.to_save(state.durable))
         self._check(
             self._timed("enforced", lambda: kernel.admitted(state.target(), allocation.uid))
         )

@@ -77,8 +77,8 @@ def ended(shell: Watched) -> None:
 
 
 def full(shell: Watched) -> None:
-    store = shell.agent.controller.steps.saver
-    store._files = FullDisk()  # type: ignore[attr-defined]  # a `Store`
+    store = shell.agent.controller.steps.store
+    store._files = FullDisk()
     assert shell.run("admit", shell.file(manifest("db", None)))[0] == ExitCode.AGENT_FAILED
 
 

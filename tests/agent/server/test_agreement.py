@@ -72,12 +72,12 @@ class SpacelessDisk(FullDisk):
 @asynccontextmanager
 async def full_disk(world: World) -> AsyncIterator[Running]:
     async with running(world) as agent:
-        store = agent.controller.steps.saver
-        usual, store._files = store._files, FullDisk()  # type: ignore[attr-defined]  # a `Store`
+        store = agent.controller.steps.store
+        usual, store._files = store._files, FullDisk()
         with pytest.raises(AgentError, match="No space left"):
             await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
         yield agent
-        store._files = usual  # type: ignore[attr-defined]  # as above
+        store._files = usual
         await agent.ask(agent.client.reconcile)
         assert await said(agent) == (True, ())
 
@@ -138,11 +138,11 @@ async def a_replaced_state_directory(world: World) -> AsyncIterator[Running]:
 @asynccontextmanager
 async def a_disk_that_filled_while_nothing_was_asked(world: World) -> AsyncIterator[Running]:
     async with running(world) as agent:
-        store = agent.controller.steps.saver
-        usual, store._files = store._files, SpacelessDisk()  # type: ignore[attr-defined]  # a `Store`
+        store = agent.controller.steps.store
+        usual, store._files = store._files, SpacelessDisk()
         await agent.ask(agent.client.reconcile)
         yield agent
-        store._files = usual  # type: ignore[attr-defined]  # as above
+        store._files = usual
         await agent.ask(agent.client.reconcile)
         assert await said(agent) == (True, ())
 

@@ -180,7 +180,7 @@ async def test_a_cordon_that_cannot_be_saved_is_not_made(
             raise full
 
         with monkeypatch.context() as broken:
-            broken.setattr(agent.controller.steps.saver, "save", fail)
+            broken.setattr(agent.controller.steps.store, "save", fail)
             error = await rejected(agent, "2-3")
         assert error.error.code == "CheckpointFailed"
         assert not agent.controller.state.configured.rules.policy.cordon

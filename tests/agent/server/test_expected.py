@@ -61,13 +61,13 @@ async def a_directory_that_vanishes(agent: Running) -> None:
 
 
 async def a_full_disk(agent: Running) -> None:
-    agent.controller.steps.saver._files = FullDisk()  # type: ignore[attr-defined]  # a `Store`
+    agent.controller.steps.store._files = FullDisk()
     with pytest.raises(AgentError):
         await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
 
 
 async def a_full_disk_for_a_file(agent: Running) -> None:
-    agent.controller.steps.saver._files = FullDisk()  # type: ignore[attr-defined]  # a `Store`
+    agent.controller.steps.store._files = FullDisk()
     assert agent.world.config.static_pod_path is not None
     (agent.world.config.static_pod_path / "db.yaml").write_bytes(manifest("db", OTHER_UID))
 

@@ -183,11 +183,11 @@ async def test_the_old_pod_stays_if_the_replacement_cannot_be_saved(world: World
     async with running(world) as agent:
         await ask(agent, manifest())
         before = await pods(agent)
-        store = agent.controller.steps.saver
-        usual, store._files = store._files, FullDisk()  # type: ignore[attr-defined]  # a `Store`
+        store = agent.controller.steps.store
+        usual, store._files = store._files, FullDisk()
         with pytest.raises(AgentError, match="nothing was changed"):
             await ask(agent, SAME_NAME, replace_pod=True)
-        store._files = usual  # type: ignore[attr-defined]  # as above
+        store._files = usual
         assert await pods(agent) == before
         assert world.cpus_of(f"kubepods/pod{UID}") == "1,9"
 

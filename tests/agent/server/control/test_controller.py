@@ -33,6 +33,7 @@ from agent.server.configured_host import ConfiguredHost
 from agent.server.controller import Controller
 from agent.server.endings import Lives
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
+from agent.server.kernel.enforced import KernelEnforcement
 from agent.server.metrics import names
 from agent.server.metrics.exposition import Metrics
 from agent.server.queue import Worker
@@ -40,6 +41,7 @@ from agent.server.state import AgentState
 from agent.server.steps import Steps
 from agent.state.checkpoint import Checkpoint
 from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
+from agent.state.store import Store
 from sysfs.described.shapes import regular_host
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import observed_cgroup, unenforced
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from agent.api.documents import KernelDocument
-    from agent.api.verification import VerificationDocument
     from agent.managers.allocations.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.desired.state import Desired
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Recorder:
+class Recorder(KernelEnforcement, Store):
     """A checkpoint and a kernel that note in which order they are asked, and fail when asked to."""
 
     log: list[str] = field(default_factory=list)
@@ -105,9 +106,6 @@ class Recorder:
         self.log.append("reconcile")
         self.targets.append(target)
         return self.outcome
-
-    def verify(self, target: Desired, online: Mask) -> VerificationDocument:
-        raise NotImplementedError
 
     def count_intruders(
         self, target: Desired, outcome: EnforcementReport, online: Mask
