@@ -87,8 +87,10 @@ class Releaser:
     def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
         if not self._tree.exists(cgroup):
             report = ReleaseReport(cgroup, removed=True)
-        else:
+        elif self._pods.makes:
             report = self._pods.remove(cgroup)
+        else:
+            report = ReleaseReport(cgroup, removed=False)
         if report.removed or self._pods.makes:  # the kubelet's unit keeps what was recorded
             self._memory.forget_recorded(uid, cgroup)
         return report

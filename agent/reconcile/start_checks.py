@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from agent.reconcile.desired.limits import EVERYTHING
 from agent.reconcile.diff import unknown_writer
-from agent.reconcile.drivers.made_by_kubelet import MadeByKubelet
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.errors import EnforcementStartError
@@ -71,19 +70,15 @@ def make_enforcer(
     `beside_kubelet`: the kubelet makes and removes the cgroups of the pods. Raises
     `EnforcementStartError` when the systemd driver is asked for without systemd.
     """
-    pods = _driver(tree, layout, systemd)
-    if beside_kubelet:
-        pods = MadeByKubelet(tree, pods)
-    return Enforcer(tree, layout, pods, finder, enforced, writer_of)
-
-
-def _driver(tree: CgroupTree, layout: Layout, systemd: Systemd | None) -> PodCgroups:
+    pods: PodCgroups
     if layout.driver is Driver.CGROUPFS:
-        return DirectoryCgroups(tree)
-    if systemd is None:
+        pods = DirectoryCgroups(tree, makes=not beside_kubelet)
+    elif systemd is not None:
+        pods = SliceCgroups(tree, systemd, makes=not beside_kubelet)
+    else:
         raise EnforcementStartError(
             "cgroupDriver systemd",
             "there is no connection to systemd",
             "run where systemd runs, or use cgroupDriver: cgroupfs",
         )
-    return SliceCgroups(tree, systemd)
+    return Enforcer(tree, layout, pods, finder, enforced, writer_of)

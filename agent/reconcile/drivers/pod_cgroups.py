@@ -61,13 +61,14 @@ class UnitState(Struct, frozen=True):
 
 
 class PodCgroups(Protocol):
-    """Creates, records and removes cgroups.
+    """Creates, records and removes cgroups."""
 
-    `records` is False if nothing is ever on record, so that `record` need not be called. `makes`
-    is False if the kubelet makes and removes the cgroups, with weights and limits.
-    """
-
+    #: Whether anything is ever on record, so that `record` has to be called.
     records: bool
+    #: False if the kubelet makes and removes the cgroups of pods, with weights and limits: `create`
+    #: and `remove` are not called. A cgroup that exists before its pod does would be taken by the
+    #: kubelet for one of its own, with limits that were never set (kubelet,
+    #: podContainerManagerImpl.EnsureExists).
     makes: bool
 
     def check(self) -> None:
@@ -115,10 +116,10 @@ class DirectoryCgroups:
     """The cgroupfs driver: plain directories that no service manager writes."""
 
     records = False
-    makes = True
 
-    def __init__(self, tree: CgroupTree) -> None:
+    def __init__(self, tree: CgroupTree, *, makes: bool = True) -> None:
         self._tree = tree
+        self.makes = makes
 
     def check(self) -> None:
         """Nothing beyond the tree itself is needed."""
@@ -175,10 +176,10 @@ class SliceCgroups:
     """
 
     records = True
-    makes = True
 
-    def __init__(self, tree: CgroupTree, systemd: Systemd) -> None:
+    def __init__(self, tree: CgroupTree, systemd: Systemd, *, makes: bool = True) -> None:
         self._tree = tree
+        self.makes = makes
         self._systemd = Breaker(systemd)
         #: The slices that were started here, until something is recorded for them.
         self._started: set[str] = set()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from agent.pods.model import QosClass
 from agent.reconcile.diff import Cause
-from agent.reconcile.drivers.made_by_kubelet import MadeByKubelet
 from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from cgroupfs.names import Driver
@@ -43,7 +42,7 @@ def beside_kubelet() -> tuple[EmulatedKernel, FakeSystemd, Enforcer]:
     systemd.start_transient(ALL_PODS, [allowed_cpus(ONLINE), cpu_weight(300)])
     for name in ("burstable", "besteffort"):
         systemd.start_transient(f"kubepods-{name}.slice", [cpu_weight(17)])
-    driver = MadeByKubelet(tree, SliceCgroups(tree, systemd))
+    driver = SliceCgroups(tree, systemd, makes=False)
     enforcer = Enforcer(tree, layout(Driver.SYSTEMD), driver)
     assert enforcer.prepare().ok
     return tree, systemd, enforcer
@@ -154,7 +153,7 @@ def test_the_cgroup_of_a_pod_that_ended_is_the_kubelets_to_remove() -> None:
 
 def test_a_kubelet_of_the_cgroupfs_driver_is_left_its_directories_too() -> None:
     tree = kernel()
-    enforcer = Enforcer(tree, layout(), MadeByKubelet(tree, DirectoryCgroups(tree)))
+    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree, makes=False))
     assert enforcer.prepare().ok
     assert enforcer.enforce(target(mixed())).ok
     assert tree.children("") == ()
@@ -188,7 +187,7 @@ def counted() -> tuple[FakeSystemd, Counted, Enforcer]:
     """Return what `beside_kubelet` does, with the enforcer's calls of systemd counted."""
     tree, systemd, _ = beside_kubelet()
     bus = Counted(systemd)
-    driver = MadeByKubelet(tree, SliceCgroups(tree, cast("Systemd", bus)))
+    driver = SliceCgroups(tree, cast("Systemd", bus), makes=False)
     enforcer = Enforcer(tree, layout(Driver.SYSTEMD), driver)
     assert enforcer.prepare().ok
     assert enforcer.enforce(target()).ok
