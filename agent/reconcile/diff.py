@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from agent.reconcile.desired.settings import Role
 from cgroupfs import controllers
 from cgroupfs.plan import is_below_use, sets_of
-from cgroupfs.settings import CPUS, EFFECTIVE, MEMS
+from cgroupfs.settings import CPU_MAX, CPUS, EFFECTIVE, MEMS
 from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
@@ -115,8 +115,8 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
         found.extend(_of_set(item, state, CPUS))
     if setting.mems is not None or setting.whole_mems.bits:
         found.extend(_of_set(item, state, MEMS))
-    for file, desired in setting.differing(state.values).items():
-        found.append(_of_value(item, state, file, desired))
+    if values := setting.differing(state.values):
+        found.extend(_of_value(item, state, file, text) for file, text in values.items())
     return tuple(found)
 
 
@@ -328,3 +328,21 @@ def _has(record: WriterRecord | None, difference: Difference) -> bool:
     if record is None or difference.observed is None:
         return False
     return record.has(difference.file, difference.observed)
+
+
+def by_the_kubelet(difference: Difference, role: Role) -> Difference:
+    """Return a difference with the kubelet as its cause where it is the kubelet's normal work.
+
+    It makes the cgroup of a pod with a quota and writes that again at a resize, and has the runtime
+    write those of containers.
+    """
+    runtime = difference.cause is Cause.RUNTIME_UPDATE
+    if (
+        difference.file != CPU_MAX
+        or difference.observed is None
+        or not (runtime or role is Role.POD)
+    ):
+        return difference
+    detail, _, _ = difference.detail.partition(": ")
+    detail = f"{detail}: the kubelet gives its pods and containers quotas"
+    return replace(difference, cause=Cause.KUBELET, detail=detail)

@@ -19,11 +19,18 @@ from msgspec.structs import replace
 
 from agent.reconcile.affected import AffectedPods, scope_of
 from agent.reconcile.cache import ObservationCache
-from agent.reconcile.desired.beside_kubelet import by_the_kubelet, without_the_kubelets
+from agent.reconcile.desired.beside_kubelet import without_the_kubelets
 from agent.reconcile.desired.classes import NO_PODS
 from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
 from agent.reconcile.desired.settings import HostSets, KnownPods, Role, desired_cgroups
-from agent.reconcile.diff import Cause, Difference, WriterRecords, assess, unknown_writer
+from agent.reconcile.diff import (
+    Cause,
+    Difference,
+    WriterRecords,
+    assess,
+    by_the_kubelet,
+    unknown_writer,
+)
 from agent.reconcile.drivers.pod_cgroups import CreateError, ToRecord
 from agent.reconcile.drivers.unit_record import record_of
 from agent.reconcile.identify.containers import identify_cgroups

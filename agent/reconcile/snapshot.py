@@ -88,8 +88,9 @@ class Observation(Struct, frozen=True):
             if path not in cgroups:
                 continue
             nodes = self.all_nodes or setting.mems is not None or bool(setting.whole_mems.bits)
-            # `cpu.max` shows whether the cgroup has the controller.
-            files = always or tuple({CPU_MAX: "", **setting.values, **setting.defaults})
+            files = always or (*setting.values, *setting.defaults)
+            if CPU_MAX not in files:  # it shows whether the cgroup has the controller
+                files = (CPU_MAX, *files)
             state = read_state(tree, path, files, nodes=nodes)
             if state is not None:
                 differing = setting.differing(state.values)
@@ -187,7 +188,9 @@ def _has_all(state: CgroupState | None, setting: Setting) -> bool:
     if state.cpus is None and not setting.inherits:
         return False
     shown = state.values.keys()
-    return setting.values.keys() <= shown and setting.defaults.keys() <= shown
+    return setting.values.keys() <= shown and (
+        not setting.defaults or setting.defaults.keys() <= shown
+    )
 
 
 def _has(state: CgroupState, controller: str) -> bool:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.reconcile.desired.settings import Role
-from agent.reconcile.diff import Cause
 from cgroupfs.settings import CPU_MAX
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.allocation import PodAllocation
     from agent.reconcile.desired.settings import DesiredCgroup
-    from agent.reconcile.diff import Difference
     from agent.reconcile.identify.containers import LocatedPod
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -44,24 +42,6 @@ def without_the_kubelets(
         for item in desired
         if item.role is not Role.ALL_PODS and (not item.pod or pods[item.pod].exists)
     )
-
-
-def by_the_kubelet(difference: Difference, role: Role) -> Difference:
-    """Return a difference with the kubelet as its cause where it is the kubelet's normal work.
-
-    It makes the cgroup of a pod with a quota and writes that again at a resize, and has the runtime
-    write those of containers.
-    """
-    runtime = difference.cause is Cause.RUNTIME_UPDATE
-    if (
-        difference.file != CPU_MAX
-        or difference.observed is None
-        or not (runtime or role is Role.POD)
-    ):
-        return difference
-    detail, _, _ = difference.detail.partition(": ")
-    detail = f"{detail}: the kubelet gives its pods and containers quotas"
-    return replace(difference, cause=Cause.KUBELET, detail=detail)
 
 
 def _ours(item: DesiredCgroup, allocations: Mapping[str, PodAllocation]) -> DesiredCgroup:
