@@ -14,8 +14,8 @@ import msgspec
 from agent.api.delivery import DeliveryDocument  # noqa: TC001 - msgspec reads it at run time
 from agent.managers.answers import Advice, FreeCpus, Shortage  # noqa: TC001 - same
 from agent.managers.assessment.violation import Violation  # noqa: TC001 - same
-from agent.parsing.errors import Mistake  # noqa: TC001 - same
 from agent.values import plain
+from agent.yaml import Mistake  # noqa: TC001 - same
 from cgroupfs.settings import VALUES
 
 _Document = TypeVar("_Document", bound="Document")

@@ -12,7 +12,7 @@ from agent.api.documents import (
 from agent.api.maintenance import CordonDocument, LogLevelDocument  # noqa: TC001  # msgspec reads the annotation
 from agent.managers.allocations.origin import KUBELET
 from agent.managers.assessment.violation import Violation  # noqa: TC001  # same
-from agent.parsing.errors import Mistake  # noqa: TC001  # same
+from agent.yaml import Mistake  # noqa: TC001  # same
 from cgroupfs.state import Writer  # noqa: TC001  # same
 
 

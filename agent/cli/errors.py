@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
 #: The roots of the packages' trees of exceptions, by full name. A name, not the class: a class in
 #: this table would have to be imported, and `--help` would pay for every package.
 EXIT_CODES: Final[Mapping[str, ExitCode]] = {
-    "agent.parsing.errors.DocumentError": ExitCode.BAD_INPUT,
+    "agent.yaml.DocumentError": ExitCode.BAD_INPUT,
     "agent.managers.errors.ManagerError": ExitCode.BAD_INPUT,
     "agent.managers.cpu.topology.CpuTopologyError": ExitCode.BAD_INPUT,
     "agent.state.errors.StateDirectoryError": ExitCode.ENVIRONMENT,

@@ -23,8 +23,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.parsing.document import join
-from agent.parsing.errors import Mistake
+from agent.yaml import Mistake, join
 from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:

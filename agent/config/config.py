@@ -16,8 +16,8 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.parsing.errors import DocumentError
 from agent.pods.quantity import Quantity
+from agent.yaml import DocumentError
 from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.managers.policy import FeatureGates
-from agent.parsing.document import guess
+from agent.yaml import guess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,17 +17,27 @@ from agent.config.checks import find_problems
 from agent.config.config import Config, ConfigError
 from agent.config.keys.key import KeyReader, nullable
 from agent.config.keys.root import CONFIGURATION
-from agent.parsing.document import Field, MappingNode, ScalarNode, places, shown
-from agent.parsing.errors import Mistake
-from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document, resolve
 from agent.safe_files import read_bounded
+from agent.yaml import (
+    DEFAULT_MAX_BYTES,
+    Field,
+    MappingNode,
+    Mistake,
+    Node,
+    Plain,
+    ScalarNode,
+    UnreadableError,
+    places,
+    read_document,
+    resolve,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from agent.config.keys.key import Section
-    from agent.parsing.document import Node, Plain
 
 
 _OF_KUBELET: Final = (
@@ -170,7 +180,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `agent.parsing` would not read as this text without quotes."""
+    """Quotes every text that `agent.yaml` would not read as this text without quotes."""
 
 
 def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
-from agent.parsing.document import guess, shown
+from agent.yaml import guess, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

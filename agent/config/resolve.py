@@ -30,9 +30,9 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.topology.manager import require_distances
-from agent.parsing.errors import Mistake
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import Quantity
+from agent.yaml import Mistake
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import msgspec
 
 from agent.devices.cdi import KIND, device_names, specification, validate
 from agent.devices.delivery_checks import delivery_faults
-from agent.parsing.document import shown
 from agent.pods.identity import full_name, uid_fault
 from agent.safe_files import UntrustedPathError, risk_above, risk_of, take
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

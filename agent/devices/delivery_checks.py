@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.devices.cdi import qualified_name_fault
 from agent.devices.provider import DeviceError
-from agent.parsing.document import shown
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

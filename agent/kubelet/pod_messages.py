@@ -17,8 +17,8 @@ from agent.rpc.messages import MAP, Messages
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.parsing.document import Plain
     from agent.rpc.messages import Message
+    from agent.yaml import Plain
 
 CORE_V1: Final = Messages(
     "k8s.io.api.core.v1",

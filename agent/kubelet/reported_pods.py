@@ -21,8 +21,8 @@ from agent.pods.manifest import pod_from_document
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.parsing.document import Plain
     from agent.pods.model import Pod
+    from agent.yaml import Plain
 
 #: Phases in which no container of a pod runs or will run (v1.PodPhase).
 _TERMINAL: Final = frozenset({"Failed", "Succeeded"})

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.kubelet.reported_pods import ReportedPod, ReportedPods
-    from agent.parsing.document import Plain
     from agent.pods.model import Pod
+    from agent.yaml import Plain
 
 #: So many pods are tracked at most; further ones are reported as a condition.
 MOST_TRACKED: Final = 10_000

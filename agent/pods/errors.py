@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.parsing.errors import DocumentError
 from agent.pods.identity import NO_IDENTITY, PodIdentity
+from agent.yaml import DocumentError
 
 
 @dataclass

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.parsing.document import Field, MappingNode, SequenceNode, guess, join, shown
 from agent.pods.lifetime import END, UNIT
 from agent.pods.requirements import NEAR_NODES, REQUIRE
+from agent.yaml import Field, MappingNode, Node, SequenceNode, guess, join, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from agent.parsing.document import Node
 
 
 def _names(text: str) -> frozenset[str]:

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.parsing.document import Field, Reader, from_plain, guess, places, plain, shown
-from agent.parsing.errors import Mistake
-from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import identity_of
 from agent.pods.ignored import ignored_parts
@@ -30,11 +27,25 @@ from agent.pods.quantity import Quantity, QuantityError
 from agent.pods.requests import aggregate
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
 from agent.pods.validation import find_problems
+from agent.yaml import (
+    DEFAULT_MAX_BYTES,
+    Field,
+    Mistake,
+    Node,
+    Plain,
+    Reader,
+    UnreadableError,
+    from_plain,
+    guess,
+    places,
+    plain,
+    read_document,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.parsing.document import Node, Plain
 
 DEFAULT_NAMESPACE: Final = "default"
 #: The source name of a manifest that comes over the API, in errors and in the uid of a pod without

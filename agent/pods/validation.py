@@ -11,8 +11,6 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from agent.parsing.document import join, shown
-from agent.parsing.errors import Mistake
 from agent.pods.identity import (
     is_native_resource,
     label_fault,
@@ -25,6 +23,7 @@ from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
 from agent.pods.requirements import NEAR_NODES, near_nodes_fault
+from agent.yaml import Mistake, join, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

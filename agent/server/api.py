@@ -23,7 +23,6 @@ from agent.api.maintenance import CordonRequest, LogLevelRequest
 from agent.api.snapshot import snapshot_document
 from agent.managers.allocations.origin import API
 from agent.managers.node_fit import not_allocated
-from agent.parsing.errors import MISTAKES_REPORTED, Mistake
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.requirements import REQUIRE, Quality, unknown_qualities
@@ -50,6 +49,7 @@ from agent.server.reporting.shorten import shortened
 from agent.server.reporting.status import status_document
 from agent.state.codec import encode
 from agent.state.history import HistoryQuery
+from agent.yaml import MISTAKES_REPORTED, Mistake
 from cgroupfs.writers import command_of
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from agent.config.checks import INSTALL_GRPC
 from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.errors import ManagerError
-from agent.parsing.errors import DocumentError, Mistake
 from agent.pods.identity import NO_IDENTITY
 from agent.reconcile.errors import EnforcementError
 from agent.sources.errors import SourceUnreadableError
 from agent.state.errors import CheckpointError
+from agent.yaml import DocumentError, Mistake
 from cgroupfs.errors import CgroupError
 from sysfs.files import SysfsError
 from systemd.errors import SystemdError

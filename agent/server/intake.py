@@ -19,7 +19,6 @@ from agent.api.history import RequesterDocument
 from agent.api.status import ManifestDocument
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_REPORTED, Mistake
 from agent.pods.errors import ManifestError
 from agent.pods.lifetime import END, UNIT, End, lifetime_of
 from agent.server.admissions import MOST_AT_ONCE
@@ -28,6 +27,7 @@ from agent.server.queue import QueueStopped
 from agent.server.reporting.events import requested_by
 from agent.sources.errors import EntryFailedError, printable
 from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED, SHARED
+from agent.yaml import MISTAKES_REPORTED, Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,14 +15,22 @@ from agent.config.features import IGNORED, KNOWN_GATES, LOCKED_ON
 from agent.config.file import config_of_document, yaml_text
 from agent.config.keys.key import KeyReader
 from agent.config.keys.root import CONFIGURATION
-from agent.parsing.document import Field, MappingNode, Number, ScalarNode, shown
-from agent.parsing.errors import Mistake
-from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
+from agent.yaml import (
+    DEFAULT_MAX_BYTES,
+    Field,
+    MappingNode,
+    Mistake,
+    Node,
+    Number,
+    ScalarNode,
+    UnreadableError,
+    read_document,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.parsing.document import Node
 
 _KIND: Final = "KubeletConfiguration"
 _GATES: Final = "featureGates"

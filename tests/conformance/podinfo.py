@@ -9,7 +9,6 @@ from agent.managers.cpu.pod_level import empty_pool_problem
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.policy import Policy
 from agent.managers.registry import MANAGERS
-from agent.parsing.document import from_plain
 from agent.pods.manifest import apply_defaults, read_pod
 from agent.pods.requests import (
     exclusive_cpu_requests,
@@ -23,6 +22,7 @@ from agent.pods.requests import (
     qos_class,
 )
 from agent.pods.validation import find_problems
+from agent.yaml import from_plain
 from tests.conformance.effective import asks_in_init_only, effective_memory, with_defaults
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import gates_of

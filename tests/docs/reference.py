@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.keys.key import Key
-    from agent.parsing.document import Plain
+    from agent.yaml import Plain
 
 _WIDTH: Final = 100
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from agent.managers.allocations.allocation import Isolation
-from agent.parsing.reader import read_document
 from agent.tools.replay.play import play
 from agent.tools.replay.reading import read_sequence
+from agent.yaml import read_document
 from sysfs.mask import Mask
 from tests.docs.consoles import changed_settings, settings_in
 from tests.docs.hosts import ROOT

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from agent.parsing.document import Plain
+    from agent.yaml import Plain
 
 _TOKENS: Final = (
     b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xc3\x28", b"\xed\xa0\x80", b"\r\n", b"\t", b"\x1b[2J",

@@ -31,7 +31,7 @@ from tests.fuzz.target import Target, demand, plain_check
 if TYPE_CHECKING:
     from random import Random
 
-    from agent.parsing.document import Plain
+    from agent.yaml import Plain
 
 #: Between the two files in an input; no JSON text holds it.
 _BETWEEN: Final = b"\x1e"

@@ -10,9 +10,9 @@ import yaml
 
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.managers.decision import Reason, out_of
-from agent.parsing.reader import UnreadableError, read_document
 from agent.tools.replay.play import Admit, Restart, StepOutcome, play
 from agent.tools.replay.reading import ReplayError, read_sequence
+from agent.yaml import UnreadableError, read_document
 from tests.conformance.invariants import broken_invariants
 from tests.fuzz.damage import damaged_document, written
 from tests.fuzz.target import Target, demand, plain_check

@@ -13,7 +13,6 @@ from agent.config.config import ConfigError
 from agent.config.file import load_config, override
 from agent.config.keys.scalars import seconds_of
 from agent.managers.allocations.allocation import MemoryBlock
-from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import (
     extended_resource_fault,
@@ -33,6 +32,7 @@ from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.importing import take_over
 from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory_state
 from agent.tools.replay.reading import ReplayError, read_sequence
+from agent.yaml import UnreadableError, read_document
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
 from cgroupfs.settings import CpuMax

@@ -98,8 +98,8 @@ def import_agent() -> Callable[[Config, Fakes | None, ConfigurationDocument | No
 
 def _content(file: Path) -> bytes:
     """Return a configuration; raises `CommandError` if other users could change the file."""
-    from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
     from agent.safe_files import UntrustedPathError, read_trusted  # noqa: PLC0415
+    from agent.yaml import DEFAULT_MAX_BYTES  # noqa: PLC0415
 
     try:
         return read_trusted(file, DEFAULT_MAX_BYTES)

@@ -155,9 +155,9 @@ def import_config(file: Path, target: Path | None) -> None:
     with the host by `numawarden config check` before the agent is started.
     """
     # Imported here: help and completion read no files.
-    from agent.parsing.reader import DEFAULT_MAX_BYTES  # noqa: PLC0415
     from agent.safe_files import read_bounded  # noqa: PLC0415
     from agent.tools.kubelet_config import import_kubelet_config, left_lines  # noqa: PLC0415
+    from agent.yaml import DEFAULT_MAX_BYTES  # noqa: PLC0415
 
     imported = import_kubelet_config(read_bounded(file, DEFAULT_MAX_BYTES), str(file))
     if target is None:

@@ -10,18 +10,17 @@ from msgspec import Struct
 
 from agent.config.config import MemoryReservation, Threshold
 from agent.config.keys.key import nullable
-from agent.parsing.document import guess, shown
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault
+from agent.yaml import Field, Plain, Reader, guess, shown
 from sysfs.mask import MAX_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field, Plain, Reader
 
 _RESERVABLE: Final = (CPU, MEMORY, "ephemeral-storage", "pid")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field
+    from agent.yaml import Field
 
 #: What every plugin's socket path and `kubelet.sock` have to fit in, with a plugin's own file name
 #: of a usual length: 107 bytes (unix(7)).

@@ -9,14 +9,13 @@ from msgspec import Struct
 
 from agent.config.config import HostDeviceClass
 from agent.config.keys.key import nullable
-from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault
+from agent.yaml import Field, Plain, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field, Plain
 
 _HEX_CLASS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})", re.ASCII)
 _HEX_ID: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]{4})", re.ASCII)

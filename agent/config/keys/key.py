@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, Typ
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.parsing.document import Reader
+from agent.yaml import Field, Plain, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.parsing.document import Field, Plain
 
 #: A JSON schema (draft 2020-12) as `json` writes it; `type` is always there.
 Schema: TypeAlias = "dict[str, Any]"

@@ -11,11 +11,10 @@ from msgspec import Struct
 from agent.config.config import KubernetesConfig
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.scalars import OptionalPath, Switch
-from agent.parsing.document import shown
+from agent.yaml import Field, Plain, shown
 
 if TYPE_CHECKING:
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field, Plain
 
 #: The name of a node is a DNS subdomain (RFC 1123), as of every object of the cluster.
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"

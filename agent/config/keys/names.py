@@ -10,10 +10,10 @@ from msgspec import Struct
 from agent.config.features import KNOWN_GATES
 from agent.config.keys.key import nullable
 from agent.managers.policy import PluginDevice
-from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault, prefixed_resource_fault
 from agent.pods.model import MEMORY
 from agent.pods.validation import resource_name_fault
+from agent.yaml import Field, Plain, shown
 from cgroupfs.settings import KernelController
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field, Plain
 
 _DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
 

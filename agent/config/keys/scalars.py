@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from agent.parsing.document import shown
+from agent.yaml import Field, Plain, shown
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from agent.config.keys.key import KeyReader, Schema
-    from agent.parsing.document import Field, Plain
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

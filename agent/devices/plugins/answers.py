@@ -11,8 +11,8 @@ from msgspec import Struct
 from agent.devices.plugins.device_list import AnswerError
 from agent.devices.plugins.limits import LONGEST_ANSWER
 from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.parsing.document import shown
 from agent.rpc.device_plugin import V1BETA1
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sized

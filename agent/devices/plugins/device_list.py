@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 
 from agent.devices.plugins.limits import LONGEST_ID, LONGEST_LIST, MOST_DEVICES, NUMA_NODES
 from agent.managers.policy import PluginDevice
-from agent.parsing.document import shown
 from agent.rpc.device_plugin import V1BETA1
+from agent.yaml import shown
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

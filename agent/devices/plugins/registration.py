@@ -8,11 +8,11 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from agent.devices.plugins.limits import LONGEST_REGISTRATION
-from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault
 from agent.rpc.calls import CallError
 from agent.rpc.device_plugin import KUBELET_SOCKET, V1BETA1, VERSION
 from agent.rpc.socket_files import LONGEST_SOCKET
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from pathlib import Path

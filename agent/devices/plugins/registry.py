@@ -19,13 +19,13 @@ from google.protobuf.message import DecodeError
 
 from agent.devices.plugins.limits import MOST_RESOURCES
 from agent.devices.plugins.registration import Registrant
-from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault
 from agent.rpc.calls import CallError, Client
 from agent.rpc.device_plugin import PLUGIN_REGISTRATION, PLUGIN_WATCHER, VERSION
 from agent.rpc.messages import RawMessage
 from agent.rpc.socket_files import LONGEST_SOCKET, socket_stamp
 from agent.safe_files import risk_above, risk_of
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

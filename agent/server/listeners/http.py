@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.parsing.errors import Mistake
+from agent.yaml import Mistake
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket

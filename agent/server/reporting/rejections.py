@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection
-    from agent.parsing.errors import Mistake
     from agent.pods.identity import Named
     from agent.pods.model import Pod
     from agent.server.errors import InvalidManifestError
     from agent.server.metrics.counters import Counters
     from agent.server.reporting.events import Events
     from agent.server.state import AgentState
+    from agent.yaml import Mistake
 
 log = structlog.get_logger(__name__)
 

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.parsing.document import MappingNode, Number, ScalarNode, Unclear
-from agent.parsing.reader import UnreadableError, read_document
+from agent.yaml import (
+    MappingNode,
+    Node,
+    Number,
+    ScalarNode,
+    Unclear,
+    UnreadableError,
+    read_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.parsing.document import Node
     from agent.tools.doctor.facts import HostFile, KubeletFiles
 
 #: The flags of the settings that are looked at; those of mappings are lists of NAME=VALUE.

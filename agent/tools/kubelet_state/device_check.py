@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.parsing.document import shown
 from agent.pods.identity import extended_resource_fault, label_fault, uid_fault
 from agent.tools.kubelet_state.device_file import NO_NODE
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,9 +23,6 @@ from agent.managers.allocations.origin import Origin
 from agent.managers.effective_policy import restored
 from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.recovery.readmission import NotMatchedError, match_imported
-from agent.parsing.document import plain, shown
-from agent.parsing.errors import Mistake
-from agent.parsing.reader import UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.identity import full_name, label_fault, uid_fault
 from agent.pods.manifest import pod_from_document
@@ -49,6 +46,7 @@ from agent.tools.kubelet_state.errors import (
     UnreadableResponseError,
 )
 from agent.tools.kubelet_state.memory_file import MemoryState
+from agent.yaml import Mistake, Plain, UnreadableError, plain, read_document, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
 
     from agent.managers.allocations.delivery import Delivery
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.parsing.document import Plain
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 from agent.config.keys.amounts import ByteSize, quantity_of
 from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
 from agent.managers.machine import Machine, MachineNode
-from agent.parsing.document import Reader, shown
 from agent.pods.quantity import Quantity, QuantityError
+from agent.yaml import Field, Reader, shown
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
 from sysfs.files import SysfsError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from agent.parsing.document import Field
     from sysfs.host import Host
 
 _KINDS: Final = ("shape", "root", "rows")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.managers.effective_policy import EffectivePolicy
-    from agent.parsing.errors import Mistake
     from agent.pods.model import Pod
+    from agent.yaml import Mistake
 
 
 class Admit(Struct, frozen=True):

@@ -17,21 +17,31 @@ from agent.config.file import config_of_document
 from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS
-from agent.parsing.document import Field, MappingNode, Reader, join, places, shown
-from agent.parsing.errors import DocumentError, Mistake
-from agent.parsing.reader import DEFAULT_MAX_BYTES, UnreadableError, read_document
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import checked_pod, load_pod
 from agent.pods.model import GivenDevice
 from agent.safe_files import read_bounded
 from agent.tools.replay.hosts import HostReader
 from agent.tools.replay.play import Admit, Ignored, Remove, ReplaySequence, Restart, Start
+from agent.yaml import (
+    DEFAULT_MAX_BYTES,
+    DocumentError,
+    Field,
+    MappingNode,
+    Mistake,
+    Node,
+    Reader,
+    UnreadableError,
+    join,
+    places,
+    read_document,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.parsing.document import Node
     from agent.pods.model import Pod
     from agent.tools.replay.hosts import DescribedHost
     from agent.tools.replay.play import Step

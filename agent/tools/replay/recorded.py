@@ -11,15 +11,13 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.parsing.document import from_plain
-from agent.parsing.errors import Mistake
 from agent.tools.replay.reading import IGNORED, ReplayError, read_sequence
+from agent.yaml import Mistake, Plain, from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from agent.parsing.document import Plain
     from agent.tools.replay.play import ReplaySequence
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz")

@@ -9,7 +9,7 @@ import pytest
 
 from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import ErrorBody, ErrorDocument, encode
-from agent.parsing.errors import Mistake
+from agent.yaml import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -13,12 +12,8 @@ from agent.config.checks import notes_on
 from agent.config.config import Config
 from agent.config.file import load_config_file
 from agent.config.keys.root import CONFIGURATION
-from agent.parsing.document import plain
-from agent.parsing.reader import read_document
+from agent.yaml import Plain, plain, read_document
 from tests.docs.reference import CHANGED
-
-if TYPE_CHECKING:
-    from agent.parsing.document import Plain
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "config.yaml"
 _CHANGED = CHANGED.keys() - {"evictionHard"}

@@ -37,9 +37,8 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.parsing.document import MappingNode, Number, ScalarNode, SequenceNode, Unclear
-from agent.parsing.reader import read_document
 from agent.pods.quantity import Quantity
+from agent.yaml import MappingNode, Number, ScalarNode, SequenceNode, Unclear, read_document
 from sysfs.mask import Mask
 from tests.agent.pods.pods import amounts
 from tests.fuzz.configs import BASES, make_config

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent.parsing.document import from_plain
 from agent.pods.ignored import ANNOTATIONS, ignored_parts
 from agent.pods.manifest import load_manifest
 from agent.pods.requirements import REQUIRE
+from agent.yaml import from_plain
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -2,23 +2,19 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.parsing.document import from_plain
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import derived_uid, load_pod, pod_from_document
 from agent.pods.model import ContainerKind, Pod, QosClass
 from agent.pods.requests import pod_memory_requests, pod_requests, qos_class
 from agent.pods.requirements import Quality, required
 from agent.pods.validation import find_problems
+from agent.yaml import Plain, from_plain
 from tests.agent.pods.pods import amounts, resources
-
-if TYPE_CHECKING:
-    from agent.parsing.document import Plain
 
 FULL = """\
 apiVersion: v1

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.allocations.origin import Source
 from agent.managers.decision import Reason
-from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.identity import PodIdentity
 from agent.pods.manifest import load_pod
 from agent.pods.model import spec_digest
@@ -25,6 +24,7 @@ from agent.sources.errors import (
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.sources.source import ADMITTED, CONFLICT, INVALID, SourceEntry, SourceReading
 from agent.state.checkpoint import SharedPod
+from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:

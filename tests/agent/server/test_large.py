@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from agent.api import documents as wire
-from agent.parsing.errors import MISTAKES_REPORTED
 from agent.pods.manifest import load_manifest
 from agent.server import api
+from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import UID, in_loop, make_world, manifest, running
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import structlog
 from agent.api.maintenance import LogLevelDocument
 from agent.clock import wait_for
 from agent.config.config import LogLevel
-from agent.parsing.errors import Mistake
 from agent.server.errors import RequestError
 from agent.server.reporting.log.logs import set_level
+from agent.yaml import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.config.config import CgroupDriver
-from agent.parsing.document import shown
 from agent.tools.doctor.verdicts import HostCheck, Verdict
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from agent.config.reservations import reserved_millicpus
-from agent.parsing.document import shown
 from agent.pods.quantity import Quantity, QuantityError
 from agent.tools.doctor.verdicts import HostCheck, Verdict
+from agent.yaml import shown
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

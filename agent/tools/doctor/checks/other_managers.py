@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.parsing.document import shown
 from agent.tools.doctor.verdicts import HostCheck, Verdict
+from agent.yaml import shown
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.parsing.document import shown
 from agent.tools.doctor.runtime_settings import (
     NRI,
     NRI_TABLE,
@@ -19,6 +18,7 @@ from agent.tools.doctor.runtime_settings import (
     version_of,
 )
 from agent.tools.doctor.verdicts import HostCheck, Verdict
+from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

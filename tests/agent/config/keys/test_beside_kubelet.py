@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.config.file import load_config
-from agent.parsing.errors import DocumentError
+from agent.yaml import DocumentError
 
 RESOURCE = "numawarden.dev/exclusive"
 

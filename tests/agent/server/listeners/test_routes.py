@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from agent.parsing.errors import Mistake
 from agent.server.listeners.http import (
     HttpError,
     MethodNotAllowedError,
@@ -15,6 +14,7 @@ from agent.server.listeners.http import (
     Routes,
     UnknownParameterError,
 )
+from agent.yaml import Mistake
 
 
 async def nothing() -> bytes:

@@ -10,13 +10,13 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import FailedPodDocument, decode
 from agent.managers.allocations.origin import API, Source
-from agent.parsing.errors import Mistake
 from agent.pods.identity import PodIdentity
 from agent.server.errors import InvalidManifestError
 from agent.server.metrics import names
 from agent.server.reporting.records import REJECTIONS_KEPT
 from agent.server.reporting.rejections import MISTAKES_SHOWN
 from agent.server.reporting.shorten import LONGEST
+from agent.yaml import Mistake
 from tests.agent.server.control.test_controller import Recorder, keeping, pod
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 from tests.agent.server.test_api import ask

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.machine import Machine
-from agent.parsing.document import Field
-from agent.parsing.reader import read_document
 from agent.tools.replay.hosts import DescribedHost, HostReader
+from agent.yaml import Field, read_document
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 from sysfs.mask import Mask

@@ -7,19 +7,117 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.parsing import document as module
-from agent.parsing.document import (
+from agent import yaml as module
+from agent.yaml import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    DocumentError,
+    Field,
     MappingNode,
+    Mistake,
     Number,
+    Reader,
     ScalarNode,
     SequenceNode,
     Unclear,
+    UnreadableError,
     from_plain,
+    guess,
     join,
     places,
     plain,
+    read_document,
+    resolve,
+    shown,
 )
-from agent.parsing.reader import MAX_DEPTH, MAX_VALUES, UnreadableError, read_document, resolve
+
+
+def test_one_mistake_is_reported_in_one_line() -> None:
+    error = DocumentError("pod.yaml", (Mistake("spec.x", "is wrong", 3),))
+    assert str(error) == "pod.yaml: line 3: spec.x: is wrong"
+
+
+def test_several_mistakes_are_reported_one_per_line() -> None:
+    error = DocumentError("pod.yaml", (Mistake("a", "bad"), Mistake("", "worse", 1)))
+    assert str(error) == "pod.yaml: 2 mistakes in this document\n  a: bad\n  line 1: worse"
+
+
+def test_of_many_mistakes_the_first_are_reported_and_how_many_more_there_are() -> None:
+    error = DocumentError("pod.yaml", tuple(Mistake("a", str(number)) for number in range(250)))
+    first, *lines, last = str(error).splitlines()
+    assert first == "pod.yaml: 250 mistakes in this document"
+    assert lines == [f"  a: {number}" for number in range(100)]
+    assert last == "  and 150 more"
+
+
+def _field(text: str, key: str) -> Field:
+    field = Field("", read_document(text)).child(key)
+    assert field is not None
+    return field
+
+
+def test_absent_and_null_are_the_same() -> None:
+    root = Field("", read_document("a: null\nb:\n"))
+    assert root.child("a") is None
+    assert root.child("b") is None
+    assert root.child("c") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("5", "found the number 5; put it in quotes"),
+        ("true", "found the boolean true; put it in quotes"),
+        ("010", "leading zero"),
+        ("12:30", "base 60"),
+        ("[a]", "found a list"),
+        ("{a: b}", "found a mapping"),
+    ],
+)
+def test_a_text_of_another_type_is_rejected_with_what_was_found(value: str, words: str) -> None:
+    reader = Reader()
+    assert reader.text(_field(f"a:\n  {value}\n", "a")) is None
+    (problem,) = reader.problems
+    assert (problem.path, problem.line) == ("a", 2)
+    assert words in problem.message
+
+
+@pytest.mark.parametrize("value", ["1.0", "1e3", '"1"', "9" * 100, "11", "-1", "x", "[]"])
+def test_only_whole_numbers_within_bounds_are_integers(value: str) -> None:
+    reader = Reader()
+    assert reader.integer(_field(f"a: {value}\n", "a"), 0, 10) is None
+    assert "from 0 to 10" in reader.problems[0].message
+
+
+def test_bounds_of_an_integer_are_allowed() -> None:
+    reader = Reader()
+    assert reader.integer(_field("a: 0", "a"), 0, 10) == 0
+    assert reader.integer(_field("a: +10", "a"), 0, 10) == 10
+    assert not reader.problems
+
+
+def test_unknown_keys_are_rejected_with_the_nearest_name() -> None:
+    reader = Reader()
+    reader.reject_unknown(Field("x", read_document("adress: 1\nport: 2\n")), ("address", "port"))
+    (problem,) = reader.problems
+    assert str(problem) == 'line 1: x.adress: unknown key "adress"; did you mean "address"?'
+
+
+def test_a_guess_ignores_case_and_may_find_nothing() -> None:
+    assert guess("STATIC", ["none", "static"]) == '; did you mean "static"?'
+    assert guess("zzz", ["none", "static"]) == ""
+
+
+def test_paths_put_keys_that_are_no_words_in_brackets() -> None:
+    assert join("a.b", "cpu") == "a.b.cpu"
+    assert join("", "cpu") == "cpu"
+    assert join("a", "hugepages-2Mi") == "a.hugepages-2Mi"
+    assert join("a", "example.com/gpu") == 'a["example.com/gpu"]'
+
+
+def test_shown_text_is_escaped_and_bounded() -> None:
+    assert shown('a"\n\x1b[31m') == '"a\\"\\n\\x1b[31m"'
+    assert len(shown("x" * 10_000)) < 70
 
 
 def test_values_of_yaml_know_their_line() -> None:

@@ -1,1 +1,0 @@
-"""YAML and JSON documents as typed values, each with its line."""
