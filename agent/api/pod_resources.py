@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
-from agent.config.config import PodResourcesVersion
+from agent.config.model import PodResourcesVersion
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.sharing import is_specified
 from agent.managers.device.kubelet_listing import NOT_LISTED, listed_name

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.api.documents import Document
 from agent.api.views import given_documents
-from agent.config.file import config_yaml
+from agent.config.load import config_yaml
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.device.given import devices_of
 from agent.managers.machine import Machine, MachineNode
@@ -23,7 +23,7 @@ from agent.pods.identity import full_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import GivenDevices, Pod
     from sysfs.mask import Mask

@@ -13,8 +13,8 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.config.config import HostDeviceClass
 from agent.config.keys.host_devices import criteria_text, variable_part
+from agent.config.model import Config, HostDeviceClass
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.config.config import Config
     from sysfs.functions import DeviceFunction
     from sysfs.links import Link
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.config.config import KubernetesConfig
+    from agent.config.model import KubernetesConfig
 
 #: Where Kubernetes puts the files of a pod's service account.
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

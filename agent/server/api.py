@@ -55,7 +55,7 @@ from cgroupfs.writers import command_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.pods.manifest import Manifest
     from agent.pods.model import Pod
     from agent.server.controller import Controller

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.config.config import ConfigError
+from agent.config.model import Config, ConfigError
 from agent.config.resolve import resolve, resolve_what_fits
 from agent.devices.provider import NO_OFFER
 from agent.managers.admission import admit
@@ -20,7 +20,6 @@ from agent.managers.policy import NO_CORDON
 from agent.managers.registry import MANAGERS
 
 if TYPE_CHECKING:
-    from agent.config.config import Config
     from agent.devices.provider import Offer
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.policy import Cordon, PluginDevice, Policy

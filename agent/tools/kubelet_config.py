@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.config import Config, ConfigError
 from agent.config.features import IGNORED, KNOWN_GATES, LOCKED_ON
-from agent.config.file import config_of_document, yaml_text
 from agent.config.keys.key import KeyReader
 from agent.config.keys.root import CONFIGURATION
+from agent.config.load import config_of_document, yaml_text
+from agent.config.model import Config, ConfigError
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from click.shell_completion import get_completion_class
 
 from agent.cli.main import numawarden
-from agent.config.file import load_config_file
+from agent.config.load import load_config_file
 from deploy.building import BuildError
 from deploy.dependencies.lock import ROOT
 from deploy.image.tree import PREFIX

@@ -13,13 +13,10 @@ import sys
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from agent.config.config import ConfigError
-from agent.config.file import load_config_file
-
-if TYPE_CHECKING:
-    from agent.config.config import MetricsConfig
+from agent.config.load import load_config_file
+from agent.config.model import ConfigError, MetricsConfig
 
 CONFIG: Final = Path("/etc/numawarden/config.yaml")
 #: For the connection and for the answer, in seconds; the check as a whole has 10.

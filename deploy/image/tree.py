@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.config.file import load_config_file
+from agent.config.load import load_config_file
 from deploy.building import run
 from deploy.dependencies import lock
 from deploy.dependencies.lock import GRPC, ROOT

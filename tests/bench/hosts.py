@@ -65,7 +65,7 @@ RESOURCES: Final = (
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1",
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1 example.com/nic=1",
 )
-#: What the kubelet allows to be on together (`agent.config.options` says what excludes what).
+#: What the kubelet allows to be on together (`agent.config.features` says what excludes what).
 OPTIONS: Final[tuple[tuple[str, ...], ...]] = (
     (),
     ("full_pcpus_only",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.config.config import ConfigError
+from agent.config.model import ConfigError
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu.parts import shared_pool
 from agent.managers.decision import DECISION_COUNTERS

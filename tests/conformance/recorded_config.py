@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.config.config import ConfigError
-from agent.config.file import load_config
+from agent.config.load import load_config
+from agent.config.model import ConfigError
 from agent.config.resolve import resolve
 from agent.tools.replay.recorded import config_document
 from tests.conformance.recorded import machine_of

@@ -27,7 +27,7 @@ from tests.docs.hosts import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.server.controller import Controller
 
 PAGE: Final = ROOT / "docs/api.md"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from agent.config.file import yaml_text
 from agent.config.keys.key import Section
 from agent.config.keys.root import CONFIGURATION
+from agent.config.load import yaml_text
 from tests.docs.hosts import ROOT
 from tests.docs.openapi import openapi_text
 

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from agent.cli.main import numawarden
-from agent.config.file import load_config
+from agent.config.load import load_config
 from sysfs.mask import Mask
 from tests.docs.hosts import ROOT
 

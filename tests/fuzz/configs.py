@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from agent.config.config import ConfigError
-from agent.config.file import load_config
 from agent.config.keys.host_devices import criteria_text
+from agent.config.load import load_config
+from agent.config.model import Config, ConfigError
 from agent.config.resolve import resolve
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS
@@ -25,7 +25,6 @@ from tests.fuzz.texts import naive_list
 if TYPE_CHECKING:
     from random import Random
 
-    from agent.config.config import Config
 
 _EXAMPLE: Final = Path(__file__).resolve().parents[2] / "deploy" / "config.yaml"
 _FULL: Final = {

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.config.file import load_config
+from agent.config.load import load_config
 from agent.managers.admission import admit
 from agent.pods.quantity import Quantity
 from agent.tools.replay import play
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
     from agent.managers.effective_policy import EffectivePolicy

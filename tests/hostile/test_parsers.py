@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api import documents as wire
-from agent.config.config import ConfigError
-from agent.config.file import load_config, override
 from agent.config.keys.scalars import seconds_of
+from agent.config.load import load_config, override
+from agent.config.model import ConfigError
 from agent.managers.allocations.allocation import MemoryBlock
 from agent.pods.errors import ManifestError
 from agent.pods.identity import (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 from msgspec.structs import replace
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier

@@ -155,8 +155,8 @@ def _disk(status: StatusDocument) -> Iterator[_Checked]:
 
 def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
     """Yield how the file differs from what the agent runs with, or that it cannot be used."""
-    from agent.config.config import ConfigError  # noqa: PLC0415
-    from agent.config.file import config_keys, load_config_file  # noqa: PLC0415
+    from agent.config.load import config_keys, load_config_file  # noqa: PLC0415
+    from agent.config.model import ConfigError  # noqa: PLC0415
 
     subject, wrong = "configuration", ExitCode.BAD_INPUT
     try:
@@ -193,7 +193,7 @@ def _differences(
 
 
 def _shown(value: object) -> str:
-    from agent.config.file import yaml_text  # noqa: PLC0415
+    from agent.config.load import yaml_text  # noqa: PLC0415
 
     return "empty" if value in (None, "", {}, []) else yaml_text(value, one_line=True)  # type: ignore[arg-type]  # a plain value of JSON
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.api.status import DoctorDocument
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts
     from agent.tools.doctor.verdicts import HostCheck
 
@@ -54,7 +54,7 @@ def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: P
     work; warnings and what is not known leave it at 0.
     """
     # Imported here: help and completion read no host.
-    from agent.config.file import load_config, load_config_file  # noqa: PLC0415
+    from agent.config.load import load_config, load_config_file  # noqa: PLC0415
     from agent.tools.doctor.examination import examine, is_alone  # noqa: PLC0415
     from agent.tools.doctor.gathering import gather  # noqa: PLC0415
 
@@ -106,7 +106,7 @@ def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredF
     try:
         from agent.tools.doctor.calls import with_answers  # noqa: PLC0415  # not for help
     except ModuleNotFoundError as error:
-        from agent.config.checks import INSTALL_GRPC  # noqa: PLC0415  # not for help
+        from agent.config.load import INSTALL_GRPC  # noqa: PLC0415  # not for help
 
         message = f"asking the kubelet and the runtime: {error.name} is not installed; "
         message += INSTALL_GRPC

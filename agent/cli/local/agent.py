@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.status import ConfigurationDocument
-    from agent.config.config import BesideKubeletConfig, Config
+    from agent.config.model import BesideKubeletConfig, Config
     from agent.server.start.wiring import Fakes
 
 #: The mode of the directories that the kubelet makes for itself.
@@ -45,7 +45,7 @@ def run(
     """
     # Imported here: help and completion do not need it, and mistakes in the configuration are
     # reported before the rest is loaded.
-    from agent.config.file import load_config  # noqa: PLC0415
+    from agent.config.load import load_config  # noqa: PLC0415
 
     config = load_config(_content(file), str(file), settings)
     if make_directories:
@@ -76,7 +76,7 @@ def _make_directories(kubelet: BesideKubeletConfig) -> None:
 def _written(config: Config, file: Path, settings: tuple[str, ...]) -> ConfigurationDocument:
     """Return what the status says of the configuration, to be compared with the file."""
     from agent.api.status import ConfigurationDocument  # noqa: PLC0415  # as above
-    from agent.config.file import config_keys  # noqa: PLC0415
+    from agent.config.load import config_keys  # noqa: PLC0415
 
     keys = config_keys(config)
     return ConfigurationDocument(file=str(file.absolute()), settings=settings, keys=keys)

@@ -13,7 +13,7 @@ from agent.cli.terminal.configuration import settings_option
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.machine import Machine
     from agent.managers.policy import Policy
@@ -62,7 +62,7 @@ def check(
     """
     # Imported here: help and completion do not need them.
     from agent.cli.access import warn  # noqa: PLC0415
-    from agent.config.file import load_config_file  # noqa: PLC0415
+    from agent.config.load import load_config_file  # noqa: PLC0415
     from agent.config.resolve import (  # noqa: PLC0415
         nothing_allocatable,
         overcommitted_memory,
@@ -112,12 +112,12 @@ def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> Non
     What is printed is a configuration file itself. The exit code is 3 on mistakes.
     """
     # Imported here: help and completion read no files.
-    from agent.config.config import Config  # noqa: PLC0415
-    from agent.config.file import (  # noqa: PLC0415
+    from agent.config.load import (  # noqa: PLC0415
         config_yaml,
         load_config_file,
         override,
     )
+    from agent.config.model import Config  # noqa: PLC0415
 
     if defaults == (file is not None):
         raise click.UsageError("name a configuration file, or give --defaults, and not both")
@@ -133,7 +133,7 @@ def schema() -> None:
     only `config check` says: keys have to agree with each other and with the host.
     """
     # Imported here: help and completion need no keys.
-    from agent.config.file import config_schema  # noqa: PLC0415
+    from agent.config.load import config_schema  # noqa: PLC0415
 
     click.echo(config_schema())
 
@@ -267,7 +267,7 @@ def _host(machine: Machine, root: Path | None) -> str:
 
 def _by_node(policy: Policy, machine: Machine) -> Iterator[str]:
     """Yield what is left for pods on each node."""
-    from agent.config.capacity import capacity_by_node, split_cores  # noqa: PLC0415
+    from agent.config.resolve import capacity_by_node, split_cores  # noqa: PLC0415
     from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
 
     nothing = "no exclusive CPUs"
@@ -302,7 +302,7 @@ def _options(options: Mapping[str, str]) -> str:
 
 
 def _notes(loaded: Config) -> Iterator[str]:
-    from agent.config.checks import notes_on  # noqa: PLC0415
+    from agent.config.load import notes_on  # noqa: PLC0415
 
     for note in notes_on(loaded):
         yield f"  note: {note}"

@@ -15,7 +15,7 @@ from agent.cli.terminal.configuration import configuration_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.managers.allocations.ledger import Ledger
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
@@ -163,7 +163,7 @@ class _Place(Struct, frozen=True):
 
 def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
     from agent.cli.access import warn  # noqa: PLC0415
-    from agent.config.file import load_config_file  # noqa: PLC0415
+    from agent.config.load import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
     from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
     from agent.managers.machine import Machine  # noqa: PLC0415

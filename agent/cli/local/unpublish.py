@@ -12,7 +12,7 @@ from agent.cli.terminal.configuration import configuration_options
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.config.config import KubernetesConfig
+    from agent.config.model import KubernetesConfig
     from agent.kubernetes.publisher import Removal
 
 
@@ -29,7 +29,7 @@ def unpublish(file: Path, settings: tuple[str, ...], *, if_configured: bool) -> 
     An object of another program is left as it is. A running agent with publishTopology publishes
     again: stop it, or set publishTopology to false before.
     """
-    from agent.config.file import load_config_file  # noqa: PLC0415  # help needs none of it
+    from agent.config.load import load_config_file  # noqa: PLC0415  # help needs none of it
 
     kubernetes = load_config_file(file, settings).agent.kubernetes
     if if_configured and not kubernetes.publish_topology:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct
 
-from agent.config.config import MemoryReservation, Threshold
 from agent.config.keys.key import nullable
+from agent.config.model import MemoryReservation, Threshold
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type

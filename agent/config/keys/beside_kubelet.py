@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.config.config import BesideKubeletConfig, OnReject
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.names import OptionalResource
 from agent.config.keys.scalars import (
@@ -15,6 +14,7 @@ from agent.config.keys.scalars import (
     RequiredPath,
     Switch,
 )
+from agent.config.model import BesideKubeletConfig, OnReject
 
 BESIDE_KUBELET: Final = Section(
     BesideKubeletConfig(),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from agent.config.config import DevicePluginsConfig
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.scalars import OptionalPath, Period, RequiredPath, Switch
+from agent.config.model import DevicePluginsConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

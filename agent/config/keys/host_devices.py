@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct
 
-from agent.config.config import HostDeviceClass
 from agent.config.keys.key import nullable
+from agent.config.model import HostDeviceClass
 from agent.pods.identity import extended_resource_fault
 from agent.yaml import Field, Plain, shown
 

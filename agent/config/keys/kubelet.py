@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.config.config import DEFAULT_MAX_PODS, CgroupDriver
+from agent.config.features import (
+    ALIGN_BY_SOCKET,
+    ALIGN_BY_UNCORE,
+    CPU_OPTIONS,
+    DISTRIBUTE_ACROSS_CORES,
+    DISTRIBUTE_ACROSS_NUMA,
+    FULL_PCPUS_ONLY,
+    MAX_NODES,
+    PREFER_CLOSEST,
+    STRICT_RESERVATION,
+    TOPOLOGY_OPTIONS,
+)
 from agent.config.keys.amounts import EvictionThresholds, NodeReservations, ReservedAmounts
 from agent.config.keys.key import Key, KeyGroup
 from agent.config.keys.names import GateSwitches, OptionTexts
@@ -20,18 +31,7 @@ from agent.config.keys.scalars import (
     Period,
     WholeNumber,
 )
-from agent.config.options import (
-    ALIGN_BY_SOCKET,
-    ALIGN_BY_UNCORE,
-    CPU_OPTIONS,
-    DISTRIBUTE_ACROSS_CORES,
-    DISTRIBUTE_ACROSS_NUMA,
-    FULL_PCPUS_ONLY,
-    MAX_NODES,
-    PREFER_CLOSEST,
-    STRICT_RESERVATION,
-    TOPOLOGY_OPTIONS,
-)
+from agent.config.model import DEFAULT_MAX_PODS, CgroupDriver
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,

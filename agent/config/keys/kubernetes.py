@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from agent.config.config import KubernetesConfig
 from agent.config.keys.key import Key, KeyGroup, Section
 from agent.config.keys.scalars import OptionalPath, Switch
+from agent.config.model import KubernetesConfig
 from agent.yaml import Field, Plain, shown
 
 if TYPE_CHECKING:

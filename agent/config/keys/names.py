@@ -28,7 +28,7 @@ _DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
 class OptionTexts(Struct, frozen=True):
     """Policy options by name; values are texts, as to the kubelet.
 
-    Names and values are judged by `agent.config.checks`, since gates decide which there are.
+    Names and values are judged by `agent.config.load`, since gates decide which there are.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class OptionTexts(Struct, frozen=True):
 
 
 class GateSwitches(Struct, frozen=True):
-    """`featureGates`: whether each is on. Names are judged by `agent.config.checks`."""
+    """`featureGates`: whether each is on. Names are judged by `agent.config.load`."""
 
     words: ClassVar[str] = "mapping of feature gates to true or false"
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.config.config import (
-    AgentConfig,
-    Config,
-    HistoryConfig,
-    LimitsConfig,
-    LogFormat,
-    LoggingConfig,
-    LogLevel,
-    MetricsConfig,
-    PodResourcesConfig,
-    PodResourcesVersion,
-)
 from agent.config.keys.amounts import ByteSize
 from agent.config.keys.beside_kubelet import BESIDE_KUBELET
 from agent.config.keys.device_plugins import DEVICE_PLUGINS
@@ -36,6 +24,18 @@ from agent.config.keys.scalars import (
     Switch,
     UserGroup,
     WholeNumber,
+)
+from agent.config.model import (
+    AgentConfig,
+    Config,
+    HistoryConfig,
+    LimitsConfig,
+    LogFormat,
+    LoggingConfig,
+    LogLevel,
+    MetricsConfig,
+    PodResourcesConfig,
+    PodResourcesVersion,
 )
 from cgroupfs.settings import KernelController
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.documents import FailedPodDocument
-    from agent.config.config import KubernetesConfig
+    from agent.config.model import KubernetesConfig
     from agent.kubernetes.api_server import ApiServerError
     from agent.kubernetes.node_topology import NodeTopology
     from agent.managers.allocations.ledger import Ledger

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from agent.config.config import OnReject
+from agent.config.model import OnReject
 from agent.managers.allocations.origin import Source
 from agent.pods.identity import full_name
 from agent.runtimes.nri.handler import ContainerRejectedError

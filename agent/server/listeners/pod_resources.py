@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.pod_resources import Listing, allocatable_message
-from agent.config.config import PodResourcesVersion
+from agent.config.model import PodResourcesVersion
 from agent.rpc.calls import CallError, server
 from agent.rpc.pod_resources import FIRST_LISTER, POD_RESOURCES_LISTER, V1
 from agent.server.errors import StartError

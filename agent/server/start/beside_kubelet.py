@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from agent.config.config import BesideKubeletConfig
+    from agent.config.model import BesideKubeletConfig
     from agent.kubelet.exclusive_plugin import ExclusivePlugin
     from agent.server.controller import Controller
     from agent.server.intake import PodIntake

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.config.config import Config, KubernetesConfig
+    from agent.config.model import Config, KubernetesConfig
 
 #: Directories that systemd makes when it starts the unit (deploy/numawarden.service).
 _OF_THE_UNIT: Final = ("/var/lib/numawarden", "/run/numawarden")

@@ -16,7 +16,7 @@ from agent.tools.doctor.verdicts import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.server.controller import Controller
     from agent.tools.doctor.verdicts import HostCheck
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.server.errors import missing_extra
 
 if TYPE_CHECKING:
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.kubelet.devices.kubelet_devices import KubeletDevices
     from agent.server.queue import Worker
 

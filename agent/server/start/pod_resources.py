@@ -11,7 +11,7 @@ from agent.server.errors import StartError, missing_extra
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.server.controller import Controller
     from agent.server.lifecycle import Listeners
 

@@ -19,7 +19,7 @@ from systemd.journal import Journal, is_journal
 
 if TYPE_CHECKING:
     from agent.api.status import ConfigurationDocument
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.server.lifecycle import Service
     from agent.server.start.wiring import Fakes
 

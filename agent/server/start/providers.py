@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.clock import Clock
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.devices.plugins.metrics import Measure
     from agent.devices.provider import DeviceProvider
     from agent.managers.allocations.allocation import PodAllocation

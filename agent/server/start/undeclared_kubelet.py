@@ -13,7 +13,7 @@ from agent.safe_files import trusted_users
 from agent.server.errors import StartError
 
 if TYPE_CHECKING:
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.server.controller import Controller
 
 ROOT: Final = Path("/")

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.clock import Clock
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.managers.recovery.from_cgroups import ObservedPod
     from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf

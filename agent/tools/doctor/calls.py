@@ -23,7 +23,7 @@ from agent.tools.doctor.reading import below
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts, HostPath
 
 #: How long each of them may take to answer, in seconds; all are asked at the same time.

@@ -19,7 +19,7 @@ from agent.tools.doctor.verdicts import HostCheck, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts, KubeletFiles
 
 

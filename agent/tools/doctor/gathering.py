@@ -35,7 +35,7 @@ from cgroupfs.names import Driver, Layout, Tier
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.config import Config
+    from agent.config.model import Config
 
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 CRIO_SOCKET: Final = "/run/crio/crio.sock"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.config.checks import INSTALL_GRPC
+from agent.config.load import INSTALL_GRPC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.config.file import load_config
+from agent.config.load import load_config
 from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS

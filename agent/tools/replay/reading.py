@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.config.config import Config, ConfigError
-from agent.config.file import config_of_document
+from agent.config.load import config_of_document
+from agent.config.model import Config, ConfigError
 from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS

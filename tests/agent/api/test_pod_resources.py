@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing, allocatable_message
-from agent.config.config import PodResourcesVersion
+from agent.config.model import PodResourcesVersion
 from agent.managers.admission import admit, remove
 from agent.managers.allocations.demand import demand_of
 from agent.managers.allocations.origin import Origin

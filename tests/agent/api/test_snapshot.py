@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from agent.api.documents import decode, encode
 from agent.api.snapshot import SnapshotDocument, snapshot_document
-from agent.config.config import Config
-from agent.config.file import load_config
+from agent.config.load import load_config
+from agent.config.model import Config
 from agent.config.resolve import resolve_what_fits
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine

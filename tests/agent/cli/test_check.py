@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.api.status import ConfigurationDocument
 from agent.cli.errors import ExitCode
 from agent.cli.health.check import LEAST_SPACE
-from agent.config.file import config_keys, load_config_file
+from agent.config.load import config_keys, load_config_file
 from agent.reconcile.intruding_tasks import Task
 from agent.server.reporting.records import STARTING_SECONDS
 from sysfs.mask import Mask

@@ -7,8 +7,8 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from agent.config.config import Config
-from agent.config.file import load_config_file
+from agent.config.load import load_config_file
+from agent.config.model import Config
 from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint

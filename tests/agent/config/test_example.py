@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.config.checks import notes_on
-from agent.config.config import Config
-from agent.config.file import load_config_file
 from agent.config.keys.root import CONFIGURATION
+from agent.config.load import load_config_file, notes_on
+from agent.config.model import Config
 from agent.yaml import Plain, plain, read_document
 from tests.docs.reference import CHANGED
 

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
+import gzip
+import json
+
 import pytest
 
 from agent.config.features import (
+    CPU_OPTIONS,
     GATES,
     IGNORED,
     LOCKED_ON,
+    cpu_option_problems,
+    cpu_options,
     gate_problems,
     gates_of,
+    host_problems,
     ignored_gates,
+    prefers_closest,
+    topology_option_problems,
 )
-from agent.managers.policy import FeatureGates
+from agent.managers.policy import CpuPolicyOptions, FeatureGates, TopologyManagerPolicy
+from tests.conformance.options import run_case
+from tests.conformance.outcome import Verdict
+from tests.shared import needs_shared, shared_dir
 
 
 def test_defaults_are_those_of_kubernetes_1_36() -> None:
@@ -68,3 +80,105 @@ def test_other_gates_of_a_kubelet_are_accepted_and_named_as_ignored() -> None:
 def test_no_gate_is_in_two_lists() -> None:
     assert LOCKED_ON.isdisjoint(GATES)
     assert IGNORED.isdisjoint({*GATES, *LOCKED_ON})
+
+
+_ALL_GATES = FeatureGates(cpu_manager_policy_alpha_options=True)
+
+
+@pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
+def test_values_that_go_takes_for_true_are_true(value: str) -> None:
+    options = {"full-pcpus-only": value}
+    assert not list(cpu_option_problems(options, FeatureGates()))
+    assert cpu_options(options) == CpuPolicyOptions(full_pcpus_only=True)
+
+
+@pytest.mark.parametrize("value", ["0", "f", "F", "FALSE", "false", "False"])
+def test_values_that_go_takes_for_false_are_false(value: str) -> None:
+    options = {"full-pcpus-only": value}
+    assert not list(cpu_option_problems(options, FeatureGates()))
+    assert cpu_options(options) == CpuPolicyOptions()
+
+
+@pytest.mark.parametrize("value", ["", "yes", "on", "tRUE", " true", "2"])
+def test_other_values_are_rejected(value: str) -> None:
+    assert "full-pcpus-only" in dict(cpu_option_problems({"full-pcpus-only": value}, _ALL_GATES))
+    options = {"prefer-closest-numa-nodes": value}
+    assert "prefer-closest-numa-nodes" in dict(topology_option_problems(options))
+
+
+def test_every_option_has_its_field() -> None:
+    for name in CPU_OPTIONS:
+        assert getattr(cpu_options({name: "true"}), name.replace("-", "_"))
+
+
+@pytest.mark.parametrize(
+    ("name", "gate"),
+    [
+        ("align-by-socket", "CPUManagerPolicyAlphaOptions"),
+        ("distribute-cpus-across-cores", "CPUManagerPolicyAlphaOptions"),
+        ("distribute-cpus-across-numa", "CPUManagerPolicyBetaOptions"),
+    ],
+)
+def test_options_that_are_not_stable_need_their_gate(name: str, gate: str) -> None:
+    off = FeatureGates(
+        cpu_manager_policy_alpha_options=False, cpu_manager_policy_beta_options=False
+    )
+    assert gate in dict(cpu_option_problems({name: "true"}, off))[name]
+    assert not list(cpu_option_problems({name: "true"}, _ALL_GATES))
+
+
+_EXCLUSIVE = {
+    frozenset({"full-pcpus-only", "distribute-cpus-across-cores"}),
+    frozenset({"distribute-cpus-across-numa", "distribute-cpus-across-cores"}),
+    frozenset({"prefer-align-cpus-by-uncorecache", "distribute-cpus-across-cores"}),
+    frozenset({"prefer-align-cpus-by-uncorecache", "distribute-cpus-across-numa"}),
+}
+
+
+@pytest.mark.parametrize("first", CPU_OPTIONS)
+@pytest.mark.parametrize("second", CPU_OPTIONS)
+def test_exactly_the_documented_pairs_exclude_each_other(first: str, second: str) -> None:
+    problems = list(cpu_option_problems({first: "true", second: "true"}, _ALL_GATES))
+    assert bool(problems) == (frozenset({first, second}) in _EXCLUSIVE)
+    # A pair of which one is switched off is not a pair.
+    if first != second:
+        assert not list(cpu_option_problems({first: "true", second: "false"}, _ALL_GATES))
+
+
+def test_unknown_options_are_rejected_with_the_nearest_name() -> None:
+    problems = dict(cpu_option_problems({"full-pcpu-only": "true"}, _ALL_GATES))
+    assert 'did you mean "full-pcpus-only"' in problems["full-pcpu-only"]
+    assert "unknown" in dict(topology_option_problems({"x": "1"}))["x"]
+
+
+@pytest.mark.parametrize("value", ["7", "-1", "0", "x", "", "8.0", "0x10", "9" * 30])
+def test_too_few_nodes_or_no_number_of_nodes_is_rejected(value: str) -> None:
+    assert dict(topology_option_problems({"max-allowable-numa-nodes": value}))
+
+
+def test_a_signed_number_of_nodes_is_accepted_as_go_does() -> None:
+    assert not list(topology_option_problems({"max-allowable-numa-nodes": "+16"}))
+
+
+def test_the_closest_nodes_are_preferred_only_when_asked_for() -> None:
+    assert prefers_closest({"prefer-closest-numa-nodes": "true"})
+    assert not prefers_closest({})
+
+
+def test_align_by_socket_needs_a_host_and_a_policy_that_go_with_it() -> None:
+    options = CpuPolicyOptions(align_by_socket=True)
+    restricted = TopologyManagerPolicy.RESTRICTED
+    assert not list(host_problems(options, restricted, sockets=2, nodes=2))
+    assert list(host_problems(options, restricted, sockets=4, nodes=2))
+    assert list(host_problems(options, TopologyManagerPolicy.SINGLE_NUMA_NODE, 2, 2))
+    assert not list(host_problems(CpuPolicyOptions(), restricted, sockets=4, nodes=2))
+
+
+@pytest.mark.shared
+@needs_shared("vectors/options.jsonl.gz")
+def test_options_are_read_and_rejected_as_recorded() -> None:
+    folder = shared_dir()
+    assert folder is not None
+    with gzip.open(folder / "vectors" / "options.jsonl.gz", "rt") as lines:
+        outcomes = {case["name"]: run_case(case) for case in map(json.loads, lines)}
+    assert {o.verdict for o in outcomes.values()} == {Verdict.EQUAL}, outcomes

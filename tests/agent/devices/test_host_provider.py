@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.config.config import AgentConfig, Config, HostDeviceClass
+from agent.config.model import AgentConfig, Config, HostDeviceClass
 from agent.devices import host
 from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider

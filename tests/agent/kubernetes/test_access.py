@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import KubernetesConfig
+from agent.config.model import KubernetesConfig
 from agent.kubernetes.access import (
     SERVICE_ACCOUNT,
     AccessError,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from cgroupfs.names import Tier
 from cgroupfs.tree import parent
 from sysfs.mask import Mask

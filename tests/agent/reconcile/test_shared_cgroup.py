@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.managers.admission import admit, remove
 from agent.reconcile.identify.running_pods import seen_pods
 from cgroupfs.names import Driver, Layout, Tier

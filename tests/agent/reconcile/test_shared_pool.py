@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.managers.cpu.parts import exclusive_cpus
 from cgroupfs.names import Tier
 from sysfs.mask import Mask

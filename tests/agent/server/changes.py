@@ -17,7 +17,7 @@ from tests.fakes.effects import Effects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.server.controller import Controller
     from tests.agent.server.sites import Allocated, Shown, Site
     from tests.fakes.effects import Step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
-from agent.config.config import CgroupDriver, HistoryConfig
+from agent.config.model import CgroupDriver, Config, HistoryConfig
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
@@ -40,7 +40,6 @@ from tests.fakes.systemd import FakeSystemd
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from agent.config.config import Config
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.policy import Cordon
     from agent.pods.model import Pod

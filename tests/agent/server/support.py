@@ -19,7 +19,7 @@ import psutil
 from msgspec.structs import replace
 
 from agent.api.client import AgentClient
-from agent.config.config import AgentConfig, Config, MetricsConfig
+from agent.config.model import AgentConfig, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import unknown_writer

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
-from agent.config.config import BesideKubeletConfig
+from agent.config.model import BesideKubeletConfig
 from agent.server import api as api_module
 from agent.server.listeners.sockets import Peer
 from agent.server.metrics import names

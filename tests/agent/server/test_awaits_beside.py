@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import DevicePluginsConfig
+from agent.config.model import DevicePluginsConfig
 from agent.pods.manifest import load_pod
 from agent.progress import EndedError
 from agent.rpc.calls import CallError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.documents import BindRequest
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.reconcile.errors import BindingError
 from agent.server.errors import BindingNotFoundError

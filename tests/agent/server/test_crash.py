@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from cgroupfs.names import Tier
 from tests.agent.server.changes import CHANGES, NEW_POD, rehearse, settled
 from tests.agent.server.sites import (

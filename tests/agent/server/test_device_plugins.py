@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import DevicePluginsConfig
+from agent.config.model import DevicePluginsConfig
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.managers.cpu.parts import exclusive_cpus
 from agent.pods.lifetime import END, UNIT
 from agent.server.endings import START_SECONDS, STOPPED_SECONDS

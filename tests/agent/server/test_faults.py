@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.reconcile.errors import BindingError
 from agent.server.errors import RequestError
 from systemd.errors import BusError, BusTimeoutError, BusUnavailableError, JobFailedError

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentError
 from agent.api.documents import BindRequest
-from agent.config.config import HistoryConfig
+from agent.config.model import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.server.metrics import names
 from agent.state.history import HISTORY_NAME

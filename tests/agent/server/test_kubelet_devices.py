@@ -16,7 +16,7 @@ from agent.api.host.map import MapOwnerDocument
 from agent.api.views import pod_document
 from agent.cli.text.history import history_lines
 from agent.cli.text.pods import admission_lines, failed_lines
-from agent.config.config import BesideKubeletConfig, PodResourcesConfig
+from agent.config.model import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocations.origin import API, KUBELET, Source
 from agent.managers.device.given import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy

@@ -180,7 +180,7 @@ def test_only_what_is_configured_is_imported(
 import sys
 from agent.cli.local.agent import import_agent
 import_agent()
-from agent.config.config import AgentConfig, BesideKubeletConfig, Config
+from agent.config.model import AgentConfig, BesideKubeletConfig, Config
 from agent.server.start.wiring import SourceInputs, kubelet_pods
 beside = BesideKubeletConfig(enabled={enabled}, pods_endpoint={endpoint!r})
 made = kubelet_pods(SourceInputs(Config(agent=AgentConfig(kubelet=beside)), None, set, True))

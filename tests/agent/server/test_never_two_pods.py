@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
 from agent.api.maintenance import CordonRequest
-from agent.config.config import CgroupDriver, ConfigError
+from agent.config.model import CgroupDriver, Config, ConfigError
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.origin import Source
 from agent.managers.assessment.violation import Rule
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterator
     from pathlib import Path
 
-    from agent.config.config import Config
     from agent.managers.allocations.allocation import PodAllocation
     from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod

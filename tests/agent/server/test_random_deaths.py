@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pytest
 
 from agent.api.documents import BindRequest
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.server.controller import Controller
 from agent.server.errors import PodNotFoundError
 from cgroupfs.names import Tier

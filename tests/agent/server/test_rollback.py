@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.server.start import wiring as assembly
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.names import Tier

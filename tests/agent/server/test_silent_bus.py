@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.server.start.wiring import Fakes, Wiring
 from tests.agent.server.sites import Site, make_site, pod_of, site_config, wrongs
 from tests.agent.server.support import FakeClock, RecordingManager, in_loop, make_world

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.config import ConfigError
-from agent.config.file import config_yaml, load_config
+from agent.config.load import config_yaml, load_config
+from agent.config.model import ConfigError
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerScope
 from agent.tools.kubelet_config import SHARED, import_kubelet_config
 from sysfs.mask import Mask

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.clock import SystemClock
-from agent.config.config import (
+from agent.config.model import (
     AgentConfig,
     BesideKubeletConfig,
     CgroupDriver,

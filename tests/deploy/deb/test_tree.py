@@ -9,7 +9,7 @@ import pytest
 from click import Context
 
 from agent.cli.main import numawarden
-from agent.config.file import load_config_file
+from agent.config.load import load_config_file
 from deploy.deb import tree
 from deploy.deb.targets import TARGETS
 from deploy.dependencies.lock import ROOT

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.file import load_config_file
+from agent.config.load import load_config_file
 from deploy.building import BuildError
 from deploy.dependencies import lock
 from deploy.dependencies.lock import ROOT

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from agent import __version__
-from agent.config.config import ConfigError
-from agent.config.file import load_config, load_config_file
+from agent.config.load import load_config, load_config_file
+from agent.config.model import Config, ConfigError
 from deploy.dependencies.lock import ROOT
 from deploy.image import archive, tree
 from tests.deploy.kubernetes.objects import (
@@ -27,7 +27,6 @@ from tests.deploy.kubernetes.objects import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.config import Config
 
 UNIT = ROOT / "deploy/numawarden.service"
 CONFIG = KUBERNETES / "base/config.yaml"

@@ -9,7 +9,7 @@ import structlog
 
 from agent.api.maintenance import LogLevelDocument
 from agent.clock import wait_for
-from agent.config.config import LogLevel
+from agent.config.model import LogLevel
 from agent.server.errors import RequestError
 from agent.server.reporting.log.logs import set_level
 from agent.yaml import Mistake

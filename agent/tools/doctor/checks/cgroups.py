@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver, Config
 from agent.tools.doctor.verdicts import HostCheck, Verdict
 from agent.yaml import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.config import Config
     from agent.tools.doctor.facts import CgroupControllers, CgroupFacts
     from agent.tools.doctor.kubelet_settings import KubeletSettings
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from agent.config.reservations import reserved_millicpus
+from agent.config.resolve import reserved_millicpus
 from agent.pods.quantity import Quantity, QuantityError
 from agent.tools.doctor.verdicts import HostCheck, Verdict
 from agent.yaml import shown
@@ -22,7 +22,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.tools.doctor.facts import HostFile, KubeletFiles
     from agent.tools.doctor.kubelet_settings import KubeletSetting, KubeletSettings
 

@@ -11,7 +11,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts, HostFile
 
 #: Programs that set cpusets of containers, by how their names begin.

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.tools.run import command, units
 from tests.agent.cli.shell import in_background
 from tests.agent.cli.workloads.hosts import CommandHost, with_driver

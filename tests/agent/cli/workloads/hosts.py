@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.cli.main import run_command
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from agent.managers.policy import MemoryManagerPolicy
 from agent.pods.quantity import Quantity
 from agent.tools.run.command import OwnProcess

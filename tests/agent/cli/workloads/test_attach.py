@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.errors import ExitCode
-from agent.config.config import CgroupDriver
+from agent.config.model import CgroupDriver
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.config.file import load_config
+from agent.config.load import load_config
 from agent.yaml import DocumentError
 
 RESOURCE = "numawarden.dev/exclusive"

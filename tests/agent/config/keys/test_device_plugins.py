@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config import checks
-from agent.config.config import Config, ConfigError, DevicePluginsConfig
-from agent.config.file import load_config
+from agent.config import load as checks
+from agent.config.load import load_config
+from agent.config.model import Config, ConfigError, DevicePluginsConfig
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.config import AgentConfig, Config, ConfigError, HostDeviceClass
-from agent.config.file import config_yaml, load_config, override
 from agent.config.keys.host_devices import criteria_text, variable_part
+from agent.config.load import config_yaml, load_config, override
+from agent.config.model import AgentConfig, Config, ConfigError, HostDeviceClass
 from tests.hostile.growth import demand_quick
 
 RESOURCE: Final = "example.com/vf"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config.config import Config, ConfigError, KubernetesConfig
-from agent.config.file import load_config
+from agent.config.load import load_config
+from agent.config.model import Config, ConfigError, KubernetesConfig
 
 
 def read(text: str) -> KubernetesConfig:

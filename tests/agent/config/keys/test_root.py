@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import __version__
-from agent.config.config import Config, ConfigError
 from agent.config.features import GATES
-from agent.config.file import load_config, override
 from agent.config.keys.amounts import ByteSize
 from agent.config.keys.key import Section
 from agent.config.keys.names import ControllerSet, OptionTexts
@@ -26,6 +24,8 @@ from agent.config.keys.scalars import (
     duration_text,
     seconds_of,
 )
+from agent.config.load import load_config, override
+from agent.config.model import Config, ConfigError
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.config.config import BesideKubeletConfig, CgroupDriver, OnReject
+from agent.config.model import BesideKubeletConfig, CgroupDriver, OnReject
 from agent.runtimes.nri.values import (
     Adjustment,
     PodSandbox,

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from agent.cli.main import run_command
 from agent.clock import SystemClock
-from agent.config.config import CgroupDriver, OnReject
+from agent.config.model import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
 from agent.server.metrics import names
 from sysfs.mask import EMPTY, Mask

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.config.config import BesideKubeletConfig
+from agent.config.model import BesideKubeletConfig
 from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
 from agent.managers.device.given import given_devices
 from agent.managers.policy import TopologyManagerPolicy

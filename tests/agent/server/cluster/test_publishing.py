@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import INVALID_MANIFEST, FailedPodDocument
-from agent.config.config import KubernetesConfig
+from agent.config.model import KubernetesConfig
 from agent.kubelet.devices.kubelet_devices import KubeletDevices
 from agent.kubernetes.fingerprint import pod_fingerprint
 from agent.managers.allocations.origin import Source

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.api.status import ManifestDocument
-from agent.config.config import OnReject
+from agent.config.model import OnReject
 from agent.reconcile.diff import Cause, Difference
 from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.runtimes.nri.messages import subscription

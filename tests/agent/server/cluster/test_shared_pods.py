@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent.config.config import OnReject
+from agent.config.model import OnReject
 from agent.managers.allocations.origin import Source
 from agent.runtimes.nri.handler import ContainerRejectedError
 from agent.server.metrics import names

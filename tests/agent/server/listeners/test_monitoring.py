@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import MetricsConfig
+from agent.config.model import MetricsConfig
 from agent.reconcile.intruding_tasks import Task
 from agent.server.kernel.intruders import COUNT_SECONDS
 from sysfs.mask import Mask

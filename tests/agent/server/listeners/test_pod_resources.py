@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 from msgspec.structs import replace
 
-from agent.config.config import PodResourcesConfig
+from agent.config.model import PodResourcesConfig
 from agent.rpc.calls import LONGEST_MESSAGE, CallError, Client
 from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from agent.server.errors import StartError

@@ -14,7 +14,7 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.clock import SystemClock
-from agent.config.file import load_config_file
+from agent.config.load import load_config_file
 from agent.server.errors import StartError
 from agent.server.start import environment
 from agent.server.start.environment import obstacles

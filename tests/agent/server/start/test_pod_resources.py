@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.config.config import PodResourcesConfig
+from agent.config.model import PodResourcesConfig
 from agent.server.errors import StartError
 from tests.agent.server.support import in_loop, running
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.config.config import ConfigError
+from agent.config.model import ConfigError
 from agent.managers.allocations.origin import Source
 from agent.managers.assessment.violation import Rule
 from agent.managers.policy import (

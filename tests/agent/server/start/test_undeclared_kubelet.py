@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.file import load_config
+from agent.config.load import load_config
 from agent.server.errors import StartError
 from agent.server.start.service_manager import ServiceManager
 from agent.server.start.undeclared_kubelet import (
@@ -23,7 +23,7 @@ from tests.agent.tools.doctor.hosts import PID, FakeHost
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.config.config import Config
+    from agent.config.model import Config
 
 
 def config(settings: str = "") -> Config:

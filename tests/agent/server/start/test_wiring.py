@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from agent.cli.errors import ExitCode, exit_code_of, lines_of
 from agent.clock import SystemClock
-from agent.config.config import CgroupDriver, ConfigError, MetricsConfig
+from agent.config.model import CgroupDriver, ConfigError, MetricsConfig
 from agent.managers.machine import Machine
 from agent.reconcile.errors import EnforcementStartError
 from agent.server.configured_host import situate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.config.file import load_config
+from agent.config.load import load_config
 from agent.tools.doctor.examination import examine
 from agent.tools.doctor.facts import AskedWay
 from agent.tools.doctor.gathering import gather
@@ -16,7 +16,7 @@ from agent.tools.doctor.gathering import gather
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.config.config import Config
+    from agent.config.model import Config
     from agent.tools.doctor.verdicts import HostCheck
 
 PID = 815

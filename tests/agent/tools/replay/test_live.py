@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from agent.api.documents import decode, encode
 from agent.api.snapshot import NOTHING_GIVEN, SnapshotDocument, snapshot_document
-from agent.config.config import Config, ConfigError
-from agent.config.file import load_config
+from agent.config.load import load_config
+from agent.config.model import Config, ConfigError
 from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.admission import admit, remove
 from agent.managers.effective_policy import EffectivePolicy

@@ -9,7 +9,7 @@ import pytest
 
 from agent.api.client import AgentError
 from agent.api.maintenance import LogLevelRequest
-from agent.config.config import LogLevel
+from agent.config.model import LogLevel
 from agent.server.errors import RequestError
 from agent.server.reporting.log.log_level import LONGEST, LogLevelSwitch
 from tests.agent.server.support import FakeClock, in_loop, running, until

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import FeatureGates, PluginDevice
     from sysfs.mask import Mask
 
+
 MEMORY_AVAILABLE: Final = "memory.available"
 DEFAULT_MAX_PODS: Final = 110
 _MIB: Final = 1 << 20
