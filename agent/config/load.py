@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import yaml
 from msgspec.structs import replace
 
+from agent.config import keys
 from agent.config.features import (
     ALIGN_BY_SOCKET,
     MAX_NODES,
@@ -28,10 +29,8 @@ from agent.config.features import (
     ignored_gates,
     topology_option_problems,
 )
-from agent.config.keys.key import KeyReader, nullable
-from agent.config.keys.root import CONFIGURATION
-from agent.config.model import MEMORY_AVAILABLE, Config, ConfigError
-from agent.config.resolve import reserved_millicpus
+from agent.config.kinds import MEMORY_AVAILABLE, KeyReader, nullable
+from agent.config.model import Config, ConfigError
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.config.keys.key import Section
+    from agent.config.keys import Section
 
 
 _OF_KUBELET: Final = (
@@ -82,7 +81,7 @@ def load_config(
     except UnreadableError as error:
         raise ConfigError(source, (error.problem,)) from error
     reader = KeyReader()
-    config = CONFIGURATION.read(reader, Field("", document), Config())
+    config = keys.read(reader, Field("", document), Config())
     if any(problem.message.startswith("unknown key") for problem in reader.problems):
         version = Field("", document).child("apiVersion")
         if version is not None and (reader.text(version) or "").startswith("kubelet.config.k8s.io"):
@@ -100,7 +99,7 @@ def config_of_document(document: Node, source: str) -> Config:
     Raises `ConfigError` with every mistake; paths begin at this document.
     """
     reader = KeyReader()
-    config = CONFIGURATION.read(reader, Field("", document), Config())
+    config = keys.read(reader, Field("", document), Config())
     return _checked(config, reader.problems, source, document)
 
 
@@ -124,7 +123,7 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
     if problems:
         raise ConfigError(source, tuple(problems))
     reader = KeyReader(merge=True)
-    changed = CONFIGURATION.read(reader, Field("", document), config)
+    changed = keys.read(reader, Field("", document), config)
     # Settings stand on no line; the one within a single value would mislead.
     misread = [replace(problem, line=None) for problem in reader.problems]
     return _checked(changed, misread, source, MappingNode({}))
@@ -173,13 +172,14 @@ def _document_of_settings(
 def _split(path: str) -> list[str]:
     """Split at the dots between known sections; names within a free mapping keep theirs."""
     parts: list[str] = []
-    section: Section | None = CONFIGURATION
+    section: type[Section] | None = Config
     while section is not None and "." in path:
         head, _, rest = path.partition(".")
-        if head not in section.names:
+        found = next((key for key in section.keys if key.name == head), None)
+        if found is None:
             break
         parts.append(head)
-        section, path = section.inner(head), rest
+        section, path = found.inner, rest
     return [*parts, path]
 
 
@@ -217,7 +217,7 @@ _Dumper.add_representer(str, _text_node)
 
 def config_keys(config: Config) -> dict[str, Plain]:
     """Return every key of a configuration with its value, as plain values of JSON."""
-    return CONFIGURATION.written(config)
+    return keys.written(config)
 
 
 def config_yaml(config: Config) -> str:
@@ -251,7 +251,7 @@ def config_schema() -> str:
     schema = {
         "$schema": _DIALECT,
         "title": "Configuration of numawarden",
-        **nullable(CONFIGURATION.schema()),
+        **nullable(keys.schema(Config)),
     }
     return json.dumps(schema, indent=2, ensure_ascii=False)
 
@@ -271,7 +271,7 @@ def find_problems(config: Config, unread: frozenset[str] = frozenset()) -> list[
     `unread` are keys whose values could not be read; what depends on one of them is not judged.
     """
     return [
-        problem for keys, check in _CHECKS if unread.isdisjoint(keys) for problem in check(config)
+        problem for names, check in _CHECKS if unread.isdisjoint(names) for problem in check(config)
     ]
 
 
@@ -305,7 +305,7 @@ def _cpu_problems(config: Config) -> Iterator[Mistake]:
                 "options need the static policy; set cpuManagerPolicy to static or remove them",
             )
         return
-    millis = reserved_millicpus(config)
+    millis = config.reserved_millicpus
     listed = config.reserved_system_cpus
     if listed is None and not millis:
         yield Mistake(

@@ -1,4 +1,10 @@
-"""The configuration as a value, with the kubelet's fields and defaults, and its errors."""
+"""The configuration: every key with its type, default, bounds and explanation, declared once.
+
+Keys outside of `agent` have the names, values and defaults of the kubelet (KubeletConfiguration,
+kubelet.config.k8s.io/v1beta1), so that settings can be carried over. The reference, the commented
+example and the JSON schema follow from the declarations, as does everything that reads a file.
+What depends on the host is decided by `agent.config.resolve`. Durations are seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,61 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
-from agent.config.features import gates_of
+from agent.config.features import (
+    ALIGN_BY_SOCKET,
+    ALIGN_BY_UNCORE,
+    CPU_OPTIONS,
+    DISTRIBUTE_ACROSS_CORES,
+    DISTRIBUTE_ACROSS_NUMA,
+    FULL_PCPUS_ONLY,
+    KNOWN_GATES,
+    TOPOLOGY_OPTIONS,
+    gate_meanings,
+    gates_of,
+)
+from agent.config.keys import Section, key, section, switch
+from agent.config.kinds import (
+    CGROUP,
+    CPU_LIST,
+    DEVICE_INVENTORY,
+    EVICTION_THRESHOLDS,
+    HOST_DEVICES,
+    HTTPS_ADDRESS,
+    IGNORED_RESOURCES,
+    IP_ADDRESS,
+    MEMORY_AVAILABLE,
+    NODE_NAME,
+    OPTIONAL_PATH,
+    OPTIONAL_RESOURCE,
+    OPTIONAL_SOCKET,
+    PATH,
+    RESERVED_AMOUNTS,
+    RESERVED_MEMORY,
+    SERVER_URL,
+    SOCKET,
+    SOCKET_DIRECTORY,
+    USER_GROUP,
+    HostDeviceClass,
+    MemoryReservation,
+    Threshold,
+    byte_size,
+    gate_switches,
+    marker,
+    one_of,
+    one_of_any_case,
+    option_texts,
+    period,
+    some_of,
+    whole_number,
+)
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.pods.quantity import Quantity
+from agent.pods.model import CPU
+from agent.pods.quantity import ZERO, Quantity
 from agent.yaml import DocumentError
 from cgroupfs.settings import KernelController
 
@@ -26,9 +77,8 @@ if TYPE_CHECKING:
     from agent.managers.policy import FeatureGates, PluginDevice
     from sysfs.mask import Mask
 
-
-MEMORY_AVAILABLE: Final = "memory.available"
 DEFAULT_MAX_PODS: Final = 110
+_MAX_INT32: Final = (1 << 31) - 1
 _MIB: Final = 1 << 20
 
 
@@ -55,46 +105,6 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-class Threshold(Struct, frozen=True):
-    """An eviction threshold: an amount, or a share of the capacity in percent.
-
-    `percent` is kept as text because the kubelet computes it in single precision.
-    """
-
-    amount: Quantity | None = None
-    percent: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.percent}%" if self.percent is not None else str(self.amount)
-
-
-class MemoryReservation(Struct, frozen=True):
-    """One entry of `reservedMemory`: amounts by memory type on one NUMA node."""
-
-    numa_node: int
-    limits: Mapping[str, Quantity]
-
-
-class MetricsConfig(Struct, frozen=True):
-    """Where `/metrics`, `/healthz` and `/readyz` are served; with both files set, over TLS.
-
-    `containers` is how many containers are exported one by one at most; 0: none.
-    """
-
-    address: str = "127.0.0.1"
-    port: int = 9464
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    containers: int = 0
-
-
-class LoggingConfig(Struct, frozen=True):
-    """How the log is written."""
-
-    format: LogFormat = LogFormat.JSON
-    level: LogLevel = LogLevel.INFO
-
-
 class PodResourcesVersion(StrEnum):
     """The kubelet whose answers those of podresources are."""
 
@@ -104,59 +114,6 @@ class PodResourcesVersion(StrEnum):
     V1_37 = "v1.37"
 
 
-class PodResourcesConfig(Struct, frozen=True):
-    """Where the podresources API is served (None: it is not), and whose answers it has."""
-
-    socket: Path | None = None
-    version: PodResourcesVersion = PodResourcesVersion.V1_36
-
-
-class HistoryConfig(Struct, frozen=True):
-    """How much of the history is kept: bytes on disk (0: none is kept), and seconds."""
-
-    max_bytes: int = 16 * _MIB
-    max_age: float = 720 * 3600.0
-
-
-class LimitsConfig(Struct, frozen=True):
-    """What is rejected for its size: bytes of a manifest file and of one message."""
-
-    manifest_bytes: int = _MIB
-    message_bytes: int = 4 * _MIB
-
-
-class HostDeviceClass(Struct, frozen=True):
-    """Devices of the host that pods can ask for as `resource`: those that meet all criteria.
-
-    A criterion that is "" is not asked for; at least one is. `pci_class`, `vendor` and `device` are
-    hexadecimal digits without `0x`: a class has 2, 4 or 6 of them and takes all classes that begin
-    so. `address`, `interface` and `virtual_functions_of` are patterns with the wildcards of
-    `fnmatch`; the last is of an interface of the physical function.
-    """
-
-    resource: str
-    pci_class: str = ""
-    vendor: str = ""
-    device: str = ""
-    driver: str = ""
-    address: str = ""
-    interface: str = ""
-    virtual_functions_of: str = ""
-
-
-class DevicePluginsConfig(Struct, frozen=True):
-    """Whether device plugins are served, in which directories, and how long they may take.
-
-    `registry_directory` None: `plugins_registry` beside `directory`, as the kubelet has them.
-    `call_timeout` is seconds.
-    """
-
-    enabled: bool = False
-    directory: Path = Path("/var/lib/kubelet/device-plugins")
-    registry_directory: Path | None = None
-    call_timeout: float = 10.0
-
-
 class OnReject(StrEnum):
     """What becomes of a pod that the kubelet admitted and the agent rejects."""
 
@@ -164,28 +121,199 @@ class OnReject(StrEnum):
     SHARE = "share"
 
 
-class BesideKubeletConfig(Struct, frozen=True):
-    """Whether the agent works beside a kubelet, where that kubelet keeps its files, and how.
+class MetricsConfig(Section, frozen=True):
+    """`agent.metrics`; with both files set the listener speaks TLS."""
 
-    `ignored`: it starts although a kubelet runs whose pods it does not admit.
-    `config_file` None: the file that the running kubelet's flags name, else `config.yaml` in
-    `directory`. `nri_socket` None: containers get their settings only after they have started.
-    `pods_endpoint` "": the kubelet's endpoint `/pods` is not used. `token_file` None: no token is
-    sent there, `ca_file` None: its certificate is checked with the authorities of the system.
-    `exclusive_resource` "": the agent is not a device plugin of the kubelet.
-    """
+    address: str = key(
+        "127.0.0.1", IP_ADDRESS, "An IP address of this host; 0.0.0.0 or :: for all of them."
+    )
+    port: int = key(9464, whole_number(0, 65535), "The TCP port of the metrics listener.")
+    tls_certificate: Path | None = key(
+        None, OPTIONAL_PATH, "A file in PEM form. With this and tlsKey the listener speaks TLS."
+    )
+    tls_key: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        "A file in PEM form. The key is not encrypted, belongs to root (or the agent's user), and "
+        "is not readable by all users.",
+    )
+    containers: int = key(
+        0,
+        whole_number(0, 10_000),
+        "How many containers have metrics of their own at most, in the order of admission: "
+        "numawarden_container_info and numawarden_container_exclusive_cpus, with the names of "
+        "pods. 0 exports none; each costs Prometheus two series or more.",
+    )
 
-    enabled: bool = False
-    ignored: bool = False
-    directory: Path = Path("/var/lib/kubelet")
-    config_file: Path | None = None
-    nri_socket: Path | None = Path("/var/run/nri/nri.sock")
-    on_reject: OnReject = OnReject.FAIL
-    pods_endpoint: str = ""
-    token_file: Path | None = None
-    ca_file: Path | None = None
-    verify_certificate: bool = True
-    exclusive_resource: str = "numawarden.dev/exclusive"
+
+class LoggingConfig(Section, frozen=True):
+    """`agent.logging`."""
+
+    format: LogFormat = key(
+        LogFormat.JSON,
+        one_of(LogFormat),
+        "How a line of the log is written.",
+        values={
+            LogFormat.JSON: "an object for each line",
+            LogFormat.CONSOLE: "text for a person",
+        },
+    )
+    level: LogLevel = key(
+        LogLevel.INFO, one_of(LogLevel), "What is less important than this is not logged."
+    )
+
+
+class PodResourcesConfig(Section, frozen=True):
+    """`agent.podResources`; without a socket it is not served."""
+
+    socket: Path | None = key(
+        None,
+        OPTIONAL_SOCKET,
+        "The socket of the kubelet's podresources API (gRPC, v1), for monitoring: "
+        "/run/numawarden/pod-resources/kubelet.sock, or the kubelet's own "
+        "/var/lib/kubelet/pod-resources/kubelet.sock on a host without a kubelet. It needs the "
+        "extra grpc. See docs/devices.md.",
+    )
+    version: PodResourcesVersion = key(
+        PodResourcesVersion.V1_36,
+        one_of(PodResourcesVersion),
+        "The kubelet as whose the answers are. Today's clients read containers only.",
+        values={
+            "v1.36": "each container lists what it shares of its pod's budget",
+            "v1.37": "the pod lists the budget, the container only what is its own",
+        },
+    )
+
+
+class HistoryConfig(Section, frozen=True):
+    """`agent.history`."""
+
+    max_bytes: int = key(
+        16 * _MIB,
+        byte_size(0, 1 << 30),
+        "The most bytes of the history in stateDirectory; the oldest entries go first. 0 keeps no "
+        "history.",
+    )
+    max_age: float = key(
+        720 * 3600.0,
+        period(60.0, 10 * 365 * 86400.0),
+        "How old an entry may be. Older ones are not shown, and their file is removed when "
+        "something else happens.",
+    )
+
+
+class LimitsConfig(Section, frozen=True):
+    """`agent.limits`, in bytes."""
+
+    manifest_bytes: int = key(_MIB, byte_size(1024, 1 << 30), "The largest manifest.")
+    message_bytes: int = key(
+        4 * _MIB, byte_size(1024, 1 << 30), "The largest message on the socket."
+    )
+
+
+#: Below the minute that all deliveries to one pod may take together.
+_LONGEST_CALL: Final = 30.0
+
+
+class DevicePluginsConfig(Section, frozen=True):
+    """`agent.devicePlugins`."""
+
+    enabled: bool = switch(
+        "Whether device plugins can register, as with a kubelet (device plugin API v1beta1). It "
+        "needs the extra grpc: pip install 'numawarden[grpc]'. See docs/devices.md."
+    )
+    directory: Path = key(
+        Path("/var/lib/kubelet/device-plugins"),
+        SOCKET_DIRECTORY,
+        "The directory of plugins' sockets; in most plugins it is fixed, so it is the kubelet's. "
+        "It is not served while a kubelet serves it.",
+    )
+    registry_directory: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        "The directory of the kubelet's plugin watcher, in which plugins serve "
+        "pluginregistration/v1 instead of registering themselves; empty: plugins_registry beside "
+        "the directory above. It need not exist.",
+    )
+    call_timeout: float = key(
+        10.0,
+        period(0.1, _LONGEST_CALL),
+        "How long a plugin may take to answer GetDevicePluginOptions, or Allocate, while all "
+        "admissions wait; half of it for GetPreferredAllocation. PreStartContainer has 30s, as "
+        "with the kubelet.",
+    )
+
+
+class BesideKubeletConfig(Section, frozen=True):
+    """`agent.kubelet`: how the agent works beside a kubelet."""
+
+    enabled: bool = switch(
+        "Whether the pods of this host's kubelet are admitted. The kubelet makes and removes "
+        "their cgroups, and its own managers are off. It needs the extra grpc: pip install "
+        "'numawarden[grpc]'. See docs/kubernetes.md."
+    )
+    ignored: bool = switch(
+        "Whether the agent starts although a kubelet runs here that is not enabled. Unless the "
+        "kubelet has its CPUs reserved here, both give the same ones to different pods, and the "
+        "kubelet removes pods' cgroups that it does not know, but for another cgroupRoot."
+    )
+    directory: Path = key(Path("/var/lib/kubelet"), PATH, "The kubelet's directory (--root-dir).")
+    config_file: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        'The kubelet\'s configuration (--config), to check that its managers are off. "" takes the '
+        "file that the flags of the running kubelet name, else config.yaml in its directory.",
+    )
+    nri_socket: Path | None = key(
+        Path("/var/run/nri/nri.sock"),
+        OPTIONAL_SOCKET,
+        "The socket of the container runtime's NRI, over which containers get their CPUs, memory "
+        'nodes and quota before they start. With "" they get them right after.',
+    )
+    on_reject: OnReject = key(
+        OnReject.FAIL,
+        one_of(OnReject),
+        "What becomes of a pod that the kubelet admitted and that there are no exclusive "
+        "resources for.",
+        values={
+            OnReject.FAIL: "its containers are not created, so that it waits until there are",
+            OnReject.SHARE: "it runs in the shared pool until it ends, over restarts of the "
+            "agent, too",
+        },
+    )
+    pods_endpoint: str = key(
+        "",
+        HTTPS_ADDRESS,
+        "The kubelet's endpoint that lists its pods, such as https://127.0.0.1:10250/pods. It is "
+        'asked where the kubelet\'s Pods API (feature gate PodsAPI) does not answer; with "" it is '
+        "not used.",
+    )
+    token_file: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        "A file with the token for podsEndpoint, read at each request: that of a service account "
+        "that may get nodes/pods, or a credential of the unit.",
+    )
+    ca_file: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        "A file in PEM form with the authorities that the certificate of podsEndpoint is checked "
+        'with, or that certificate itself; "" for those of the system. The certificate has to '
+        "name the host of podsEndpoint.",
+    )
+    verify_certificate: bool = switch(
+        "Whether the certificate of podsEndpoint is checked. Kubelets sign their own unless the "
+        "cluster does: false sends the token to whichever process listens there.",
+        default=True,
+    )
+    exclusive_resource: str = key(
+        "numawarden.dev/exclusive",
+        OPTIONAL_RESOURCE,
+        "The resource with which a pod opts in to be rejected by the kubelet itself where the "
+        "agent rejects the pod: a container asks for one of it in its limits. The agent offers it "
+        'to the kubelet as a device plugin. With "" it does not. An agent that starts after the '
+        "kubelet, as in a DaemonSet, has it reject all such pods at every boot.",
+    )
 
     @property
     def plugin_directory(self) -> Path:
@@ -193,20 +321,42 @@ class BesideKubeletConfig(Struct, frozen=True):
         return self.directory / "device-plugins"
 
 
-class KubernetesConfig(Struct, frozen=True):
-    """What the agent writes to the API server of the cluster, and how it reaches that server.
+class KubernetesConfig(Section, frozen=True):
+    """`agent.kubernetes`; `agent.kubernetes.access` says what stands for what is left out."""
 
-    `node_name` "": that of `agent.kubernetes.access.node_name`. `server` "": that of the pod that
-    the agent runs in. `token_file` and `ca_file` None: those of the unit's credentials, or of the
-    pod (`agent.kubernetes.access`).
-    """
-
-    publish_topology: bool = False
-    events: bool = False
-    node_name: str = ""
-    server: str = ""
-    token_file: Path | None = None
-    ca_file: Path | None = None
+    publish_topology: bool = switch(
+        "Whether the CPUs, memory and devices of each NUMA node are published as a "
+        "NodeResourceTopology, for the topology-aware scheduler. See docs/node-topology.md."
+    )
+    events: bool = switch(
+        "Whether a pod of the kubelet that the agent rejects gets an Event, which kubectl "
+        "describe shows."
+    )
+    node_name: str = key(
+        "",
+        NODE_NAME,
+        'The name of this host as a node of the cluster; "" takes it from $NODE_NAME, and else is '
+        "the name of the host.",
+    )
+    server: str = key(
+        "",
+        SERVER_URL,
+        'The URL of the API server; "" is the one that $KUBERNETES_SERVICE_HOST and '
+        "$KUBERNETES_SERVICE_PORT name in a pod.",
+    )
+    token_file: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        'A file with the token of the agent\'s service account, which is read at each request; "" '
+        "is the credential kubernetes-token of the unit (LoadCredential), and else the token of "
+        "the pod.",
+    )
+    ca_file: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        'A file with the certificate of the cluster\'s certificate authority in PEM form; "" is '
+        "the credential kubernetes-ca of the unit, and else the certificate of the pod.",
+    )
 
     @property
     def enabled(self) -> bool:
@@ -214,41 +364,103 @@ class KubernetesConfig(Struct, frozen=True):
         return self.publish_topology or self.events
 
 
-class AgentConfig(Struct, frozen=True):
-    """The agent's own settings (`agent:`), beside those it shares with the kubelet.
+class AgentConfig(Section, frozen=True):
+    """The agent's own settings (`agent:`), beside those it shares with the kubelet."""
 
-    `socket_group` None: only root may use the socket. `sysfs_root` is the directory below which
-    `sys` and `proc` of the host stand. `enforce` are the controllers whose files are set, the
-    others are left to other programs. `devices` is the inventory by resource name, `host_devices`
-    are classes of devices that are found on the host, in the order in which they are asked,
-    `shared_cgroup` is `cgroupfs.names.Layout.shares`, `ignored_resources` are extended resources
-    that others provide. `cdi_directory` None: no CDI files are written.
-    """
+    state_directory: Path = key(Path("/var/lib/numawarden"), PATH, "Where the checkpoint is kept.")
+    socket_path: Path = key(
+        Path("/run/numawarden/agent.sock"), SOCKET, "The socket of the admission API."
+    )
+    socket_group: str | None = key(
+        None, USER_GROUP, 'The group whose members may use the socket, too; "" is root alone.'
+    )
+    sysfs_root: Path = key(
+        Path("/"),
+        PATH,
+        "The directory below which the host's sys and proc stand, for an agent in a container.",
+    )
+    cgroup_mount: Path = key(
+        Path("/sys/fs/cgroup"), PATH, "Where the cgroup v2 file system is mounted."
+    )
+    enforce: frozenset[KernelController] = key(
+        frozenset(KernelController),
+        some_of(KernelController),
+        "What the agent sets in the cgroups of pods, by the kernel's controllers. What is left "
+        "out belongs to other programs and is neither written nor compared. A limit below what is "
+        "in use is never written.",
+        values={each: each.sets for each in KernelController},
+    )
+    shared_cgroup: bool = switch(
+        "Whether Guaranteed pods without CPUs of their own stand in kubepods/shared "
+        "(kubepods-shared.slice), where a kubelet would put them into kubepods itself. That "
+        "cgroup carries the shared pool for all of them, so that an exclusive pod comes and goes "
+        "in as few writes beside thousands of them as beside ten. A pod's cgroup that exists "
+        "stays where it is. See docs/containers.md."
+    )
+    metrics: MetricsConfig = section(
+        MetricsConfig(), "Where /metrics, /healthz and /readyz are served."
+    )
+    pod_resources: PodResourcesConfig = section(
+        PodResourcesConfig(), "The kubelet's podresources API; off without a socket."
+    )
+    logging: LoggingConfig = section(LoggingConfig(), "How the log is written.")
+    history: HistoryConfig = section(
+        HistoryConfig(), "What 'numawarden history' shows. See docs/history.md."
+    )
+    limits: LimitsConfig = section(LimitsConfig(), "What is rejected for its size in bytes.")
+    devices: Mapping[str, tuple[PluginDevice, ...]] = key(
+        MappingProxyType({}),
+        DEVICE_INVENTORY,
+        "The devices that pods can ask for, by resource name. Without numaNodes no NUMA node of "
+        "the device is known; healthy is true where it is left out. A pod that asks for a "
+        "resource that is neither listed here nor in hostDevices is rejected, but see "
+        "ignoredResources.",
+        example="example.com/gpu:\n  - id: gpu-0\n    numaNodes: [0]\n    healthy: true\n",
+    )
+    host_devices: tuple[HostDeviceClass, ...] = key(
+        (),
+        HOST_DEVICES,
+        "Classes of the host's own devices that pods can ask for, by resource name; the agent "
+        "finds the devices, their NUMA nodes and whether they are healthy. A device is of a class "
+        "if it meets all criteria that the class has: pciClass (2, 4 or 6 digits), vendor and "
+        "device (4 digits each) in hexadecimal, driver, and, with the wildcards *, ? and [], "
+        "address (PCI address), interface (network interface) and virtualFunctionsOf (interface "
+        "of the physical function). A device of several classes counts for the first. Nothing is "
+        "left out because the host itself uses it.",
+        example="example.com/vf:\n"
+        "  - virtualFunctionsOf: ens1f0\n    driver: vfio-pci\n"
+        'example.com/nvme:\n  - pciClass: "0108"\n',
+    )
+    device_plugins: DevicePluginsConfig = section(
+        DevicePluginsConfig(), "Devices that other programs offer, as to a kubelet."
+    )
+    kubelet: BesideKubeletConfig = section(
+        BesideKubeletConfig(), "The pods of a cluster, beside this host's kubelet."
+    )
+    kubernetes: KubernetesConfig = section(
+        KubernetesConfig(),
+        "What the agent writes to the API server of a cluster; off without publishTopology and "
+        "events. See docs/node-topology.md.",
+    )
+    ignored_resources: tuple[str, ...] = key(
+        (),
+        IGNORED_RESOURCES,
+        "The extended resources that something else provides, such as example.com/licence: how "
+        "much of them pods request is not looked at, and nothing of them is given. Beside a "
+        "kubelet (agent.kubelet) all that the agent does not have are so, listed or not. memory "
+        "may be listed, too, where the host does not show how much memory a node has: then pods "
+        "are admitted whatever they request.",
+        example="- example.com/licence\n",
+    )
+    cdi_directory: Path | None = key(
+        Path("/var/run/cdi"),
+        OPTIONAL_PATH,
+        "Where container runtimes look for files of the Container Device Interface. The file of a "
+        "pod has what its containers get with their devices: environment, mounts and device "
+        'nodes; it is written if there is any of it, and removed with the pod. "" writes none.',
+    )
 
-    state_directory: Path = Path("/var/lib/numawarden")
-    socket_path: Path = Path("/run/numawarden/agent.sock")
-    socket_group: str | None = None
-    sysfs_root: Path = Path("/")
-    cgroup_mount: Path = Path("/sys/fs/cgroup")
-    enforce: frozenset[KernelController] = frozenset(KernelController)
-    shared_cgroup: bool = False
-    metrics: MetricsConfig = MetricsConfig()
-    pod_resources: PodResourcesConfig = PodResourcesConfig()
-    logging: LoggingConfig = LoggingConfig()
-    history: HistoryConfig = HistoryConfig()
-    limits: LimitsConfig = LimitsConfig()
-    devices: Mapping[str, tuple[PluginDevice, ...]] = MappingProxyType({})
-    host_devices: tuple[HostDeviceClass, ...] = ()
-    device_plugins: DevicePluginsConfig = DevicePluginsConfig()
-    kubelet: BesideKubeletConfig = BesideKubeletConfig()
-    kubernetes: KubernetesConfig = KubernetesConfig()
-    ignored_resources: tuple[str, ...] = ()
-    cdi_directory: Path | None = Path("/var/run/cdi")
 
-
-_NO_TEXTS: Final[Mapping[str, str]] = MappingProxyType({})
-_NO_AMOUNTS: Final[Mapping[str, Quantity]] = MappingProxyType({})
-_NO_GATES: Final[Mapping[str, bool]] = MappingProxyType({})
 _KUBELET_EVICTION: Final[Mapping[str, Threshold]] = MappingProxyType(
     {
         MEMORY_AVAILABLE: Threshold(Quantity.parse("100Mi")),
@@ -260,39 +472,186 @@ _KUBELET_EVICTION: Final[Mapping[str, Threshold]] = MappingProxyType(
 )
 
 
-class Config(Struct, frozen=True):
-    """Everything that can be configured, complete and consistent in itself.
+class Config(Section, frozen=True):
+    """Everything that can be configured, complete and consistent in itself."""
 
-    What depends on the host is decided by `agent.config.resolve.resolve`. Periods are seconds.
-    `reserved_system_cpus` None: the list is not given. `static_pod_path` None: no manifests are
-    read. `pods_per_core` 0 sets no limit. `feature_gates` are the gates that were set; `gates` is
-    what follows from them.
-    """
-
-    cpu_manager_policy: CpuManagerPolicy = CpuManagerPolicy.NONE
-    cpu_manager_policy_options: Mapping[str, str] = _NO_TEXTS
-    cpu_manager_reconcile_period: float = 10.0
-    memory_manager_policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
-    reserved_memory: tuple[MemoryReservation, ...] = ()
-    topology_manager_policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
-    topology_manager_scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
-    topology_manager_policy_options: Mapping[str, str] = _NO_TEXTS
-    reserved_system_cpus: Mask | None = None
-    system_reserved: Mapping[str, Quantity] = _NO_AMOUNTS
-    kube_reserved: Mapping[str, Quantity] = _NO_AMOUNTS
-    eviction_hard: Mapping[str, Threshold] = _KUBELET_EVICTION
-    max_pods: int = DEFAULT_MAX_PODS
-    pods_per_core: int = 0
-    feature_gates: Mapping[str, bool] = _NO_GATES
-    cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
-    cgroup_root: str = "/"
-    static_pod_path: Path | None = None
-    agent: AgentConfig = AgentConfig()
+    api_version: str = key(
+        "numawarden/v1",
+        marker("kubelet.config.k8s.io/v1beta1", "numawarden/v1"),
+        "May be left out. A kubelet's own is accepted too.",
+        title="The document",
+    )
+    kind: str = key(
+        "NumawardenConfiguration",
+        marker("KubeletConfiguration", "NumawardenConfiguration"),
+        "May be left out. A kubelet's own is accepted too.",
+    )
+    cpu_manager_policy: CpuManagerPolicy = key(
+        CpuManagerPolicy.NONE,
+        one_of(CpuManagerPolicy),
+        "Whether containers get CPUs of their own.",
+        title="CPUs",
+        values={
+            CpuManagerPolicy.NONE: "all containers share all CPUs",
+            CpuManagerPolicy.STATIC: "containers of Guaranteed pods that ask for whole CPUs get "
+            "CPUs of their own",
+        },
+    )
+    cpu_manager_policy_options: Mapping[str, str] = key(
+        MappingProxyType({}),
+        option_texts(CPU_OPTIONS),
+        'How the static policy chooses CPUs. Values are "true" or "false". '
+        f"{DISTRIBUTE_ACROSS_CORES} excludes {FULL_PCPUS_ONLY}, {DISTRIBUTE_ACROSS_NUMA} and "
+        f"{ALIGN_BY_UNCORE}; the latter two exclude each other; {ALIGN_BY_SOCKET} excludes "
+        "topologyManagerPolicy single-numa-node. The policy none takes no options.",
+        values={name: option.meaning for name, option in CPU_OPTIONS.items()},
+    )
+    cpu_manager_reconcile_period: float = key(
+        10.0,
+        period(0.1, 86400.0),
+        "How often the kernel's settings are compared with what was decided, and repaired.",
+    )
+    reserved_system_cpus: Mask | None = key(
+        None,
+        CPU_LIST,
+        "The CPUs kept for the system, such as 0-1,32-33: they are never given exclusively. "
+        'Without a list ("" is none) as many CPUs are kept as systemReserved and kubeReserved ask '
+        "for, rounded up and chosen as for a container. The static policy needs one or the other; "
+        "where both are given they have to agree.",
+        name="reservedSystemCPUs",
+    )
+    memory_manager_policy: MemoryManagerPolicy = key(
+        MemoryManagerPolicy.NONE,
+        one_of_any_case(MemoryManagerPolicy, {"besteffort": "BestEffort is for Windows"}),
+        "Whether containers get memory of certain NUMA nodes. Any letter case is accepted.",
+        title="Memory",
+        values={
+            MemoryManagerPolicy.NONE: "memory is not pinned",
+            MemoryManagerPolicy.STATIC: "containers of Guaranteed pods get memory and huge pages "
+            "on aligned NUMA nodes",
+        },
+    )
+    reserved_memory: tuple[MemoryReservation, ...] = key(
+        (),
+        RESERVED_MEMORY,
+        "What is kept for the system, by NUMA node and memory type (memory, hugepages-2Mi, ...). "
+        "For each type the nodes together have to reserve exactly systemReserved + kubeReserved + "
+        "evictionHard memory.available. Left empty, this is derived: the nodes that have CPUs "
+        'share the amount by the memory they have; "numawarden config check" shows the result.',
+        example="- numaNode: 0\n  limits: {memory: 1Gi}\n",
+    )
+    topology_manager_policy: TopologyManagerPolicy = key(
+        TopologyManagerPolicy.NONE,
+        one_of(TopologyManagerPolicy),
+        "What holds for the NUMA nodes of CPUs, memory and devices together.",
+        title="Topology",
+        values={
+            TopologyManagerPolicy.NONE: "the managers choose for themselves",
+            TopologyManagerPolicy.BEST_EFFORT: "align CPUs, memory and devices where possible",
+            TopologyManagerPolicy.RESTRICTED: "reject what cannot be aligned on the fewest "
+            "possible NUMA nodes",
+            TopologyManagerPolicy.SINGLE_NUMA_NODE: "reject what does not fit one NUMA node",
+        },
+    )
+    topology_manager_scope: TopologyManagerScope = key(
+        TopologyManagerScope.CONTAINER,
+        one_of(TopologyManagerScope),
+        "What is aligned together. Which scope to use, and the same pods under both: "
+        "docs/scopes.md. Switching hosts with pods: docs/rollout.md.",
+        values={
+            TopologyManagerScope.CONTAINER: "every container is aligned for itself",
+            TopologyManagerScope.POD: "all containers of a pod are aligned together; with "
+            "pod-level resources the pod gets one budget, of which its "
+            "containers get exclusive parts or share the rest "
+            "(KEP-5526)",
+        },
+    )
+    topology_manager_policy_options: Mapping[str, str] = key(
+        MappingProxyType({}),
+        option_texts(TOPOLOGY_OPTIONS),
+        "How a topologyManagerPolicy other than none chooses nodes.",
+        values={name: option.meaning for name, option in TOPOLOGY_OPTIONS.items()},
+    )
+    system_reserved: Mapping[str, Quantity] = key(
+        MappingProxyType({}),
+        RESERVED_AMOUNTS,
+        "What the system and the node's own services need. cpu and memory (and hugepages-*) "
+        "matter here; ephemeral-storage and pid are accepted for the kubelet's sake.",
+        title="Reservations",
+        example='cpu: "1"\nmemory: 1Gi\n',
+    )
+    kube_reserved: Mapping[str, Quantity] = key(
+        MappingProxyType({}),
+        RESERVED_AMOUNTS,
+        "The same for the container runtime and other Kubernetes daemons; the amounts are added "
+        "to those of systemReserved.",
+    )
+    eviction_hard: Mapping[str, Threshold] = key(
+        _KUBELET_EVICTION,
+        EVICTION_THRESHOLDS,
+        "Of the eviction thresholds only memory.available matters: an amount, or a share of the "
+        "host's memory such as 5%. This memory is kept free beside the reservations. Nothing is "
+        "evicted here; other signals are accepted for the kubelet's sake.",
+    )
+    max_pods: int = key(
+        DEFAULT_MAX_PODS,
+        whole_number(0, _MAX_INT32, zero_means=DEFAULT_MAX_PODS),
+        "How many pods the host has at most. The requests of all pods together never exceed what "
+        "is allocatable either: the CPUs and the memory of the host less the reservations (a list "
+        "of reservedSystemCPUs wins over amounts of cpu), its huge pages and the healthy devices; "
+        '"numawarden config check" shows what is allocatable.',
+        remark="0 stands for the default",
+    )
+    pods_per_core: int = key(
+        0,
+        whole_number(0, _MAX_INT32),
+        "How many pods the host has at most for each of its CPUs; 0 sets no limit beside maxPods.",
+    )
+    feature_gates: Mapping[str, bool] = key(
+        MappingProxyType({}),
+        gate_switches(KNOWN_GATES),
+        "Feature gates by the names of Kubernetes v1.36, with its defaults for those that are not "
+        "named. Other gates of a kubelet than these are accepted and change nothing.",
+        title="Features",
+        values=gate_meanings(),
+    )
+    cgroup_driver: CgroupDriver = key(
+        CgroupDriver.CGROUPFS,
+        one_of(CgroupDriver),
+        "Who makes the cgroups of pods. The container runtime has to use the same driver.",
+        title="Cgroups and pods",
+        values={
+            CgroupDriver.SYSTEMD: "slices over D-Bus",
+            CgroupDriver.CGROUPFS: "directories",
+        },
+    )
+    cgroup_root: str = key(
+        "/",
+        CGROUP,
+        "The cgroup below which the cgroups of pods stand, as a path within the cgroup file "
+        "system.",
+    )
+    static_pod_path: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        "The directory of pod manifests: each file in it is one pod that is to run. The "
+        "directory, its files and the directories above it have to belong to root and be writable "
+        'by no other user. "" is none: pods come over the socket alone.',
+    )
+    agent: AgentConfig = section(
+        AgentConfig(), "What a kubelet has no key for.", title="The agent's own"
+    )
 
     @property
     def gates(self) -> FeatureGates:
         """The feature gates that change a decision."""
         return gates_of(self.feature_gates)
+
+    @property
+    def reserved_millicpus(self) -> int:
+        """The thousandths of CPUs that `systemReserved` and `kubeReserved` keep."""
+        amounts = (self.system_reserved.get(CPU, ZERO), self.kube_reserved.get(CPU, ZERO))
+        return (amounts[0] + amounts[1]).milli_value
 
 
 class ConfigError(DocumentError):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.config.features import cpu_options, host_problems, prefers_closest
-from agent.config.model import MEMORY_AVAILABLE, Config, ConfigError, Threshold
+from agent.config.kinds import MEMORY_AVAILABLE, Threshold
+from agent.config.model import Config, ConfigError
 from agent.managers.allocations.allocatable import machine_capacity
 from agent.managers.cpu.assignment import reserve_cpus
 from agent.managers.device.given import GivenDeviceManager
@@ -175,7 +176,7 @@ def _node_fit(config: Config, machine: Machine) -> NodeFit:
     As in the kubelet, whatever the CPU manager's policy is.
     """
     listed = config.reserved_system_cpus
-    millis = reserved_millicpus(config) if listed is None else 1000 * len(listed & machine.cpus.all)
+    millis = config.reserved_millicpus if listed is None else 1000 * len(listed & machine.cpus.all)
     return NodeFit(
         reserved=MappingProxyType({CPU: millis, **_totals(config, machine)}),
         max_pods=config.max_pods,
@@ -204,7 +205,7 @@ def _cpu_policy(config: Config, machine: Machine, offline: Mask) -> CpuPolicy:
     if config.reserved_system_cpus is not None:
         reserved = config.reserved_system_cpus - offline
     else:
-        reserved = reserve_cpus(machine.cpus, options, reserved_millicpus(config))
+        reserved = reserve_cpus(machine.cpus, options, config.reserved_millicpus)
     return CpuPolicy(CpuManagerPolicy.STATIC, options, reserved)
 
 
@@ -228,7 +229,7 @@ def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[M
 
 def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterator[Mistake]:
     listed = config.reserved_system_cpus
-    desired = -(-reserved_millicpus(config) // 1000)
+    desired = -(-config.reserved_millicpus // 1000)
     if listed is None:
         if desired > len(online):
             yield Mistake(
@@ -354,12 +355,6 @@ def _text(size: int) -> str:
 
 
 _MIB: Final = 1 << 20
-
-
-def reserved_millicpus(config: Config) -> int:
-    """Return the thousandths of CPUs that `systemReserved` and `kubeReserved` keep."""
-    amounts = (config.system_reserved.get(CPU, ZERO), config.kube_reserved.get(CPU, ZERO))
-    return (amounts[0] + amounts[1]).milli_value
 
 
 def reserved_totals(config: Config, capacity: int) -> dict[str, int]:

@@ -13,8 +13,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.config.keys.host_devices import criteria_text, variable_part
-from agent.config.model import Config, HostDeviceClass
+from agent.config.kinds import HostDeviceClass, criteria_text, variable_part
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from agent.config.model import Config
     from sysfs.functions import DeviceFunction
     from sysfs.links import Link
 

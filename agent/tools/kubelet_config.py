@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.config import keys
 from agent.config.features import IGNORED, KNOWN_GATES, LOCKED_ON
-from agent.config.keys.key import KeyReader
-from agent.config.keys.root import CONFIGURATION
+from agent.config.kinds import KeyReader
 from agent.config.load import config_of_document, yaml_text
 from agent.config.model import Config, ConfigError
 from agent.yaml import (
@@ -37,7 +37,7 @@ _GATES: Final = "featureGates"
 #: Keys of the agent's configuration that are not the kubelet's, or say what the document is.
 _OWN: Final = frozenset({"apiVersion", "kind", "agent"})
 #: The keys that both have.
-SHARED: Final = tuple(name for name in CONFIGURATION.names if name not in _OWN)
+SHARED: Final = tuple(name for name in (key.name for key in Config.keys) if name not in _OWN)
 _ZEROS: Final = frozenset({"", "0s"})
 
 _CLUSTER: Final = "the agent registers no node and gives pods no network"
@@ -106,7 +106,7 @@ class ImportedConfig(Struct, frozen=True):
 
     def yaml(self) -> str:
         """Return a configuration file with the keys that were taken, and a comment on the rest."""
-        written = CONFIGURATION.written(self.config)
+        written = keys.written(self.config)
         values = {name: written[name] for name in self.taken}
         lines = ["# Imported from a kubelet's configuration.", "apiVersion: numawarden/v1"]
         lines += ["kind: NumawardenConfiguration"]
@@ -186,7 +186,7 @@ def _gate(name: str) -> str:
 
 def _mistakes(name: str, node: Node) -> tuple[str, ...]:
     reader = KeyReader()
-    CONFIGURATION.read(reader, Field("", MappingNode({name: node})), Config())
+    keys.read(reader, Field("", MappingNode({name: node})), Config())
     return tuple(problem.message for problem in reader.problems)
 
 

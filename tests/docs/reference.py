@@ -9,9 +9,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from agent.config.keys.key import Section
-from agent.config.keys.root import CONFIGURATION
 from agent.config.load import yaml_text
+from agent.config.model import Config
 from tests.docs.hosts import ROOT
 from tests.docs.openapi import openapi_text
 
@@ -19,10 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.config.keys.key import Key
+    from agent.config.keys import Key
     from agent.yaml import Plain
 
 _WIDTH: Final = 100
+#: The keys that say what the document is; what they default to is of no interest.
+_MARKERS: Final = ("apiVersion", "kind")
 
 #: What the example changes, because its reader uses KEP-5526 on a systemd host. Of evictionHard
 #: only the signal is shown that counts.
@@ -55,7 +56,7 @@ _EXAMPLE_BEGINS: Final = """\
 _PAGE_BEGINS: Final = """\
 # Configuration
 
-<!-- Written by `make docs` from the declarations in `agent/config/keys/`. -->
+<!-- Written by `make docs` from the declarations in `agent/config/model.py`. -->
 
 The agent reads one YAML or JSON file, `/etc/numawarden/config.yaml` in the unit. Keys outside of
 `agent` have the names, values and defaults of the kubelet (`KubeletConfiguration`,
@@ -77,21 +78,19 @@ as `--set agent.metrics.port=9465`. A commented example is
 def example_file() -> str:
     """Return the commented example with every key."""
     lines = _EXAMPLE_BEGINS.splitlines()
-    for group in CONFIGURATION.groups:
-        if group.keys[0].stored:
-            lines += ["", f"# --- {group.title} ".ljust(_WIDTH - 2, "-")]
-        for key in group.keys:
-            lines += ["", *_example_of(key, CONFIGURATION, "")]
+    for key in Config.keys:
+        if key.title and key.name not in _MARKERS:
+            lines += ["", f"# --- {key.title} ".ljust(_WIDTH - 2, "-")]
+        lines += ["", *_example_of(key, "")]
     return "\n".join(lines) + "\n"
 
 
 def configuration_page() -> str:
     """Return the page with every key."""
     parts = [_PAGE_BEGINS]
-    for group in CONFIGURATION.groups:
-        parts.append(f"## {group.title}\n")
-        for key in group.keys:
-            parts += _described(key, CONFIGURATION, key.name)
+    for key in Config.keys:
+        parts += [f"## {key.title}\n"] if key.title else []
+        parts += _described(key, key.name)
     return "\n".join(parts)
 
 
@@ -103,27 +102,27 @@ REFERENCES: Final[Mapping[str, tuple[Path, Callable[[], str]]]] = {
 }
 
 
-def _example_of(key: Key, section: Section, path: str) -> Iterator[str]:
+def _example_of(key: Key, path: str) -> Iterator[str]:
     depth = path.count(".")
     indent = "  " * depth
-    for line in _comment(key, section, _WIDTH - len(indent) - 2):
+    for line in _comment(key, _WIDTH - len(indent) - 2):
         yield f"{indent}# {line}".rstrip()
-    if isinstance(key.kind, Section):
+    if key.inner is not None:
         yield f"{indent}{key.name}:"
-        for number, inner in enumerate(key.kind.keys):
+        for number, inner in enumerate(key.inner.keys):
             # Keys of the section agent stand apart, those of its small sections together.
             if number and not depth:
                 yield ""
-            yield from _example_of(inner, key.kind, f"{path}{key.name}.")
+            yield from _example_of(inner, f"{path}{key.name}.")
         return
-    value = CHANGED.get(f"{path}{key.name}", section.default(key))
+    value = CHANGED.get(f"{path}{key.name}", key.written_default)
     if isinstance(value, dict) and value:
         yield from textwrap.indent(yaml_text({key.name: value}), indent).splitlines()
     else:
         yield f"{indent}{key.name}: {yaml_text(value, one_line=True)}"
 
 
-def _comment(key: Key, section: Section, width: int) -> Iterator[str]:
+def _comment(key: Key, width: int) -> Iterator[str]:
     yield from _wrapped(key.help, width)
     longest = max(map(len, key.values), default=0)
     for value, meaning in key.values.items():
@@ -131,14 +130,14 @@ def _comment(key: Key, section: Section, width: int) -> Iterator[str]:
     if key.example:
         yield "For example:"
         yield from textwrap.indent(key.example, "  ").splitlines()
-    if key.stored and not isinstance(key.kind, Section):
+    if key.name not in _MARKERS and key.inner is None:
         if not key.values:
             yield from _wrapped(f"type: {key.kind.words}", width)
         remark = f" ({key.remark})" if key.remark else ""
-        yield from _wrapped(f"default: {_default(key, section)}{remark}", width)
+        yield from _wrapped(f"default: {_default(key)}{remark}", width)
 
 
-def _described(key: Key, section: Section, path: str) -> Iterator[str]:
+def _described(key: Key, path: str) -> Iterator[str]:
     """Yield the paragraphs of a key, and those of the keys in it."""
     yield f"### `{path}`\n"
     yield _markdown(key.help)
@@ -151,17 +150,17 @@ def _described(key: Key, section: Section, path: str) -> Iterator[str]:
     if key.example:
         yield f"```yaml\n{key.name}:\n{textwrap.indent(key.example, '  ')}```\n"
     facts = f"Type: {_escaped(key.kind.words)}."
-    if key.stored and not isinstance(key.kind, Section):
+    if key.name not in _MARKERS and key.inner is None:
         remark = f" ({key.remark})" if key.remark else ""
-        facts += f" Default: `{_default(key, section)}`{remark}."
+        facts += f" Default: `{_default(key)}`{remark}."
     yield _markdown(f"{facts} Since: {key.since}.", escaped=True)
-    if isinstance(key.kind, Section):
-        for inner in key.kind.keys:
-            yield from _described(inner, key.kind, f"{path}.{inner.name}")
+    if key.inner is not None:
+        for inner in key.inner.keys:
+            yield from _described(inner, f"{path}.{inner.name}")
 
 
-def _default(key: Key, section: Section) -> str:
-    return yaml_text(section.default(key), one_line=True)
+def _default(key: Key) -> str:
+    return yaml_text(key.written_default, one_line=True)
 
 
 def _markdown(text: str, *, escaped: bool = False) -> str:

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from agent.config.keys.root import CONFIGURATION
+from agent.config.keys import paths
+from agent.config.model import Config
 from tests.docs.reference import CHANGED, REFERENCES, configuration_page
 
 
@@ -18,7 +19,7 @@ def test_the_reference_is_that_of_the_declarations(name: str) -> None:
 
 def test_every_key_has_its_place_on_the_page() -> None:
     headings = re.findall(r"^### `(.*)`$", configuration_page(), flags=re.MULTILINE)
-    assert headings == [path for path, _, _ in CONFIGURATION.paths()]
+    assert headings == [path for path, _ in paths(Config)]
 
 
 @pytest.mark.parametrize("name", ["configuration", "example"])
@@ -27,4 +28,4 @@ def test_no_line_of_the_reference_is_longer_than_a_hundred_characters(name: str)
 
 
 def test_what_the_example_changes_are_keys() -> None:
-    assert set(CHANGED) <= {path for path, _, _ in CONFIGURATION.paths()}
+    assert set(CHANGED) <= {path for path, _ in paths(Config)}

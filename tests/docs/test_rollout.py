@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent.cli.main import numawarden
-from agent.config.keys.root import CONFIGURATION
+from agent.config.model import Config
 from agent.managers.assessment.violation import Rule
 from agent.managers.decision import ASSIGNMENT_TYPES, Reason
 from agent.managers.registry import MANAGERS
@@ -105,7 +105,7 @@ def test_settings_and_rules_of_other_switches_exist() -> None:
     assert rules - known == {"single-numa-node"}
     settings = [name for row in cells for name in re.findall(r"`([a-z]+[A-Z][^`]*)`", row[0])]
     assert len(settings) >= len(cells) - 1
-    assert {name.partition(".")[0] for name in settings} <= set(CONFIGURATION.names)
+    assert {name.partition(".")[0] for name in settings} <= {key.name for key in Config.keys}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -19,7 +19,7 @@ def _duration(_context: click.Context, _option: click.Parameter, text: str | Non
     """Return a duration in seconds; raises `click.BadParameter`."""
     if text is None:
         return None
-    from agent.config.keys.scalars import seconds_of  # noqa: PLC0415  # not needed for help
+    from agent.config.kinds import seconds_of  # noqa: PLC0415  # not needed for help
 
     days, found, rest = text.partition("d")
     if not found:

@@ -34,7 +34,7 @@ def log_level(level: str | None, time: str | None, output: Output, socket_path: 
 
 
 def _seconds(text: str) -> float:
-    from agent.config.keys.scalars import seconds_of  # noqa: PLC0415  # help reads no duration
+    from agent.config.kinds import seconds_of  # noqa: PLC0415  # help reads no duration
 
     seconds = seconds_of(text)
     if seconds is None:

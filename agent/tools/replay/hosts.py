@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.keys.amounts import ByteSize, quantity_of
+from agent.config.kinds import bytes_at, quantity_at
 from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
 from agent.managers.machine import Machine, MachineNode
-from agent.pods.quantity import Quantity, QuantityError
+from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.yaml import Field, Reader, shown
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
@@ -43,7 +43,6 @@ _NODE_KEYS: Final = ("id", "memory", "hugepages", "distances")
 _MOST_NODES: Final = 64
 _MOST_CPUS: Final = 8192
 _MOST_MEMORY: Final = 1 << 60
-_MEMORY_SIZE: Final = ByteSize(0, _MOST_MEMORY)
 _MOST_PAGES: Final = 1 << 40
 _DEFAULT_MEMORY: Final = 16 << 30
 _LONGEST_ROW: Final = 5
@@ -199,11 +198,12 @@ class HostReader(Reader):
 
     def _memory(self, parent: Field, default: int) -> int:
         field = parent.child("memory")
-        return default if field is None else _MEMORY_SIZE.read(self, field, default)
+        size = None if field is None else bytes_at(self, field, 0, _MOST_MEMORY)
+        return default if size is None else size
 
     def _sizes(self, field: Field | None) -> Iterable[int]:
         for item in self.items(field) if field is not None else ():
-            yield quantity_of(self, item).value
+            yield (quantity_at(self, item) or ZERO).value
 
     def _number(self, parent: Field, key: str, default: int, most: int) -> int:
         field = parent.child(key)

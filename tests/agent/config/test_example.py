@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.config.keys.root import CONFIGURATION
+from agent.config.keys import paths
 from agent.config.load import load_config_file, notes_on
 from agent.config.model import Config
 from agent.yaml import Plain, plain, read_document
@@ -31,7 +31,7 @@ def test_the_example_loads_without_a_note() -> None:
     assert config.gates.pod_level_resource_managers
 
 
-@pytest.mark.parametrize("path", [path for path, _, _ in CONFIGURATION.paths()])
+@pytest.mark.parametrize("path", [path for path, _ in paths(Config)])
 def test_every_key_is_in_the_example(path: str) -> None:
     value: Plain = _document()
     for key in path.split("."):

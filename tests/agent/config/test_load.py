@@ -12,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from agent.config import load as checks
-from agent.config.keys.root import CONFIGURATION
+from agent.config import load
+from agent.config.keys import paths
+from agent.config.kinds import HostDeviceClass, MemoryReservation, Threshold
 from agent.config.load import (
     config_schema,
     config_yaml,
@@ -24,16 +25,7 @@ from agent.config.load import (
     override,
     yaml_text,
 )
-from agent.config.model import (
-    CgroupDriver,
-    Config,
-    ConfigError,
-    HostDeviceClass,
-    LogFormat,
-    LogLevel,
-    MemoryReservation,
-    Threshold,
-)
+from agent.config.model import CgroupDriver, Config, ConfigError, LogFormat, LogLevel
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -353,7 +345,7 @@ def test_a_wrong_setting_is_rejected(setting: str, message: str) -> None:
 
 
 _KEYS = st.sampled_from(
-    [*CONFIGURATION.names, "x", "cpu", "memory", "memory.available", "id", "limits"]
+    [*(key.name for key in Config.keys), "x", "cpu", "memory", "memory.available", "id", "limits"]
 )
 _VALUES = st.recursive(
     st.none()
@@ -432,7 +424,7 @@ def test_whatever_is_accepted_is_shown_in_full_and_meets_the_schema(random: Rand
 
 def test_every_key_is_shown() -> None:
     shown = _values(read_document(config_yaml(Config())))
-    for path, _, _ in CONFIGURATION.paths():
+    for path, _ in paths(Config):
         value = shown
         for name in path.split("."):
             assert isinstance(value, dict)
@@ -459,7 +451,7 @@ def test_the_schema_accepts_what_the_agent_accepts(text: str) -> None:
     SCHEMA.validate(_values(read_document(text)))
 
 
-@pytest.mark.parametrize("path", [path for path, _, _ in CONFIGURATION.paths()])
+@pytest.mark.parametrize("path", [path for path, _ in paths(Config)])
 def test_the_schema_accepts_a_key_without_a_value_as_the_agent_does(path: str) -> None:
     value: object = None
     for name in reversed(path.split(".")):
@@ -599,7 +591,7 @@ def test_podresources_needs_the_extra_and_the_mistake_says_how_to_get_it(
             raise ModuleNotFoundError
         return find_spec(module)
 
-    monkeypatch.setattr(checks, "find_spec", found)
+    monkeypatch.setattr(load, "find_spec", found)
     text = "agent: {podResources: {socket: /run/a.sock}}"
     with pytest.raises(ConfigError) as caught:
         load_config(text, "x")
@@ -651,3 +643,28 @@ def test_podresources_are_not_served_in_the_place_of_the_kubelet_beside_the_agen
     with pytest.raises(ConfigError, match="socket of the kubelet beside") as caught:
         load_config(text(enabled=True), "x")
     assert [each.path for each in caught.value.problems] == ["agent.podResources.socket"]
+
+
+PLUGINS: Final = "agent: {devicePlugins: {enabled: true}}"
+
+
+@pytest.mark.parametrize("absent", ["grpc", "google"])
+def test_without_the_extra_the_error_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    def found(module: str) -> ModuleSpec | None:
+        if module == absent:
+            return None
+        if module.startswith(f"{absent}."):
+            raise ModuleNotFoundError(module)
+        return find_spec(module)
+
+    monkeypatch.setattr(load, "find_spec", found)
+    assert not load_config("{}", "x").agent.device_plugins.enabled
+    with pytest.raises(ConfigError, match=r"pip install 'numawarden\[grpc\]'") as caught:
+        load_config(PLUGINS, "x")
+    assert "agent.devicePlugins.enabled" in str(caught.value)
+
+
+def test_with_the_extra_device_plugins_can_be_enabled() -> None:
+    assert load_config(PLUGINS, "x").agent.device_plugins.enabled

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.config.kinds import Threshold
 from agent.config.load import load_config
-from agent.config.model import Config, ConfigError, Threshold
+from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
     node_capacity,
     nothing_allocatable,
     overcommitted_memory,
-    reserved_millicpus,
     reserved_totals,
     resolve,
     resolve_what_fits,
@@ -344,7 +344,7 @@ def test_cpus_are_summed_and_rounded_once() -> None:
     config = Config(
         system_reserved=amounts("cpu=500m"), kube_reserved=amounts("cpu=1500m memory=1Gi")
     )
-    assert reserved_millicpus(config) == 2000
+    assert config.reserved_millicpus == 2000
 
 
 def test_memory_is_the_sum_of_reservations_and_the_eviction_threshold() -> None:

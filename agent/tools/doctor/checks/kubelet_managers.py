@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from agent.config.resolve import reserved_millicpus
 from agent.pods.quantity import Quantity, QuantityError
 from agent.tools.doctor.verdicts import HostCheck, Verdict
 from agent.yaml import shown
@@ -199,7 +198,7 @@ def reservation_check(
     """
     check = "reserved CPUs"
     listed = config.reserved_system_cpus
-    own = reserved_millicpus(config) if listed is None else 1000 * len(listed)
+    own = config.reserved_millicpus if listed is None else 1000 * len(listed)
     if settings.unread:
         return HostCheck(check, Verdict.UNKNOWN, "; ".join(settings.unread))
     if kubelet.config.text is None and kubelet.process is None:

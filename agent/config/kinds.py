@@ -1,0 +1,954 @@
+"""Kinds of values that keys take: how a value is read, written and described.
+
+A kind is a row, not a class: its type in words and as a schema, what reads it and what writes it.
+Most are made by `_text`: one text, and the function that makes the value of it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from agent.managers.policy import PluginDevice
+from agent.pods.identity import extended_resource_fault, prefixed_resource_fault
+from agent.pods.model import CPU, MEMORY
+from agent.pods.quantity import ZERO, Quantity, QuantityError
+from agent.pods.requests import is_memory_type
+from agent.pods.validation import resource_name_fault
+from agent.yaml import Field, Plain, Reader, guess, shown
+from sysfs.mask import EMPTY, MAX_ID, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+#: A JSON schema (draft 2020-12) as `json` writes it; `type` is always there.
+Schema: TypeAlias = "dict[str, Any]"
+Value = TypeVar("Value")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class KeyReader(Reader):
+    """Reads keys; with `merge`, mappings are added to those of the base."""
+
+    merge: bool = False
+
+
+class Kind(Struct, Generic[Value], frozen=True):
+    """What values a key takes, bounds included."""
+
+    #: The type and its bounds in a few words, for a page.
+    words: str
+    #: Every value that `read` accepts meets this schema.
+    schema: Schema
+    #: Return the value at a field that is not null, given that of the base. Mistakes are noted in
+    #: the reader; what is returned beside one is any value of the type, often the base.
+    read: Callable[[KeyReader, Field, Value], Value]
+    #: Return the value as a file has it: `read` makes the same value of it.
+    written: Callable[[Value], Plain]
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return a schema that takes null as well: a key without a value is left out."""
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    values = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return {**schema, "type": [*kinds, "null"], **values}
+
+
+# --- One of several names, a number --------------------------------------------------------------
+
+
+def _boolean(reader: KeyReader, at: Field, base: bool) -> bool:  # noqa: FBT001  # of all kinds
+    value = reader.boolean(at)
+    return base if value is None else value
+
+
+BOOLEAN: Final[Kind[bool]] = Kind("true or false", {"type": "boolean"}, _boolean, bool)
+
+
+def marker(*allowed: str) -> Kind[str]:
+    """Return the kind of a key that says what the document is: checked, and nothing is kept."""
+
+    def read(reader: KeyReader, at: Field, base: str) -> str:
+        reader.choice(at, allowed)
+        return base
+
+    return Kind(f"one of {', '.join(allowed)}", {"type": "string", "enum": [*allowed]}, read, str)
+
+
+def one_of(choices: type[Choice]) -> Kind[Choice]:
+    """Return the kind of one of the values of an enumeration."""
+
+    def read(reader: KeyReader, at: Field, base: Choice) -> Choice:
+        name = reader.choice(at, choices)
+        return base if name is None else choices(name)
+
+    names = list(map(str, choices))
+    return Kind(f"one of {', '.join(names)}", {"type": "string", "enum": names}, read, str)
+
+
+def some_of(choices: type[Choice]) -> Kind[frozenset[Choice]]:
+    """Return the kind of a list of values of an enumeration; it replaces that of the base."""
+
+    def read(reader: KeyReader, at: Field, _: object) -> frozenset[Choice]:
+        names = (reader.choice(item, choices) for item in reader.items(at))
+        return frozenset(choices(name) for name in names if name is not None)
+
+    def written(value: frozenset[Choice]) -> Plain:
+        return [str(choice) for choice in choices if choice in value]
+
+    names = list(map(str, choices))
+    schema = {"type": "array", "items": {"type": "string", "enum": names}}
+    return Kind(f"list of {', '.join(names)}", schema, read, written)
+
+
+def whole_number(lowest: int, highest: int, *, zero_means: int = 0) -> Kind[int]:
+    """Return the kind of a number within bounds, both included; a 0 stands for `zero_means`."""
+
+    def read(reader: KeyReader, at: Field, base: int) -> int:
+        number = reader.integer(at, lowest, highest)
+        return base if number is None else number or zero_means
+
+    schema = {"type": "integer", "minimum": lowest, "maximum": highest}
+    return Kind(f"whole number from {lowest} to {highest}", schema, read, int)
+
+
+# --- One text ------------------------------------------------------------------------------------
+
+
+def _written(value: object) -> Plain:
+    return "" if value is None else str(value)
+
+
+def _text(  # a row of facts, most of them left out in most kinds
+    words: str,
+    schema: Schema,
+    parse: Callable[[str], Value],
+    *,
+    written: Callable[[Value], Plain] = _written,
+    amount: bool = False,
+    empty_is_base: bool = False,
+) -> Kind[Value]:
+    """Return the kind of one text, of which `parse` makes the value.
+
+    `parse` raises `ValueError` with the mistake. `amount`: a number is taken as its text.
+    `empty_is_base`: an empty text leaves the value of the base.
+    """
+
+    def read(reader: KeyReader, at: Field, base: Value) -> Value:
+        text = reader.amount(at) if amount else reader.text(at)
+        if text is None or (empty_is_base and not text):
+            return base
+        try:
+            return parse(text)
+        except ValueError as error:
+            reader.reject(at, str(error))
+            return base
+
+    return Kind(words, schema, read, written)
+
+
+def one_of_any_case(
+    choices: type[Choice], elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> Kind[Choice]:
+    """Return the kind of one of the values of an enumeration in any letter case.
+
+    `elsewhere` are values, in lower case, that exist and cannot be used here, with the reason.
+    """
+    by_folded = {choice.lower(): choice for choice in choices}
+
+    def parse(text: str) -> Choice:
+        choice = by_folded.get(text.lower())
+        if choice is None:
+            reason = elsewhere.get(text.lower())
+            why = f" ({reason})" if reason is not None else ""
+            raise ValueError(f"{shown(text)} is not one of {', '.join(choices)}{why}")
+        return choice
+
+    # A pattern, since a list of names would be in one letter case.
+    patterns = (
+        "".join(f"[{letter.upper()}{letter.lower()}]" for letter in name) for name in choices
+    )
+    schema = {
+        "type": "string",
+        "pattern": f"^({'|'.join(patterns)})$",
+        "examples": list(map(str, choices)),
+    }
+    return _text(f"one of {', '.join(choices)} in any letter case", schema, parse)
+
+
+def _cpus(text: str) -> Mask | None:
+    try:
+        return Mask.parse(text) or None
+    except ValueError as error:
+        raise ValueError(f"{shown(text)} is not a list of CPUs such as 0-1,8: {error}") from error
+
+
+#: CPUs as the kernel lists them; None where the text is empty. A single CPU may be a number.
+CPU_LIST: Final[Kind[Mask | None]] = _text(
+    "list of CPUs such as 0-1,8",
+    {"type": ["string", "integer"], "minimum": 0},
+    _cpus,
+    amount=True,
+)
+
+_ABSOLUTE: Final[Schema] = {"type": "string", "pattern": "^(/.*)?$"}
+
+
+def _absolute(text: str) -> Path:
+    path = Path(text)
+    if not path.is_absolute() or ".." in path.parts or not text.isprintable():
+        raise ValueError(f"{shown(text)} is not an absolute path without '..'")
+    return path
+
+
+def _paths(longest: int = 0, too_long: str = "") -> tuple[Kind[Path], Kind[Path | None]]:
+    """Return the kinds of an absolute path that there has to be, and of one that there need not be.
+
+    An empty text leaves the path of the base in the one, and is None in the other, as the kubelet
+    writes "unset". With `longest` a path has at most so many bytes.
+    """
+
+    def parse(text: str) -> Path:
+        path = _absolute(text)
+        if longest and len(str(path).encode()) > longest:
+            raise ValueError(too_long)
+        return path
+
+    def parse_optional(text: str) -> Path | None:
+        return parse(text) if text else None
+
+    words = f"absolute path of at most {longest} bytes" if longest else "absolute path"
+    # A path has at least as many bytes as characters.
+    schema = {**_ABSOLUTE, "maxLength": longest} if longest else _ABSOLUTE
+    return (
+        _text(words, schema, parse, empty_is_base=True),
+        _text(f'{words}, or ""', schema, parse_optional),
+    )
+
+
+PATH, OPTIONAL_PATH = _paths()
+#: sun_path of a Unix socket address holds 108 bytes, the closing zero included.
+SOCKET, OPTIONAL_SOCKET = _paths(107, "the path of a socket has at most 107 bytes")
+#: A directory of sockets: `kubelet.sock`, and a plugin's own file name of a usual length, have to
+#: fit in the 107 bytes as well (unix(7)).
+SOCKET_DIRECTORY, _ = _paths(
+    64,
+    "the path of a directory of sockets has at most 64 bytes, since the kernel allows 107 for a "
+    "socket's",
+)
+#: A path within the cgroup file system; an empty text is its root.
+CGROUP: Final[Kind[str]] = _text(
+    "absolute path within the cgroup file system",
+    _ABSOLUTE,
+    lambda text: str(_absolute(text)) if text else "/",
+)
+
+
+def _checked(text: str, fits: object, is_not: str) -> str:
+    """Return a text that fits, or is empty; raise `ValueError` with what another one is not."""
+    if text and not fits:
+        raise ValueError(f"{shown(text)} is not {is_not}")
+    return text
+
+
+_GROUP: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,63}\$?", re.ASCII)
+#: The name of a group of users; None where the text is empty.
+USER_GROUP: Final[Kind[str | None]] = _text(
+    'name of a group, or ""',
+    {"type": "string", "pattern": f"^({_GROUP.pattern})?$"},
+    lambda text: _checked(text, _GROUP.fullmatch(text), "the name of a group") or None,
+)
+
+
+def _ip_address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not an IP address such as 127.0.0.1 or ::1") from None
+
+
+#: An IP address of version 4 or 6 (with the zone of a link), kept in its canonical text.
+IP_ADDRESS: Final[Kind[str]] = _text(
+    "IP address", {"type": "string", "pattern": "^([0-9.]+|[0-9A-Fa-f:.]+(%.+)?)$"}, _ip_address
+)
+
+#: A host name or an address, no user and no query: neither belongs in a configuration.
+_HTTPS: Final = re.compile(
+    r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[A-Za-z0-9._~/-]*", re.ASCII
+)
+#: The address of a page served over HTTPS; an empty text is none.
+HTTPS_ADDRESS: Final[Kind[str]] = _text(
+    'https address, or ""',
+    {"type": "string", "pattern": f"^({_HTTPS.pattern})?$"},
+    lambda text: _checked(text, _HTTPS.fullmatch(text), "like https://127.0.0.1:10250/pods"),
+)
+
+#: The name of a node is a DNS subdomain (RFC 1123), as of every object of the cluster.
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NODE: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_LONGEST_NAME: Final = 253
+#: The name of a node of a cluster, or an empty text.
+NODE_NAME: Final[Kind[str]] = _text(
+    'name of a node, or ""',
+    {"type": "string", "pattern": f"^({_NODE.pattern})?$", "maxLength": _LONGEST_NAME},
+    lambda text: _checked(
+        text,
+        len(text) <= _LONGEST_NAME and _NODE.fullmatch(text),
+        "the name of a node, such as worker-1",
+    ),
+)
+
+
+def _is_server(text: str) -> bool:
+    """Return whether a text is a URL with a host, and with nothing but a port and a path."""
+    if not text.isascii() or not text.isprintable() or " " in text:
+        return False
+    try:
+        url = urlsplit(text)
+        usable = url.port is None or url.port > 0
+    except ValueError:  # a port that is not one, or half of an IPv6 address
+        return False
+    more = url.query or url.fragment or url.username is not None
+    return url.scheme == "https" and bool(url.hostname) and usable and not more
+
+
+#: The URL of an API server without a slash at its end, or an empty text; https only, since a token
+#: goes with a request.
+SERVER_URL: Final[Kind[str]] = _text(
+    'URL such as https://10.0.0.1:6443, or ""',
+    {"type": "string", "pattern": "^(https://[^ ]+)?$"},
+    lambda text: _checked(text, _is_server(text), "a URL such as https://10.0.0.1:6443").rstrip(
+        "/"
+    ),
+)
+
+
+def _extended_resource(name: str) -> str:
+    fault = extended_resource_fault(name) if name else None
+    if fault is not None:
+        raise ValueError(f"{shown(name)} is not an extended resource: {fault}")
+    return name
+
+
+#: An extended resource, or "" for none.
+OPTIONAL_RESOURCE: Final[Kind[str]] = _text(
+    'extended resource such as example.com/name, or ""',
+    {"type": "string", "pattern": "^([^/]+/[^/]+)?$"},
+    _extended_resource,
+)
+
+
+def period(shortest: float, longest: float) -> Kind[float]:
+    """Return the kind of a duration in seconds within bounds, written as Go writes it."""
+    low, high = duration_text(shortest), duration_text(longest)
+
+    def parse(text: str) -> float:
+        seconds = seconds_of(text)
+        if seconds is None:
+            raise ValueError(f"{shown(text)} is not a duration; write one such as 10s or 1m30s")
+        if not shortest <= seconds <= longest:
+            raise ValueError(f"{shown(text)} is not between {low} and {high}")
+        return seconds
+
+    schema = {"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?(h|ms|us|µs|ns|m|s))+$"}
+    return _text(f"duration from {low} to {high}", schema, parse, written=duration_text)
+
+
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(h|ms|us|µs|ns|m|s)", re.ASCII)
+_LONGEST_DURATION: Final = 64
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a duration in seconds; None for a text that is none. A bare `0` is one."""
+    if text == "0":
+        return 0.0
+    parts = _PART.findall(text) if len(text) <= _LONGEST_DURATION else ()
+    if not parts or "".join(map("".join, parts)) != text:
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration that is not negative as the shortest text, to the nanosecond."""
+    nanoseconds = round(seconds * 10**9)
+    if nanoseconds % 10**9 and nanoseconds < 10**9:
+        milliseconds, rest = divmod(nanoseconds, 10**6)
+        return f"{nanoseconds}ns" if rest else f"{milliseconds}ms"
+    whole, rest = divmod(nanoseconds, 10**9)
+    minutes, in_minute = divmod(whole, 60)
+    hours, in_hour = divmod(minutes, 60)
+    fraction = f".{rest:09}".rstrip("0") if rest else ""
+    last = f"{in_minute}{fraction}s" if in_minute or rest else ""
+    parts = (f"{hours}h" if hours else "", f"{in_hour}m" if in_hour else "", last)
+    return "".join(parts) or "0s"
+
+
+# --- Amounts -------------------------------------------------------------------------------------
+
+#: A quantity that is not negative, as JSON schema has it: more is allowed than `Quantity` takes.
+_QUANTITY_PATTERN: Final = r"\s*[+-]?[0-9]*(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?\s*"
+_AMOUNT: Final[Schema] = {"type": ["string", "number"], "pattern": f"^{_QUANTITY_PATTERN}$"}
+
+
+def _quantity(text: str) -> Quantity:
+    try:
+        quantity = Quantity.parse(text)
+    except QuantityError as error:
+        raise ValueError(f"{shown(error.text)} is not a quantity: {error.reason}") from error
+    if quantity < ZERO:
+        raise ValueError(f"{text} is negative; an amount is zero or more")
+    return quantity
+
+
+def quantity_at(reader: Reader, at: Field) -> Quantity | None:
+    """Return an amount that is not negative; None beside a note where there is none."""
+    text = reader.amount(at)
+    try:
+        return None if text is None else _quantity(text)
+    except ValueError as error:
+        reader.reject(at, str(error))
+        return None
+
+
+def bytes_at(reader: Reader, at: Field, lowest: int, highest: int) -> int | None:
+    """Return a number of bytes within bounds, both included; None beside a note."""
+    quantity = quantity_at(reader, at)
+    whole = None if quantity is None else quantity.as_int64()
+    if quantity is not None and (whole is None or not lowest <= whole <= highest):
+        low, high = Quantity.of_bytes(lowest), Quantity.of_bytes(highest)
+        reader.reject(at, f"{quantity} is not a number of bytes from {low} to {high}")
+        return None
+    return whole
+
+
+def byte_size(lowest: int, highest: int) -> Kind[int]:
+    """Return the kind of a number of bytes within bounds, both included, written as a quantity."""
+
+    def read(reader: KeyReader, at: Field, base: int) -> int:
+        size = bytes_at(reader, at, lowest, highest)
+        return base if size is None else size
+
+    low, high = Quantity.of_bytes(lowest), Quantity.of_bytes(highest)
+    return Kind(
+        f"bytes as a quantity from {low} to {high}",
+        {**_AMOUNT, "minimum": lowest, "maximum": highest},  # the bounds are of a plain number
+        read,
+        lambda size: str(Quantity.of_bytes(size)),
+    )
+
+
+# --- Mappings ------------------------------------------------------------------------------------
+
+
+def _mapping(
+    words: str,
+    names: Schema,
+    item: Schema,
+    read_item: Callable[[KeyReader, str, Field], Value],
+    written_item: Callable[[Value], Plain],
+) -> Kind[Mapping[str, Value]]:
+    """Return the kind of a mapping; `names` and `item` are the schemas of its keys and values."""
+
+    def read(reader: KeyReader, at: Field, base: Mapping[str, Value]) -> Mapping[str, Value]:
+        found = dict(base) if reader.merge else {}
+        for name, entry in reader.entries(at).items():
+            found[name] = read_item(reader, name, entry)
+        return MappingProxyType(found)
+
+    def written(value: Mapping[str, Value]) -> Plain:
+        return {name: written_item(item) for name, item in value.items()}
+
+    schema = {
+        "type": "object",
+        "propertyNames": names,
+        "additionalProperties": nullable(item),
+    }
+    return Kind(words, schema, read, written)
+
+
+def option_texts(names: Iterable[str]) -> Kind[Mapping[str, str]]:
+    """Return the kind of policy options by name; values are texts, as to the kubelet.
+
+    Names and values are judged by `agent.config.load`, since gates decide which there are.
+    """
+
+    def read_item(reader: KeyReader, _: str, entry: Field) -> str:
+        if reader.is_boolean(entry):
+            return str(reader.boolean(entry)).lower()
+        return reader.amount(entry) or ""
+
+    text = {"type": ["string", "number", "boolean"]}
+    return _mapping("mapping of options to texts", {"enum": [*names]}, text, read_item, str)
+
+
+def gate_switches(names: Iterable[str]) -> Kind[Mapping[str, bool]]:
+    """Return the kind of feature gates, on or off; `agent.config.load` judges their names."""
+    return _mapping(
+        "mapping of feature gates to true or false",
+        {"enum": [*names]},
+        {"type": "boolean"},
+        lambda reader, _, entry: reader.boolean(entry) is True,
+        bool,
+    )
+
+
+_RESERVABLE: Final = (CPU, MEMORY, "ephemeral-storage", "pid")
+
+
+def _reject_name(reader: KeyReader, entry: Field, name: str) -> None:
+    fault = resource_name_fault(name)
+    if fault is not None:
+        reader.reject(entry, f"{shown(name)} is not a resource: {fault}")
+
+
+def _reserved(reader: KeyReader, name: str, entry: Field) -> Quantity:
+    if name not in _RESERVABLE and not is_memory_type(name):
+        known = ", ".join(_RESERVABLE)
+        reader.reject(
+            entry,
+            f"{shown(name)} cannot be reserved; {known} and hugepages-* can"
+            f"{guess(name, _RESERVABLE)}",
+        )
+    elif name != "pid":
+        _reject_name(reader, entry, name)
+    return quantity_at(reader, entry) or ZERO
+
+
+#: `systemReserved` and `kubeReserved`: amounts by resource.
+RESERVED_AMOUNTS: Final = _mapping(
+    "mapping of resources to quantities",
+    {"pattern": f"^({'|'.join(_RESERVABLE)}|hugepages-.+)$"},
+    _AMOUNT,
+    _reserved,
+    str,
+)
+
+MEMORY_AVAILABLE: Final = "memory.available"
+_SIGNALS: Final = (
+    MEMORY_AVAILABLE,
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "containerfs.available",
+    "containerfs.inodesFree",
+    "allocatableMemory.available",
+    "pid.available",
+)
+_PERCENT: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
+_WHOLE: Final = 100
+
+
+class Threshold(Struct, frozen=True):
+    """An eviction threshold: an amount, or a share of the capacity in percent."""
+
+    amount: Quantity | None = None
+    #: A text, because the kubelet computes with it in single precision.
+    percent: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.percent}%" if self.percent is not None else str(self.amount)
+
+
+def _threshold(reader: KeyReader, signal: str, entry: Field) -> Threshold:
+    if signal not in _SIGNALS:
+        hint = guess(signal, _SIGNALS)
+        reader.reject(entry, f"{shown(signal)} is not an eviction signal{hint}")
+    text = reader.amount(entry)
+    if text is None:
+        return Threshold(ZERO)
+    if not text.endswith("%"):
+        return Threshold(quantity_at(reader, entry) or ZERO)
+    share = text.removesuffix("%")
+    if not _PERCENT.fullmatch(share) or float(share) > _WHOLE:
+        reader.reject(entry, f"{shown(text)} is not a share from 0% to 100%")
+        return Threshold(ZERO)
+    return Threshold(percent=share)
+
+
+#: `evictionHard`: an amount such as `100Mi` or a share such as `5%` by signal.
+EVICTION_THRESHOLDS: Final = _mapping(
+    "mapping of eviction signals to quantities or percentages",
+    {"enum": list(_SIGNALS)},
+    {
+        "type": ["string", "number"],
+        "pattern": rf"^({_QUANTITY_PATTERN}|[0-9]{{1,3}}(\.[0-9]{{1,9}})?%)$",
+    },
+    _threshold,
+    str,
+)
+
+_DEVICE_RESOURCE: Final[Schema] = {"pattern": "^[^/]+/[^/]+$"}
+
+
+def _reject_no_device_resource(reader: KeyReader, entry: Field, resource: str) -> None:
+    fault = extended_resource_fault(resource)
+    if fault is not None:
+        reader.reject(entry, f"{shown(resource)} is not a resource of devices: {fault}")
+
+
+_DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
+
+
+def _devices(reader: KeyReader, resource: str, entry: Field) -> tuple[PluginDevice, ...]:
+    _reject_no_device_resource(reader, entry, resource)
+    devices: dict[str, PluginDevice] = {}
+    for item in reader.items(entry):
+        reader.entries(item)
+        reader.reject_unknown(item, _DEVICE_KEYS)
+        device = _device(reader, item)
+        if device.id in devices:
+            reader.reject(item, f"device {shown(device.id)} is listed twice")
+        devices[device.id] = device
+    return tuple(devices.values())
+
+
+def _device(reader: KeyReader, item: Field) -> PluginDevice:
+    name, nodes, healthy = map(item.child, _DEVICE_KEYS)
+    if name is None:
+        reader.reject(item, "id is missing; give the device a name")
+    identity = None if name is None else reader.text(name)
+    ids = () if nodes is None else reader.items(nodes)
+    found = (reader.integer(node, 0, MAX_ID) for node in ids)
+    return PluginDevice(
+        identity or item.path,
+        Mask.from_ids(node for node in found if node is not None) or EMPTY,
+        healthy=healthy is None or reader.boolean(healthy) is not False,
+    )
+
+
+#: `agent.devices`: the devices of the host by resource name.
+DEVICE_INVENTORY: Final = _mapping(
+    "mapping of resources to lists of devices",
+    _DEVICE_RESOURCE,
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "id": {"type": "string"},
+                "numaNodes": nullable(
+                    {
+                        "type": "array",
+                        "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID},
+                    }
+                ),
+                "healthy": nullable({"type": "boolean"}),
+            },
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+    },
+    _devices,
+    lambda devices: [
+        {"id": device.id, "numaNodes": list(device.nodes), "healthy": device.healthy}
+        for device in devices
+    ],
+)
+
+
+class HostDeviceClass(Struct, frozen=True):
+    """Devices of the host that pods can ask for as `resource`: those that meet all criteria.
+
+    A criterion that is "" is not asked for; at least one is. `pci_class`, `vendor` and `device` are
+    hexadecimal digits without `0x`: a class has 2, 4 or 6 of them and takes all classes that begin
+    so. `address`, `interface` and `virtual_functions_of` are patterns with the wildcards of
+    `fnmatch`; the last is of an interface of the physical function.
+    """
+
+    resource: str
+    pci_class: str = ""
+    vendor: str = ""
+    device: str = ""
+    driver: str = ""
+    address: str = ""
+    interface: str = ""
+    virtual_functions_of: str = ""
+
+
+class _Criterion(Struct, frozen=True):
+    """One key of a class: its texts as a pattern, whose group is what is kept, and as a rule."""
+
+    attribute: str
+    pattern: re.Pattern[str]
+    rule: str
+    #: The case of letters does not matter.
+    folded: bool = False
+
+
+_HEX_CLASS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})", re.ASCII)
+_HEX_ID: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]{4})", re.ASCII)
+_ID_RULE: Final = "use 4 hexadecimal digits, such as"
+_DRIVER: Final = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_.]{0,63})", re.ASCII)
+
+
+def _wildcard(attribute: str, example: str, *, folded: bool = False) -> _Criterion:
+    rule = (
+        f"use up to 64 characters, no spaces or slashes, such as {example}; *, ? and [] are "
+        "wildcards"
+    )
+    # Names of interfaces have 15 characters; a range in brackets takes several to match one.
+    return _Criterion(attribute, re.compile(r"([^\s/\x00-\x1f\x7f]{1,64})"), rule, folded)
+
+
+_CRITERIA: Final = {
+    "pciClass": _Criterion(
+        "pci_class",
+        _HEX_CLASS,
+        'use 2, 4 or 6 hexadecimal digits, such as "0108" for NVMe or "02" for any network device',
+        folded=True,
+    ),
+    "vendor": _Criterion("vendor", _HEX_ID, f'{_ID_RULE} "8086"', folded=True),
+    "device": _Criterion("device", _HEX_ID, f'{_ID_RULE} "154c"', folded=True),
+    "driver": _Criterion("driver", _DRIVER, "use the name of a kernel driver, such as vfio-pci"),
+    "address": _wildcard("address", '"0000:3b:*"', folded=True),
+    "interface": _wildcard("interface", "ens1f*"),
+    "virtualFunctionsOf": _wildcard("virtual_functions_of", "ens1f0"),
+}
+
+
+def criteria_text(device_class: HostDeviceClass) -> str:
+    """Return the criteria of a class as the configuration has them, for a message."""
+    return ", ".join(f"{name} {value}" for name, value in _criteria_of(device_class).items())
+
+
+def variable_part(resource: str) -> str:
+    """Return the name of a resource as names of environment variables have it.
+
+    Letters become upper case, and what is neither letter nor digit an underscore, as the SR-IOV
+    network device plugin does: `EXAMPLE_COM_VF` for `example.com/vf`.
+    """
+    return "".join(each if each.isascii() and each.isalnum() else "_" for each in resource.upper())
+
+
+def _criteria_of(device_class: HostDeviceClass) -> dict[str, str]:
+    values = {name: str(getattr(device_class, each.attribute)) for name, each in _CRITERIA.items()}
+    return {name: value for name, value in values.items() if value}
+
+
+def _device_classes(reader: KeyReader, resource: str, entry: Field) -> tuple[HostDeviceClass, ...]:
+    _reject_no_device_resource(reader, entry, resource)
+    found: list[HostDeviceClass] = []
+    items = list(reader.items(entry))
+    if not items:
+        reader.reject(entry, f"{shown(resource)} has no class; list at least one, or remove it")
+    for item in items:
+        before = len(reader.problems)
+        each = _device_class(reader, resource, item)
+        if each in found and len(reader.problems) == before:
+            reader.reject(item, "this class is listed twice; remove one of the two")
+        found.append(each)
+    return tuple(found)
+
+
+def _device_class(reader: KeyReader, resource: str, item: Field) -> HostDeviceClass:
+    entries = reader.entries(item)
+    before = len(reader.problems)
+    reader.reject_unknown(item, _CRITERIA)
+    values = {
+        each.attribute: _criterion(reader, each, entries[name])
+        for name, each in _CRITERIA.items()
+        if name in entries
+    }
+    if not values and len(reader.problems) == before:
+        reader.reject(
+            item,
+            "no criterion is given, and all devices of the host would be of this class; give at "
+            f"least one of {', '.join(_CRITERIA)}",
+        )
+    return HostDeviceClass(resource, **values)
+
+
+def _criterion(reader: KeyReader, criterion: _Criterion, at: Field) -> str:
+    text = reader.text(at)
+    if text is None:
+        return ""
+    found = criterion.pattern.fullmatch(text)
+    if found is None:
+        reader.reject(at, f"{shown(text)} matches no device: {criterion.rule}")
+        return ""
+    return found[1].lower() if criterion.folded else found[1]
+
+
+_CLASSES_OF_RESOURCES: Final = _mapping(
+    "mapping of resources to lists of classes of devices",
+    _DEVICE_RESOURCE,
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                name: nullable({"type": "string", "pattern": f"^(?:{each.pattern.pattern})$"})
+                for name, each in _CRITERIA.items()
+            },
+            "minProperties": 1,
+            "additionalProperties": False,
+        },
+        "minItems": 1,
+    },
+    _device_classes,
+    lambda classes: [{**_criteria_of(each)} for each in classes],
+)
+
+
+def _by_resource(classes: tuple[HostDeviceClass, ...]) -> dict[str, tuple[HostDeviceClass, ...]]:
+    found: dict[str, tuple[HostDeviceClass, ...]] = {}
+    for each in classes:
+        found[each.resource] = (*found.get(each.resource, ()), each)
+    return found
+
+
+def _host_devices(
+    reader: KeyReader, at: Field, base: tuple[HostDeviceClass, ...]
+) -> tuple[HostDeviceClass, ...]:
+    found = _CLASSES_OF_RESOURCES.read(reader, at, _by_resource(base))
+    # A container would find the devices of both in the same environment variable.
+    first: dict[str, str] = {}
+    for resource in found:
+        other = first.setdefault(variable_part(resource), resource)
+        if other != resource:
+            reader.reject(
+                at.child(resource) or at,
+                f"{resource} and {other} have the same environment variable, "
+                f"PCIDEVICE_{variable_part(resource)}; rename one of the two",
+            )
+    return tuple(each for classes in found.values() for each in classes)
+
+
+#: `agent.hostDevices`: classes of the host's devices by resource name, in the order of the file.
+HOST_DEVICES: Final[Kind[tuple[HostDeviceClass, ...]]] = Kind(
+    _CLASSES_OF_RESOURCES.words,
+    _CLASSES_OF_RESOURCES.schema,
+    _host_devices,
+    lambda classes: _CLASSES_OF_RESOURCES.written(_by_resource(classes)),
+)
+
+
+# --- Lists ---------------------------------------------------------------------------------------
+
+
+class MemoryReservation(Struct, frozen=True):
+    """One entry of `reservedMemory`: amounts by memory type on one NUMA node."""
+
+    numa_node: int
+    limits: Mapping[str, Quantity]
+
+
+_RESERVED_MEMORY_KEYS: Final = ("numaNode", "limits")
+
+
+def _reservations(
+    reader: KeyReader, at: Field, _: tuple[MemoryReservation, ...]
+) -> tuple[MemoryReservation, ...]:
+    seen: set[tuple[int, str]] = set()
+    return tuple(_reservation(reader, item, seen) for item in reader.items(at))
+
+
+def _reservation(reader: KeyReader, item: Field, seen: set[tuple[int, str]]) -> MemoryReservation:
+    reader.entries(item)
+    reader.reject_unknown(item, _RESERVED_MEMORY_KEYS)
+    for key in _RESERVED_MEMORY_KEYS:
+        if item.child(key) is None:
+            reader.reject(item, f"{key} is missing")
+    node_field, limits = map(item.child, _RESERVED_MEMORY_KEYS)
+    node = reader.integer(node_field, 0, MAX_ID) if node_field is not None else None
+    entries = reader.entries(limits) if limits is not None else {}
+    amounts = {name: _reserved_amount(reader, name, entry) for name, entry in entries.items()}
+    for name, entry in entries.items():
+        if node is not None and (node, name) in seen:
+            reader.reject(entry, f"{name} of node {node} is reserved twice")
+        seen.add((-1 if node is None else node, name))
+    return MemoryReservation(node or 0, MappingProxyType(amounts))
+
+
+def _reserved_amount(reader: KeyReader, name: str, entry: Field) -> Quantity:
+    if not is_memory_type(name):
+        reader.reject(entry, f"{shown(name)} is not a memory type; memory and hugepages-* are")
+        return ZERO
+    _reject_name(reader, entry, name)
+    amount = quantity_at(reader, entry)
+    if amount is not None and (not amount or amount.as_int64() is None):
+        reader.reject(entry, f"{amount} is not a positive whole number of bytes")
+    return amount or ZERO
+
+
+def _written_reservations(value: tuple[MemoryReservation, ...]) -> Plain:
+    return [
+        {
+            "numaNode": reservation.numa_node,
+            "limits": {name: str(amount) for name, amount in reservation.limits.items()},
+        }
+        for reservation in value
+    ]
+
+
+#: `reservedMemory`: it replaces that of the base, and may name a node again for another type.
+RESERVED_MEMORY: Final[Kind[tuple[MemoryReservation, ...]]] = Kind(
+    "list of mappings with numaNode and limits",
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "numaNode": {"type": "integer", "minimum": 0, "maximum": MAX_ID},
+                "limits": {
+                    "type": "object",
+                    "propertyNames": {"pattern": "^(memory|hugepages-.+)$"},
+                    "additionalProperties": nullable(_AMOUNT),
+                },
+            },
+            "required": list(_RESERVED_MEMORY_KEYS),
+            "additionalProperties": False,
+        },
+    },
+    _reservations,
+    _written_reservations,
+)
+
+
+def _ignored(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str, ...]:
+    found: list[str] = []
+    for item in reader.items(at):
+        name = reader.text(item)
+        if name is None:
+            continue
+        fault = _fault_of_ignored(name)
+        if fault is not None:
+            reader.reject(item, f"{shown(name)} cannot be ignored: {fault}")
+        elif name in found:
+            reader.reject(item, f"{shown(name)} is listed twice")
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def _fault_of_ignored(name: str) -> str | None:
+    """Return why the agent cannot leave a resource to others; None when it can."""
+    # A host may not show how much memory a node has; then the agent cannot say what fits.
+    if name == MEMORY:
+        return None
+    fault = prefixed_resource_fault(name)
+    if fault is not None and resource_name_fault(name) is None:
+        return "it is the node's own; others provide extended resources such as example.com/gpu"
+    return fault
+
+
+#: `agent.ignoredResources`: resources that others provide; the list replaces that of the base.
+IGNORED_RESOURCES: Final[Kind[tuple[str, ...]]] = Kind(
+    "list of resources",
+    {
+        "type": "array",
+        "items": {"type": "string", "pattern": "^(memory|[^/]+/[^/]+)$"},
+        "uniqueItems": True,
+    },
+    _ignored,
+    list,
+)

@@ -1,0 +1,366 @@
+"""How values of keys are read, by kind."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.kinds import (
+    HostDeviceClass,
+    criteria_text,
+    duration_text,
+    seconds_of,
+    variable_part,
+)
+from agent.config.load import config_yaml, load_config, override
+from agent.config.model import (
+    AgentConfig,
+    Config,
+    ConfigError,
+    DevicePluginsConfig,
+    KubernetesConfig,
+)
+from tests.hostile.growth import demand_quick
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("1m30s", 90), ("1h", 3600), ("500ms", 0.5), ("0", 0), ("2us", 2e-6)],
+)  # fmt: skip
+def test_go_durations_are_read(text: str, seconds: float) -> None:
+    assert seconds_of(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "s", "10 s", "-1s", "1d", "1s2", "x1s", "1.s", "٣s", "1s" * 99, "1e3s"]
+)
+def test_anything_else_is_none(text: str) -> None:
+    assert seconds_of(text) is None
+
+
+@given(st.integers(0, 86_400 * 10**9))
+def test_a_written_duration_is_read_as_the_same_to_the_nanosecond(nanoseconds: int) -> None:
+    seconds = seconds_of(duration_text(nanoseconds / 10**9))
+    assert seconds is not None
+    assert round(seconds * 10**9) == nanoseconds
+
+
+def plugins_of(text: str) -> DevicePluginsConfig:
+    return load_config(f"agent: {{devicePlugins: {{{text}}}}}", "x").agent.device_plugins
+
+
+def test_device_plugins_are_off_and_in_the_kubelets_directory_by_default() -> None:
+    plugins = Config().agent.device_plugins
+    assert not plugins.enabled
+    assert plugins.directory == Path("/var/lib/kubelet/device-plugins")
+
+
+def test_every_key_is_read() -> None:
+    assert plugins_of("enabled: true, directory: /run/plugins, callTimeout: 12s500ms") == (
+        DevicePluginsConfig(enabled=True, directory=Path("/run/plugins"), call_timeout=12.5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("enabled: 1", "expected true or false"),
+        ("directory: plugins", "absolute"),
+        (f"directory: /{'a' * 64}", "at most 64 bytes"),
+        ("directory: /" + "\u00e9" * 32, "at most 64 bytes"),
+        ("callTimeout: 31s", "is not between 100ms and 30s"),
+        ("callTimeouts: 3s", "callTimeout"),
+    ],
+)
+def test_what_cannot_be_is_rejected(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plugins_of(text)
+
+
+def kubernetes_of(text: str) -> KubernetesConfig:
+    return load_config(f"agent: {{kubernetes: {{{text}}}}}\n".encode(), "test").agent.kubernetes
+
+
+def kubernetes_mistake(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        kubernetes_of(text)
+    (problem,) = caught.value.problems
+    return f"{problem.path}: {problem.message}"
+
+
+def test_nothing_is_published_by_default() -> None:
+    assert not Config().agent.kubernetes.enabled
+
+
+@pytest.mark.parametrize("key", ["publishTopology", "events"])
+def test_either_switch_needs_the_api_server(key: str) -> None:
+    assert kubernetes_of(f"{key}: true").enabled
+
+
+def test_all_keys_are_read() -> None:
+    assert kubernetes_of(
+        "publishTopology: true, nodeName: worker-1.example.com, server: 'https://[fd00::1]:6443/', "
+        "tokenFile: /t, caFile: /c"
+    ) == KubernetesConfig(
+        publish_topology=True,
+        node_name="worker-1.example.com",
+        server="https://[fd00::1]:6443",
+        token_file=Path("/t"),
+        ca_file=Path("/c"),
+    )
+
+
+@pytest.mark.parametrize("name", ["Worker", "a_b", "-a", "a.", "a..b", "a" * 254, "a b", "../a"])
+def test_a_node_has_the_name_of_a_node(name: str) -> None:
+    assert kubernetes_mistake(f"nodeName: '{name}'").endswith(
+        "is not the name of a node, such as worker-1"
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0.1:6443",
+        "10.0.0.1:6443",
+        "https://",
+        "https://a:b",
+        "https://a:0",
+        "https://a:99999",
+        "https://u:p@a",
+        "https://a?x=1",
+        "https://a#x",
+        "https://[fd00::1",
+        "https://a b",
+        "https://ä",
+    ],
+)
+def test_a_server_is_a_url_that_a_token_may_be_sent_to(url: str) -> None:
+    assert kubernetes_mistake(f"server: '{url}'").startswith("agent.kubernetes.server: ")
+
+
+RESOURCE = "numawarden.dev/exclusive"
+
+
+def kubelet_mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, "x")
+    return [f"{each.path}: {each.message}" for each in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "resource"),
+    [("{}", RESOURCE), ('{exclusiveResource: ""}', ""), ("{exclusiveResource: a.b/c}", "a.b/c")],
+)
+def test_the_resource_is_offered_unless_it_is_empty(text: str, resource: str) -> None:
+    config = load_config(f"agent: {{kubelet: {text}}}", "x")
+    assert config.agent.kubelet.exclusive_resource == resource
+
+
+@pytest.mark.parametrize("name", ["cpu", "exclusive", "kubernetes.io/x", "a.b/c/d", "a b/c"])
+def test_what_is_not_an_extended_resource_is_rejected_in_its_place(name: str) -> None:
+    [mistake] = kubelet_mistakes(f"agent: {{kubelet: {{exclusiveResource: {name}}}}}")
+    assert mistake.startswith(
+        f'agent.kubelet.exclusiveResource: "{name}" is not an extended resource: '
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (f"devices: {{{RESOURCE}: [{{id: a}}]}}", "agent.devices"),
+        (f"hostDevices: {{{RESOURCE}: [{{driver: a}}]}}", "agent.hostDevices"),
+        (f"ignoredResources: [{RESOURCE}]", "agent.ignoredResources"),
+    ],
+)
+def test_the_resource_of_pods_that_opt_in_has_no_devices(other: str, key: str) -> None:
+    [mistake] = kubelet_mistakes(f"agent: {{kubelet: {{enabled: true}}, {other}}}")
+    assert mistake.startswith(f"agent.kubelet.exclusiveResource: {RESOURCE} is in {key}, too")
+    load_config(f"agent: {{kubelet: {{enabled: false}}, {other}}}", "x")
+    other_name = "{enabled: true, exclusiveResource: x.y/z}"
+    load_config(f"agent: {{kubelet: {other_name}, {other}}}", "x")
+
+
+VF: Final = "example.com/vf"
+EVERY_CRITERION: Final = (
+    '{pciClass: "0x0200", vendor: "0x8086", device: "154C", driver: vfio-pci, '
+    'address: "0000:3B:*", interface: "Ens1f[0-3]*", virtualFunctionsOf: "ens?f0"}'
+)
+
+
+def classes(text: str) -> tuple[HostDeviceClass, ...]:
+    """Return the classes of a value of `agent.hostDevices`."""
+    return load_config(f"agent: {{hostDevices: {text}}}", "x").agent.host_devices
+
+
+def class_mistakes(text: str) -> list[str]:
+    """Return the mistakes in a value of `agent.hostDevices`."""
+    with pytest.raises(ConfigError) as caught:
+        classes(text)
+    return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
+
+
+def test_a_class_has_each_criterion_that_is_given() -> None:
+    assert classes(f"{{{VF}: [{EVERY_CRITERION}]}}") == (
+        HostDeviceClass(
+            VF, "0200", "8086", "154c", "vfio-pci", "0000:3b:*", "Ens1f[0-3]*", "ens?f0"
+        ),
+    )
+
+
+def test_classes_stand_in_the_order_of_the_file() -> None:
+    found = classes('{b.c/d: [{driver: x}, {interface: "*"}], a.b/c: [{driver: x}]}')
+    assert [(each.resource, each.driver) for each in found] == [
+        ("b.c/d", "x"),
+        ("b.c/d", ""),
+        ("a.b/c", "x"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["02", "0x02", "0200", "020000", "0X0108"])
+def test_a_class_of_devices_has_two_four_or_six_digits(text: str) -> None:
+    (found,) = classes(f'{{{VF}: [{{pciClass: "{text}"}}]}}')
+    assert found.pci_class == text.lower().removeprefix("0x")
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"),
+    [
+        ('pciClass: "020"', "2, 4 or 6 hexadecimal digits"),
+        ('pciClass: "02000000"', "2, 4 or 6 hexadecimal digits"),
+        ('pciClass: "xx"', "2, 4 or 6 hexadecimal digits"),
+        ('vendor: "808"', "4 hexadecimal digits"),
+        ('device: "0x154c1"', "4 hexadecimal digits"),
+        ("vendor: 8086", "put it in quotes"),
+        ('driver: "vfio pci"', "name of a kernel driver"),
+        ('driver: "../x"', "name of a kernel driver"),
+        ('interface: ""', "up to 64 characters"),
+        ('interface: "a/b"', "up to 64 characters"),
+        (f'interface: "{"a" * 65}"', "up to 64 characters"),
+        ('virtualFunctionsOf: "a b"', "up to 64 characters"),
+        ('address: "0000:3b\\n"', "up to 64 characters"),
+        ("drivers: x", 'did you mean "driver"'),
+    ],
+)
+def test_a_criterion_that_no_device_can_meet_is_rejected_in_its_place(
+    criterion: str, message: str
+) -> None:
+    (mistake,) = class_mistakes(f"{{{VF}: [{{driver: a}}, {{{criterion}}}]}}")
+    key = criterion.partition(":")[0]
+    assert mistake.startswith(f'agent.hostDevices["{VF}"][1].{key}: ')
+    assert message in mistake
+
+
+@pytest.mark.parametrize("text", ["[{}]", "[{driver: null}]"])
+def test_a_class_without_a_criterion_is_rejected(text: str) -> None:
+    (mistake,) = class_mistakes(f"{{{VF}: {text}}}")
+    assert "all devices of the host would be of this class" in mistake
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"[{{resource: {VF}}}]", "expected a mapping, found a list"),
+        (f"{{{VF}: []}}", "has no class"),
+        (f"{{{VF}: [{{driver: a}}, {{driver: a}}]}}", "listed twice"),
+        ("{cpu: [{driver: a}]}", "is not a resource of devices"),
+        ("{kubernetes.io/x: [{driver: a}]}", "is not a resource of devices"),
+        (
+            "{a.b/c-d: [{driver: a}], a.b/c_d: [{driver: b}]}",
+            "a.b/c_d and a.b/c-d have the same environment variable, PCIDEVICE_A_B_C_D",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_rejected(text: str, message: str) -> None:
+    (mistake,) = class_mistakes(text)
+    assert message in mistake
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    found = class_mistakes('{cpu: [{vendor: "1"}], a.b/c: [{}, {adress: x}], a.b/d: []}')
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (f"devices: {{{VF}: [{{id: a}}]}}", "agent.devices"),
+        (f"devices: {{{VF}: []}}", "agent.devices"),
+        (f"ignoredResources: [{VF}]", "agent.ignoredResources"),
+    ],
+)
+def test_a_resource_has_one_provider(other: str, key: str) -> None:
+    text = f"agent:\n  {other}\n  hostDevices:\n    {VF}: [{{driver: a}}, {{driver: b}}]\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, "x")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == (f'agent.hostDevices["{VF}"]', 4)
+    assert f"{VF} is in {key}, too" in problem.message
+
+
+def test_other_resources_may_be_devices_of_a_list_and_ignored() -> None:
+    text = f"{{hostDevices: {{{VF}: [{{driver: a}}]}}, devices: {{a.b/c: []}}}}"
+    assert load_config(f"agent: {text}", "x").agent.host_devices
+
+
+def test_a_setting_replaces_the_classes_of_a_resource_and_keeps_the_others() -> None:
+    config = load_config("agent: {hostDevices: {a.b/c: [{driver: x}], a.b/d: [{driver: y}]}}", "x")
+    changed = override(config, ["agent.hostDevices.a.b/c=[{driver: z}]"])
+    assert changed.agent.host_devices == (
+        HostDeviceClass("a.b/c", driver="z"),
+        HostDeviceClass("a.b/d", driver="y"),
+    )
+
+
+def _hex(*lengths: int) -> st.SearchStrategy[str]:
+    return st.sampled_from(lengths).flatmap(
+        lambda length: st.text("0123456789abcdef", min_size=length, max_size=length)
+    )
+
+
+PATTERNS: Final = st.text("ens1f0*?[]!-:.", min_size=1, max_size=64)
+CRITERIA: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "pci_class": _hex(2, 4, 6),
+        "vendor": _hex(4),
+        "device": _hex(4),
+        "driver": st.from_regex(r"\A[a-z][a-z0-9_-]{0,20}\Z"),
+        "address": PATTERNS,
+        "interface": PATTERNS,
+        "virtual_functions_of": PATTERNS,
+    },
+).filter(bool)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a.b/c", "a.b/d"]), CRITERIA), max_size=5))
+def test_written_classes_are_read_as_the_same(drawn: list[tuple[str, dict[str, str]]]) -> None:
+    unique = dict.fromkeys(HostDeviceClass(resource, **criteria) for resource, criteria in drawn)
+    listed = tuple(sorted(unique, key=lambda each: each.resource))
+    config = Config(agent=AgentConfig(host_devices=listed))
+    assert load_config(config_yaml(config), "x").agent.host_devices == listed
+
+
+def test_criteria_are_shown_as_the_file_has_them() -> None:
+    (found,) = classes(f"{{{VF}: [{{driver: vfio-pci, virtualFunctionsOf: ens1f0}}]}}")
+    assert criteria_text(found) == "driver vfio-pci, virtualFunctionsOf ens1f0"
+
+
+def test_an_environment_variable_has_the_letters_and_digits_of_its_resource() -> None:
+    assert variable_part("intel.com/sriov-net_A1") == "INTEL_COM_SRIOV_NET_A1"
+
+
+@pytest.mark.parametrize("unit", ["*", "*a", "?*", "[a]*", "[!-~]*", "a*b"])
+def test_no_accepted_pattern_takes_long_to_compare_with_a_name(unit: str) -> None:
+    """The longest interface name has 15 characters, the longest PCI address 16."""
+
+    def compare(pattern: str) -> object:
+        return fnmatchcase("a" * 15 + "!", pattern)
+
+    accepted = (unit * 64)[:64]
+    classes(f'{{{VF}: [{{interface: "{accepted}"}}]}}')
+    demand_quick(compare, lambda length: (unit * length)[:length], longest=64)
