@@ -1,7 +1,7 @@
 """Kinds of values that keys take: how a value is read, written and described.
 
 A kind is a row, not a class: its type in words and as a schema, what reads it and what writes it.
-Most are made by `_text`: one text, and the function that makes the value of it.
+Most are made by `text_kind`: one text, and the function that makes the value of it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from agent.managers.policy import PluginDevice
 from agent.pods.identity import extended_resource_fault, prefixed_resource_fault
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault
 from agent.yaml import Field, Plain, Reader, guess, shown
-from sysfs.mask import EMPTY, MAX_ID, Mask
+from sysfs.mask import MAX_ID, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -126,7 +125,7 @@ def _written(value: object) -> Plain:
     return "" if value is None else str(value)
 
 
-def _text(  # a row of facts, most of them left out in most kinds
+def text_kind(  # a row of facts, most of them left out in most kinds
     words: str,
     schema: Schema,
     parse: Callable[[str], Value],
@@ -180,7 +179,7 @@ def one_of_any_case(
         "pattern": f"^({'|'.join(patterns)})$",
         "examples": list(map(str, choices)),
     }
-    return _text(f"one of {', '.join(choices)} in any letter case", schema, parse)
+    return text_kind(f"one of {', '.join(choices)} in any letter case", schema, parse)
 
 
 def _cpus(text: str) -> Mask | None:
@@ -191,7 +190,7 @@ def _cpus(text: str) -> Mask | None:
 
 
 #: CPUs as the kernel lists them; None where the text is empty. A single CPU may be a number.
-CPU_LIST: Final[Kind[Mask | None]] = _text(
+CPU_LIST: Final[Kind[Mask | None]] = text_kind(
     "list of CPUs such as 0-1,8",
     {"type": ["string", "integer"], "minimum": 0},
     _cpus,
@@ -228,8 +227,8 @@ def _paths(longest: int = 0, too_long: str = "") -> tuple[Kind[Path], Kind[Path 
     # A path has at least as many bytes as characters.
     schema = {**_ABSOLUTE, "maxLength": longest} if longest else _ABSOLUTE
     return (
-        _text(words, schema, parse, empty_is_base=True),
-        _text(f'{words}, or ""', schema, parse_optional),
+        text_kind(words, schema, parse, empty_is_base=True),
+        text_kind(f'{words}, or ""', schema, parse_optional),
     )
 
 
@@ -244,7 +243,7 @@ SOCKET_DIRECTORY, _ = _paths(
     "socket's",
 )
 #: A path within the cgroup file system; an empty text is its root.
-CGROUP: Final[Kind[str]] = _text(
+CGROUP: Final[Kind[str]] = text_kind(
     "absolute path within the cgroup file system",
     _ABSOLUTE,
     lambda text: str(_absolute(text)) if text else "/",
@@ -260,7 +259,7 @@ def _checked(text: str, fits: object, is_not: str) -> str:
 
 _GROUP: Final = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,63}\$?", re.ASCII)
 #: The name of a group of users; None where the text is empty.
-USER_GROUP: Final[Kind[str | None]] = _text(
+USER_GROUP: Final[Kind[str | None]] = text_kind(
     'name of a group, or ""',
     {"type": "string", "pattern": f"^({_GROUP.pattern})?$"},
     lambda text: _checked(text, _GROUP.fullmatch(text), "the name of a group") or None,
@@ -275,7 +274,7 @@ def _ip_address(text: str) -> str:
 
 
 #: An IP address of version 4 or 6 (with the zone of a link), kept in its canonical text.
-IP_ADDRESS: Final[Kind[str]] = _text(
+IP_ADDRESS: Final[Kind[str]] = text_kind(
     "IP address", {"type": "string", "pattern": "^([0-9.]+|[0-9A-Fa-f:.]+(%.+)?)$"}, _ip_address
 )
 
@@ -284,7 +283,7 @@ _HTTPS: Final = re.compile(
     r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[A-Za-z0-9._~/-]*", re.ASCII
 )
 #: The address of a page served over HTTPS; an empty text is none.
-HTTPS_ADDRESS: Final[Kind[str]] = _text(
+HTTPS_ADDRESS: Final[Kind[str]] = text_kind(
     'https address, or ""',
     {"type": "string", "pattern": f"^({_HTTPS.pattern})?$"},
     lambda text: _checked(text, _HTTPS.fullmatch(text), "like https://127.0.0.1:10250/pods"),
@@ -295,7 +294,7 @@ _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NODE: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _LONGEST_NAME: Final = 253
 #: The name of a node of a cluster, or an empty text.
-NODE_NAME: Final[Kind[str]] = _text(
+NODE_NAME: Final[Kind[str]] = text_kind(
     'name of a node, or ""',
     {"type": "string", "pattern": f"^({_NODE.pattern})?$", "maxLength": _LONGEST_NAME},
     lambda text: _checked(
@@ -321,7 +320,7 @@ def _is_server(text: str) -> bool:
 
 #: The URL of an API server without a slash at its end, or an empty text; https only, since a token
 #: goes with a request.
-SERVER_URL: Final[Kind[str]] = _text(
+SERVER_URL: Final[Kind[str]] = text_kind(
     'URL such as https://10.0.0.1:6443, or ""',
     {"type": "string", "pattern": "^(https://[^ ]+)?$"},
     lambda text: _checked(text, _is_server(text), "a URL such as https://10.0.0.1:6443").rstrip(
@@ -338,7 +337,7 @@ def _extended_resource(name: str) -> str:
 
 
 #: An extended resource, or "" for none.
-OPTIONAL_RESOURCE: Final[Kind[str]] = _text(
+OPTIONAL_RESOURCE: Final[Kind[str]] = text_kind(
     'extended resource such as example.com/name, or ""',
     {"type": "string", "pattern": "^([^/]+/[^/]+)?$"},
     _extended_resource,
@@ -358,7 +357,7 @@ def period(shortest: float, longest: float) -> Kind[float]:
         return seconds
 
     schema = {"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?(h|ms|us|µs|ns|m|s))+$"}
-    return _text(f"duration from {low} to {high}", schema, parse, written=duration_text)
+    return text_kind(f"duration from {low} to {high}", schema, parse, written=duration_text)
 
 
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -448,7 +447,7 @@ def byte_size(lowest: int, highest: int) -> Kind[int]:
 # --- Mappings ------------------------------------------------------------------------------------
 
 
-def _mapping(
+def mapping_kind(
     words: str,
     names: Schema,
     item: Schema,
@@ -486,12 +485,12 @@ def option_texts(names: Iterable[str]) -> Kind[Mapping[str, str]]:
         return reader.amount(entry) or ""
 
     text = {"type": ["string", "number", "boolean"]}
-    return _mapping("mapping of options to texts", {"enum": [*names]}, text, read_item, str)
+    return mapping_kind("mapping of options to texts", {"enum": [*names]}, text, read_item, str)
 
 
 def gate_switches(names: Iterable[str]) -> Kind[Mapping[str, bool]]:
     """Return the kind of feature gates, on or off; `agent.config.load` judges their names."""
-    return _mapping(
+    return mapping_kind(
         "mapping of feature gates to true or false",
         {"enum": [*names]},
         {"type": "boolean"},
@@ -523,7 +522,7 @@ def _reserved(reader: KeyReader, name: str, entry: Field) -> Quantity:
 
 
 #: `systemReserved` and `kubeReserved`: amounts by resource.
-RESERVED_AMOUNTS: Final = _mapping(
+RESERVED_AMOUNTS: Final = mapping_kind(
     "mapping of resources to quantities",
     {"pattern": f"^({'|'.join(_RESERVABLE)}|hugepages-.+)$"},
     _AMOUNT,
@@ -575,7 +574,7 @@ def _threshold(reader: KeyReader, signal: str, entry: Field) -> Threshold:
 
 
 #: `evictionHard`: an amount such as `100Mi` or a share such as `5%` by signal.
-EVICTION_THRESHOLDS: Final = _mapping(
+EVICTION_THRESHOLDS: Final = mapping_kind(
     "mapping of eviction signals to quantities or percentages",
     {"enum": list(_SIGNALS)},
     {
@@ -584,251 +583,6 @@ EVICTION_THRESHOLDS: Final = _mapping(
     },
     _threshold,
     str,
-)
-
-_DEVICE_RESOURCE: Final[Schema] = {"pattern": "^[^/]+/[^/]+$"}
-
-
-def _reject_no_device_resource(reader: KeyReader, entry: Field, resource: str) -> None:
-    fault = extended_resource_fault(resource)
-    if fault is not None:
-        reader.reject(entry, f"{shown(resource)} is not a resource of devices: {fault}")
-
-
-_DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
-
-
-def _devices(reader: KeyReader, resource: str, entry: Field) -> tuple[PluginDevice, ...]:
-    _reject_no_device_resource(reader, entry, resource)
-    devices: dict[str, PluginDevice] = {}
-    for item in reader.items(entry):
-        reader.entries(item)
-        reader.reject_unknown(item, _DEVICE_KEYS)
-        device = _device(reader, item)
-        if device.id in devices:
-            reader.reject(item, f"device {shown(device.id)} is listed twice")
-        devices[device.id] = device
-    return tuple(devices.values())
-
-
-def _device(reader: KeyReader, item: Field) -> PluginDevice:
-    name, nodes, healthy = map(item.child, _DEVICE_KEYS)
-    if name is None:
-        reader.reject(item, "id is missing; give the device a name")
-    identity = None if name is None else reader.text(name)
-    ids = () if nodes is None else reader.items(nodes)
-    found = (reader.integer(node, 0, MAX_ID) for node in ids)
-    return PluginDevice(
-        identity or item.path,
-        Mask.from_ids(node for node in found if node is not None) or EMPTY,
-        healthy=healthy is None or reader.boolean(healthy) is not False,
-    )
-
-
-#: `agent.devices`: the devices of the host by resource name.
-DEVICE_INVENTORY: Final = _mapping(
-    "mapping of resources to lists of devices",
-    _DEVICE_RESOURCE,
-    {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {
-                "id": {"type": "string"},
-                "numaNodes": nullable(
-                    {
-                        "type": "array",
-                        "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID},
-                    }
-                ),
-                "healthy": nullable({"type": "boolean"}),
-            },
-            "required": ["id"],
-            "additionalProperties": False,
-        },
-    },
-    _devices,
-    lambda devices: [
-        {"id": device.id, "numaNodes": list(device.nodes), "healthy": device.healthy}
-        for device in devices
-    ],
-)
-
-
-class HostDeviceClass(Struct, frozen=True):
-    """Devices of the host that pods can ask for as `resource`: those that meet all criteria.
-
-    A criterion that is "" is not asked for; at least one is. `pci_class`, `vendor` and `device` are
-    hexadecimal digits without `0x`: a class has 2, 4 or 6 of them and takes all classes that begin
-    so. `address`, `interface` and `virtual_functions_of` are patterns with the wildcards of
-    `fnmatch`; the last is of an interface of the physical function.
-    """
-
-    resource: str
-    pci_class: str = ""
-    vendor: str = ""
-    device: str = ""
-    driver: str = ""
-    address: str = ""
-    interface: str = ""
-    virtual_functions_of: str = ""
-
-
-class _Criterion(Struct, frozen=True):
-    """One key of a class: its texts as a pattern, whose group is what is kept, and as a rule."""
-
-    attribute: str
-    pattern: re.Pattern[str]
-    rule: str
-    #: The case of letters does not matter.
-    folded: bool = False
-
-
-_HEX_CLASS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})", re.ASCII)
-_HEX_ID: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]{4})", re.ASCII)
-_ID_RULE: Final = "use 4 hexadecimal digits, such as"
-_DRIVER: Final = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_.]{0,63})", re.ASCII)
-
-
-def _wildcard(attribute: str, example: str, *, folded: bool = False) -> _Criterion:
-    rule = (
-        f"use up to 64 characters, no spaces or slashes, such as {example}; *, ? and [] are "
-        "wildcards"
-    )
-    # Names of interfaces have 15 characters; a range in brackets takes several to match one.
-    return _Criterion(attribute, re.compile(r"([^\s/\x00-\x1f\x7f]{1,64})"), rule, folded)
-
-
-_CRITERIA: Final = {
-    "pciClass": _Criterion(
-        "pci_class",
-        _HEX_CLASS,
-        'use 2, 4 or 6 hexadecimal digits, such as "0108" for NVMe or "02" for any network device',
-        folded=True,
-    ),
-    "vendor": _Criterion("vendor", _HEX_ID, f'{_ID_RULE} "8086"', folded=True),
-    "device": _Criterion("device", _HEX_ID, f'{_ID_RULE} "154c"', folded=True),
-    "driver": _Criterion("driver", _DRIVER, "use the name of a kernel driver, such as vfio-pci"),
-    "address": _wildcard("address", '"0000:3b:*"', folded=True),
-    "interface": _wildcard("interface", "ens1f*"),
-    "virtualFunctionsOf": _wildcard("virtual_functions_of", "ens1f0"),
-}
-
-
-def criteria_text(device_class: HostDeviceClass) -> str:
-    """Return the criteria of a class as the configuration has them, for a message."""
-    return ", ".join(f"{name} {value}" for name, value in _criteria_of(device_class).items())
-
-
-def variable_part(resource: str) -> str:
-    """Return the name of a resource as names of environment variables have it.
-
-    Letters become upper case, and what is neither letter nor digit an underscore, as the SR-IOV
-    network device plugin does: `EXAMPLE_COM_VF` for `example.com/vf`.
-    """
-    return "".join(each if each.isascii() and each.isalnum() else "_" for each in resource.upper())
-
-
-def _criteria_of(device_class: HostDeviceClass) -> dict[str, str]:
-    values = {name: str(getattr(device_class, each.attribute)) for name, each in _CRITERIA.items()}
-    return {name: value for name, value in values.items() if value}
-
-
-def _device_classes(reader: KeyReader, resource: str, entry: Field) -> tuple[HostDeviceClass, ...]:
-    _reject_no_device_resource(reader, entry, resource)
-    found: list[HostDeviceClass] = []
-    items = list(reader.items(entry))
-    if not items:
-        reader.reject(entry, f"{shown(resource)} has no class; list at least one, or remove it")
-    for item in items:
-        before = len(reader.problems)
-        each = _device_class(reader, resource, item)
-        if each in found and len(reader.problems) == before:
-            reader.reject(item, "this class is listed twice; remove one of the two")
-        found.append(each)
-    return tuple(found)
-
-
-def _device_class(reader: KeyReader, resource: str, item: Field) -> HostDeviceClass:
-    entries = reader.entries(item)
-    before = len(reader.problems)
-    reader.reject_unknown(item, _CRITERIA)
-    values = {
-        each.attribute: _criterion(reader, each, entries[name])
-        for name, each in _CRITERIA.items()
-        if name in entries
-    }
-    if not values and len(reader.problems) == before:
-        reader.reject(
-            item,
-            "no criterion is given, and all devices of the host would be of this class; give at "
-            f"least one of {', '.join(_CRITERIA)}",
-        )
-    return HostDeviceClass(resource, **values)
-
-
-def _criterion(reader: KeyReader, criterion: _Criterion, at: Field) -> str:
-    text = reader.text(at)
-    if text is None:
-        return ""
-    found = criterion.pattern.fullmatch(text)
-    if found is None:
-        reader.reject(at, f"{shown(text)} matches no device: {criterion.rule}")
-        return ""
-    return found[1].lower() if criterion.folded else found[1]
-
-
-_CLASSES_OF_RESOURCES: Final = _mapping(
-    "mapping of resources to lists of classes of devices",
-    _DEVICE_RESOURCE,
-    {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {
-                name: nullable({"type": "string", "pattern": f"^(?:{each.pattern.pattern})$"})
-                for name, each in _CRITERIA.items()
-            },
-            "minProperties": 1,
-            "additionalProperties": False,
-        },
-        "minItems": 1,
-    },
-    _device_classes,
-    lambda classes: [{**_criteria_of(each)} for each in classes],
-)
-
-
-def _by_resource(classes: tuple[HostDeviceClass, ...]) -> dict[str, tuple[HostDeviceClass, ...]]:
-    found: dict[str, tuple[HostDeviceClass, ...]] = {}
-    for each in classes:
-        found[each.resource] = (*found.get(each.resource, ()), each)
-    return found
-
-
-def _host_devices(
-    reader: KeyReader, at: Field, base: tuple[HostDeviceClass, ...]
-) -> tuple[HostDeviceClass, ...]:
-    found = _CLASSES_OF_RESOURCES.read(reader, at, _by_resource(base))
-    # A container would find the devices of both in the same environment variable.
-    first: dict[str, str] = {}
-    for resource in found:
-        other = first.setdefault(variable_part(resource), resource)
-        if other != resource:
-            reader.reject(
-                at.child(resource) or at,
-                f"{resource} and {other} have the same environment variable, "
-                f"PCIDEVICE_{variable_part(resource)}; rename one of the two",
-            )
-    return tuple(each for classes in found.values() for each in classes)
-
-
-#: `agent.hostDevices`: classes of the host's devices by resource name, in the order of the file.
-HOST_DEVICES: Final[Kind[tuple[HostDeviceClass, ...]]] = Kind(
-    _CLASSES_OF_RESOURCES.words,
-    _CLASSES_OF_RESOURCES.schema,
-    _host_devices,
-    lambda classes: _CLASSES_OF_RESOURCES.written(_by_resource(classes)),
 )
 
 

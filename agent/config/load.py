@@ -11,6 +11,7 @@ What contradicts itself whatever the host is found here; what does not fit a hos
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -23,7 +24,6 @@ from agent.config.features import (
     ALIGN_BY_SOCKET,
     MAX_NODES,
     cpu_option_problems,
-    cpu_options,
     gate_problems,
     host_problems,
     ignored_gates,
@@ -56,7 +56,7 @@ from agent.yaml import (
 from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from agent.config.keys import Section
@@ -130,7 +130,8 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
 
 
 def _checked(config: Config, misread: Sequence[Mistake], source: str, document: Node) -> Config:
-    unread = frozenset(_first_key(problem.path) for problem in misread)
+    # The first key of `agent.metrics.port`, of `reservedMemory[0].limits`.
+    unread = frozenset(re.split(r"[.\[]", problem.path, maxsplit=1)[0] for problem in misread)
     found = tuple(find_problems(config, unread))
     lines = places(document, [problem.path for problem in found])
     contradictions = (replace(problem, line=lines[problem.path]) for problem in found)
@@ -140,30 +141,22 @@ def _checked(config: Config, misread: Sequence[Mistake], source: str, document: 
     return config
 
 
-def _first_key(path: str) -> str:
-    return path.partition(".")[0].partition("[")[0]
-
-
 def _in_order(problems: Iterable[Mistake]) -> tuple[Mistake, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
 
-def _document_of_settings(
-    settings: Iterable[str],
-) -> tuple[MappingNode, list[Mistake]]:
+def _document_of_settings(settings: Iterable[str]) -> tuple[MappingNode, list[Mistake]]:
     """Return a document with all settings in it, and what was no setting at all."""
     root: dict[str, Node] = {}
     problems: list[Mistake] = []
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals or not path:
-            problems.append(
-                Mistake("", f"{shown(setting)} is not a setting; write key=value, such as "
-                        "cgroupDriver=systemd")
-            )  # fmt: skip
+            why = "is not a setting; write key=value, such as cgroupDriver=systemd"
+            problems.append(Mistake("", f"{shown(setting)} {why}"))
             continue
         try:
-            _put(root, _split(path), _value(value))
+            _put(root, _split(path), read_document(value) if value else ScalarNode(""))
         except UnreadableError as error:
             problems.append(Mistake(path, error.problem.message))
     return MappingNode(root), problems
@@ -183,10 +176,6 @@ def _split(path: str) -> list[str]:
     return [*parts, path]
 
 
-def _value(text: str) -> Node:
-    return read_document(text) if text else ScalarNode("")
-
-
 def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
     *sections, last = parts
     entries = root
@@ -197,9 +186,6 @@ def _put(root: dict[str, Node], parts: list[str], value: Node) -> None:
         entries[section] = MappingNode(nested)
         entries = nested
     entries[last] = value
-
-
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -249,7 +235,7 @@ def config_schema() -> str:
     with another key or with the host is judged by `numawarden config check`.
     """
     schema = {
-        "$schema": _DIALECT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of numawarden",
         **nullable(keys.schema(Config)),
     }
@@ -277,24 +263,6 @@ def find_problems(config: Config, unread: frozenset[str] = frozenset()) -> list[
 
 def _at(section: str, found: Iterable[tuple[str, str]]) -> Iterator[Mistake]:
     return (Mistake(join(section, key), message) for key, message in found)
-
-
-def _gate_problems(config: Config) -> Iterator[Mistake]:
-    return _at("featureGates", gate_problems(config.feature_gates))
-
-
-def _cpu_option_problems(config: Config) -> Iterator[Mistake]:
-    return _at(_CPU_OPTIONS, cpu_option_problems(config.cpu_manager_policy_options, config.gates))
-
-
-def _alignment_problems(config: Config) -> Iterator[Mistake]:
-    options = cpu_options(config.cpu_manager_policy_options)
-    return _at(_CPU_OPTIONS, host_problems(options, config.topology_manager_policy, 0, 0))
-
-
-def _topology_option_problems(config: Config) -> Iterator[Mistake]:
-    found = topology_option_problems(config.topology_manager_policy_options)
-    return _at(_TOPOLOGY_OPTIONS, found)
 
 
 def _cpu_problems(config: Config) -> Iterator[Mistake]:
@@ -336,24 +304,26 @@ def _kubelet_problems(config: Config) -> Iterator[Mistake]:
     """Yield what the kubelet does where the agent works beside one."""
     if not config.agent.kubelet.enabled:
         return
-    if config.static_pod_path is not None:
-        yield Mistake(
+    agent = config.agent
+    for path, given, why in (
+        (
             "staticPodPath",
-            "beside a kubelet (agent.kubelet.enabled) its own static pods are admitted; set "
-            'staticPodPath to ""',
-        )
-    if config.agent.shared_cgroup:
-        yield Mistake(
+            config.static_pod_path is not None,
+            'its own static pods are admitted; set staticPodPath to ""',
+        ),
+        (
             "agent.sharedCgroup",
-            "beside a kubelet (agent.kubelet.enabled) the kubelet makes the cgroups; set it to "
-            "false",
-        )
-    if config.agent.device_plugins.enabled:
-        yield Mistake(
+            agent.shared_cgroup,
+            "the kubelet makes the cgroups; set it to false",
+        ),
+        (
             "agent.devicePlugins.enabled",
-            "beside a kubelet (agent.kubelet.enabled) device plugins register with the kubelet; "
-            "set it to false",
-        )
+            agent.device_plugins.enabled,
+            "device plugins register with the kubelet; set it to false",
+        ),
+    ):
+        if given:
+            yield Mistake(path, f"beside a kubelet (agent.kubelet.enabled) {why}")
 
 
 def _host_device_problems(config: Config) -> Iterator[Mistake]:
@@ -433,10 +403,28 @@ def _is_importable(module: str) -> bool:
 
 #: Each check with the keys that it goes by.
 _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
-    (("featureGates",), _gate_problems),
-    ((_CPU_OPTIONS, "featureGates"), _cpu_option_problems),
-    ((_CPU_OPTIONS, "topologyManagerPolicy"), _alignment_problems),
-    ((_TOPOLOGY_OPTIONS,), _topology_option_problems),
+    (
+        ("featureGates",),
+        lambda config: _at("featureGates", gate_problems(config.feature_gates)),
+    ),
+    (
+        (_CPU_OPTIONS, "featureGates"),
+        lambda config: _at(
+            _CPU_OPTIONS, cpu_option_problems(config.cpu_manager_policy_options, config.gates)
+        ),
+    ),
+    (
+        (_CPU_OPTIONS, "topologyManagerPolicy"),
+        lambda config: _at(
+            _CPU_OPTIONS, host_problems(config.cpu_options, config.topology_manager_policy, 0, 0)
+        ),
+    ),
+    (
+        (_TOPOLOGY_OPTIONS,),
+        lambda config: _at(
+            _TOPOLOGY_OPTIONS, topology_option_problems(config.topology_manager_policy_options)
+        ),
+    ),
     (
         ("cpuManagerPolicy", _CPU_OPTIONS, "reservedSystemCPUs", "systemReserved", "kubeReserved"),
         _cpu_problems,
@@ -459,7 +447,11 @@ def notes_on(config: Config) -> Iterator[str]:
             f"agent.metrics.address {metrics.address} is served in plain HTTP to every host "
             "that reaches it; set tlsCertificate and tlsKey"
         )
-    yield from _left_to_others(config.agent.enforce)
+    yield from (
+        f"agent.enforce leaves {controller} to others: {controller.without}"
+        for controller in KernelController
+        if controller not in config.agent.enforce
+    )
     for gate in ignored_gates(config.feature_gates):
         yield f"featureGates.{gate} changes nothing here"
     options = config.topology_manager_policy_options
@@ -483,19 +475,13 @@ def notes_on(config: Config) -> Iterator[str]:
         yield f"evictionHard {', '.join(signals)}: only memory.available counts here"
 
 
-def _left_to_others(enforce: Collection[KernelController]) -> Iterator[str]:
-    for controller in KernelController:
-        if controller not in enforce:
-            yield f"agent.enforce leaves {controller} to others: {controller.without}"
-
-
 def _without_topology_manager(config: Config) -> Iterator[str]:
     if config.topology_manager_scope is TopologyManagerScope.POD:
         yield (
             "topologyManagerScope pod changes nothing with topologyManagerPolicy none: containers "
             "are served one by one, and no pod-level budget is divided"
         )
-    if cpu_options(config.cpu_manager_policy_options).align_by_socket:
+    if config.cpu_options.align_by_socket:
         yield (
             f"{ALIGN_BY_SOCKET} with topologyManagerPolicy none chooses CPUs of one socket where "
             "one has room; memory and devices are not aligned to them"

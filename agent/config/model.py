@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from agent.config.devices import DEVICE_INVENTORY, HOST_DEVICES, HostDeviceClass
 from agent.config.features import (
     ALIGN_BY_SOCKET,
     ALIGN_BY_UNCORE,
@@ -22,6 +23,7 @@ from agent.config.features import (
     FULL_PCPUS_ONLY,
     KNOWN_GATES,
     TOPOLOGY_OPTIONS,
+    cpu_options,
     gate_meanings,
     gates_of,
 )
@@ -29,9 +31,7 @@ from agent.config.keys import Section, key, section, switch
 from agent.config.kinds import (
     CGROUP,
     CPU_LIST,
-    DEVICE_INVENTORY,
     EVICTION_THRESHOLDS,
-    HOST_DEVICES,
     HTTPS_ADDRESS,
     IGNORED_RESOURCES,
     IP_ADDRESS,
@@ -47,7 +47,6 @@ from agent.config.kinds import (
     SOCKET,
     SOCKET_DIRECTORY,
     USER_GROUP,
-    HostDeviceClass,
     MemoryReservation,
     Threshold,
     byte_size,
@@ -74,7 +73,7 @@ from cgroupfs.settings import KernelController
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.policy import FeatureGates, PluginDevice
+    from agent.managers.policy import CpuPolicyOptions, FeatureGates, PluginDevice
     from sysfs.mask import Mask
 
 DEFAULT_MAX_PODS: Final = 110
@@ -646,6 +645,11 @@ class Config(Section, frozen=True):
     def gates(self) -> FeatureGates:
         """The feature gates that change a decision."""
         return gates_of(self.feature_gates)
+
+    @property
+    def cpu_options(self) -> CpuPolicyOptions:
+        """The options of the CPU manager as values."""
+        return cpu_options(self.cpu_manager_policy_options)
 
     @property
     def reserved_millicpus(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.features import cpu_options, host_problems, prefers_closest
+from agent.config.features import host_problems, prefers_closest
 from agent.config.kinds import MEMORY_AVAILABLE, Threshold
 from agent.config.model import Config, ConfigError
 from agent.managers.allocations.allocatable import machine_capacity
@@ -92,9 +92,7 @@ def resolve_what_fits(config: Config, machine: Machine) -> Policy:
         if node in machine.node_mask
     }
     return Policy(
-        cpu=CpuPolicy(
-            CpuManagerPolicy.STATIC, cpu_options(config.cpu_manager_policy_options), reserved
-        )
+        cpu=CpuPolicy(CpuManagerPolicy.STATIC, config.cpu_options, reserved)
         if static
         else CpuPolicy(),
         memory=MemoryPolicy(MemoryManagerPolicy.STATIC, kept) if memory else MemoryPolicy(),
@@ -201,7 +199,7 @@ def _topology_policy(config: Config) -> TopologyPolicy:
 def _cpu_policy(config: Config, machine: Machine, offline: Mask) -> CpuPolicy:
     if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
         return CpuPolicy()
-    options = cpu_options(config.cpu_manager_policy_options)
+    options = config.cpu_options
     if config.reserved_system_cpus is not None:
         reserved = config.reserved_system_cpus - offline
     else:
@@ -218,7 +216,7 @@ def _memory_policy(config: Config, machine: Machine) -> MemoryPolicy:
 def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
     if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
         return
-    options = cpu_options(config.cpu_manager_policy_options)
+    options = config.cpu_options
     counts = machine.cpus.counts
     for name, message in host_problems(
         options, config.topology_manager_policy, counts.sockets, counts.nodes

@@ -13,7 +13,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.config.kinds import HostDeviceClass, criteria_text, variable_part
+from agent.config.devices import HostDeviceClass, criteria_text, variable_part
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice

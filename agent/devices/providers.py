@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import replace
 
-from agent.config.kinds import variable_part
+from agent.config.devices import variable_part
 from agent.devices.delivery_checks import checked
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocations.delivery import Delivery, conflicts, merged

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from agent.config.kinds import HostDeviceClass
+from agent.config.devices import HostDeviceClass
 from agent.devices.host import deliver, select
 from sysfs.devices import PCI_DIRECTORY
 from sysfs.files import SysfsTree

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from agent.config.kinds import criteria_text
+from agent.config.devices import criteria_text
 from agent.config.load import load_config
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import resolve

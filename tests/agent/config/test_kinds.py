@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.kinds import (
-    HostDeviceClass,
-    criteria_text,
-    duration_text,
-    seconds_of,
-    variable_part,
-)
+from agent.config.devices import HostDeviceClass, criteria_text, variable_part
+from agent.config.kinds import duration_text, seconds_of
 from agent.config.load import config_yaml, load_config, override
 from agent.config.model import (
     AgentConfig,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agent.config import load
+from agent.config.devices import HostDeviceClass
 from agent.config.keys import paths
-from agent.config.kinds import HostDeviceClass, MemoryReservation, Threshold
+from agent.config.kinds import MemoryReservation, Threshold
 from agent.config.load import (
     config_schema,
     config_yaml,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.kinds import HostDeviceClass
+from agent.config.devices import HostDeviceClass
 from agent.devices.host import Selection, deliver, remembering, select
 from agent.managers.allocations.delivery import DeviceNode
 from agent.managers.policy import PluginDevice

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.config.kinds import HostDeviceClass
+from agent.config.devices import HostDeviceClass
 from agent.devices.host import HostDevices
 from agent.server.start.providers import own_devices
 from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running

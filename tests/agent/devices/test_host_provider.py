@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.config.kinds import HostDeviceClass
+from agent.config.devices import HostDeviceClass
 from agent.config.model import AgentConfig, Config
 from agent.devices import host
 from agent.devices.host import HostDevices, host_devices
