@@ -96,10 +96,13 @@ class Unclear(Struct, frozen=True):
     reason: str
 
 
+Scalar: TypeAlias = bool | str | Number | Unclear | None
+
+
 class ScalarNode(Struct, frozen=True):
     """A single value; `line` counts from 1 and is None where the format gives none (JSON)."""
 
-    value: bool | str | Number | Unclear | None
+    value: Scalar
     line: int | None = None
 
 
@@ -200,6 +203,11 @@ class Field(Struct, frozen=True):
     node: Node
 
     @property
+    def value(self) -> Scalar:
+        """The value of a scalar; None for a mapping and a list, too."""
+        return self.node.value if isinstance(self.node, ScalarNode) else None
+
+    @property
     def is_null(self) -> bool:
         """Whether the document gives no value here (`key:` or `key: null`)."""
         return isinstance(self.node, ScalarNode) and self.node.value is None
@@ -248,41 +256,38 @@ class Reader(Struct):
 
     def text(self, where: Field) -> str | None:
         """Return a text."""
-        if isinstance(where.node, ScalarNode) and isinstance(where.node.value, str):
-            return where.node.value
+        value = where.value
+        if isinstance(value, str):
+            return value
         hint = "; put it in quotes" if isinstance(where.node, ScalarNode) else ""
         self.reject(where, f"expected a text, found {describe(where.node)}{hint}")
         return None
 
     def amount(self, where: Field) -> str | None:
         """Return the text of something written as a number or as a text (`2`, `0.5`, `"500m"`)."""
-        if isinstance(where.node, ScalarNode):
-            value = where.node.value
-            if isinstance(value, Number):
-                return value.text
-            if isinstance(value, str):
-                return value
-        unclear = isinstance(where.node, ScalarNode) and isinstance(where.node.value, Unclear)
+        value = where.value
+        if isinstance(value, str):
+            return value
+        if isinstance(value, Number):
+            return value.text
+        unclear = isinstance(value, Unclear)
         hint = "; put it in quotes if it is meant as it stands" if unclear else ""
         self.reject(where, f"expected a number or a text, found {describe(where.node)}{hint}")
         return None
 
     def boolean(self, where: Field) -> bool | None:
         """Return a boolean."""
-        if isinstance(where.node, ScalarNode) and isinstance(where.node.value, bool):
-            return where.node.value
+        value = where.value
+        if isinstance(value, bool):
+            return value
         self.reject(where, f"expected true or false, found {describe(where.node)}")
         return None
 
-    def is_boolean(self, where: Field) -> bool:
-        """Return whether a field holds a boolean."""
-        return isinstance(where.node, ScalarNode) and isinstance(where.node.value, bool)
-
     def integer(self, where: Field, lowest: int, highest: int) -> int | None:
         """Return a whole number within bounds, both included."""
-        value = where.node.value if isinstance(where.node, ScalarNode) else None
-        if isinstance(value, Number) and len(value.text) < SHOWN_LENGTH and _is_whole(value.text):
-            number = int(value.text)
+        text = where.value.text if isinstance(where.value, Number) else ""
+        if len(text) < SHOWN_LENGTH and text.lstrip("+-").isdigit():
+            number = int(text)
             if lowest <= number <= highest:
                 return number
         found = describe(where.node)
@@ -323,17 +328,15 @@ def _nearest_word(word: str, known: tuple[str, ...], cutoff: float) -> str | Non
 
 def describe(node: Node) -> str:
     """Say what a node is, for a message."""
-    if isinstance(node, ScalarNode):
-        return _describe_scalar(node)
-    return "a mapping" if isinstance(node, MappingNode) else "a list"
-
-
-def _describe_scalar(scalar: ScalarNode) -> str:
-    match scalar.value:
+    match node.value if isinstance(node, ScalarNode) else node:
+        case MappingNode():
+            text = "a mapping"
+        case SequenceNode():
+            text = "a list"
         case None:
             text = "nothing"
-        case bool():
-            text = f"the boolean {str(scalar.value).lower()}"
+        case bool() as value:
+            text = f"the boolean {str(value).lower()}"
         case Number(text=number):
             text = f"the number {number[:SHOWN_LENGTH]}"
         case Unclear(text=unclear, reason=reason):
@@ -341,10 +344,6 @@ def _describe_scalar(scalar: ScalarNode) -> str:
         case words:
             text = f"the text {shown(words)}"
     return text
-
-
-def _is_whole(text: str) -> bool:
-    return text.lstrip("+-").isdigit()
 
 
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
@@ -386,7 +385,7 @@ _UNCLEAR: Final = (
 )
 
 
-def resolve(text: str) -> bool | str | Number | Unclear | None:
+def resolve(text: str) -> Scalar:
     """Return the value of a plain (unquoted) scalar; `Unclear` where YAML versions disagree.
 
     A scalar of more than 128 characters is a text, whatever its characters.

@@ -480,8 +480,8 @@ def option_texts(names: Iterable[str]) -> Kind[Mapping[str, str]]:
     """
 
     def read_item(reader: KeyReader, _: str, entry: Field) -> str:
-        if reader.is_boolean(entry):
-            return str(reader.boolean(entry)).lower()
+        if isinstance(entry.value, bool):
+            return str(entry.value).lower()
         return reader.amount(entry) or ""
 
     text = {"type": ["string", "number", "boolean"]}
