@@ -125,7 +125,7 @@ def _written(value: object) -> Plain:
     return "" if value is None else str(value)
 
 
-def text_kind(  # a row of facts, most of them left out in most kinds
+def text_kind(
     words: str,
     schema: Schema,
     parse: Callable[[str], Value],
@@ -237,11 +237,11 @@ PATH, OPTIONAL_PATH = _paths()
 SOCKET, OPTIONAL_SOCKET = _paths(107, "the path of a socket has at most 107 bytes")
 #: A directory of sockets: `kubelet.sock`, and a plugin's own file name of a usual length, have to
 #: fit in the 107 bytes as well (unix(7)).
-SOCKET_DIRECTORY, _ = _paths(
+SOCKET_DIRECTORY: Final = _paths(
     64,
     "the path of a directory of sockets has at most 64 bytes, since the kernel allows 107 for a "
     "socket's",
-)
+)[0]
 #: A path within the cgroup file system; an empty text is its root.
 CGROUP: Final[Kind[str]] = text_kind(
     "absolute path within the cgroup file system",

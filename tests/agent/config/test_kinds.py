@@ -15,12 +15,15 @@ from agent.config.kinds import duration_text, seconds_of
 from agent.config.load import config_yaml, load_config, override
 from agent.config.model import (
     AgentConfig,
+    BesideKubeletConfig,
     Config,
     ConfigError,
     DevicePluginsConfig,
     KubernetesConfig,
 )
 from tests.hostile.growth import demand_quick
+
+EXCLUSIVE: Final = "numawarden.dev/exclusive"
 
 
 @pytest.mark.parametrize(
@@ -45,139 +48,120 @@ def test_a_written_duration_is_read_as_the_same_to_the_nanosecond(nanoseconds: i
     assert round(seconds * 10**9) == nanoseconds
 
 
-def plugins_of(text: str) -> DevicePluginsConfig:
-    return load_config(f"agent: {{devicePlugins: {{{text}}}}}", "x").agent.device_plugins
-
-
-def test_device_plugins_are_off_and_in_the_kubelets_directory_by_default() -> None:
-    plugins = Config().agent.device_plugins
-    assert not plugins.enabled
-    assert plugins.directory == Path("/var/lib/kubelet/device-plugins")
-
-
-def test_every_key_is_read() -> None:
-    assert plugins_of("enabled: true, directory: /run/plugins, callTimeout: 12s500ms") == (
-        DevicePluginsConfig(enabled=True, directory=Path("/run/plugins"), call_timeout=12.5)
-    )
+def mistakes(text: str) -> list[str]:
+    """Return the mistakes in a value of `agent`."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(f"agent: {{{text}}}", "x")
+    return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "read"),
     [
-        ("enabled: 1", "expected true or false"),
-        ("directory: plugins", "absolute"),
-        (f"directory: /{'a' * 64}", "at most 64 bytes"),
-        ("directory: /" + "\u00e9" * 32, "at most 64 bytes"),
-        ("callTimeout: 31s", "is not between 100ms and 30s"),
-        ("callTimeouts: 3s", "callTimeout"),
+        (
+            "devicePlugins: {enabled: true, directory: /run/plugins, callTimeout: 12s500ms}",
+            {
+                "device_plugins": DevicePluginsConfig(
+                    enabled=True, directory=Path("/run/plugins"), call_timeout=12.5
+                )
+            },
+        ),
+        (
+            "kubernetes: {publishTopology: true, nodeName: w-1.a, server: 'https://[fd00::1]:6443/'}",
+            {
+                "kubernetes": KubernetesConfig(
+                    publish_topology=True,
+                    node_name="w-1.a",
+                    server="https://[fd00::1]:6443",
+                )
+            },
+        ),
+        (
+            "kubernetes: {tokenFile: /t, caFile: /c}",
+            {"kubernetes": KubernetesConfig(token_file=Path("/t"), ca_file=Path("/c"))},
+        ),
+        ("kubelet: {}", {"kubelet": BesideKubeletConfig(exclusive_resource=EXCLUSIVE)}),
+        (
+            'kubelet: {exclusiveResource: ""}',
+            {"kubelet": BesideKubeletConfig(exclusive_resource="")},
+        ),
+        (
+            "kubelet: {exclusiveResource: a.b/c}",
+            {"kubelet": BesideKubeletConfig(exclusive_resource="a.b/c")},
+        ),
     ],
 )
-def test_what_cannot_be_is_rejected(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        plugins_of(text)
-
-
-def kubernetes_of(text: str) -> KubernetesConfig:
-    return load_config(f"agent: {{kubernetes: {{{text}}}}}\n".encode(), "test").agent.kubernetes
-
-
-def kubernetes_mistake(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        kubernetes_of(text)
-    (problem,) = caught.value.problems
-    return f"{problem.path}: {problem.message}"
-
-
-def test_nothing_is_published_by_default() -> None:
-    assert not Config().agent.kubernetes.enabled
+def test_a_section_is_read(text: str, read: dict[str, object]) -> None:
+    agent = AgentConfig(**read)  # type: ignore[arg-type]  # one section each
+    assert load_config(f"agent: {{{text}}}", "x").agent == agent
 
 
 @pytest.mark.parametrize("key", ["publishTopology", "events"])
 def test_either_switch_needs_the_api_server(key: str) -> None:
-    assert kubernetes_of(f"{key}: true").enabled
-
-
-def test_all_keys_are_read() -> None:
-    assert kubernetes_of(
-        "publishTopology: true, nodeName: worker-1.example.com, server: 'https://[fd00::1]:6443/', "
-        "tokenFile: /t, caFile: /c"
-    ) == KubernetesConfig(
-        publish_topology=True,
-        node_name="worker-1.example.com",
-        server="https://[fd00::1]:6443",
-        token_file=Path("/t"),
-        ca_file=Path("/c"),
-    )
-
-
-@pytest.mark.parametrize("name", ["Worker", "a_b", "-a", "a.", "a..b", "a" * 254, "a b", "../a"])
-def test_a_node_has_the_name_of_a_node(name: str) -> None:
-    assert kubernetes_mistake(f"nodeName: '{name}'").endswith(
-        "is not the name of a node, such as worker-1"
-    )
+    assert not Config().agent.kubernetes.enabled
+    text = f"agent: {{kubernetes: {{{key}: true}}}}"
+    assert load_config(text, "x").agent.kubernetes.enabled
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("key", "value", "message"),
     [
-        "http://10.0.0.1:6443",
-        "10.0.0.1:6443",
-        "https://",
-        "https://a:b",
-        "https://a:0",
-        "https://a:99999",
-        "https://u:p@a",
-        "https://a?x=1",
-        "https://a#x",
-        "https://[fd00::1",
-        "https://a b",
-        "https://ä",
+        ("limits.manifestBytes", "x", '"x" is not a quantity'),
+        ("devicePlugins.enabled", "1", "expected true or false"),
+        ("devicePlugins.directory", "plugins", "is not an absolute path"),
+        ("devicePlugins.directory", f"/{'a' * 64}", "at most 64 bytes"),
+        ("devicePlugins.directory", "/" + "\u00e9" * 32, "at most 64 bytes"),
+        ("devicePlugins.callTimeout", "31s", "is not between 100ms and 30s"),
+        ("devicePlugins.callTimeouts", "3s", 'did you mean "callTimeout"'),
+        *(
+            ("kubernetes.nodeName", f"'{name}'", "is not the name of a node, such as worker-1")
+            for name in ("Worker", "a_b", "-a", "a.", "a..b", "a" * 254, "a b", "../a")
+        ),
+        *(
+            ("kubernetes.server", f"'{url}'", "is not a URL such as https://10.0.0.1:6443")
+            for url in (
+                "http://10.0.0.1:6443",
+                "10.0.0.1:6443",
+                "https://",
+                "https://a:b",
+                "https://a:0",
+                "https://a:99999",
+                "https://u:p@a",
+                "https://a?x=1",
+                "https://a#x",
+                "https://[fd00::1",
+                "https://a b",
+                "https://ä",
+            )
+        ),
+        *(
+            ("kubelet.exclusiveResource", name, f'"{name}" is not an extended resource: ')
+            for name in ("cpu", "exclusive", "kubernetes.io/x", "a.b/c/d", "a b/c")
+        ),
     ],
 )
-def test_a_server_is_a_url_that_a_token_may_be_sent_to(url: str) -> None:
-    assert kubernetes_mistake(f"server: '{url}'").startswith("agent.kubernetes.server: ")
-
-
-RESOURCE = "numawarden.dev/exclusive"
-
-
-def kubelet_mistakes(text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_config(text, "x")
-    return [f"{each.path}: {each.message}" for each in caught.value.problems]
-
-
-@pytest.mark.parametrize(
-    ("text", "resource"),
-    [("{}", RESOURCE), ('{exclusiveResource: ""}', ""), ("{exclusiveResource: a.b/c}", "a.b/c")],
-)
-def test_the_resource_is_offered_unless_it_is_empty(text: str, resource: str) -> None:
-    config = load_config(f"agent: {{kubelet: {text}}}", "x")
-    assert config.agent.kubelet.exclusive_resource == resource
-
-
-@pytest.mark.parametrize("name", ["cpu", "exclusive", "kubernetes.io/x", "a.b/c/d", "a b/c"])
-def test_what_is_not_an_extended_resource_is_rejected_in_its_place(name: str) -> None:
-    [mistake] = kubelet_mistakes(f"agent: {{kubelet: {{exclusiveResource: {name}}}}}")
-    assert mistake.startswith(
-        f'agent.kubelet.exclusiveResource: "{name}" is not an extended resource: '
-    )
+def test_what_a_key_does_not_take_is_rejected_in_its_place(
+    key: str, value: str, message: str
+) -> None:
+    section, _, name = key.partition(".")
+    (mistake,) = mistakes(f"{section}: {{{name}: {value}}}")
+    assert mistake.startswith(f"agent.{key}: ")
+    assert message in mistake
 
 
 @pytest.mark.parametrize(
     ("other", "key"),
     [
-        (f"devices: {{{RESOURCE}: [{{id: a}}]}}", "agent.devices"),
-        (f"hostDevices: {{{RESOURCE}: [{{driver: a}}]}}", "agent.hostDevices"),
-        (f"ignoredResources: [{RESOURCE}]", "agent.ignoredResources"),
+        (f"devices: {{{EXCLUSIVE}: [{{id: a}}]}}", "agent.devices"),
+        (f"hostDevices: {{{EXCLUSIVE}: [{{driver: a}}]}}", "agent.hostDevices"),
+        (f"ignoredResources: [{EXCLUSIVE}]", "agent.ignoredResources"),
     ],
 )
 def test_the_resource_of_pods_that_opt_in_has_no_devices(other: str, key: str) -> None:
-    [mistake] = kubelet_mistakes(f"agent: {{kubelet: {{enabled: true}}, {other}}}")
-    assert mistake.startswith(f"agent.kubelet.exclusiveResource: {RESOURCE} is in {key}, too")
-    load_config(f"agent: {{kubelet: {{enabled: false}}, {other}}}", "x")
-    other_name = "{enabled: true, exclusiveResource: x.y/z}"
-    load_config(f"agent: {{kubelet: {other_name}, {other}}}", "x")
+    (mistake,) = mistakes(f"kubelet: {{enabled: true}}, {other}")
+    assert mistake.startswith(f"agent.kubelet.exclusiveResource: {EXCLUSIVE} is in {key}, too")
+    for kubelet in ("{enabled: false}", "{enabled: true, exclusiveResource: x.y/z}"):
+        load_config(f"agent: {{kubelet: {kubelet}, {other}}}", "x")
 
 
 VF: Final = "example.com/vf"
@@ -190,13 +174,6 @@ EVERY_CRITERION: Final = (
 def classes(text: str) -> tuple[HostDeviceClass, ...]:
     """Return the classes of a value of `agent.hostDevices`."""
     return load_config(f"agent: {{hostDevices: {text}}}", "x").agent.host_devices
-
-
-def class_mistakes(text: str) -> list[str]:
-    """Return the mistakes in a value of `agent.hostDevices`."""
-    with pytest.raises(ConfigError) as caught:
-        classes(text)
-    return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
 
 
 def test_a_class_has_each_criterion_that_is_given() -> None:
@@ -244,7 +221,7 @@ def test_a_class_of_devices_has_two_four_or_six_digits(text: str) -> None:
 def test_a_criterion_that_no_device_can_meet_is_rejected_in_its_place(
     criterion: str, message: str
 ) -> None:
-    (mistake,) = class_mistakes(f"{{{VF}: [{{driver: a}}, {{{criterion}}}]}}")
+    (mistake,) = mistakes(f"hostDevices: {{{VF}: [{{driver: a}}, {{{criterion}}}]}}")
     key = criterion.partition(":")[0]
     assert mistake.startswith(f'agent.hostDevices["{VF}"][1].{key}: ')
     assert message in mistake
@@ -252,7 +229,7 @@ def test_a_criterion_that_no_device_can_meet_is_rejected_in_its_place(
 
 @pytest.mark.parametrize("text", ["[{}]", "[{driver: null}]"])
 def test_a_class_without_a_criterion_is_rejected(text: str) -> None:
-    (mistake,) = class_mistakes(f"{{{VF}: {text}}}")
+    (mistake,) = mistakes(f"hostDevices: {{{VF}: {text}}}")
     assert "all devices of the host would be of this class" in mistake
 
 
@@ -261,6 +238,7 @@ def test_a_class_without_a_criterion_is_rejected(text: str) -> None:
     [
         (f"[{{resource: {VF}}}]", "expected a mapping, found a list"),
         (f"{{{VF}: []}}", "has no class"),
+        (f"{{{VF}: [a]}}", "expected a mapping, found the text"),
         (f"{{{VF}: [{{driver: a}}, {{driver: a}}]}}", "listed twice"),
         ("{cpu: [{driver: a}]}", "is not a resource of devices"),
         ("{kubernetes.io/x: [{driver: a}]}", "is not a resource of devices"),
@@ -271,12 +249,12 @@ def test_a_class_without_a_criterion_is_rejected(text: str) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_rejected(text: str, message: str) -> None:
-    (mistake,) = class_mistakes(text)
+    (mistake,) = mistakes(f"hostDevices: {text}")
     assert message in mistake
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    found = class_mistakes('{cpu: [{vendor: "1"}], a.b/c: [{}, {adress: x}], a.b/d: []}')
+    found = mistakes('hostDevices: {cpu: [{vendor: "1"}], a.b/c: [{}, {adress: x}], a.b/d: []}')
     assert len(found) == 5
 
 

@@ -176,6 +176,11 @@ def test_empty_texts_mean_unset_as_in_the_kubelets_own_file() -> None:
     assert load_config(text, "x") == Config()
 
 
+def test_an_empty_text_leaves_a_path_that_there_has_to_be() -> None:
+    config = load_config("agent: {stateDirectory: /a, socketPath: /b}", "x")
+    assert override(config, ["agent.stateDirectory=", "agent.socketPath="]) == config
+
+
 @pytest.mark.parametrize("text", ["Static", "static", "STATIC", "sTaTiC"])
 def test_the_memory_policy_is_accepted_in_any_letter_case(text: str) -> None:
     config = load_config(f"memoryManagerPolicy: {text}\n", "x")
@@ -581,26 +586,33 @@ def test_nothing_is_noted_of_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "named"),
-    [("grpc", "needs grpcio, not"), ("google.protobuf", "needs protobuf, not")],
+    ("text", "key"),
+    [
+        ("podResources: {socket: /run/a.sock}", "agent.podResources.socket"),
+        ("devicePlugins: {enabled: true}", "agent.devicePlugins.enabled"),
+        ("kubelet: {enabled: true}", "agent.kubelet.enabled"),
+    ],
 )
-def test_podresources_needs_the_extra_and_the_mistake_says_how_to_get_it(
-    missing: str, named: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("missing", "package"), [("grpc", "grpcio"), ("google.protobuf", "protobuf")]
+)
+def test_what_needs_the_extra_says_how_to_get_it(
+    text: str, key: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(module: str) -> ModuleSpec | None:
-        if module == missing:
-            raise ModuleNotFoundError
-        return find_spec(module)
+        if module == missing and "." in module:
+            raise ModuleNotFoundError  # as where the package above is missing
+        return None if module == missing else find_spec(module)
 
+    assert load_config(f"agent: {{{text}}}", "x") != Config()
     monkeypatch.setattr(load, "find_spec", found)
-    text = "agent: {podResources: {socket: /run/a.sock}}"
+    assert load_config("{}", "x") == Config()
     with pytest.raises(ConfigError) as caught:
-        load_config(text, "x")
+        load_config(f"agent: {{{text}}}", "x")
     (problem,) = caught.value.problems
-    assert problem.path == "agent.podResources.socket"
-    assert named in problem.message
+    assert problem.path == key
+    assert f" {package}, not installed here" in problem.message
     assert "pip install 'numawarden[grpc]'" in problem.message
-    assert load_config("agent: {podResources: {socket: }}", "x") == Config()
 
 
 @pytest.mark.parametrize(
@@ -644,28 +656,3 @@ def test_podresources_are_not_served_in_the_place_of_the_kubelet_beside_the_agen
     with pytest.raises(ConfigError, match="socket of the kubelet beside") as caught:
         load_config(text(enabled=True), "x")
     assert [each.path for each in caught.value.problems] == ["agent.podResources.socket"]
-
-
-PLUGINS: Final = "agent: {devicePlugins: {enabled: true}}"
-
-
-@pytest.mark.parametrize("absent", ["grpc", "google"])
-def test_without_the_extra_the_error_names_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, absent: str
-) -> None:
-    def found(module: str) -> ModuleSpec | None:
-        if module == absent:
-            return None
-        if module.startswith(f"{absent}."):
-            raise ModuleNotFoundError(module)
-        return find_spec(module)
-
-    monkeypatch.setattr(load, "find_spec", found)
-    assert not load_config("{}", "x").agent.device_plugins.enabled
-    with pytest.raises(ConfigError, match=r"pip install 'numawarden\[grpc\]'") as caught:
-        load_config(PLUGINS, "x")
-    assert "agent.devicePlugins.enabled" in str(caught.value)
-
-
-def test_with_the_extra_device_plugins_can_be_enabled() -> None:
-    assert load_config(PLUGINS, "x").agent.device_plugins.enabled
