@@ -10,18 +10,18 @@ from msgspec.structs import replace
 from agent.config.load import load_config
 from agent.config.model import ConfigError
 from agent.config.resolve import resolve
-from agent.tools.replay.recorded import config_document
 from tests.conformance.recorded import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.policy import Policy
+    from agent.yaml import Plain
 
 
 def config_text(config: Mapping[str, Any], gates: Mapping[str, bool]) -> str:
     """Return a configuration file that says what a recorded configuration says."""
-    return json.dumps(config_document(config, gates))
+    return json.dumps(_document(config, gates))
 
 
 def resolved_policy(case: Mapping[str, Any]) -> Policy:
@@ -41,3 +41,41 @@ def start_problems(case: Mapping[str, Any]) -> list[str]:
     except ConfigError as error:
         return [str(problem) for problem in error.problems]
     return []
+
+
+def _document(config: Mapping[str, Any], gates: Mapping[str, bool]) -> dict[str, Plain]:
+    cpu, memory, topology = config["cpu"], config["memory"], config["topology"]
+    reservation = dict(memory.get("node_allocatable_reservation") or {})
+    if cpu.get("quantity") is not None:
+        reservation["cpu"] = cpu["quantity"]
+    return {
+        "cpuManagerPolicy": cpu["policy"],
+        "cpuManagerPolicyOptions": cpu.get("options") or {},
+        "reservedSystemCPUs": cpu.get("reserved") or "",
+        "systemReserved": reservation,
+        "evictionHard": {"memory.available": "0"},
+        "memoryManagerPolicy": memory["policy"],
+        "reservedMemory": [
+            {"numaNode": entry["numa"], "limits": entry["limits"]}
+            for entry in memory.get("reserved") or ()
+        ],
+        "topologyManagerPolicy": topology["policy"],
+        "topologyManagerScope": topology["scope"],
+        "topologyManagerPolicyOptions": topology.get("options") or {},
+        "featureGates": dict(gates),
+        "agent": {"devices": _devices(config.get("devices") or {})},
+    }
+
+
+def _devices(devices: Mapping[str, Any]) -> dict[str, Plain]:
+    return {
+        resource: [
+            {
+                "id": device["id"],
+                "numaNodes": device["numa"] or [],
+                "healthy": device["healthy"],
+            }
+            for device in inventory
+        ]
+        for resource, inventory in devices.items()
+    }

@@ -53,28 +53,33 @@ def replay(
 ) -> int:
     """Decide sequences of pods on described hosts, without changing anything.
 
-    A FILE is a sequence in YAML or JSON (docs/replay.md), or one of recorded sequences (*.jsonl,
-    *.jsonl.gz), a line each. With --from-live the pods are decided one after the other on what the
-    running agent has; the agent itself is asked once and decides nothing.
+    A FILE is a sequence in YAML or JSON (docs/replay.md). With --from-live the pods are decided one
+    after the other on what the running agent has; the agent itself is asked once and decides
+    nothing.
 
-    Exits with 0 when every pod was admitted, 1 when any was rejected or the agent would not start,
-    and 3 when a file is wrong; nothing is decided of that file then.
+    Exits with 0 when every pod was admitted, 1 when any was rejected, and 3 when a file is wrong;
+    nothing is decided of that file then.
     """
     # Imported here: help and completion do not need them.
     from agent.api.documents import encode  # noqa: PLC0415
     from agent.cli.text.replay import outcome_lines, title  # noqa: PLC0415
     from agent.tools.replay.documents import step_line  # noqa: PLC0415
     from agent.tools.replay.play import play  # noqa: PLC0415
+    from agent.tools.replay.reading import load_sequence  # noqa: PLC0415
 
     if settings and not live:
         raise click.UsageError("--set changes the agent's configuration: it needs --from-live")
-    sequences = _live(files, settings, socket_path) if live else _sequences(files)
+    sequences = (
+        _live(files, settings, socket_path)
+        if live
+        else ((file, load_sequence(file)) for file in files)
+    )
     code = ExitCode.OK
     for file, sequence in sequences:
         if output == "text":
             click.echo(title(file, sequence))
         for outcome in play(sequence):
-            if outcome.state is None or (outcome.decision and not outcome.decision.admitted):
+            if outcome.decision and not outcome.decision.admitted:
                 code = ExitCode.REJECTED
             if output == "jsonl":
                 click.echo(encode(step_line(str(file), sequence.name, outcome)))
@@ -98,14 +103,3 @@ def _live(
         names = ", ".join(snapshot.preferring)
         warn([f"which devices of {names} their plugins prefer is not known here"])
     yield Path(socket_path), live_sequence(snapshot, manifests, settings)
-
-
-def _sequences(files: tuple[Path, ...]) -> Iterator[tuple[Path, ReplaySequence]]:
-    from agent.tools.replay.reading import load_sequence  # noqa: PLC0415
-    from agent.tools.replay.recorded import SUFFIXES, recorded_sequences  # noqa: PLC0415
-
-    for file in files:
-        if file.name.endswith(SUFFIXES):
-            yield from ((file, sequence) for sequence in recorded_sequences(file))
-        else:
-            yield file, load_sequence(file)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.managers.decision import Decision
-    from agent.tools.replay.play import ReplaySequence, ReplayState, StepOutcome
+    from agent.tools.replay.play import ReplaySequence, ReplayState, Step, StepOutcome
 
 
 def title(file: Path, sequence: ReplaySequence) -> str:
@@ -29,24 +29,19 @@ def title(file: Path, sequence: ReplaySequence) -> str:
 
 def outcome_lines(outcome: StepOutcome) -> Iterator[str]:
     """Yield the outcome of a step, and what is free after it."""
-    number = "the beginning" if outcome.number is None else f"step {outcome.number}"
     yield ""
-    if isinstance(outcome.step, Admit) and outcome.decision and outcome.state:
-        answer, *details = admission_lines(_answer(outcome.step, outcome.decision, outcome.state))
-        yield f"{number}: {answer}"
-        yield from details
-    elif outcome.state is None:
-        yield f"{number}: the agent would not start"
+    if isinstance(outcome.step, Admit) and outcome.decision:
+        done, *details = admission_lines(_answer(outcome.step, outcome.decision, outcome.state))
     else:
-        yield f"{number}: {_done(outcome)}"
+        done, details = _done(outcome.step), []
+    yield f"step {outcome.number}: {done}"
+    yield from details
     for note in outcome.notes:
         yield f"  note: {note}"
-    if outcome.state is not None:
-        yield from _free(outcome.state)
+    yield from _free(outcome.state)
 
 
-def _done(outcome: StepOutcome) -> str:
-    step = outcome.step
+def _done(step: Step) -> str:
     if isinstance(step, Remove):
         return f"removed {step.name}"
     if isinstance(step, Start):

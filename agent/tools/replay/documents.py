@@ -1,4 +1,4 @@
-"""What came of a step as one line of JSON (`docs/replay.md`)."""
+"""The result of a step as a line of JSON (`docs/replay.md`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.device.given import given_devices
 from agent.managers.memory.state import free_memory, memory_charge
 from agent.reconcile.desired.quota import pod_quotas
-from agent.tools.replay.play import Admit, Ignored, Remove, Restart, Start
+from agent.tools.replay.play import Admit, Remove, Restart, Start
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -78,13 +78,12 @@ class AmountLine(Document, frozen=True):
 class StepLine(Document, frozen=True):
     """One step and the state after it.
 
-    `step` counts from 0, None is the beginning; `admitted` is None for all but admissions.
-    `shared_pool` and `memory` (by node, by type) are None and empty when the agent would not start.
+    `step` counts from 0; `admitted` is None for all but admissions. `memory` is by node, by type.
     """
 
     file: str
     sequence: str
-    step: int | None
+    step: int
     op: str
     pod: str | None
     uid: str | None
@@ -95,36 +94,34 @@ class StepLine(Document, frozen=True):
     rejection: RejectionDocument | None
     allocation: AllocationLine | None
     explanation: ExplanationDocument | None
-    shared_pool: str | None
+    shared_pool: str
     memory: dict[str, dict[str, AmountLine]]
     counters: dict[str, int]
     notes: tuple[str, ...]
 
 
 def step_line(file: str, sequence: str, outcome: StepOutcome) -> StepLine:
-    """Return what came of a step."""
+    """Return the line of a step."""
     decision, state, step = outcome.decision, outcome.state, outcome.step
     rejection = decision.rejection if decision is not None else None
     allocation = decision.allocation if decision is not None else None
-    names = (step.name, step.uid) if isinstance(step, Admit | Remove | Start) else (None, None)
+    name, uid = (None, None) if isinstance(step, Restart) else (step.name, step.uid)
     return StepLine(
         file=file,
         sequence=sequence,
         step=outcome.number,
         op=operation(step),
-        pod=names[0],
-        uid=names[1],
+        pod=name,
+        uid=uid,
         admitted=decision.admitted if decision is not None else None,
         already_admitted=decision is not None and decision.already_admitted,
         reason=str(rejection.reason) if rejection is not None else None,
         message=rejection.message if rejection is not None else None,
         rejection=rejection_document(rejection) if rejection is not None else None,
-        allocation=_allocation(state, allocation)
-        if state is not None and allocation is not None
-        else None,
+        allocation=_allocation(state, allocation) if allocation is not None else None,
         explanation=explanation_document(decision) if decision is not None else None,
-        shared_pool=str(shared_pool(state.rules, state.ledger)) if state is not None else None,
-        memory=_memory(state) if state is not None else {},
+        shared_pool=str(shared_pool(state.rules, state.ledger)),
+        memory=_memory(state),
         counters=_counters(decision.counters) if decision is not None else {},
         notes=outcome.notes,
     )
@@ -141,8 +138,6 @@ def operation(step: Step) -> str:
             return "start"
         case Restart():
             return "restart"
-        case Ignored(what=what):
-            return what
 
 
 def _allocation(state: ReplayState, allocation: PodAllocation) -> AllocationLine:

@@ -14,7 +14,7 @@ from agent.managers.registry import MANAGERS
 from agent.pods.errors import ManifestError
 from agent.pods.manifest import API_SOURCE, load_pod
 from agent.state.codec import decode
-from agent.tools.replay.play import Admit, ReplaySequence, Restart
+from agent.tools.replay.play import Admit, ReplaySequence
 from agent.tools.replay.reading import ReplayError
 from sysfs.mask import Mask
 
@@ -52,7 +52,7 @@ def live_sequence(
         for number, (path, content) in enumerate(manifests)
     )
     ledger = decode(bytes(snapshot.checkpoint), _CHECKPOINT).ledger
-    return ReplaySequence(NAME, Restart(rules), steps, ledger)
+    return ReplaySequence(NAME, rules, steps, ledger)
 
 
 def _admit(snapshot: SnapshotDocument, path: Path, content: bytes, *, pod_level: bool) -> Admit:

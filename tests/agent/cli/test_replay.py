@@ -9,7 +9,6 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from tests.agent.server.support import OTHER_UID, manifest
-from tests.agent.tools.replay.cases import line_of
 from tests.agent.tools.replay.texts import HEAD, admitting, text
 
 if TYPE_CHECKING:
@@ -42,11 +41,6 @@ class TestExitCode:
     def test_it_is_1_when_any_is_rejected(self, tmp_path: Path) -> None:
         file = file_of(tmp_path, admitting("a", 99), admitting("b"))
         assert run_command(["replay", file]) == ExitCode.REJECTED
-
-    def test_it_is_1_when_the_agent_would_not_start(self, tmp_path: Path) -> None:
-        file = tmp_path / "a.jsonl"
-        file.write_text(line_of(reserved="99"))
-        assert run_command(["replay", str(file)]) == ExitCode.REJECTED
 
     def test_it_is_3_when_a_file_is_wrong(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -110,18 +104,6 @@ class TestText:
         run_command(["replay", file_of(tmp_path, admitting("a", 99))])
         out = capsys.readouterr().out
         assert "OutOfcpu: the node has no room for the pod: 99 of cpu asked, 15 free" in out
-
-    def test_notes_are_shown_and_an_agent_that_would_not_start(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        file = tmp_path / "a.jsonl"
-        steps = [{"op": "reconcile"}]
-        file.write_text(f"{line_of(steps=steps)}\n{line_of(reserved='99')}\n")
-        run_command(["replay", str(file)])
-        out = capsys.readouterr().out
-        assert f"{file}: made/up\n\nstep 0: reconcile\n  note: reconcile decides nothing" in out
-        assert "the beginning: the agent would not start\n" in out
-        assert "  note: config.reservedSystemCPUs: this host has no CPU 99" in out
 
 
 class TestJsonLines:
@@ -191,25 +173,13 @@ class TestJsonLines:
         assert (line["op"], line["admitted"], line["counters"]) == ("remove", None, {})
         assert line["sharedPool"] == "0-15"
 
-    def test_an_agent_that_would_not_start_has_no_state(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        file = tmp_path / "a.jsonl"
-        file.write_text(line_of(reserved="99"))
-        (line,) = lines(capsys, [str(file)])
-        assert (line["step"], line["sharedPool"], line["memory"]) == (None, None, {})
-        assert "no CPU 99" in line["notes"][0]
-
     def test_files_are_replayed_one_after_the_other(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        recorded = tmp_path / "a.jsonl"
-        recorded.write_text(line_of(steps=[{"op": "remove", "uid": "u"}]))
+        other = tmp_path / "other.yaml"
+        other.write_text(text(admitting("b", 99)))
         own = file_of(tmp_path, admitting("a"))
-        assert [line["file"] for line in lines(capsys, [str(recorded), own])] == [
-            str(recorded),
-            own,
-        ]
+        assert [line["file"] for line in lines(capsys, [str(other), own])] == [str(other), own]
 
 
 @pytest.mark.parametrize(

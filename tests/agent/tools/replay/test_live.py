@@ -132,7 +132,6 @@ def test_a_setting_is_laid_over_the_configuration() -> None:
     empty = rules_of(load_config(CONFIG, "x")).empty_ledger()
     settings = ("topologyManagerPolicy=single-numa-node",)
     (outcome,) = played(snapshot_of(empty), manifest(), settings=settings)
-    assert outcome.state is not None
     policy = outcome.state.rules.policy.topology.policy
     assert policy is TopologyManagerPolicy.SINGLE_NUMA_NODE
 

@@ -26,9 +26,7 @@ def test_it_has_the_name_it_states_or_that_of_its_file(tmp_path: Path) -> None:
 
 
 def test_it_begins_with_the_rules_of_its_configuration_on_its_host(tmp_path: Path) -> None:
-    rules = sequence(tmp_path).begin.rules
-    assert rules is not None
-    assert str(rules.assignable_cpus) == "1-15"
+    assert str(sequence(tmp_path).rules.assignable_cpus) == "1-15"
 
 
 def test_json_is_read_as_well(tmp_path: Path) -> None:
@@ -44,7 +42,7 @@ class TestSteps:
         )
         (_, admit), *others = found.steps
         assert isinstance(admit, Admit)
-        assert (admit.name, admit.uid, admit.pod is not None) == ("default/a", "uid-a", True)
+        assert (admit.name, admit.uid, admit.pod.name) == ("default/a", "uid-a", "a")
         assert others == [
             (1, Start("default/a", "uid-a", "main")),
             (2, Remove("default/a", "uid-a")),
@@ -85,7 +83,7 @@ class TestSteps:
             "restart:",
         )
         restarts = [step for _, step in found.steps if isinstance(step, Restart)]
-        assignable = [str(step.rules.assignable_cpus) for step in restarts if step.rules]
+        assignable = [str(step.rules.assignable_cpus) for step in restarts]
         assert assignable == ["1-7", "2-7", "2-7"]
 
     def test_the_gate_in_force_decides_how_a_pod_is_defaulted(self, tmp_path: Path) -> None:
@@ -98,7 +96,6 @@ class TestSteps:
         for head in (HEAD, off):
             ((_, admit),) = sequence(tmp_path, pod, head=head).steps
             assert isinstance(admit, Admit)
-            assert admit.pod is not None
             assert admit.pod.resources is not None
             requests.append("cpu" in admit.pod.resources.requests)
         assert requests == [True, False]
@@ -204,7 +201,6 @@ class TestDevicesOfTheKubelet:
         step = admitting("a", kubeletDevices=given)
         ((_, admit),) = sequence(tmp_path, step, head=self.HEAD).steps
         assert isinstance(admit, Admit)
-        assert admit.pod is not None
         assert admit.pod.given_devices == {
             "main": (
                 GivenDevice("x.org/nic", "n0", Mask.of(0, 1)),
