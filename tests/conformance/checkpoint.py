@@ -15,6 +15,7 @@ from agent.tools.kubelet_state.cpu_file import (
     read_cpu_state,
     write_cpu_state,
 )
+from agent.tools.kubelet_state.errors import UnreadableStateFileError
 from agent.tools.kubelet_state.memory_file import (
     MemoryFileVersion,
     MemoryStateDocument,
@@ -34,6 +35,8 @@ _GATE: Final = "PodLevelResourceManagers"
 
 def run_case(case: Case) -> Outcome:
     """Compare the text that is hashed, the file, and the file read and written again."""
+    if case.get("version") == "v1":
+        return _rejected(case["expected"]["file"])
     ours = _memory_file(case) if case["kind"] == "memory" else _cpu_file(case)
     if "panic" in case["expected"]:
         # The kubelet dies of pod entries without the gate; we say that the format has none.
@@ -50,16 +53,23 @@ def run_case(case: Case) -> Outcome:
     return Outcome.of(differences)
 
 
+def _rejected(file: str) -> Outcome:
+    """Return that a file of a kubelet up to 1.17 is rejected, which has container ids for pods."""
+    try:
+        read = read_cpu_state(file.encode(), _PATH)
+    except UnreadableStateFileError:
+        return Outcome.right_instead()
+    return Outcome.wrong(f"read as {read}")
+
+
 def _cpu_file(case: Case) -> tuple[str, str, str] | None:
     gate = (case.get("gates") or {}).get(_GATE, False)
-    version = CpuFileVersion(case.get("version") or ("v3" if gate else "v2"))
-    flat = version is CpuFileVersion.V1
-    entries = case["entries_v1"] if flat else case["entries"]
+    version = CpuFileVersion.V3 if gate else CpuFileVersion.V2
     pods = {uid: {"cpuSet": cpus} for uid, cpus in (case.get("pod_entries") or {}).items()}
     described = {
         "policyName": case["policy_name"],
         "defaultCpuSet": case["default"],
-        "entries": entries,
+        "entries": case["entries"],
         "podEntries": pods,
     }
     document = msgspec.convert(described, CpuStateDocument)
@@ -67,9 +77,7 @@ def _cpu_file(case: Case) -> tuple[str, str, str] | None:
         file = encode_cpu_document(document, version)
     except ValueError:
         return None
-    owners = {identifier: (identifier, "c") for identifier in entries} if flat else None
-    read = read_cpu_state(file, _PATH, owners)
-    again = file if flat else write_cpu_state(read, version)
+    again = write_cpu_state(read_cpu_state(file, _PATH), version)
     return cpu_hash_text(document, version), file.decode(), again.decode()
 
 

@@ -24,8 +24,8 @@ KEPT: Final = {
     "admit": (101, 119),
     "admit_named": (361, 339),
     "lifecycle": (20, 20),
-    "checkpoint": (98, 2),
-    "restore": (142, 6),
+    "checkpoint": (95, 5),
+    "restore": (138, 10),
     "fresh": (1, 12),
 }
 

@@ -65,12 +65,6 @@ def _common_options(command: _Command) -> _Command:
     help="Complete data missing in the files: a directory of Pod manifests, or a file with the "
     "output of 'kubectl get pods -A -o json'.",
 )
-@click.option(
-    "--containers",
-    "containers_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="For files of a kubelet up to 1.17: the output of 'crictl ps -a -o json'.",
-)
 @click.option("--force", is_flag=True, help="Replace a state of the agent that has pods.")
 def import_(
     directory: Path,
@@ -78,7 +72,6 @@ def import_(
     root: Path | None,
     settings: tuple[str, ...],
     pods_path: Path | None,
-    containers_path: Path | None,
     *,
     force: bool,
 ) -> None:
@@ -89,15 +82,11 @@ def import_(
     """
     # Imported here: help and completion do not need them.
     from agent.tools.kubelet_state.files import read_directory  # noqa: PLC0415
-    from agent.tools.kubelet_state.importing import (  # noqa: PLC0415
-        read_container_ids,
-        take_over,
-    )
+    from agent.tools.kubelet_state.importing import take_over  # noqa: PLC0415
 
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
-        ids = None if containers_path is None else read_container_ids(containers_path)
-        found = read_directory(directory, ids)
+        found = read_directory(directory)
         taken = take_over(place.rules, found, _pods(pods_path, found, place.rules))
         _reject_replacing(store, force=force)
         store.save(_state_of(place, taken.ledger))

@@ -91,12 +91,3 @@ class StateFileIOError(KubeletStateError):
         self.operation = operation
         self.path = path
         self.errno = error.errno
-
-
-class ContainerListError(KubeletStateError):
-    """A list of containers (`--containers`) cannot be used."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}; give the output of: crictl ps -a -o json")
-        self.path = path
-        self.problem = problem

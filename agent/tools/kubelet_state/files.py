@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from agent.tools.kubelet_state.cpu_file import ContainerIds, CpuState
+    from agent.tools.kubelet_state.cpu_file import CpuState
     from agent.tools.kubelet_state.device_file import DeviceState
     from agent.tools.kubelet_state.memory_file import MemoryState
 
@@ -76,10 +76,8 @@ def encode_files(
     return files
 
 
-def read_directory(
-    directory: Path, containers: ContainerIds | None = None, files: Files | None = None
-) -> KubeletState:
-    """Return what the files of a directory say; `containers` is needed for a v1 file alone.
+def read_directory(directory: Path, files: Files | None = None) -> KubeletState:
+    """Return what the files of a directory say.
 
     Raises `NoStateFilesError`, `UnreadableStateFileError`, and `OSError` as the system does.
     """
@@ -90,7 +88,7 @@ def read_directory(
     if of_cpu is None and of_memory is None and of_devices is None:
         raise NoStateFilesError(directory, _NAMES)
     return KubeletState(
-        cpu=None if of_cpu is None else read_cpu_state(of_cpu, cpu_path, containers),
+        cpu=None if of_cpu is None else read_cpu_state(of_cpu, cpu_path),
         memory=None if of_memory is None else read_memory_state(of_memory, memory_path),
         devices=None if of_devices is None else read_device_state(of_devices, device_path),
     )

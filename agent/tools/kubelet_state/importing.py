@@ -12,8 +12,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
@@ -36,15 +35,10 @@ from agent.tools.kubelet_state import (
     memory_check,
     memory_file,
 )
-from agent.tools.kubelet_state.checksums import Name  # noqa: TC001 - msgspec reads annotations
 from agent.tools.kubelet_state.cpu_file import CpuState
 from agent.tools.kubelet_state.device_file import DeviceState
 from agent.tools.kubelet_state.device_response import delivery_of
-from agent.tools.kubelet_state.errors import (
-    ContainerListError,
-    UnfitStateError,
-    UnreadableResponseError,
-)
+from agent.tools.kubelet_state.errors import UnfitStateError, UnreadableResponseError
 from agent.tools.kubelet_state.memory_file import MemoryState
 from agent.yaml import Mistake, Plain, UnreadableError, plain, read_document, shown
 
@@ -371,36 +365,6 @@ def read_pods(path: Path, desired: Collection[str], *, pod_level: bool) -> dict[
                 raise ManifestError(source, (Mistake("metadata.uid", f"a second pod has {uid}"),))
             pods[uid] = pod_from_document(described, source, pod_level=pod_level)
     return pods
-
-
-class _Metadata(Struct):
-    name: Name
-
-
-class _Labels(Struct):
-    uid: Name = field(name="io.kubernetes.pod.uid")
-
-
-class _Container(Struct):
-    id: Name
-    metadata: _Metadata
-    labels: _Labels
-
-
-class _ContainerList(Struct):
-    containers: list[_Container]
-
-
-def read_container_ids(path: Path) -> dict[str, tuple[str, str]]:
-    """Return {container id: (pod uid, container name)} of the output of `crictl ps -a -o json`.
-
-    Raises `ContainerListError`, and `OSError` as the system does.
-    """
-    try:
-        listed = msgspec.json.decode(read_bounded(path), type=_ContainerList)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ContainerListError(path, str(error)) from error
-    return {each.id: (each.labels.uid, each.metadata.name) for each in listed.containers}
 
 
 def _manifests(path: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from tests.agent.tools.kubelet_state.machines import cpu_state
 from tests.strategies import built
 
 PATH = Path("dir/cpu_manager_state")
-V1, V2, V3, V4 = CpuFileVersion
+V2, V3, V4 = CpuFileVersion
 #: The versions that have budgets.
 WITH_BUDGETS = pytest.mark.parametrize("version", [V3, V4])
 
@@ -113,7 +113,7 @@ def test_later_fields_in_the_data_of_v4_are_passed_over() -> None:
         (with_data("{"), "$.data", "not a complete JSON document"),
         (with_data('{"defaultCpuSet":"x"}'), "$.data.defaultCpuSet", "'x' is not a number"),
         (with_data('{"entries":{"u":{"c":[]}}}'), "$.data.entries[...]", "Expected `str`"),
-        (with_data('{"entries":{"id":"1"}}'), "$.data.entries", "container ids stand in place"),
+        (with_data('{"entries":{"id":"1"}}'), "$.data.entries", "Expected `object`, got `str`"),
     ],
 )
 def test_damaged_data_of_v4_is_rejected_with_the_place_and_the_reason(
@@ -153,15 +153,12 @@ def test_budgets_are_never_written_where_the_format_has_none() -> None:
         encode_cpu_document(cpu_document(cpu_state("0", pods={"u": "1"})), V2)
 
 
-def test_v1_names_containers_by_the_ids_of_a_list() -> None:
+def test_v1_which_names_containers_by_id_is_rejected() -> None:
     data = (
         b'{"policyName":"static","defaultCpuSet":"0,4-8,11-15","entries":{"id1":"1,9",'
         b'"id2":"2,10","id3":"3"},"checksum":2715964068}'
     )
-    owners = {"id1": ("u1", "a"), "id2": ("u2", "b"), "id3": ("u2", "c")}
-    expected = cpu_state("0,4-8,11-15", {"u1": {"a": "1,9"}, "u2": {"b": "2,10", "c": "3"}})
-    assert read_cpu_state(data, PATH, owners) == expected
-    with pytest.raises(UnreadableStateFileError, match=r"\$\.entries\.id1: .*--containers FILE"):
+    with pytest.raises(UnreadableStateFileError, match=r"\$\.entries.*Expected `object"):
         read_cpu_state(data, PATH)
 
 
@@ -182,13 +179,8 @@ def test_a_file_without_a_checksum_is_taken_as_the_kubelet_takes_it(checksum: by
         ('{"defaultCpuSet":"15-0"}', "$.defaultCpuSet", "range '15-0' runs backwards"),
         ('{"defaultCpuSet":" 0-15 "}', "$.defaultCpuSet", "white space"),
         ('{"entries":{"u":{"c":"x"}}}', "$.entries.u.c", "'x' is not a number"),
-        ('{"entries":{"u":{"c":"1"},"i":"2"}}', "$.entries", "some are by container id"),
+        ('{"entries":{"u":{"c":"1"},"i":"2"}}', "$.entries[...]", "Expected `object`, got `str`"),
         ('{"entries":{"":{"c":"1"}}}', "$", "length >= 1"),
-        (
-            '{"entries":{"i":"2"},"podEntries":{"u":{"cpuSet":"3"}}}',
-            "$.podEntries",
-            "beside entries by container id",
-        ),
         ('{"podEntries":{"u":{"cpuSet":"z"}}}', "$.podEntries.u.cpuSet", "'z' is not a number"),
     ],
 )

@@ -12,9 +12,9 @@ from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason
 from agent.pods.errors import ManifestError
 from agent.pods.model import ContainerKind, QosClass, spec_digest
-from agent.tools.kubelet_state.errors import ContainerListError, UnfitStateError
+from agent.tools.kubelet_state.errors import UnfitStateError
 from agent.tools.kubelet_state.files import KubeletState
-from agent.tools.kubelet_state.importing import read_container_ids, read_pods, take_over
+from agent.tools.kubelet_state.importing import read_pods, take_over
 from agent.tools.kubelet_state.memory_file import MemoryState
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
@@ -227,17 +227,3 @@ def test_two_pods_of_one_uid_are_rejected(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(manifest("u-1", name)))
     with pytest.raises(ManifestError, match="a second pod has u-1"):
         read_pods(tmp_path, {"u-1"}, pod_level=True)
-
-
-def test_container_ids_are_those_of_crictl(tmp_path: Path) -> None:
-    file = tmp_path / "containers.json"
-    container = {
-        "id": "id1",
-        "metadata": {"name": "a", "attempt": 0},
-        "labels": {"io.kubernetes.pod.uid": "u-1", "io.kubernetes.pod.name": "p"},
-    }
-    file.write_text(json.dumps({"containers": [container]}))
-    assert read_container_ids(file) == {"id1": ("u-1", "a")}
-    file.write_text('{"containers": [{"id": "x"}]}')
-    with pytest.raises(ContainerListError, match="crictl ps -a -o json"):
-        read_container_ids(file)
