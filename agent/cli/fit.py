@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import agent_at, read_manifest, socket_option
+from agent.cli.common import (
+    Output,
+    agent_at,
+    output_option,
+    print_document,
+    print_lines,
+    read_manifest,
+    socket_option,
+)
 from agent.cli.errors import ExitCode
-from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +76,7 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
 
 def _check(cpus: str | None, memory: str | None) -> None:
     """Raise `click.BadParameter` for CPUs of which none would be exclusive, and a few bytes."""
-    from agent.cli.workloads.admitting import option_errors  # noqa: PLC0415  # help needs none
+    from agent.cli.workloads import option_errors  # noqa: PLC0415  # help needs none
     from agent.tools.run.pod import check_cpus  # noqa: PLC0415  # help needs none of it
 
     if cpus is not None:
@@ -113,7 +120,7 @@ def _manifest(amounts: dict[str, str]) -> bytes:
 
 
 def _lines(found: FitDocument, *, counted: bool) -> Iterator[str]:
-    from agent.cli.text.pods import rejection_lines  # noqa: PLC0415  # help needs none of it
+    from agent.cli.pod_text import rejection_lines  # noqa: PLC0415  # help needs none of it
 
     if not found.count:
         yield "does not fit"

@@ -98,56 +98,44 @@ class LazyGroup(click.Group):
 
 
 COMMANDS: Final = {
-    "agent": LazyCommand("agent.cli.local.agent:run", "Run the agent in the foreground."),
+    "agent": LazyCommand("agent.cli.agent:run", "Run the agent in the foreground."),
     "admit": LazyCommand("agent.cli.pods:admit", "Admit the pod of a manifest."),
     "run": LazyCommand(
-        "agent.cli.workloads.run:run", "Run a command in a pod of its own, freed at its end."
+        "agent.cli.workloads:run", "Run a command in a pod of its own, freed at its end."
     ),
-    "attach": LazyCommand(
-        "agent.cli.workloads.attach:attach", "Give a systemd unit an allocation."
-    ),
-    "detach": LazyCommand(
-        "agent.cli.workloads.attach:detach", "Free the allocation of a systemd unit."
-    ),
+    "attach": LazyCommand("agent.cli.workloads:attach", "Give a systemd unit an allocation."),
+    "detach": LazyCommand("agent.cli.workloads:detach", "Free the allocation of a systemd unit."),
     "remove": LazyCommand("agent.cli.pods:remove", "Remove a pod and free its allocation."),
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods with their allocations."),
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: allocation, explanation, kernel."),
-    "map": LazyCommand("agent.cli.map:show_map", "Show which CPUs and memory each pod has."),
-    "dashboard": LazyCommand("agent.cli.dashboard:dashboard", "Serve a web page of the map."),
+    "map": LazyCommand("agent.cli.host:show_map", "Show which CPUs and memory each pod has."),
+    "dashboard": LazyCommand("agent.cli.lab:dashboard", "Serve a web page of the map."),
     "bind": LazyCommand("agent.cli.pods:bind", "Bind a container to its cgroup."),
     "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),
-    "watch": LazyCommand("agent.cli.health.status:watch", "Print events as they happen."),
-    "history": LazyCommand(
-        "agent.cli.health.history:history", "Show what happened, and who did it."
-    ),
-    "verify": LazyCommand("agent.cli.health.status:verify", "Compare the kernel with the ledger."),
-    "check": LazyCommand("agent.cli.health.check:check", "Say in one verdict whether all is well."),
+    "watch": LazyCommand("agent.cli.health:watch", "Print events as they happen."),
+    "history": LazyCommand("agent.cli.history:history", "Show what happened, and who did it."),
+    "verify": LazyCommand("agent.cli.health:verify", "Compare the kernel with the ledger."),
+    "check": LazyCommand("agent.cli.check:check", "Say in one verdict whether all is well."),
     "doctor": LazyCommand(
-        "agent.cli.health.doctor:doctor", "Say whether the host is set up beside its kubelet."
+        "agent.cli.doctor:doctor", "Say whether the host is set up beside its kubelet."
     ),
-    "status": LazyCommand("agent.cli.health.status:status", "Show how the agent is doing."),
-    "cordon": LazyCommand("agent.cli.maintenance.cordon:cordon", "Take CPUs or nodes out of use."),
-    "uncordon": LazyCommand("agent.cli.maintenance.cordon:uncordon", "Use CPUs or nodes again."),
-    "drain": LazyCommand("agent.cli.maintenance.cordon:drain", "Say which pods would have to end."),
-    "log-level": LazyCommand("agent.cli.maintenance.log_level:log_level", "Log more for a while."),
-    "topology": LazyCommand("agent.cli.local.host:topology", "Show the CPUs and nodes of a host."),
-    "capture": LazyCommand(
-        "agent.cli.local.host:capture", "Archive what the agent reads of a host."
-    ),
-    "config": LazyCommand("agent.cli.local.config:config", "Check and show a configuration."),
-    "replay": LazyCommand("agent.cli.local.replay:replay", "Decide pods on a described host."),
-    "playground": LazyCommand(
-        "agent.cli.local.playground:playground", "Try the agent on an embedded host."
-    ),
-    "state": LazyCommand(
-        "agent.cli.local.state:state", "Take the kubelet's state over, or write it."
-    ),
+    "status": LazyCommand("agent.cli.health:status", "Show how the agent is doing."),
+    "cordon": LazyCommand("agent.cli.maintenance:cordon", "Take CPUs or nodes out of use."),
+    "uncordon": LazyCommand("agent.cli.maintenance:uncordon", "Use CPUs or nodes again."),
+    "drain": LazyCommand("agent.cli.maintenance:drain", "Say which pods would have to end."),
+    "log-level": LazyCommand("agent.cli.maintenance:log_level", "Log more for a while."),
+    "topology": LazyCommand("agent.cli.host:topology", "Show the CPUs and nodes of a host."),
+    "capture": LazyCommand("agent.cli.host:capture", "Archive what the agent reads of a host."),
+    "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),
+    "replay": LazyCommand("agent.cli.replay:replay", "Decide pods on a described host."),
+    "playground": LazyCommand("agent.cli.lab:playground", "Try the agent on an embedded host."),
+    "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
     "unpublish": LazyCommand(
-        "agent.cli.local.unpublish:unpublish", "Take the node's topology out of the cluster."
+        "agent.cli.unpublish:unpublish", "Take the node's topology out of the cluster."
     ),
     "completion": LazyCommand(
-        "agent.cli.terminal.completion:completion", "Print the completion script of a shell."
+        "agent.cli.common:completion", "Print the completion script of a shell."
     ),
 }
 
@@ -169,7 +157,7 @@ def numawarden() -> None:
 
 def main() -> None:
     """Run the command line and exit; an expected error is printed in a line, not as a traceback."""
-    from agent.cli.terminal.output import open_standard_output  # noqa: PLC0415  # not for tests
+    from agent.cli.common import open_standard_output  # noqa: PLC0415  # not for tests
 
     open_standard_output()
     sys.exit(run_command(sys.argv[1:]))

@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from agent.cli.access import (
+from agent.cli.common import (
+    Output,
     agent_at,
+    check_watch,
+    complete_containers,
+    container_argument,
+    draw_again,
     find_pod,
     names_of,
+    output_of,
+    output_option,
+    pod_argument,
+    pod_output_option,
+    print_document,
+    print_lines,
     read_manifest,
     socket_option,
     typed_name,
     warn,
+    watch_option,
 )
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.terminal.completion import complete_containers, container_argument, pod_argument
-from agent.cli.terminal.output import (
-    Output,
-    output_of,
-    output_option,
-    pod_output_option,
-    print_document,
-    print_lines,
-)
-from agent.cli.terminal.redraw import check_watch, draw_again, watch_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -79,8 +81,7 @@ def admit(
         )
         shown = answer.admitted and not dry_run and output is Output.TEXT
         pod = agent.pod(answer.uid) if shown else None
-    from agent.cli.text.delivery import start_lines  # noqa: PLC0415  # help needs none of it
-    from agent.cli.text.pods import admission_lines  # noqa: PLC0415
+    from agent.cli.pod_text import admission_lines, start_lines  # noqa: PLC0415  # not for help
 
     warn(answer.warnings)
     _print(answer, output, admission_lines)
@@ -120,7 +121,7 @@ def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
 
 
 def _print_list(agent: AgentClient, output: Output) -> None:
-    from agent.cli.text.pods import list_lines, list_table  # noqa: PLC0415  # help needs no text
+    from agent.cli.pod_text import list_lines, list_table  # noqa: PLC0415  # help needs no text
 
     listed = agent.pod_list()
     if output.is_document:
@@ -158,7 +159,7 @@ def show(
     code is then that of its admission, 1 or 3.
     """
     from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
-    from agent.cli.text.pods import failed_lines, pod_lines  # noqa: PLC0415
+    from agent.cli.pod_text import failed_lines, pod_lines  # noqa: PLC0415
 
     if container is not None and tool is None:
         raise click.UsageError("--container needs --arguments")
@@ -247,7 +248,7 @@ def _removal_lines(answer: RemovalDocument) -> Iterator[str]:
 
 def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:
     """Return the arguments of a tool for the named container, or the only one, for a shell."""
-    from agent.cli.text.delivery import Tool, arguments  # noqa: PLC0415  # help needs none of it
+    from agent.cli.pod_text import Tool, arguments  # noqa: PLC0415  # help needs none of it
 
     names = ", ".join(container.name for container in pod.containers)
     chosen = [each for each in pod.containers if named in (None, each.name)]

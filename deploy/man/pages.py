@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent import __version__
-from agent.cli.access import DEFAULT_SOCKET
+from agent.cli.common import DEFAULT_SOCKET
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
 from deploy.man import roff

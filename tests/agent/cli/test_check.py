@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.status import ConfigurationDocument
+from agent.cli.check import LEAST_SPACE
 from agent.cli.errors import ExitCode
-from agent.cli.health.check import LEAST_SPACE
 from agent.config.load import config_keys, load_config_file
 from agent.reconcile.intruding_tasks import Task
 from agent.server.reporting.records import STARTING_SECONDS

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from agent.cli import dashboard as dashboard_module
+from agent.cli import lab as dashboard_module
 from agent.cli.errors import ExitCode
 from tests.agent.server.support import PATIENCE
 

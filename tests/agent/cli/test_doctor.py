@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.cli import doctor
 from agent.cli.errors import ExitCode
-from agent.cli.health import doctor
 from agent.cli.main import run_command
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost

@@ -10,7 +10,7 @@ import pytest
 from agent.api.history import HistoryDocument, HistoryEntry, RequesterDocument
 from agent.api.status import DriftDocument
 from agent.cli.errors import ExitCode
-from agent.cli.text.history import history_lines
+from agent.cli.history import history_lines
 from cgroupfs.state import Writer
 from tests.agent.server.support import OTHER_UID, UID, manifest
 

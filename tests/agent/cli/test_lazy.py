@@ -11,7 +11,7 @@ def group(target: str) -> LazyGroup:
 
 
 def test_a_command_is_imported_when_it_is_called() -> None:
-    lazy = group("agent.cli.health.status:status")
+    lazy = group("agent.cli.health:status")
     command = lazy.get_command(click.Context(lazy), "go")
     assert command is not None
     assert command.name == "status"

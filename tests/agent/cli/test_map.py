@@ -10,9 +10,9 @@ import pytest
 
 from agent.api.host.map import MapDocument
 from agent.api.host.mapped import map_of_allocations
+from agent.cli import common as redraw
 from agent.cli.errors import ExitCode
-from agent.cli.map import draw_text
-from agent.cli.terminal import redraw
+from agent.cli.host import draw_text
 from agent.server.reporting.records import STARTING_SECONDS
 from sysfs.described.shapes import regular_host
 from tests.agent.cli.shell import Shell, in_background

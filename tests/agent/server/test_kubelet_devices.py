@@ -14,8 +14,8 @@ from agent.api.documents import FailedPodDocument
 from agent.api.history import HistoryDocument
 from agent.api.host.map import MapOwnerDocument
 from agent.api.views import pod_document
-from agent.cli.text.history import history_lines
-from agent.cli.text.pods import admission_lines, failed_lines
+from agent.cli.history import history_lines
+from agent.cli.pod_text import admission_lines, failed_lines
 from agent.config.model import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocations.origin import API, KUBELET, Source
 from agent.managers.device.given import KUBELET_DEVICES

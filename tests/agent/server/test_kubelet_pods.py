@@ -178,7 +178,7 @@ def test_only_what_is_configured_is_imported(
 ) -> None:
     code = f"""
 import sys
-from agent.cli.local.agent import import_agent
+from agent.cli.agent import import_agent
 import_agent()
 from agent.config.model import AgentConfig, BesideKubeletConfig, Config
 from agent.server.start.wiring import SourceInputs, kubelet_pods

@@ -16,7 +16,7 @@ import msgspec
 from agent.api.documents import KernelDocument, PodDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError
-from agent.cli.text.delivery import Tool, arguments
+from agent.cli.pod_text import Tool, arguments
 from agent.devices.cdi_files import CdiFiles
 from agent.devices.delivery_checks import checked
 from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation

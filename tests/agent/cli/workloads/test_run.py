@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.errors import ExitCode
-from agent.cli.workloads.run import NOT_EXECUTABLE, NOT_FOUND
+from agent.cli.workloads import NOT_EXECUTABLE, NOT_FOUND
 from agent.managers.cpu.parts import exclusive_cpus
 from sysfs.mask import Mask
 from tests.agent.cli.workloads.hosts import PID

@@ -244,7 +244,7 @@ def test_without_a_server_the_agent_does_not_start(
 
 
 def test_nothing_of_it_is_imported_where_nothing_is_published() -> None:
-    found = modules_after("from agent.cli.local.agent import import_agent", "import_agent()")
+    found = modules_after("from agent.cli.agent import import_agent", "import_agent()")
     assert not any(name.startswith("agent.kubernetes") for name in found)
     assert "agent.server.cluster.publishing" not in found
 

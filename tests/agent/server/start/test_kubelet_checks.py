@@ -82,7 +82,7 @@ async def test_status_shows_what_the_start_found(tmp_path: Path) -> None:
 
 
 def test_without_a_kubelet_nothing_of_the_checks_is_imported() -> None:
-    found = modules_after("from agent.cli.local.agent import import_agent", "import_agent()")
+    found = modules_after("from agent.cli.agent import import_agent", "import_agent()")
     assert [name for name in found if name.startswith("agent.tools.doctor")] == []
     assert "agent.server.start.kubelet_checks" not in found
 

@@ -64,14 +64,14 @@ def modules_after(*lines: str) -> set[str]:
 
 
 def test_the_agent_imports_no_library_that_it_never_uses() -> None:
-    found = modules_after("from agent.cli.local.agent import import_agent", "import_agent()")
+    found = modules_after("from agent.cli.agent import import_agent", "import_agent()")
     assert "aiohttp.web_protocol" in found
     assert found & NEVER_USED == set()
 
 
 def test_a_whole_package_can_be_imported_after_parts_of_it() -> None:
     assert "aiohttp.client" in modules_after(
-        "from agent.cli.local.agent import import_agent",
+        "from agent.cli.agent import import_agent",
         "import_agent()",
         "import aiohttp",
         "from aiohttp import web",

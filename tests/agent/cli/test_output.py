@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cli import common as redraw
+from agent.cli.common import Output, print_lines, table, yaml_of
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden, run_command
-from agent.cli.terminal import redraw
-from agent.cli.terminal.output import Output, print_lines, table, yaml_of
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.terminal.configuration import configuration_options
+from agent.cli.options import configuration_options
 
 if TYPE_CHECKING:
     from pathlib import Path

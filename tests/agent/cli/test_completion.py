@@ -10,10 +10,10 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
+from agent.cli import common as completion
 from agent.cli import main as main_module
 from agent.cli.errors import ExitCode
 from agent.cli.main import COMMANDS, numawarden, run_command
-from agent.cli.terminal import completion
 from tests.agent.server.support import OTHER_UID, PATIENCE, manifest
 
 if TYPE_CHECKING:

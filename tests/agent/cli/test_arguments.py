@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from agent.api.documents import KernelDocument, PodDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.pod_text import Tool, arguments, list_lines, pod_lines, start_lines
 from agent.cli.pods import show
-from agent.cli.text.delivery import Tool, arguments, start_lines
-from agent.cli.text.pods import list_lines, pod_lines
 from agent.devices.cdi import device_names
 from agent.managers.allocations.allocation import Isolation
 from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount

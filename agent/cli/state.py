@@ -10,7 +10,7 @@ import click
 from msgspec import Struct
 
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.terminal.configuration import configuration_options
+from agent.cli.options import configuration_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,7 +151,7 @@ class _Place(Struct, frozen=True):
 
 
 def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
-    from agent.cli.access import warn  # noqa: PLC0415
+    from agent.cli.common import warn  # noqa: PLC0415
     from agent.config.load import load_config_file  # noqa: PLC0415
     from agent.config.resolve import resolve  # noqa: PLC0415
     from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415

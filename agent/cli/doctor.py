@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from agent.cli.common import Output, output_option, print_document, print_lines
 from agent.cli.errors import CommandError, ExitCode, printable
-from agent.cli.terminal.configuration import settings_option
-from agent.cli.terminal.output import Output, output_option, print_document, print_lines
+from agent.cli.options import settings_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts
     from agent.tools.doctor.verdicts import HostCheck
+
 
 _FILE: Final = Path("/etc/numawarden/config.yaml")
 #: How a verdict is shown: what keeps the agent from working stands out.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ExplanationDocument, PodListDocument
 from agent.api.views import pod_document
-from agent.cli.text.pods import admission_lines, list_lines, list_table, pod_lines
+from agent.cli.pod_text import admission_lines, list_lines, list_table, pod_lines
 from agent.managers.admission import admit
 from agent.managers.allocations.origin import API, Origin, Source
 from agent.managers.allocations.sharing import Sharing

@@ -7,7 +7,7 @@ import pytest
 
 from agent.api.client import Unreachable
 from agent.api.documents import EventDocument
-from agent.cli.terminal.redraw import changes
+from agent.cli.common import changes
 from tests.agent.server.support import PATIENCE, UID, manifest
 
 if TYPE_CHECKING:

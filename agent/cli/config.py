@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.terminal.configuration import settings_option
+from agent.cli.options import settings_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ def check(
     or not read its manifests.
     """
     # Imported here: help and completion do not need them.
-    from agent.cli.access import warn  # noqa: PLC0415
+    from agent.cli.common import warn  # noqa: PLC0415
     from agent.config.load import load_config_file  # noqa: PLC0415
     from agent.config.resolve import (  # noqa: PLC0415
         nothing_allocatable,

@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from agent.cli.access import VERDICT_TIMEOUT, agent_at, socket_option_within
+from agent.cli.common import (
+    VERDICT_TIMEOUT,
+    Output,
+    agent_at,
+    output_option,
+    print_document,
+    print_lines,
+    socket_option_within,
+)
 from agent.cli.errors import ExitCode, counted, text_of
-from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.api.status import CheckDocument, ConfigurationDocument, StatusDocument
     from agent.api.verification import VerificationDocument
+
 
 #: With less space for the checkpoint the disk counts as full, in bytes.
 LEAST_SPACE: Final = 16 << 20

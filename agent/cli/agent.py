@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent.cli.errors import CommandError, ExitCode, text_of
-from agent.cli.terminal.configuration import configuration_options
+from agent.cli.options import configuration_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.api.status import ConfigurationDocument
     from agent.config.model import BesideKubeletConfig, Config
     from agent.server.start.wiring import Fakes
+
 
 #: The mode of the directories that the kubelet makes for itself.
 _KUBELETS_MODE: Final = 0o750

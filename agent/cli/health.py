@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.access import (
+from agent.cli.common import (
     VERDICT_TIMEOUT,
+    Output,
     agent_at,
     level_text,
     moment,
+    output_option,
+    print_document,
+    print_lines,
     socket_option,
     socket_option_within,
 )
 from agent.cli.errors import ExitCode, counted
-from agent.cli.terminal.output import Output, output_option, print_document, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from agent.api.maintenance import CordonDocument
     from agent.api.status import DriftDocument, RuntimeDocument, StatusDocument
     from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
+
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
@@ -102,7 +106,7 @@ def _runtime(runtime: RuntimeDocument) -> str:
 
 
 def _cordoned(cordons: Sequence[CordonDocument]) -> Iterator[str]:
-    from agent.cli.text.cordons import cordon_line  # noqa: PLC0415  # help needs none of it
+    from agent.cli.maintenance import cordon_line  # noqa: PLC0415  # help needs none of it
 
     for cordon in cordons:
         yield f"  cordoned   {cordon_line(cordon)}"
@@ -149,7 +153,7 @@ def watch(output: Output, socket_path: str) -> None:
     Exits with 4 when the agent ends.
     """
     from agent.api.documents import encode  # noqa: PLC0415  # not needed for help
-    from agent.cli.terminal.redraw import agent_ended, until_unread  # noqa: PLC0415  # as above
+    from agent.cli.common import agent_ended, until_unread  # noqa: PLC0415  # as above
 
     with agent_at(socket_path) as agent:
         for event in until_unread(agent.watch()):

@@ -1,1 +1,0 @@
-"""How the agent does: its status and events, and one verdict on all of it."""

@@ -1,1 +1,0 @@
-"""Commands that need no running agent."""

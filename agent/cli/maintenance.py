@@ -1,0 +1,204 @@
+"""`numawarden cordon`, `uncordon`, `drain` and `log-level`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.cli.common import (
+    Output,
+    agent_at,
+    level_text,
+    moment,
+    output_option,
+    print_document,
+    print_lines,
+    socket_option,
+)
+from agent.cli.errors import ExitCode
+from agent.pods.identity import full_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from agent.api.documents import Document
+    from agent.api.maintenance import (
+        CordonDocument,
+        CordonsDocument,
+        DrainDocument,
+        DrainedPodDocument,
+    )
+    from agent.api.status import StatusDocument
+
+
+_TARGET = "CPUS|core:N|node:N"
+
+
+@click.command()
+@click.argument("target", metavar=_TARGET)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown in the status.")
+@output_option
+@socket_option
+def cordon(target: str, reason: str, output: Output, socket_path: str) -> int:
+    """Allocate nothing new from CPUs, cores or NUMA nodes, until they are uncordoned.
+
+    The target is a list of CPUs (4-7,12), of cores as the map numbers them (core:2), or of NUMA
+    nodes with their CPUs, memory and devices (node:1). Pods keep what they have; pods that share
+    CPUs leave the cordoned ones at once. The cordon outlives the agent's restart.
+    """
+    from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
+
+    with agent_at(socket_path) as agent:
+        answer = agent.cordon(CordonRequest(target=target, reason=reason))
+    _print(answer, output, lambda: cordons_lines(answer))
+    return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
+
+
+@click.command()
+@click.argument("target", metavar=_TARGET, required=False)
+@click.option("--all", "everything", is_flag=True, help="Whatever is cordoned.")
+@output_option
+@socket_option
+def uncordon(target: str | None, output: Output, socket_path: str, *, everything: bool) -> int:
+    """Allocate from CPUs, cores or NUMA nodes again.
+
+    The target is that of `cordon`, or a part of it.
+    """
+    if (target is None) is not everything:
+        raise click.UsageError("give either a target such as 4-7, core:2 or node:1, or --all")
+    from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
+
+    with agent_at(socket_path) as agent:
+        targets = [target] if target is not None else _cordoned(agent.status())
+        if not targets:
+            click.echo("nothing is cordoned")
+            return ExitCode.OK
+        *rest, last = targets
+        for each in rest:
+            agent.uncordon(CordonRequest(target=each))
+        answer = agent.uncordon(CordonRequest(target=last))
+    _print(answer, output, lambda: cordons_lines(answer))
+    return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
+
+
+def _cordoned(status: StatusDocument) -> list[str]:
+    """Return the targets with which all cordons end."""
+    nodes = [f"node:{each.nodes}" for each in status.cordons if each.nodes]
+    return [*nodes, *(each.cpus for each in status.cordons if each.cpus)]
+
+
+@click.command()
+@click.argument("target", metavar=_TARGET)
+@click.option("--dry-run", is_flag=True, help="Required: the agent ends no pods.")
+@output_option
+@socket_option
+def drain(target: str, output: Output, socket_path: str, *, dry_run: bool) -> int:
+    """Say which pods would have to end before a target is empty, and which would fit elsewhere.
+
+    The pods are tried together by the decision function, in the order in which they were admitted,
+    as if the target was cordoned. Nothing is changed. Exits with 0 if all of them would fit (or
+    none has to end), else with 1.
+    """
+    if not dry_run:
+        raise click.UsageError("the agent ends no pods; --dry-run says which would have to end")
+    with agent_at(socket_path) as agent:
+        answer = agent.drain(target)
+    _print(answer, output, lambda: drain_lines(answer))
+    fits = not answer.rejection and all(pod.outcome == "fits" for pod in answer.pods)
+    return ExitCode.OK if fits else ExitCode.REJECTED
+
+
+def _print(answer: Document, output: Output, lines: Callable[[], Iterator[str]]) -> None:
+    if output is Output.TEXT:
+        print_lines(lines())
+    else:
+        print_document(answer, output)
+
+
+@click.command("log-level")
+@click.argument("level", required=False, metavar="[debug|info|warning|error]")
+@click.option("--for", "time", metavar="TIME", help="Then the configured level: 10m, 1h30m, 90s.")
+@output_option
+@socket_option
+def log_level(level: str | None, time: str | None, output: Output, socket_path: str) -> None:
+    """Show the level of the agent's log, or log at another LEVEL.
+
+    Without --for the level stays until the agent ends; the configuration (agent.logging.level)
+    stays as it is.
+    """
+    from agent.api.maintenance import LogLevelRequest  # noqa: PLC0415  # help needs none of it
+
+    if time is not None and level is None:
+        raise click.UsageError("--for needs a LEVEL")
+    seconds = None if time is None else _seconds(time)
+    with agent_at(socket_path) as agent:
+        asked = None if level is None else LogLevelRequest(level=level, seconds=seconds)
+        answer = agent.log_level(asked)
+    if output is Output.TEXT:
+        click.echo(level_text(answer))
+    else:
+        print_document(answer, output)
+
+
+def _seconds(text: str) -> float:
+    from agent.config.kinds import seconds_of  # noqa: PLC0415  # help reads no duration
+
+    seconds = seconds_of(text)
+    if seconds is None:
+        raise click.BadParameter(f"{text!r} is not a duration such as 10m", param_hint="--for")
+    return seconds
+
+
+def cordon_line(cordon: CordonDocument) -> str:
+    """Return one cordon: what, since when, why."""
+    parts = [
+        f"{name} {ids}" for name, ids in (("node", cordon.nodes), ("CPUs", cordon.cpus)) if ids
+    ]
+    why = f": {cordon.reason}" if cordon.reason else ""
+    return f"{' and '.join(parts)}, since {moment(cordon.since)}{why}"
+
+
+def cordons_lines(answer: CordonsDocument) -> Iterator[str]:
+    """Yield all cordons after a change, and which pods still use what is cordoned."""
+    if not answer.cordons:
+        yield "nothing is cordoned"
+    for cordon in answer.cordons:
+        yield f"cordoned: {cordon_line(cordon)}"
+    yield f"shared pool: CPUs {answer.shared_pool or 'none'}"
+    for pod in answer.pods:
+        yield f"still in use by {full_name(pod)}: {_used(pod.cpus, pod.nodes, pod.devices)}"
+    for line in answer.differences:
+        yield f"not enforced: {line}"
+
+
+def drain_lines(answer: DrainDocument) -> Iterator[str]:
+    """Yield which pods would have to end, which of them fit elsewhere, and what is left."""
+    if answer.rejection:
+        yield f"cannot be cordoned now: {answer.rejection}"
+    count = len(answer.pods)
+    fit = sum(pod.outcome == "fits" for pod in answer.pods)
+    if not count:
+        yield "no pod would have to end"
+    else:
+        pods = "pod" if count == 1 else "pods"
+        yield f"{count} {pods} would have to end, {fit} would fit elsewhere (tried in this order):"
+    for pod in answer.pods:
+        yield f"  {full_name(pod)}: {_used(pod.cpus, pod.nodes, pod.devices)}; {_outcome(pod)}"
+    yield f"pods that stay: {answer.stay}"
+    pool = answer.shared_pool or "none"
+    yield f"then the shared pool is CPUs {pool}, and {answer.free_cpus} CPUs are free"
+
+
+def _outcome(pod: DrainedPodDocument) -> str:
+    if pod.outcome != "fits":
+        return f"{'does not fit' if pod.outcome == 'rejected' else 'not known'}: {pod.message}"
+    cpus = f" with CPUs {pod.moved_cpus}" if pod.moved_cpus else ""
+    return f"fits on node {pod.moved_nodes}{cpus}" if pod.moved_nodes else f"fits{cpus}"
+
+
+def _used(cpus: str, nodes: str, devices: Mapping[str, Sequence[str]]) -> str:
+    parts = [f"CPUs {cpus}"] if cpus else []
+    parts += [f"memory of node {nodes}"] if nodes else []
+    parts += [f"{resource} {', '.join(ids)}" for resource, ids in devices.items()]
+    return ", ".join(parts)

@@ -1,1 +1,0 @@
-"""Commands before, during and after maintenance of a host."""

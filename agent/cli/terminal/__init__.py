@@ -1,1 +1,0 @@
-"""What commands share as programs of a terminal: output, drawing again, completion."""

@@ -1,0 +1,291 @@
+"""`numawarden run`, `attach` and `detach`: pods of commands and of systemd units."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from agent.cli.common import agent_at, socket_option, warn
+from agent.cli.errors import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.api.client import AgentClient
+    from agent.api.documents import PodDocument
+
+    _Command = TypeVar("_Command", bound=Callable[..., object])
+    from agent.tools.run.command import OwnProcess
+
+
+_REQUIRE: Final = (
+    "Reject the pod unless it gets this: exclusive, aligned, whole-cores, near-device (separated "
+    "by commas)."
+)
+
+
+#: Where the agent's cgroups are, for commands in a playground.
+MOUNT_VARIABLE: Final = "NUMAWARDEN_CGROUP_MOUNT"
+
+
+def check_real(mount: Path) -> None:
+    """Raise `CommandError` where an agent's cgroup tree is an emulation, such as a playground's."""
+    if (mount / "cgroup.controllers").is_file() and not mount.is_mount():
+        message = (
+            f"the cgroups in {mount} are plain files, which confine no process: run and attach "
+            "need the agent of a real host; 'numawarden admit FILE' shows what a pod gets here, "
+            "start-containers what becomes of its cgroups"
+        )
+        raise CommandError(message, ExitCode.ENVIRONMENT)
+
+
+def amount_options(command: _Command) -> _Command:
+    """Add the options for amounts, and `--require`, to a command."""
+    options = (
+        click.option("--cpus", metavar="N", default="1", show_default=True, help="CPUs."),
+        click.option("--memory", metavar="SIZE", default="", help="Memory, such as 32Gi."),
+        click.option(
+            "--hugepages", metavar="PAGE=SIZE,...", multiple=True, help="Such as 2Mi=512Mi."
+        ),
+        click.option("--require", metavar="QUALITIES", default="", help=_REQUIRE),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument | None:
+    """Return the pod of a manifest as admitted, with its cgroups; print why it was rejected.
+
+    A pod that is not enforced is removed again, and raises `CommandError`.
+    """
+    answer = agent.admit(manifest, require=require, advice=True)
+    warn(answer.warnings)
+    if answer.pod is None:
+        from agent.cli.pod_text import admission_lines  # noqa: PLC0415  # help needs none of it
+
+        for line in admission_lines(answer):
+            click.echo(line, err=True)
+        return None
+    if not answer.pod.enforcement.enforced:
+        agent.remove(answer.uid)
+        lines = "\n".join(answer.pod.enforcement.differences)
+        raise CommandError(f"the pod was not enforced and is removed:\n{lines}",
+                           ExitCode.NOT_ENFORCED)  # fmt: skip
+    return agent.pod(answer.uid)
+
+
+def print_allocations(pod: PodDocument) -> None:
+    """Print what a pod got, on standard error: standard output is the command's."""
+    from agent.cli.pod_text import allocation_lines  # noqa: PLC0415  # help needs none of it
+
+    for line in allocation_lines(pod):
+        click.echo(line, err=True)
+
+
+@contextmanager
+def option_errors() -> Iterator[None]:
+    """Raise what is wrong with an option as a mistake of the command line."""
+    from agent.tools.run.pod import OptionError  # noqa: PLC0415  # help needs none of it
+
+    try:
+        yield
+    except OptionError as error:
+        raise click.BadParameter(str(error), param_hint=error.option) from error
+
+
+#: What shells and env(1) exit with for a command that does not exist, or cannot be executed.
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+_MOUNT: Final = "/sys/fs/cgroup"
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", metavar="COMMAND [ARG]...", nargs=-1, required=True)
+@amount_options
+@click.option("--device", metavar="NAME=N,...", multiple=True, help="Such as example.com/gpu=1.")
+@click.option("--near", metavar="IFACE", help="On the NUMA node of a network interface.")
+@click.option(
+    "--shared", is_flag=True, help="In the shared pool: --cpus is a weight, no CPU is exclusive."
+)
+@click.option("--name", metavar="NAME", default="", help="The pod's name (by default run-ID).")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print what the command got.")
+@click.option(
+    "--cgroup-mount",
+    envvar=MOUNT_VARIABLE,
+    default=_MOUNT,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where cgroup v2 is mounted.",
+)
+@socket_option
+def run(  # noqa: PLR0913  # each is an argument or option of the command
+    *,
+    command: tuple[str, ...],
+    cpus: str,
+    memory: str,
+    hugepages: tuple[str, ...],
+    device: tuple[str, ...],
+    near: str | None,
+    require: str,
+    name: str,
+    cgroup_mount: Path,
+    socket_path: str,
+    shared: bool,
+    quiet: bool,
+) -> int:
+    """Run a COMMAND in a pod of its own: exclusive CPUs, memory on their nodes, devices.
+
+    It is confined before its first instruction, and all of it is free again when its last process
+    has ended. Options after COMMAND are the command's. Needs root, as making cgroups does.
+
+    Exits as COMMAND does; before it starts with 1 when the pod is rejected, 7 when its allocation
+    is not enforced, 127 when there is no such command and 126 when it cannot be executed.
+    """
+    # Imported here: help needs none of it.
+    from uuid import uuid4  # noqa: PLC0415
+
+    from agent.tools.run.command import this_process  # noqa: PLC0415
+    from agent.tools.run.near import node_of_interface  # noqa: PLC0415
+    from agent.tools.run.pod import Amounts, command_pod, listed_amounts  # noqa: PLC0415
+
+    program = shutil.which(command[0])
+    if program is None:
+        there = "/" in command[0] and Path(command[0]).exists()
+        why = "it is not executable" if there else "command not found"
+        click.echo(f"numawarden: error: {command[0]}: {why}", err=True)
+        return NOT_EXECUTABLE if there else NOT_FOUND
+    uid = str(uuid4())
+    with option_errors():
+        amounts = Amounts(cpus, memory, listed_amounts(hugepages, device))
+        sysfs = Path(os.environ.get("NUMAWARDEN_ROOT", "/"))
+        node = None if near is None else node_of_interface(sysfs, near)
+        named = name or f"run-{uid[:8]}"
+        manifest = command_pod(uid, named, amounts, shared=shared, near=node)
+    check_real(cgroup_mount)
+    with agent_at(socket_path) as agent:
+        pod = admitted(agent, manifest, require)
+        if pod is None:
+            return ExitCode.REJECTED
+        if not quiet:
+            print_allocations(pod)
+        return _start(this_process(cgroup_mount), agent, pod, program, command)
+
+
+def _start(
+    caller: OwnProcess, agent: AgentClient, pod: PodDocument, program: str, command: tuple[str, ...]
+) -> int:
+    from agent.tools.run.command import NotConfinedError, NotStartedError, start  # noqa: PLC0415
+    from systemd.errors import BusError  # noqa: PLC0415
+
+    try:
+        start(caller, agent, pod, program, command, os.environ)
+    except NotConfinedError as error:
+        raise CommandError(str(error), ExitCode.NOT_ENFORCED) from error
+    except NotStartedError as error:
+        raise CommandError(str(error), ExitCode.BAD_INPUT) from error
+    except BusError as error:
+        raise CommandError(f"{error}; run as root", ExitCode.ENVIRONMENT) from error
+    except OSError as error:
+        if error.filename == program:
+            click.echo(f"numawarden: error: {program}: {error.strerror}", err=True)
+            return NOT_EXECUTABLE
+        hint = "run as root, on the agent's host, with its --cgroup-mount"
+        message = f"the pod's cgroup cannot be entered: {error.strerror}; {hint}"
+        raise CommandError(message, ExitCode.ENVIRONMENT) from error
+    return ExitCode.OK
+
+
+@click.command()
+@click.option("--unit", required=True, metavar="NAME", help="A service or scope that runs.")
+@amount_options
+@socket_option
+def attach(
+    unit: str,
+    cpus: str,
+    memory: str,
+    hugepages: tuple[str, ...],
+    require: str,
+    socket_path: str,
+) -> int:
+    """Give a systemd unit that runs exclusive CPUs, and memory on their nodes.
+
+    It keeps them over its restarts; they are free again once it has been stopped for half a minute,
+    or with 'numawarden detach'. The limits of the unit stay its own.
+    """
+    # Imported here: help needs none of it.
+    from agent.tools.run.units import connect, pod_of_unit, running_cgroup, unit_name  # noqa: PLC0415
+
+    name = unit_name(unit)
+    if mount := os.environ.get(MOUNT_VARIABLE):
+        check_real(Path(mount))
+    with agent_at(socket_path) as agent:
+        attached = _attached(agent, name)
+        if attached is not None:
+            message = f"{name} is attached already, as pod {attached.name}; detach it first"
+            raise CommandError(message, ExitCode.REJECTED)
+        cgroup = running_cgroup(connect(), name)
+        if not cgroup:
+            message = f"{name} does not run; start it first (systemctl start {name})"
+            raise CommandError(message, ExitCode.NOT_FOUND)
+        with option_errors():
+            manifest = pod_of_unit(name, cpus, memory, hugepages)
+        pod = admitted(agent, manifest, require)
+        if pod is None:
+            return ExitCode.REJECTED
+        _bind(agent, pod, cgroup)
+        print_allocations(agent.pod(pod.uid))
+    return ExitCode.OK
+
+
+@click.command()
+@click.argument("unit")
+@socket_option
+def detach(unit: str, socket_path: str) -> int:
+    """Free the allocation of a systemd UNIT.
+
+    Its processes run on, in the node's shared pool until the unit is started again.
+    """
+    from agent.tools.run.units import unit_name  # noqa: PLC0415  # help needs none of it
+
+    name = unit_name(unit)
+    with agent_at(socket_path) as agent:
+        pod = _attached(agent, name)
+        if pod is None:
+            message = f"{name} is not attached; see 'numawarden list'"
+            raise CommandError(message, ExitCode.NOT_FOUND)
+        answer = agent.remove(pod.uid)
+    click.echo(f"detached {name}")
+    for note in (*answer.enforcement.differences, *answer.enforcement.notes):
+        click.echo(f"  note: {note}")
+    return ExitCode.OK if answer.enforcement.enforced else ExitCode.NOT_ENFORCED
+
+
+def _attached(agent: AgentClient, unit: str) -> PodDocument | None:
+    return next((pod for pod in agent.pods() if pod.unit == unit), None)
+
+
+def _bind(agent: AgentClient, pod: PodDocument, cgroup: str) -> None:
+    """Bind the container to the unit's cgroup; without that the pod is removed again."""
+    from agent.api.documents import BindRequest  # noqa: PLC0415  # help needs none of it
+    from agent.tools.run.pod import CONTAINER  # noqa: PLC0415
+
+    if not (pod.kernel and pod.kernel[0].cgroup.endswith(".slice")):
+        agent.remove(pod.uid)
+        message = "systemd writes the cgroup of a unit: the agent needs cgroupDriver: systemd"
+        raise CommandError(message, ExitCode.ENVIRONMENT)
+    try:
+        bound = agent.bind(pod.uid, CONTAINER, BindRequest(cgroup=f"/{cgroup}"))
+    except BaseException:
+        agent.remove(pod.uid)
+        raise
+    if not bound.enforcement.enforced:
+        agent.remove(pod.uid)
+        lines = "\n".join(bound.enforcement.differences)
+        message = f"the unit was not confined, its pod is removed:\n{lines}"
+        raise CommandError(message, ExitCode.NOT_ENFORCED)
