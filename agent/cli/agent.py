@@ -6,17 +6,22 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from agent.api.status import ConfigurationDocument
 from agent.cli.errors import CommandError, ExitCode, text_of
 from agent.cli.options import configuration_options
+from agent.config.load import config_keys, load_config
+from agent.safe_files import UntrustedPathError, read_trusted
+from agent.server.start.memory import as_if_missing, collector_at_rest, parts_of
+from agent.yaml import DEFAULT_MAX_BYTES
+from sysfs.discover import discover
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.api.status import ConfigurationDocument
     from agent.config.model import BesideKubeletConfig, Config
     from agent.server.start.wiring import Fakes
-
 
 #: The mode of the directories that the kubelet makes for itself.
 _KUBELETS_MODE: Final = 0o750
@@ -44,10 +49,7 @@ def run(
 
     Stopping the agent does not change running workloads; the next start continues.
     """
-    # Imported here: help and completion do not need it, and mistakes in the configuration are
-    # reported before the rest is loaded.
-    from agent.config.load import load_config  # noqa: PLC0415
-
+    # Mistakes in the configuration are reported before the rest of the agent is imported.
     config = load_config(_content(file), str(file), settings)
     if make_directories:
         _make_directories(config.agent.kubelet)
@@ -76,9 +78,6 @@ def _make_directories(kubelet: BesideKubeletConfig) -> None:
 
 def _written(config: Config, file: Path, settings: tuple[str, ...]) -> ConfigurationDocument:
     """Return what the status says of the configuration, to be compared with the file."""
-    from agent.api.status import ConfigurationDocument  # noqa: PLC0415  # as above
-    from agent.config.load import config_keys  # noqa: PLC0415
-
     keys = config_keys(config)
     return ConfigurationDocument(file=str(file.absolute()), settings=settings, keys=keys)
 
@@ -90,8 +89,6 @@ def import_agent() -> Callable[[Config, Fakes | None, ConfigurationDocument | No
     whole its client: together 9 MiB and 0.1 s. The version of aiohttp is read for a header that the
     listeners replace.
     """
-    from agent.server.start.memory import as_if_missing, collector_at_rest, parts_of  # noqa: PLC0415
-
     with collector_at_rest(), as_if_missing("rich"), parts_of("aiohttp", __version__=""):
         from agent.server.start.process import run as run_agent  # noqa: PLC0415
     return run_agent
@@ -99,9 +96,6 @@ def import_agent() -> Callable[[Config, Fakes | None, ConfigurationDocument | No
 
 def _content(file: Path) -> bytes:
     """Return a configuration; raises `CommandError` if other users could change the file."""
-    from agent.safe_files import UntrustedPathError, read_trusted  # noqa: PLC0415
-    from agent.yaml import DEFAULT_MAX_BYTES  # noqa: PLC0415
-
     try:
         return read_trusted(file, DEFAULT_MAX_BYTES)
     except UntrustedPathError as error:
@@ -110,10 +104,9 @@ def _content(file: Path) -> bytes:
 
 
 def _emulated(config: Config) -> Fakes:
+    # After `import_agent`, and of no use to an agent on the kernel's own tree.
     from agent.server.start.wiring import Fakes  # noqa: PLC0415
     from cgroupfs.emulated.directory import DirectoryTree  # noqa: PLC0415
-    from sysfs.discover import discover  # noqa: PLC0415
-    from sysfs.mask import Mask  # noqa: PLC0415
 
     host = discover(config.agent.sysfs_root, devices=False)
     possible = Mask.from_ids(cpu.id for cpu in host.cpus)

@@ -11,23 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from agent.cli.common import (
-    VERDICT_TIMEOUT,
-    Output,
-    agent_at,
-    output_option,
-    print_document,
-    print_lines,
-    socket_option_within,
-)
-from agent.cli.errors import ExitCode, counted, text_of
+from agent.api.client import Unreachable
+from agent.api.status import CheckDocument, CheckedDocument, ConfigurationDocument, StatusDocument
+from agent.cli.common import agent_at, print_answer
+from agent.cli.errors import CommandError, ExitCode, counted, text_of
+from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
+from agent.config.load import config_keys, load_config_file, yaml_text
+from agent.config.model import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.status import CheckDocument, ConfigurationDocument, StatusDocument
     from agent.api.verification import VerificationDocument
-
 
 #: With less space for the checkpoint the disk counts as full, in bytes.
 LEAST_SPACE: Final = 16 << 20
@@ -68,8 +63,6 @@ def check(output: Output, socket_path: str, *, quiet: bool) -> ExitCode:
     not answer, 7 cgroups differ, tasks intrude or containers are not found, 5 the disk is full, 3
     the configuration file changed or is wrong, 1 there are other conditions.
     """
-    from agent.api.client import Unreachable  # noqa: PLC0415  # not for help
-
     try:
         found = _examined(socket_path)
     except Unreachable as error:
@@ -77,15 +70,8 @@ def check(output: Output, socket_path: str, *, quiet: bool) -> ExitCode:
     codes = {each.code for each in found}
     code = next((code for code in _GRAVEST if code in codes), ExitCode.OK)
     if not quiet:
-        _print(_document(found, code), output)
+        print_answer(_document(found, code), output, _lines)
     return code
-
-
-def _print(document: CheckDocument, output: Output) -> None:
-    if output.is_document:
-        print_document(document, output)
-    else:
-        print_lines(_lines(document))
 
 
 def _lines(document: CheckDocument) -> Iterator[str]:
@@ -95,19 +81,15 @@ def _lines(document: CheckDocument) -> Iterator[str]:
 
 
 def _document(found: list[_Checked], code: ExitCode) -> CheckDocument:
-    from agent.api.status import CheckDocument, CheckedDocument  # noqa: PLC0415
-
     checks = (
         CheckedDocument(
-            subject=each.subject, ok=each.code is ExitCode.OK, message=_one_line(each.message)
+            subject=each.subject,
+            ok=each.code is ExitCode.OK,
+            message=" ".join(each.message.split()),  # on one line
         )
         for each in found
     )
     return CheckDocument(ok=code is ExitCode.OK, code=code, checks=tuple(checks))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _examined(socket_path: str) -> list[_Checked]:
@@ -163,9 +145,6 @@ def _disk(status: StatusDocument) -> Iterator[_Checked]:
 
 def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
     """Yield how the file differs from what the agent runs with, or that it cannot be used."""
-    from agent.config.load import config_keys, load_config_file  # noqa: PLC0415
-    from agent.config.model import ConfigError  # noqa: PLC0415
-
     subject, wrong = "configuration", ExitCode.BAD_INPUT
     try:
         written = config_keys(load_config_file(Path(running.file), running.settings))
@@ -201,14 +180,10 @@ def _differences(
 
 
 def _shown(value: object) -> str:
-    from agent.config.load import yaml_text  # noqa: PLC0415
-
     return "empty" if value in (None, "", {}, []) else yaml_text(value, one_line=True)  # type: ignore[arg-type]  # a plain value of JSON
 
 
 def _kernel(socket_path: str) -> Iterator[_Checked]:
-    from agent.cli.errors import CommandError  # noqa: PLC0415
-
     try:
         with agent_at(socket_path) as agent:
             answer = agent.verify()

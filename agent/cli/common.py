@@ -6,46 +6,42 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from enum import StrEnum
-from io import BufferedWriter, FileIO, TextIOWrapper
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
+import msgspec
+from click.shell_completion import CompletionItem, get_completion_class
 
-from agent.cli.errors import CommandError, ExitCode
+from agent.api.client import AgentClient, AgentError, Unreachable
+from agent.api.documents import (
+    INVALID_MANIFEST,
+    AdmissionDocument,
+    Document,
+    ErrorBody,
+    EventDocument,
+    FailedPodDocument,
+    PodDocument,
+    RemovalDocument,
+    encode,
+)
+from agent.cli.errors import CommandError, ExitCode, reader_is_gone
+from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
+from agent.pods.identity import full_name
+from agent.safe_files import LARGEST, read_bounded, take
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.api.client import AgentClient
-    from agent.api.documents import (
-        AdmissionDocument,
-        ErrorBody,
-        FailedPodDocument,
-        PodDocument,
-        RemovalDocument,
-    )
-    from agent.api.maintenance import LogLevelDocument
+    from agent.api.maintenance import CordonDocument, LogLevelDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
-    from collections.abc import Callable, Sequence
-
-    from _typeshed import ReadableBuffer as Buffer
-    from click.shell_completion import CompletionItem
-
-    from agent.api.documents import Document, EventDocument
+    _Answer = TypeVar("_Answer", bound=Document)
 
 
-DEFAULT_SOCKET: Final = "/run/numawarden/agent.sock"
-#: How long a command waits for the agent unless `--timeout` says otherwise, in seconds.
-DEFAULT_TIMEOUT: Final = 60.0
-#: The same for commands that are to say at once whether all is well.
-VERDICT_TIMEOUT: Final = 15.0
-#: The key of the context's `meta` that has the seconds of `--timeout`.
-_TIMEOUT: Final = "numawarden.timeout"
+_T = TypeVar("_T")
 
 _CODES: Final = {
     "PodNotFound": ExitCode.NOT_FOUND,
@@ -65,43 +61,6 @@ _CODES: Final = {
 }
 
 
-def socket_option_within(seconds: float) -> Callable[[_Command], _Command]:
-    """Return what adds `--socket` and `--timeout`, by default so many seconds, to a command.
-
-    `agent_at` takes the timeout from the context.
-    """
-
-    def add(command: _Command) -> _Command:
-        command = click.option(
-            "--timeout",
-            type=click.FloatRange(min=0.0, min_open=True),
-            default=seconds,
-            show_default=True,
-            metavar="SECONDS",
-            expose_value=False,
-            callback=_keep_timeout,
-            help="How long to wait for the agent.",
-        )(command)
-        return click.option(
-            "--socket",
-            "socket_path",
-            envvar="NUMAWARDEN_SOCKET",
-            default=DEFAULT_SOCKET,
-            show_default=True,
-            metavar="PATH",
-            help="The agent's socket; also taken from NUMAWARDEN_SOCKET.",
-        )(command)
-
-    return add
-
-
-def _keep_timeout(ctx: click.Context, _option: click.Parameter, seconds: float) -> None:
-    ctx.meta[_TIMEOUT] = seconds
-
-
-socket_option: Final = socket_option_within(DEFAULT_TIMEOUT)
-
-
 @contextmanager
 def agent_at(socket_path: str, manifest: str | None = None) -> Iterator[AgentClient]:
     """Connect to the agent; its error responses raise `CommandError` with an exit code.
@@ -109,12 +68,8 @@ def agent_at(socket_path: str, manifest: str | None = None) -> Iterator[AgentCli
     Every call waits for as long as the `--timeout` of the running command says. Mistakes in a
     manifest are those of the file `manifest`, whose name the agent does not know.
     """
-    # Imported here: help and completion do not need the client.
-    from agent.api.client import AgentClient, AgentError  # noqa: PLC0415
-    from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
-
     try:
-        yield AgentClient(socket_path, click.get_current_context().meta[_TIMEOUT])
+        yield AgentClient(socket_path, click.get_current_context().meta[TIMEOUT])
     except AgentError as rejected:
         code = _CODES.get(rejected.error.code, ExitCode.AGENT_FAILED)
         message = str(rejected)
@@ -132,8 +87,6 @@ def _mistakes(error: ErrorBody, file: str) -> str:
 
 def read_manifest(file: Path) -> tuple[bytes, str]:
     """Return a manifest and how errors name it; `-` is standard input. Raises `OSError`."""
-    from agent.safe_files import LARGEST, read_bounded, take  # noqa: PLC0415  # not for help
-
     if str(file) != "-":
         return read_bounded(file), str(file)
     return take(sys.stdin.buffer, LARGEST, "-"), "standard input"
@@ -146,8 +99,6 @@ def find_pod(agent: AgentClient, named: str) -> PodDocument:
         message = f"no pod {named!r} is admitted; see 'numawarden list'"
         raise CommandError(message, ExitCode.NOT_FOUND)
     if len(found) > 1:
-        from agent.pods.identity import full_name  # noqa: PLC0415  # help needs none of it
-
         candidates = "\n".join(f"{full_name(pod)}  uid {pod.uid}" for pod in found)
         message = f"{len(found)} pods are called {named!r}; name one by its uid:\n{candidates}"
         raise CommandError(message, ExitCode.BAD_INPUT)
@@ -156,8 +107,6 @@ def find_pod(agent: AgentClient, named: str) -> PodDocument:
 
 def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:
     """Return the names of a pod on the command line."""
-    from agent.pods.identity import full_name  # noqa: PLC0415  # help needs none of it
-
     return pod.uid, pod.name or pod.uid, full_name(pod)
 
 
@@ -179,141 +128,38 @@ def level_text(level: LogLevelDocument) -> str:
     return f"{level.level} {until}, configured is {level.configured}"
 
 
+def cordon_line(cordon: CordonDocument) -> str:
+    """Return one cordon: what, since when, why."""
+    parts = [
+        f"{name} {ids}" for name, ids in (("node", cordon.nodes), ("CPUs", cordon.cpus)) if ids
+    ]
+    why = f": {cordon.reason}" if cordon.reason else ""
+    return f"{' and '.join(parts)}, since {moment(cordon.since)}{why}"
+
+
 def warn(warnings: Iterable[str]) -> None:
     """Print each warning on a separate line."""
     for line in warnings:
         click.echo(f"numawarden: warning: {line}", err=True)
 
 
-class Output(StrEnum):
-    """A form of output; `TEXT` is for people, `WIDE` a table with more columns."""
-
-    TEXT = "text"
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
-    SVG = "svg"
-
-    @property
-    def is_document(self) -> bool:
-        """Whether the document of the API is printed as it is."""
-        return self in {Output.JSON, Output.YAML}
-
-
-class _OutputType(click.Choice[Output]):
-    """The forms of one command; one without tables takes `table` for its text."""
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Output:
-        if isinstance(value, str):
-            value = value.removeprefix("=")  # kubectl takes -o=json, too
-        if value == Output.TABLE and Output.TABLE not in self.choices:
-            return Output.TEXT
-        return super().convert(value, param, ctx)
-
-    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
-        """Return the word of a form, not the name of the constant."""
-        del ctx
-        return str(choice)
-
-
-def output_of(*forms: Output) -> Callable[[_Command], _Command]:
-    """Return what adds `-o, --output` with the given forms to a command; the first is default."""
-
-    def add(command: _Command) -> _Command:
-        return click.option(
-            "-o",
-            "--output",
-            type=_OutputType(forms),
-            default=forms[0].value,  # help shows the name of an Enum's member
-            show_default=True,
-            help=_help(forms),
-        )(command)
-
-    return add
-
-
-def output_option(command: _Command) -> _Command:
-    """Add `-o, --output text|json|yaml` to a command."""
-    return output_of(Output.TEXT, Output.JSON, Output.YAML)(command)
-
-
-def pod_output_option(command: _Command) -> _Command:
-    """Add `-o, --output text|json|yaml|name` to a command that is about one pod."""
-    return output_of(Output.TEXT, Output.JSON, Output.YAML, Output.NAME)(command)
-
-
-def _help(forms: Sequence[Output]) -> str:
-    parts = ["Text"]
-    if Output.WIDE in forms:
-        parts.append("a table, one with more columns")
-    parts.append("the document of docs/api.md")
-    if Output.NAME in forms:
-        parts.append("namespace/name alone")
-    if Output.SVG in forms:
-        parts.append("a picture for a browser")
-    return f"{', '.join(parts[:-1])} or {parts[-1]}."
-
-
-class StandardOutput(FileIO):
-    """Standard output whose reader may go away: what is written afterwards is dropped.
-
-    A command ends as it would otherwise, with its own exit code.
-    """
-
-    gone = False
-
-    def write(self, text: Buffer, /) -> int:
-        """Write to the file; raises `CommandError` once where that fails but for a closed pipe."""
-        if not self.gone:
-            try:
-                return super().write(text)
-            except BrokenPipeError:
-                self.gone = True
-            except OSError as error:
-                self.gone = True
-                message = f"standard output: {error.strerror}"
-                raise CommandError(message, ExitCode.ENVIRONMENT) from error
-        return memoryview(text).nbytes
-
-
-def reader_is_gone() -> bool:
-    """Return whether nothing reads standard output any longer."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, StandardOutput) and raw.gone
-
-
-def open_standard_output() -> None:
-    """Have `sys.stdout` be a `StandardOutput`, and give a place to descriptors that are closed."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
-    former = sys.stdout
-    encoding, errors = (former.encoding, former.errors) if former else ("utf-8", "strict")
-    raw = StandardOutput(1, "wb", closefd=False)
-    buffered = BufferedWriter(raw)
-    lines = raw.isatty()
-    sys.stdout = TextIOWrapper(buffered, encoding, errors, line_buffering=lines)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # a descriptor, to the end
+def print_answer(
+    answer: _Answer, output: Output, lines: Callable[[_Answer], Iterable[str]]
+) -> None:
+    """Print an answer of the agent: its document, or lines of text."""
+    if output.is_document:
+        print_document(answer, output)
+    else:
+        print_lines(lines(answer))
 
 
 def print_document(document: Document, output: Output) -> None:
     """Print a document as the API sends it: indented JSON, or YAML."""
-    from agent.api.documents import encode  # noqa: PLC0415  # help needs no documents
-
     print_encoded(encode(document), output)
 
 
 def print_encoded(text: bytes, output: Output) -> None:
     """Print a JSON text: indented JSON, or YAML."""
-    import msgspec  # noqa: PLC0415  # help needs no documents
-
     if output is Output.YAML:
         click.echo(yaml_of(msgspec.json.decode(text)), nl=False)
     else:
@@ -326,7 +172,7 @@ _WIDE: Final = 1 << 30
 
 def yaml_of(value: object) -> str:
     """Return values as `json` reads them as a YAML text, keys in their order, no line broken."""
-    import yaml  # noqa: PLC0415  # of no use to any other form
+    import yaml  # noqa: PLC0415  # 10 ms that no other form of output needs
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     return str(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=_WIDE))
@@ -377,21 +223,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
         yield "   ".join(cells).rstrip()
 
 
-_T = TypeVar("_T")
-
 #: Seconds after which is drawn again without an event: containers are found and memory is charged
 #: without one.
 REDRAW_SECONDS: Final = 5.0
 #: Home, and erase what was drawn (ECMA-48, CUP and ED).
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _DRAWN: Final = frozenset({Output.TEXT, Output.TABLE, Output.WIDE})
-
-watch_option: Final = click.option(
-    "-w",
-    "--watch",
-    is_flag=True,
-    help="Draw again on every event, until interrupted; exits with 4 when the agent ends.",
-)
 
 
 def draw_again(agent: AgentClient, draw: Callable[[], None], *, watch: bool) -> None:
@@ -435,34 +272,28 @@ def changes(events: Iterable[EventDocument], seconds: float = REDRAW_SECONDS) ->
 
     Ends with the events; raises what they raise.
     """
-    waiting: SimpleQueue[Callable[[], bool]] = SimpleQueue()
-    Thread(target=_collect, args=(events, waiting), daemon=True).start()
-    while _goes_on(waiting, seconds):
+    #: None for an event, and what ended them.
+    waiting: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def collect() -> None:
+        try:
+            for _ in events:
+                waiting.put(None)
+        except Exception as error:  # noqa: BLE001  # raised below, where the events are waited for
+            waiting.put(error)
+        else:
+            waiting.put(StopIteration())
+
+    Thread(target=collect, daemon=True).start()
+    while True:
+        with suppress(Empty):
+            ended = waiting.get(timeout=seconds)
+            while ended is None:
+                ended = waiting.get_nowait()
+            if isinstance(ended, StopIteration):
+                return
+            raise ended
         yield
-
-
-def _collect(events: Iterable[EventDocument], waiting: SimpleQueue[Callable[[], bool]]) -> None:
-    def failed(error: Exception) -> bool:
-        raise error
-
-    try:
-        for _ in events:
-            waiting.put(lambda: True)
-    except Exception as error:  # noqa: BLE001  # raised again where the events are waited for
-        raised = error
-        waiting.put(lambda: failed(raised))
-    else:
-        waiting.put(lambda: False)
-
-
-def _goes_on(waiting: SimpleQueue[Callable[[], bool]], seconds: float) -> bool:
-    """Wait for an event or the time, take all events that are there; return False at the end."""
-    with suppress(Empty):
-        go_on = waiting.get(timeout=seconds)()
-        while go_on:
-            go_on = waiting.get_nowait()()
-        return False
-    return True
 
 
 #: How long completion waits for the agent, in seconds: a user notices more.
@@ -474,24 +305,13 @@ SHELLS: Final = ("bash", "zsh", "fish")
 
 def pod_argument(*, required: bool = True) -> Callable[[_Command], _Command]:
     """Return what adds the argument POD (uid, name or namespace/name) to a command."""
-
-    def add(command: _Command) -> _Command:
-        return click.argument("pod", required=required, shell_complete=complete_pods)(command)
-
-    return add
-
-
-def container_argument(command: _Command) -> _Command:
-    """Add the argument CONTAINER, a name of a container of POD, to a command."""
-    return click.argument("container", shell_complete=complete_containers)(command)
+    return click.argument("pod", required=required, shell_complete=complete_pods)
 
 
 def complete_pods(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return the pods whose namespace/name begins with a text, else those whose name does."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415  # only a shell needs it
-
     pods = _pods(ctx)
     found = {typed_name(pod): pod for pod in pods if typed_name(pod).startswith(incomplete)}
     found = found or {pod.name: pod for pod in pods if pod.name.startswith(incomplete)}
@@ -502,8 +322,6 @@ def complete_containers(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return the containers, of the pod that was typed before, whose name begins with a text."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415  # only a shell needs it
-
     # Before the value of an option, click has parsed no argument yet: they are in `args`.
     pod_typed = ctx.params.get("pod") or next(iter(ctx.args), None)
     return [
@@ -515,10 +333,12 @@ def complete_containers(
     ]
 
 
+#: The argument CONTAINER, a name of a container of POD.
+container_argument: Final = click.argument("container", shell_complete=complete_containers)
+
+
 def _pods(ctx: click.Context) -> tuple[PodDocument, ...]:
     """Return the pods of the agent, none if it does not answer."""
-    from agent.api.client import AgentClient, AgentError, Unreachable  # noqa: PLC0415  # as above
-
     try:
         return AgentClient(ctx.params.get("socket_path") or DEFAULT_SOCKET, DEADLINE).pods()
     except (AgentError, Unreachable):
@@ -540,8 +360,6 @@ def completion(shell: str) -> None:
 
 def script_lines(shell: str) -> Iterator[str]:
     """Yield the completion script of a shell, which calls this program; starts no shell."""
-    from click.shell_completion import get_completion_class  # noqa: PLC0415  # only this needs it
-
     kind = get_completion_class(shell)
     if kind is None:
         raise ValueError(f"{shell} is not one of {', '.join(SHELLS)}")

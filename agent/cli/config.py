@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.options import settings_option
+from agent.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, settings_option
+from agent.config.load import config_schema, config_yaml, load_config_file, notes_on, override
+from agent.config.model import Config
+from agent.config.resolve import (
+    capacity_by_node,
+    nothing_allocatable,
+    overcommitted_memory,
+    resolve,
+    split_cores,
+)
+from agent.managers.assessment.validity import invalid_allocations
+from agent.managers.cpu.parts import exclusive_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, restored, with_cordon
+from agent.managers.machine import Machine
+from agent.managers.node_fit import native_first, node_amount_text
+from agent.managers.registry import MANAGERS
+from agent.pods.model import MEMORY
+from agent.pods.quantity import Quantity
+from agent.safe_files import read_bounded
+from agent.state.store import CHECKPOINT_NAME, peek
+from agent.tools.kubelet_config import import_kubelet_config, left_lines
+from agent.yaml import DEFAULT_MAX_BYTES
+from cgroupfs.settings import KernelController
+from sysfs.discover import discover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.config.model import Config
-    from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.machine import Machine
     from agent.managers.policy import Policy
     from sysfs.host import Host
 
@@ -26,10 +48,10 @@ def config() -> None:
 
 
 @config.command(short_help="Check a file against this host.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=EXISTING_FILE)
 @click.option(
     "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_DIRECTORY,
     help="Check against the host whose sys/ tree is in this directory [default: agent.sysfsRoot].",
 )
 @settings_option()
@@ -42,7 +64,7 @@ def config() -> None:
 @click.option(
     "--state",
     "directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_DIRECTORY,
     help="The directory of that state [default: agent.stateDirectory]; implies --against-state.",
 )
 def check(
@@ -60,19 +82,6 @@ def check(
     cgroups, systemd), and changes none of it; the exit code is 5 where the agent would not start,
     or not read its manifests.
     """
-    # Imported here: help and completion do not need them.
-    from agent.cli.common import warn  # noqa: PLC0415
-    from agent.config.load import load_config_file  # noqa: PLC0415
-    from agent.config.resolve import (  # noqa: PLC0415
-        nothing_allocatable,
-        overcommitted_memory,
-        resolve,
-    )
-    from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
-    from agent.managers.machine import Machine  # noqa: PLC0415
-    from agent.managers.registry import MANAGERS  # noqa: PLC0415
-    from sysfs.discover import discover  # noqa: PLC0415
-
     loaded = load_config_file(file, settings)
     described = root or loaded.agent.sysfs_root
     host = discover(described, devices=False)
@@ -84,10 +93,11 @@ def check(
     for line in _summary(loaded, policy):
         click.echo(line)
     rules = EffectivePolicy(machine, policy, MANAGERS)
-    for line in (*_allocatable(rules), *_by_node(policy, machine), *_notes(loaded)):
+    for line in (*_allocatable(rules), *_by_node(policy, machine)):
         click.echo(line)
-    for line in (*overcommitted_memory(policy, machine), *nothing_allocatable(rules)):
-        click.echo(f"  note: {line}")
+    notes = (notes_on(loaded), overcommitted_memory(policy, machine), nothing_allocatable(rules))
+    for note in chain.from_iterable(notes):
+        click.echo(f"  note: {note}")
     # Of another host there is nothing to open here.
     starts = root is not None or _could_start(loaded, file, kernel=str(described) == "/")
     valid = True
@@ -101,9 +111,7 @@ def check(
 
 
 @config.command(short_help="Print every key with its value.")
-@click.argument(
-    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False
-)
+@click.argument("file", type=EXISTING_FILE, required=False)
 @click.option("--defaults", is_flag=True, help="Show what holds for keys that are left out.")
 @settings_option("Lay a setting over the file or the defaults; may be repeated.")
 def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> None:
@@ -111,14 +119,6 @@ def show(file: Path | None, settings: tuple[str, ...], *, defaults: bool) -> Non
 
     What is printed is a configuration file itself. The exit code is 3 on mistakes.
     """
-    # Imported here: help and completion read no files.
-    from agent.config.load import (  # noqa: PLC0415
-        config_yaml,
-        load_config_file,
-        override,
-    )
-    from agent.config.model import Config  # noqa: PLC0415
-
     if defaults == (file is not None):
         raise click.UsageError("name a configuration file, or give --defaults, and not both")
     loaded = override(Config(), settings) if file is None else load_config_file(file, settings)
@@ -132,14 +132,11 @@ def schema() -> None:
     A file that does not meet the schema has a mistake. Whether one that meets the schema has none,
     only `config check` says: keys have to agree with each other and with the host.
     """
-    # Imported here: help and completion need no keys.
-    from agent.config.load import config_schema  # noqa: PLC0415
-
     click.echo(config_schema())
 
 
 @config.command("import", short_help="Make a configuration from the kubelet's.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=EXISTING_FILE)
 @click.option(
     "-o",
     "--output",
@@ -154,11 +151,6 @@ def import_config(file: Path, target: Path | None) -> None:
     exit code is 3 for a file that is not a KubeletConfiguration or contradicts itself. Compare
     with the host by `numawarden config check` before the agent is started.
     """
-    # Imported here: help and completion read no files.
-    from agent.safe_files import read_bounded  # noqa: PLC0415
-    from agent.tools.kubelet_config import import_kubelet_config, left_lines  # noqa: PLC0415
-    from agent.yaml import DEFAULT_MAX_BYTES  # noqa: PLC0415
-
     imported = import_kubelet_config(read_bounded(file, DEFAULT_MAX_BYTES), str(file))
     if target is None:
         click.echo(imported.yaml(), nl=False)
@@ -176,11 +168,6 @@ def import_config(file: Path, target: Path | None) -> None:
 
 def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:
     """Return which saved allocations a policy would make invalid, and whether there are none."""
-    from agent.managers.assessment.validity import invalid_allocations  # noqa: PLC0415
-    from agent.managers.cpu.parts import exclusive_cpus, shared_pool  # noqa: PLC0415
-    from agent.managers.effective_policy import restored, with_cordon  # noqa: PLC0415
-    from agent.state.store import CHECKPOINT_NAME, peek  # noqa: PLC0415
-
     saved = peek(directory)
     if saved is None:
         return [f"{directory / CHECKPOINT_NAME}: no state, no allocations"], True
@@ -199,8 +186,6 @@ def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[
 
 
 def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
-    from cgroupfs.settings import KernelController  # noqa: PLC0415
-
     yield f"  CPU manager       {policy.cpu.policy}{_options(loaded.cpu_manager_policy_options)}"
     if policy.cpu.reserved:
         how = "derived from systemReserved and kubeReserved"
@@ -223,8 +208,6 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
 
 
 def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
-    from agent.managers.node_fit import native_first, node_amount_text  # noqa: PLC0415
-
     limits = rules.allocatable
     if limits is None:
         return
@@ -241,7 +224,7 @@ def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
 
 def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
     """Report what keeps the agent from starting here; return whether nothing certainly does."""
-    from agent.server.start.environment import obstacles  # noqa: PLC0415  # not for help
+    from agent.server.start.environment import obstacles  # noqa: PLC0415  # 0.1 s, for this alone
 
     found = list(obstacles(loaded, file, kernel=kernel))
     for obstacle in found:
@@ -256,9 +239,6 @@ def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
 
 
 def _host(machine: Machine, root: Path | None) -> str:
-    from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
-    from agent.pods.model import MEMORY  # noqa: PLC0415
-
     memory = node_amount_text(MEMORY, sum(node.known_memory for node in machine.nodes))
     where = "" if root is None else f", described in {root}"
     cpus, nodes = len(machine.cpus.all), len(machine.nodes)
@@ -267,9 +247,6 @@ def _host(machine: Machine, root: Path | None) -> str:
 
 def _by_node(policy: Policy, machine: Machine) -> Iterator[str]:
     """Yield what is left for pods on each node."""
-    from agent.config.resolve import capacity_by_node, split_cores  # noqa: PLC0415
-    from agent.managers.node_fit import node_amount_text  # noqa: PLC0415
-
     nothing = "no exclusive CPUs"
     if policy.cpu.policy == "none":
         nothing += " (cpuManagerPolicy none)"
@@ -289,8 +266,6 @@ def _by_node(policy: Policy, machine: Machine) -> Iterator[str]:
 
 
 def _reserved_memory(loaded: Config, policy: Policy) -> Iterator[str]:
-    from agent.pods.quantity import Quantity  # noqa: PLC0415
-
     how = "as listed" if loaded.reserved_memory else "derived"
     for node, types in sorted(policy.memory.reserved.items()):
         amounts = ", ".join(f"{name} {Quantity.of_bytes(size)}" for name, size in types.items())
@@ -299,10 +274,3 @@ def _reserved_memory(loaded: Config, policy: Policy) -> Iterator[str]:
 
 def _options(options: Mapping[str, str]) -> str:
     return f", options {', '.join(f'{k}={v}' for k, v in options.items())}" if options else ""
-
-
-def _notes(loaded: Config) -> Iterator[str]:
-    from agent.config.load import notes_on  # noqa: PLC0415
-
-    for note in notes_on(loaded):
-        yield f"  note: {note}"

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import Output, output_option, print_document, print_lines
+from agent.api.status import DoctorDocument, HostCheckDocument
+from agent.cli.common import print_answer
 from agent.cli.errors import CommandError, ExitCode, printable
-from agent.cli.options import settings_option
+from agent.cli.options import Output, host_option, output_option, settings_option
+from agent.config.load import INSTALL_GRPC, load_config, load_config_file
+from agent.server.start.environment import obstacles
+from agent.tools.doctor.examination import examine, is_alone
+from agent.tools.doctor.gathering import gather
+from agent.tools.doctor.verdicts import HostCheck, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.api.status import DoctorDocument
     from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts
-    from agent.tools.doctor.verdicts import HostCheck
-
 
 _FILE: Final = Path("/etc/numawarden/config.yaml")
 #: How a verdict is shown: what keeps the agent from working stands out.
@@ -33,13 +36,7 @@ _SHOWN: Final = {"error": "ERROR"}
     help=f"The agent's configuration, also one that is still to be installed.  [default: {_FILE}]",
 )
 @settings_option()
-@click.option(
-    "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=Path("/"),
-    show_default=True,
-    help="Look at the host whose file system is in this directory.",
-)
+@host_option("Look at the host whose file system is in this directory.")
 @output_option
 def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: Path) -> ExitCode:
     """Say whether this host is set up for the agent: alone, or beside the host's kubelet.
@@ -54,11 +51,6 @@ def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: P
     Exits with 1 if a check is an error, with which the agent would not start or could not do its
     work; warnings and what is not known leave it at 0.
     """
-    # Imported here: help and completion read no host.
-    from agent.config.load import load_config, load_config_file  # noqa: PLC0415
-    from agent.tools.doctor.examination import examine, is_alone  # noqa: PLC0415
-    from agent.tools.doctor.gathering import gather  # noqa: PLC0415
-
     # Before the package is installed there are the defaults to look at.
     missing = file is None and not _FILE.exists()
     file = file or _FILE
@@ -72,16 +64,11 @@ def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: P
     else:
         checks = list(examine(config, _with_answers(config, facts, root)))
     document = _document(checks)
-    if output.is_document:
-        print_document(document, output)
-    else:
-        print_lines(_lines(document))
+    print_answer(document, output, _lines)
     return ExitCode.OK if document.ok else ExitCode.REJECTED
 
 
 def _file_check(file: Path, *, missing: bool) -> HostCheck:
-    from agent.tools.doctor.verdicts import HostCheck, Verdict  # noqa: PLC0415  # not for help
-
     if not missing:
         return HostCheck("configuration", Verdict.OK, f"{file}, without mistakes")
     change = "install the package, which brings one, or name another file with --config"
@@ -91,9 +78,6 @@ def _file_check(file: Path, *, missing: bool) -> HostCheck:
 
 def _for_start(config: Config, file: Path) -> Iterator[HostCheck]:
     """Yield what keeps the agent from starting here alone, as `config check` finds it."""
-    from agent.server.start.environment import obstacles  # noqa: PLC0415  # not for help
-    from agent.tools.doctor.verdicts import HostCheck, Verdict  # noqa: PLC0415  # not for help
-
     found = list(obstacles(config, file, kernel=True))
     for one in found:
         verdict = Verdict.ERROR if one.certain else Verdict.WARNING
@@ -105,10 +89,8 @@ def _for_start(config: Config, file: Path) -> Iterator[HostCheck]:
 def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredFacts:
     """Return facts with what the kubelet and the runtime answer; it takes the extra `grpc`."""
     try:
-        from agent.tools.doctor.calls import with_answers  # noqa: PLC0415  # not for help
+        from agent.tools.doctor.calls import with_answers  # noqa: PLC0415  # of the extra `grpc`
     except ModuleNotFoundError as error:
-        from agent.config.load import INSTALL_GRPC  # noqa: PLC0415  # not for help
-
         message = f"asking the kubelet and the runtime: {error.name} is not installed; "
         message += INSTALL_GRPC
         raise CommandError(message, ExitCode.ENVIRONMENT) from error
@@ -116,9 +98,6 @@ def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredF
 
 
 def _document(checks: Iterable[HostCheck]) -> DoctorDocument:
-    from agent.api.status import DoctorDocument, HostCheckDocument  # noqa: PLC0415
-    from agent.tools.doctor.verdicts import Verdict  # noqa: PLC0415
-
     found = tuple(checks)
     return DoctorDocument(
         ok=all(one.verdict is not Verdict.ERROR for one in found),

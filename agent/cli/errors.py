@@ -1,15 +1,20 @@
-"""Expected errors of commands: each is reported in one line, with an exit code.
+"""How a command ends: its exit code, errors of one line, and a reader that goes away.
 
-Scripts may rely on the exit codes.
+Scripts may rely on the exit codes. Nothing here imports more than the standard library.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from enum import IntEnum
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from _typeshed import ReadableBuffer as Buffer
 
 
 class ExitCode(IntEnum):
@@ -70,11 +75,8 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     """Return the exit code of an expected error, None for a defect of the program."""
     if isinstance(error, CommandError):
         return error.code
-    for name in _class_names(type(error)):
-        code = EXIT_CODES.get(name)
-        if code is not None:
-            return code
-    return None
+    names = (f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__)
+    return next((EXIT_CODES[name] for name in names if name in EXIT_CODES), None)
 
 
 def lines_of(error: BaseException) -> list[str]:
@@ -101,6 +103,46 @@ def printable(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
-def _class_names(kind: type[BaseException]) -> Iterator[str]:
-    for base in kind.__mro__:
-        yield f"{base.__module__}.{base.__qualname__}"
+class StandardOutput(FileIO):
+    """Standard output whose reader may go away: what is written afterwards is dropped.
+
+    A command ends as it would otherwise, with its own exit code.
+    """
+
+    gone = False
+
+    def write(self, text: Buffer, /) -> int:
+        """Write; raises `CommandError` once where that fails for another reason."""
+        if not self.gone:
+            try:
+                return super().write(text)
+            except BrokenPipeError:
+                self.gone = True
+            except OSError as error:
+                self.gone = True
+                message = f"standard output: {error.strerror}"
+                raise CommandError(message, ExitCode.ENVIRONMENT) from error
+        return memoryview(text).nbytes
+
+
+def reader_is_gone() -> bool:
+    """Return whether nothing reads standard output any longer."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, StandardOutput) and raw.gone
+
+
+def open_standard_output() -> None:
+    """Have `sys.stdout` be a `StandardOutput`, and give a place to descriptors that are closed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    former = sys.stdout
+    encoding, errors = (former.encoding, former.errors) if former else ("utf-8", "strict")
+    raw = StandardOutput(1, "wb", closefd=False)
+    buffered = BufferedWriter(raw)
+    lines = raw.isatty()
+    sys.stdout = TextIOWrapper(buffered, encoding, errors, line_buffering=lines)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # a descriptor, to the end

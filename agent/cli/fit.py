@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import (
-    Output,
-    agent_at,
-    output_option,
-    print_document,
-    print_lines,
-    read_manifest,
-    socket_option,
-)
+from agent.cli.common import agent_at, print_answer, read_manifest
 from agent.cli.errors import ExitCode
+from agent.cli.options import Output, output_option, socket_option
+from agent.cli.pod_text import rejection_lines
+from agent.cli.workloads import option_errors
+from agent.tools.run.pod import check_cpus, listed_amounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,18 +63,12 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
         manifest, name = _manifest(amounts or {}), "the pod of the options"
     with agent_at(socket_path, name) as agent:
         found = agent.fit(manifest, MOST if count else 1)
-    if output.is_document:
-        print_document(found, output)
-    else:
-        print_lines(_lines(found, counted=count))
+    print_answer(found, output, lambda found: _lines(found, counted=count))
     return ExitCode.OK if found.count else ExitCode.REJECTED
 
 
 def _check(cpus: str | None, memory: str | None) -> None:
     """Raise `click.BadParameter` for CPUs of which none would be exclusive, and a few bytes."""
-    from agent.cli.workloads import option_errors  # noqa: PLC0415  # help needs none
-    from agent.tools.run.pod import check_cpus  # noqa: PLC0415  # help needs none of it
-
     if cpus is not None:
         with option_errors():
             check_cpus(cpus, "such a pod gets none; a FILE says what fits in the shared pool")
@@ -93,15 +83,9 @@ def _amounts(
     """Return the amounts of the options by resource, None if no option is given."""
     if cpus is None and memory is None and not hugepages and not devices:
         return None
-    amounts = {"cpu": cpus or "1", "memory": memory or "1Gi"}
-    listed = (("--hugepages", "hugepages-", hugepages), ("--device", "", devices))
-    for option, prefix, given in listed:
-        for text in given:
-            name, equals, amount = text.partition("=")
-            if not (name and equals and amount):
-                raise click.BadParameter(f"{text!r} is not NAME=AMOUNT", param_hint=option)
-            amounts[prefix + name] = amount
-    return amounts
+    with option_errors():
+        others = listed_amounts(hugepages, devices)
+    return {"cpu": cpus or "1", "memory": memory or "1Gi", **others}
 
 
 def _manifest(amounts: dict[str, str]) -> bytes:
@@ -120,8 +104,6 @@ def _manifest(amounts: dict[str, str]) -> bytes:
 
 
 def _lines(found: FitDocument, *, counted: bool) -> Iterator[str]:
-    from agent.cli.pod_text import rejection_lines  # noqa: PLC0415  # help needs none of it
-
     if not found.count:
         yield "does not fit"
     elif not counted:

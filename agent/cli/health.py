@@ -7,28 +7,32 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from agent.api.documents import EventDocument, FailedPodDocument, encode
 from agent.cli.common import (
-    VERDICT_TIMEOUT,
-    Output,
     agent_at,
+    agent_ended,
+    cordon_line,
     level_text,
     moment,
-    output_option,
+    print_answer,
     print_document,
-    print_lines,
+    typed_name,
+    until_unread,
+)
+from agent.cli.errors import ExitCode, counted
+from agent.cli.options import (
+    VERDICT_TIMEOUT,
+    Output,
+    output_option,
     socket_option,
     socket_option_within,
 )
-from agent.cli.errors import ExitCode, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import EventDocument, FailedPodDocument
-    from agent.api.maintenance import CordonDocument
     from agent.api.status import DriftDocument, RuntimeDocument, StatusDocument
     from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
-
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5
@@ -51,10 +55,7 @@ def status(output: Output, socket_path: str) -> int:
     """
     with agent_at(socket_path) as agent:
         answer = agent.status()
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        print_lines(_lines(answer))
+    print_answer(answer, output, _lines)
     well = answer.ready and not answer.conditions
     return ExitCode.OK if well else ExitCode.REJECTED
 
@@ -78,7 +79,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"
-    yield from _cordoned(answer.cordons)
+    yield from (f"  cordoned   {cordon_line(cordon)}" for cordon in answer.cordons)
     level = answer.log_level
     if level is not None and level.level != level.configured:
         yield f"  log level  {level_text(level)}"
@@ -105,17 +106,10 @@ def _runtime(runtime: RuntimeDocument) -> str:
     return f"{runtime.name} {runtime.version}, connected over {nri} since {since}"
 
 
-def _cordoned(cordons: Sequence[CordonDocument]) -> Iterator[str]:
-    from agent.cli.maintenance import cordon_line  # noqa: PLC0415  # help needs none of it
-
-    for cordon in cordons:
-        yield f"  cordoned   {cordon_line(cordon)}"
-
-
 def _failed(pods: Sequence[FailedPodDocument]) -> Iterator[str]:
     """Yield the latest rejected or invalid pods; `show` has the reasons."""
     for pod in reversed(pods[-_FAILED_SHOWN:]):
-        name = f"{pod.namespace}/{pod.name}" if pod.name else pod.uid or "a pod without a name"
+        name = typed_name(pod) or "a pod without a name"
         yield f"  failed     {name}: {pod.reason}, {moment(pod.time)}"
     if len(pods) > _FAILED_SHOWN:
         yield f"  failed     and {len(pods) - _FAILED_SHOWN} before"
@@ -152,9 +146,6 @@ def watch(output: Output, socket_path: str) -> None:
 
     Exits with 4 when the agent ends.
     """
-    from agent.api.documents import encode  # noqa: PLC0415  # not needed for help
-    from agent.cli.common import agent_ended, until_unread  # noqa: PLC0415  # as above
-
     with agent_at(socket_path) as agent:
         for event in until_unread(agent.watch()):
             if output is Output.YAML:
@@ -186,10 +177,7 @@ def verify(output: Output, socket_path: str) -> ExitCode:
     """
     with agent_at(socket_path) as agent:
         answer = agent.verify()
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        print_lines(_verification_lines(answer))
+    print_answer(answer, output, _verification_lines)
     return ExitCode.OK if answer.agrees else ExitCode.REJECTED
 
 

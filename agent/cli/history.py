@@ -7,24 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import (
-    Output,
-    agent_at,
-    complete_pods,
-    moment,
-    output_option,
-    print_document,
-    print_lines,
-    socket_option,
-)
+from agent.cli.common import agent_at, complete_pods, moment, print_answer
+from agent.cli.errors import printable
+from agent.cli.options import Output, output_option, socket_option
 from agent.cli.pod_text import given_lines
+from agent.config.kinds import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.history import HistoryDocument, HistoryEntry
     from agent.api.status import DriftDocument
-
 
 #: How many digits the days of a duration have at most.
 _DIGITS: Final = 5
@@ -34,8 +27,6 @@ def _duration(_context: click.Context, _option: click.Parameter, text: str | Non
     """Return a duration in seconds; raises `click.BadParameter`."""
     if text is None:
         return None
-    from agent.config.kinds import seconds_of  # noqa: PLC0415  # not needed for help
-
     days, found, rest = text.partition("d")
     if not found:
         days, rest = "0", text
@@ -72,16 +63,13 @@ def history(pod: str, since: float | None, limit: int, output: Output, socket_pa
     start = 0.0 if since is None else max(0.0, time.time() - since)
     with agent_at(socket_path) as agent:
         answer = agent.history(pod=pod, since=start, limit=limit)
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        print_lines(history_lines(answer))
+    print_answer(answer, output, history_lines)
 
 
 def history_lines(history: HistoryDocument) -> Iterator[str]:
     """Yield the lines of a history."""
     for entry in history.entries:
-        yield from map(_printable, _entry_lines(entry))
+        yield from map(printable, _entry_lines(entry))
     if not history.entries:
         yield "nothing of that kind is in the history"
     if history.more:
@@ -111,8 +99,3 @@ def _difference(difference: DriftDocument) -> str:
     repaired = "repaired" if difference.repaired else "not repaired by that comparison"
     writer = "" if difference.writer is None else f"; {difference.writer.line()}"
     return f"{container}{difference.detail} ({difference.cause}), {repaired}{writer}"
-
-
-def _printable(line: str) -> str:
-    """Return a line with control characters of the names of processes and cgroups escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, socket_option
+from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.options import socket_option
+from agent.tools.dashboard.access import new_token
+from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, listen
+from agent.tools.playground.embedded import EmbeddedHost
+from agent.tools.playground.hosts import NamedHost, captured_host, named_host
+from agent.tools.playground.shell import WELCOME, Playground, end_by_signals
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
-
-    from agent.tools.playground.hosts import NamedHost
-
 
 #: A page that leads to the address. A browser's command line, which all users can see, names this
 #: file, which only the user can read.
@@ -52,9 +55,6 @@ def dashboard(port: int, socket_path: str, *, no_open: bool) -> None:
     has the whole address, with its token. Nothing can be changed there. From another machine:
     forward the port with ssh -L.
     """
-    from agent.tools.dashboard.access import new_token  # noqa: PLC0415  # help needs no server
-    from agent.tools.dashboard.server import address_of, listen  # noqa: PLC0415
-
     with agent_at(socket_path) as agent:
         seconds = agent.timeout
         agent.status()  # an agent that does not answer is reported here, not in a browser
@@ -73,8 +73,6 @@ def dashboard(port: int, socket_path: str, *, no_open: bool) -> None:
 
 async def _serve(socket_path: str, token: str, seconds: float, listening: socket.socket) -> None:
     """Serve until SIGTERM; SIGINT cancels this as it does every command."""
-    from agent.tools.dashboard.server import Dashboard, ServerLog  # noqa: PLC0415  # as above
-
     logging.getLogger().addHandler(ServerLog(lambda text: click.echo(text, err=True)))
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
@@ -125,10 +123,6 @@ def playground(described: str, scope: str, command: tuple[str, ...]) -> int:
     rules, and the state of a real agent. With a COMMAND (after --) that is run instead of a shell,
     and its exit status returned.
     """
-    # Imported here: help and completion need none of it.
-    from agent.tools.playground.embedded import EmbeddedHost  # noqa: PLC0415
-    from agent.tools.playground.shell import WELCOME, Playground, end_by_signals  # noqa: PLC0415
-
     end_by_signals()
 
     with TemporaryDirectory(prefix="numawarden-playground-") as name:
@@ -142,8 +136,6 @@ def playground(described: str, scope: str, command: tuple[str, ...]) -> int:
 
 
 def _host(named: str, folder: Path) -> NamedHost:
-    from agent.tools.playground.hosts import captured_host, named_host  # noqa: PLC0415
-
     found = named_host(named)
     if found is None:
         folder.mkdir()

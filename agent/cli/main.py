@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from agent import __version__
-from agent.cli.errors import ExitCode, exit_code_of, lines_of
+from agent.cli.errors import ExitCode, exit_code_of, lines_of, open_standard_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from click.shell_completion import CompletionItem
-
 
 #: What other tools' commands are called here.
 _OF_OTHERS: Final = {
@@ -109,7 +108,7 @@ COMMANDS: Final = {
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods with their allocations."),
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: allocation, explanation, kernel."),
-    "map": LazyCommand("agent.cli.host:show_map", "Show which CPUs and memory each pod has."),
+    "map": LazyCommand("agent.cli.map:show_map", "Show which CPUs and memory each pod has."),
     "dashboard": LazyCommand("agent.cli.lab:dashboard", "Serve a web page of the map."),
     "bind": LazyCommand("agent.cli.pods:bind", "Bind a container to its cgroup."),
     "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),
@@ -157,8 +156,6 @@ def numawarden() -> None:
 
 def main() -> None:
     """Run the command line and exit; an expected error is printed in a line, not as a traceback."""
-    from agent.cli.common import open_standard_output  # noqa: PLC0415  # not for tests
-
     open_standard_output()
     sys.exit(run_command(sys.argv[1:]))
 

@@ -6,31 +6,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.common import (
-    Output,
-    agent_at,
-    level_text,
-    moment,
-    output_option,
-    print_document,
-    print_lines,
-    socket_option,
+from agent.api.maintenance import (
+    CordonRequest,
+    CordonsDocument,
+    DrainDocument,
+    DrainedPodDocument,
+    LogLevelRequest,
 )
+from agent.cli.common import agent_at, cordon_line, level_text, print_answer
 from agent.cli.errors import ExitCode
+from agent.cli.options import Output, output_option, socket_option
+from agent.config.kinds import seconds_of
 from agent.pods.identity import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import Document
-    from agent.api.maintenance import (
-        CordonDocument,
-        CordonsDocument,
-        DrainDocument,
-        DrainedPodDocument,
-    )
     from agent.api.status import StatusDocument
-
 
 _TARGET = "CPUS|core:N|node:N"
 
@@ -47,11 +39,9 @@ def cordon(target: str, reason: str, output: Output, socket_path: str) -> int:
     nodes with their CPUs, memory and devices (node:1). Pods keep what they have; pods that share
     CPUs leave the cordoned ones at once. The cordon outlives the agent's restart.
     """
-    from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
-
     with agent_at(socket_path) as agent:
         answer = agent.cordon(CordonRequest(target=target, reason=reason))
-    _print(answer, output, lambda: cordons_lines(answer))
+    print_answer(answer, output, cordons_lines)
     return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
 
 
@@ -67,7 +57,6 @@ def uncordon(target: str | None, output: Output, socket_path: str, *, everything
     """
     if (target is None) is not everything:
         raise click.UsageError("give either a target such as 4-7, core:2 or node:1, or --all")
-    from agent.api.maintenance import CordonRequest  # noqa: PLC0415  # help needs none of it
 
     with agent_at(socket_path) as agent:
         targets = [target] if target is not None else _cordoned(agent.status())
@@ -78,7 +67,7 @@ def uncordon(target: str | None, output: Output, socket_path: str, *, everything
         for each in rest:
             agent.uncordon(CordonRequest(target=each))
         answer = agent.uncordon(CordonRequest(target=last))
-    _print(answer, output, lambda: cordons_lines(answer))
+    print_answer(answer, output, cordons_lines)
     return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
 
 
@@ -104,16 +93,9 @@ def drain(target: str, output: Output, socket_path: str, *, dry_run: bool) -> in
         raise click.UsageError("the agent ends no pods; --dry-run says which would have to end")
     with agent_at(socket_path) as agent:
         answer = agent.drain(target)
-    _print(answer, output, lambda: drain_lines(answer))
+    print_answer(answer, output, drain_lines)
     fits = not answer.rejection and all(pod.outcome == "fits" for pod in answer.pods)
     return ExitCode.OK if fits else ExitCode.REJECTED
-
-
-def _print(answer: Document, output: Output, lines: Callable[[], Iterator[str]]) -> None:
-    if output is Output.TEXT:
-        print_lines(lines())
-    else:
-        print_document(answer, output)
 
 
 @click.command("log-level")
@@ -127,36 +109,20 @@ def log_level(level: str | None, time: str | None, output: Output, socket_path: 
     Without --for the level stays until the agent ends; the configuration (agent.logging.level)
     stays as it is.
     """
-    from agent.api.maintenance import LogLevelRequest  # noqa: PLC0415  # help needs none of it
-
     if time is not None and level is None:
         raise click.UsageError("--for needs a LEVEL")
     seconds = None if time is None else _seconds(time)
     with agent_at(socket_path) as agent:
         asked = None if level is None else LogLevelRequest(level=level, seconds=seconds)
         answer = agent.log_level(asked)
-    if output is Output.TEXT:
-        click.echo(level_text(answer))
-    else:
-        print_document(answer, output)
+    print_answer(answer, output, lambda level: [level_text(level)])
 
 
 def _seconds(text: str) -> float:
-    from agent.config.kinds import seconds_of  # noqa: PLC0415  # help reads no duration
-
     seconds = seconds_of(text)
     if seconds is None:
         raise click.BadParameter(f"{text!r} is not a duration such as 10m", param_hint="--for")
     return seconds
-
-
-def cordon_line(cordon: CordonDocument) -> str:
-    """Return one cordon: what, since when, why."""
-    parts = [
-        f"{name} {ids}" for name, ids in (("node", cordon.nodes), ("CPUs", cordon.cpus)) if ids
-    ]
-    why = f": {cordon.reason}" if cordon.reason else ""
-    return f"{' and '.join(parts)}, since {moment(cordon.since)}{why}"
 
 
 def cordons_lines(answer: CordonsDocument) -> Iterator[str]:

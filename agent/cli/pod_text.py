@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.api.delivery import DeliveryDocument
-from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED
+from agent.api.documents import (
+    INVALID_MANIFEST,
+    RUNS_SHARED,
+    AdmissionDocument,
+    ContainerDocument,
+    EnforcementDocument,
+    ExplanationDocument,
+    FailedPodDocument,
+    HintDocument,
+    HintTraceDocument,
+    KernelDocument,
+    MemoryDocument,
+    PodDocument,
+    PodListDocument,
+    RejectionDocument,
+)
 from agent.cli.common import moment, table, typed_name
 from agent.cli.errors import CommandError, ExitCode
 from agent.managers.allocations.allocation import Isolation
@@ -24,23 +39,8 @@ from agent.pods.requirements import Quality
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.documents import (
-        AdmissionDocument,
-        ContainerDocument,
-        EnforcementDocument,
-        ExplanationDocument,
-        FailedPodDocument,
-        HintDocument,
-        HintTraceDocument,
-        KernelDocument,
-        MemoryDocument,
-        PodDocument,
-        PodListDocument,
-        RejectionDocument,
-    )
     from agent.managers.allocations.delivery import DeviceNode, Mount
     from agent.managers.assessment.violation import Violation
-
 
 _SLICE: Final = ".slice"
 #: What systemd accepts as the name of a variable (systemd.exec(5), Environment=).
@@ -315,7 +315,7 @@ def list_lines(listed: PodListDocument) -> Iterator[str]:
     for pod in listed.pods:
         yield f"{full_name(pod)}  {pod.qos}  {_state(pod)}  {_whence(pod)}"
         yield from _allocations(pod)
-        yield from _remarks(pod.enforcement)
+        yield from remarks(pod.enforcement)
     for failed in listed.failed:  # `show` has the full reasons
         yield f"{_shown(failed)}  {_verb(failed)} since {moment(failed.time)}  {failed.message}"
 
@@ -390,7 +390,7 @@ def allocation_lines(pod: PodDocument) -> Iterator[str]:
     """Yield what the containers of a pod that has just been admitted got."""
     yield f"{full_name(pod)} (uid {pod.uid})"
     yield from _allocations(pod, why=True)
-    yield from _remarks(pod.enforcement)
+    yield from remarks(pod.enforcement)
 
 
 def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
@@ -411,7 +411,7 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     if answer.explanation is not None:
         yield from _each("  warning: ", answer.explanation.warnings)
     yield from _allocations(answer.pod, why=True)
-    yield from _remarks(answer.pod.enforcement)
+    yield from remarks(answer.pod.enforcement)
     if answer.plan is not None:
         yield from _each("  would create ", answer.plan.created)
         writes = (f"{one.cgroup}/{one.file} = {one.value}" for one in answer.plan.writes)
@@ -444,7 +444,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
         yield f"  ends      with {pod.unit or 'its last process'}"
     yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
-    yield from _remarks(pod.enforcement)
+    yield from remarks(pod.enforcement)
     yield from _each("  not valid under the current policy: ", map(_violation, pod.invalid))
     if pod.cpus is not None or pod.memory:
         yield f"  budget    {_budget(pod)}"
@@ -710,7 +710,8 @@ def _violation(violation: Violation) -> str:
     return f"{whose}{violation.message} ({violation.rule}); {violation.remedy}"
 
 
-def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:
+def remarks(enforcement: EnforcementDocument) -> Iterator[str]:
+    """Yield what is not enforced, and what else is to be known of it."""
     yield from _each("  not enforced: ", enforcement.differences)
     yield from _each("  note: ", enforcement.notes)
 

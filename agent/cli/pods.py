@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from agent.api.documents import (
+    INVALID_MANIFEST,
+    AdmissionDocument,
+    BindRequest,
+    EnforcementDocument,
+    FailedPodDocument,
+    PodDocument,
+    PodListDocument,
+    RemovalDocument,
+)
 from agent.cli.common import (
-    Output,
     agent_at,
     check_watch,
     complete_containers,
@@ -18,31 +27,39 @@ from agent.cli.common import (
     draw_again,
     find_pod,
     names_of,
-    output_of,
-    output_option,
     pod_argument,
-    pod_output_option,
-    print_document,
+    print_answer,
     print_lines,
     read_manifest,
-    socket_option,
     typed_name,
     warn,
-    watch_option,
 )
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.options import (
+    Output,
+    output_of,
+    output_option,
+    pod_output_option,
+    socket_option,
+    watch_option,
+)
+from agent.cli.pod_text import (
+    Tool,
+    admission_lines,
+    arguments,
+    failed_lines,
+    list_lines,
+    list_table,
+    pod_lines,
+    remarks,
+    start_lines,
+)
+from agent.pods.identity import name_and_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.client import AgentClient
-    from agent.api.documents import (
-        AdmissionDocument,
-        EnforcementDocument,
-        FailedPodDocument,
-        PodDocument,
-        RemovalDocument,
-    )
 
     _Named = TypeVar("_Named", AdmissionDocument, FailedPodDocument, PodDocument, RemovalDocument)
 
@@ -81,13 +98,11 @@ def admit(
         )
         shown = answer.admitted and not dry_run and output is Output.TEXT
         pod = agent.pod(answer.uid) if shown else None
-    from agent.cli.pod_text import admission_lines, start_lines  # noqa: PLC0415  # not for help
-
     warn(answer.warnings)
     _print(answer, output, admission_lines)
     if pod is not None:
         print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
-    return _admission_code(answer)
+    return ExitCode.REJECTED if answer.pod is None else _enforcement_code(answer.pod.enforcement)
 
 
 @click.command()
@@ -117,21 +132,16 @@ def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
     """
     check_watch(output, watch=watch)
     with agent_at(socket_path) as agent:
-        draw_again(agent, lambda: _print_list(agent, output), watch=watch)
+        draw_again(agent, lambda: _print_list(agent.pod_list(), output), watch=watch)
 
 
-def _print_list(agent: AgentClient, output: Output) -> None:
-    from agent.cli.pod_text import list_lines, list_table  # noqa: PLC0415  # help needs no text
-
-    listed = agent.pod_list()
-    if output.is_document:
-        print_document(listed, output)
-    elif output is Output.NAME:
+def _print_list(listed: PodListDocument, output: Output) -> None:
+    if output is Output.NAME:
         _print_names(listed.pods)
-    elif output is Output.TEXT:
-        print_lines(list_lines(listed))
-    else:
+    elif output in {Output.TABLE, Output.WIDE}:
         print_lines(list_table(listed, wide=output is Output.WIDE))
+    else:
+        print_answer(listed, output, list_lines)
 
 
 @click.command()
@@ -144,7 +154,7 @@ def _print_list(agent: AgentClient, output: Output) -> None:
 @click.option(
     "--arguments",
     "tool",
-    type=click.Choice(["podman", "systemd-run", "containerd", "docker", "nerdctl"]),
+    type=click.Choice([str(tool) for tool in Tool]),
     help="Print instead the arguments of this tool's run command with which a container is started "
     "below its pod's cgroup and with its devices, quoted for a shell.",
 )
@@ -158,9 +168,6 @@ def show(
     A recently rejected pod, or one with an invalid manifest, is shown with the reason; the exit
     code is then that of its admission, 1 or 3.
     """
-    from agent.api.documents import INVALID_MANIFEST  # noqa: PLC0415
-    from agent.cli.pod_text import failed_lines, pod_lines  # noqa: PLC0415
-
     if container is not None and tool is None:
         raise click.UsageError("--container needs --arguments")
     if tool is not None and output is not Output.TEXT:
@@ -192,16 +199,11 @@ def bind(
     """Bind a CONTAINER of a POD to a cgroup that cannot be identified by its name."""
     if (cgroup is None) == (pid is None):
         raise click.UsageError("give either --cgroup or --pid")
-    from agent.api.documents import BindRequest  # noqa: PLC0415
-
     with agent_at(socket_path) as agent:
         uid = find_pod(agent, pod).uid
         answer = agent.bind(uid, container, BindRequest(cgroup=cgroup, pid=pid))
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        click.echo(f"bound {answer.container} of {pod} to {answer.cgroup}")
-        print_lines(_remarks(answer.enforcement))
+    done = f"bound {answer.container} of {pod} to {answer.cgroup}"
+    print_answer(answer, output, lambda bound: (done, *remarks(bound.enforcement)))
     return _enforcement_code(answer.enforcement)
 
 
@@ -217,21 +219,16 @@ def unbind(pod: str, container: str, output: Output, socket_path: str) -> int:
     """
     with agent_at(socket_path) as agent:
         answer = agent.unbind(find_pod(agent, pod).uid, container)
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        click.echo(f"unbound {answer.container} of {pod} from {answer.cgroup}")
-        print_lines(_remarks(answer.enforcement))
+    done = f"unbound {answer.container} of {pod} from {answer.cgroup}"
+    print_answer(answer, output, lambda unbound: (done, *remarks(unbound.enforcement)))
     return _enforcement_code(answer.enforcement)
 
 
 def _print(document: _Named, output: Output, lines: Callable[[_Named], Iterator[str]]) -> None:
-    if output.is_document:
-        print_document(document, output)
-    elif output is Output.NAME:
+    if output is Output.NAME:
         _print_names((document,))
     else:
-        print_lines(lines(document))
+        print_answer(document, output, lines)
 
 
 def _print_names(pods: Iterable[_Named]) -> None:
@@ -240,16 +237,12 @@ def _print_names(pods: Iterable[_Named]) -> None:
 
 
 def _removal_lines(answer: RemovalDocument) -> Iterator[str]:
-    from agent.pods.identity import name_and_uid  # noqa: PLC0415  # help needs none of it
-
     yield f"removed {name_and_uid(answer)}"
-    yield from _remarks(answer.enforcement)
+    yield from remarks(answer.enforcement)
 
 
 def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:
     """Return the arguments of a tool for the named container, or the only one, for a shell."""
-    from agent.cli.pod_text import Tool, arguments  # noqa: PLC0415  # help needs none of it
-
     names = ", ".join(container.name for container in pod.containers)
     chosen = [each for each in pod.containers if named in (None, each.name)]
     if not chosen:
@@ -274,16 +267,5 @@ def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:
     return agent.failed(found.uid) or found
 
 
-def _admission_code(answer: AdmissionDocument) -> ExitCode:
-    if answer.pod is None:
-        return ExitCode.REJECTED
-    return _enforcement_code(answer.pod.enforcement)
-
-
 def _enforcement_code(enforcement: EnforcementDocument) -> ExitCode:
     return ExitCode.OK if enforcement.enforced else ExitCode.NOT_ENFORCED
-
-
-def _remarks(enforcement: EnforcementDocument) -> Iterator[str]:
-    yield from (f"  not enforced: {difference}" for difference in enforcement.differences)
-    yield from (f"  note: {note}" for note in enforcement.notes)

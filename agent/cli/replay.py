@@ -7,23 +7,35 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.api.documents import AdmissionDocument
+from agent.api.documents import AdmissionDocument, encode
 from agent.api.views import explanation_document, pod_document, rejection_document
-from agent.cli.common import agent_at, print_lines, socket_option, warn
+from agent.cli.common import agent_at, print_lines, warn
 from agent.cli.errors import ExitCode
+from agent.cli.options import EXISTING_FILE, settings_option, socket_option
 from agent.cli.pod_text import admission_lines
 from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.errors import size_text
 from agent.managers.memory.state import free_memory, memory_charge
 from agent.pods.model import MEMORY
-from agent.tools.replay.documents import operation
-from agent.tools.replay.play import Admit, Remove, Start
+from agent.safe_files import LARGEST, read_bounded
+from agent.tools.replay.documents import operation, step_line
+from agent.tools.replay.live import live_sequence
+from agent.tools.replay.play import (
+    Admit,
+    Remove,
+    ReplaySequence,
+    ReplayState,
+    Start,
+    Step,
+    StepOutcome,
+    play,
+)
+from agent.tools.replay.reading import load_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.managers.decision import Decision
-    from agent.tools.replay.play import ReplaySequence, ReplayState, Step, StepOutcome
 
 
 @click.command()
@@ -32,7 +44,7 @@ if TYPE_CHECKING:
     metavar="FILE...",
     nargs=-1,
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
 )
 @click.option(
     "--from-live",
@@ -41,13 +53,7 @@ if TYPE_CHECKING:
     help="Take host, configuration and allocations from the running agent; each FILE is the "
     "manifest of a pod.",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="With --from-live: lay a setting over the agent's configuration; may be repeated.",
-)
+@settings_option("With --from-live: lay a setting over the agent's configuration; may be repeated.")
 @click.option(
     "-o",
     "--output",
@@ -69,12 +75,6 @@ def replay(
     Exits with 0 when every pod was admitted, 1 when any was rejected, and 3 when a file is wrong;
     nothing is decided of that file then.
     """
-    # Imported here: help and completion do not need them.
-    from agent.api.documents import encode  # noqa: PLC0415
-    from agent.tools.replay.documents import step_line  # noqa: PLC0415
-    from agent.tools.replay.play import play  # noqa: PLC0415
-    from agent.tools.replay.reading import load_sequence  # noqa: PLC0415
-
     if settings and not live:
         raise click.UsageError("--set changes the agent's configuration: it needs --from-live")
     sequences = (
@@ -85,14 +85,15 @@ def replay(
     code = ExitCode.OK
     for file, sequence in sequences:
         if output == "text":
-            click.echo(title(file, sequence))
+            named = sequence.name == str(file)
+            click.echo(file if named else f"{file}: {sequence.name}")
         for outcome in play(sequence):
             if outcome.decision and not outcome.decision.admitted:
                 code = ExitCode.REJECTED
             if output == "jsonl":
                 click.echo(encode(step_line(str(file), sequence.name, outcome)))
             else:
-                print_lines(outcome_lines(outcome))
+                print_lines(_outcome_lines(outcome))
     return code
 
 
@@ -100,9 +101,6 @@ def _live(
     files: tuple[Path, ...], settings: tuple[str, ...], socket_path: str
 ) -> Iterator[tuple[Path, ReplaySequence]]:
     """Yield the one sequence of the pods on the host of the running agent."""
-    from agent.safe_files import LARGEST, read_bounded  # noqa: PLC0415
-    from agent.tools.replay.live import live_sequence  # noqa: PLC0415
-
     manifests = [(file, read_bounded(file, LARGEST)) for file in files]
     with agent_at(socket_path) as agent:
         snapshot = agent.snapshot()
@@ -113,12 +111,7 @@ def _live(
     yield Path(socket_path), live_sequence(snapshot, manifests, settings)
 
 
-def title(file: Path, sequence: ReplaySequence) -> str:
-    """Return the line above a sequence."""
-    return str(file) if sequence.name == str(file) else f"{file}: {sequence.name}"
-
-
-def outcome_lines(outcome: StepOutcome) -> Iterator[str]:
+def _outcome_lines(outcome: StepOutcome) -> Iterator[str]:
     """Yield the outcome of a step, and what is free after it."""
     yield ""
     if isinstance(outcome.step, Admit) and outcome.decision:

@@ -8,20 +8,39 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
+from agent import __version__
+from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.options import configuration_options
+from agent.cli.options import EXISTING_DIRECTORY, configuration_options
+from agent.config.load import load_config_file
+from agent.config.resolve import resolve
+from agent.managers.cpu.parts import exclusive_cpus, shared_pool
+from agent.managers.effective_policy import EffectivePolicy, restored
+from agent.managers.machine import Machine
+from agent.managers.registry import MANAGERS
+from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
+from agent.state.errors import StateDirectoryLockedError
+from agent.state.store import Store, peek
+from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
+from agent.tools.kubelet_state.files import (
+    KubeletRelease,
+    KubeletState,
+    encode_files,
+    read_directory,
+    release_of,
+    write_directory,
+)
+from agent.tools.kubelet_state.importing import read_pods, take_over
+from sysfs.discover import discover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from agent.config.model import Config
     from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.state.checkpoint import Checkpoint
-    from agent.state.store import Store
-    from agent.tools.kubelet_state.files import KubeletState
     from sysfs.host import Host
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -40,14 +59,14 @@ def _common_options(command: _Command) -> _Command:
     for option in (
         click.option(
             "--root",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            type=EXISTING_DIRECTORY,
             help="Use the host whose sys/ tree is in this directory [default: agent.sysfsRoot].",
         ),
         configuration_options("The agent's configuration, which has the state directory."),
         click.option(
             "--kubelet",
             "directory",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            type=EXISTING_DIRECTORY,
             required=True,
             help="The kubelet's root directory, usually /var/lib/kubelet.",
         ),
@@ -80,10 +99,6 @@ def import_(
     Nothing is changed if files are damaged, or do not fit this host and configuration. With
     agent.kubelet.enabled devices stay with the kubelet, whose device manager goes on.
     """
-    # Imported here: help and completion do not need them.
-    from agent.tools.kubelet_state.files import read_directory  # noqa: PLC0415
-    from agent.tools.kubelet_state.importing import take_over  # noqa: PLC0415
-
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
         found = read_directory(directory)
@@ -117,17 +132,6 @@ def export(
     The formats of 1.36 depend on featureGates.PodLevelResourceManagers. With agent.kubelet.enabled
     the file of the device manager is left as it is: the kubelet allocated its devices all the time.
     """
-    # Imported here: as above.
-    from msgspec.structs import replace  # noqa: PLC0415
-
-    from agent.tools.kubelet_state.exporting import export_notes, kubelet_state  # noqa: PLC0415
-    from agent.tools.kubelet_state.files import (  # noqa: PLC0415
-        KubeletRelease,
-        encode_files,
-        release_of,
-        write_directory,
-    )
-
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
         ledger = _saved_ledger(store, place.rules)
@@ -151,14 +155,6 @@ class _Place(Struct, frozen=True):
 
 
 def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place:
-    from agent.cli.common import warn  # noqa: PLC0415
-    from agent.config.load import load_config_file  # noqa: PLC0415
-    from agent.config.resolve import resolve  # noqa: PLC0415
-    from agent.managers.effective_policy import EffectivePolicy  # noqa: PLC0415
-    from agent.managers.machine import Machine  # noqa: PLC0415
-    from agent.managers.registry import MANAGERS  # noqa: PLC0415
-    from sysfs.discover import discover  # noqa: PLC0415
-
     config = load_config_file(file, settings)
     host = discover(root or config.agent.sysfs_root, devices=False)
     warn(host.warnings)
@@ -170,9 +166,6 @@ def _situate(file: Path, settings: tuple[str, ...], root: Path | None) -> _Place
 @contextmanager
 def _opened(config: Config) -> Iterator[Store]:
     """Open the agent's state directory; a running agent is reported as an error."""
-    from agent.state.errors import StateDirectoryLockedError  # noqa: PLC0415
-    from agent.state.store import Store  # noqa: PLC0415
-
     try:
         store = Store(config.agent.state_directory)
     except StateDirectoryLockedError as error:
@@ -186,8 +179,6 @@ def _opened(config: Config) -> Iterator[Store]:
 def _pods(
     path: Path | None, found: KubeletState, rules: EffectivePolicy
 ) -> Mapping[str, Pod] | None:
-    from agent.tools.kubelet_state.importing import read_pods  # noqa: PLC0415
-
     if path is None:
         return None
     desired: set[str] = set()
@@ -212,9 +203,6 @@ def _reject_replacing(store: Store, *, force: bool) -> None:
 
 def _saved_ledger(store: Store, rules: EffectivePolicy) -> Ledger:
     """Return the checkpoint's ledger under the effective policy; nothing is set aside."""
-    from agent.managers.effective_policy import restored  # noqa: PLC0415
-    from agent.state.store import peek  # noqa: PLC0415
-
     saved = peek(store.path.parent)
     if saved is None:
         message = f"{store.path}: there is no state to export; has the agent ever run?"
@@ -223,9 +211,6 @@ def _saved_ledger(store: Store, rules: EffectivePolicy) -> Ledger:
 
 
 def _state_of(place: _Place, ledger: Ledger) -> Checkpoint:
-    from agent import __version__  # noqa: PLC0415
-    from agent.state.checkpoint import Checkpoint, host_facts, policy_summary  # noqa: PLC0415
-
     return Checkpoint(
         ledger=ledger,
         host=host_facts(place.host),
@@ -235,8 +220,6 @@ def _state_of(place: _Place, ledger: Ledger) -> Checkpoint:
 
 
 def _summary(rules: EffectivePolicy, ledger: Ledger) -> Iterator[str]:
-    from agent.managers.cpu.parts import exclusive_cpus, shared_pool  # noqa: PLC0415
-
     yield f"{len(ledger.allocations)} pods taken over"
     if rules.static_cpus:
         exclusive = exclusive_cpus(ledger) or "none"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import configuration_options
+from agent.config.load import load_config_file
+from agent.kubernetes.access import AccessError, api_access, node_name, with_credentials_of_unit
+from agent.kubernetes.api_server import ApiServer, ApiServerError
+from agent.kubernetes.publisher import Removal, remove
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.model import KubernetesConfig
-    from agent.kubernetes.publisher import Removal
 
 
 @click.command()
@@ -29,8 +34,6 @@ def unpublish(file: Path, settings: tuple[str, ...], *, if_configured: bool) -> 
     An object of another program is left as it is. A running agent with publishTopology publishes
     again: stop it, or set publishTopology to false before.
     """
-    from agent.config.load import load_config_file  # noqa: PLC0415  # help needs none of it
-
     kubernetes = load_config_file(file, settings).agent.kubernetes
     if if_configured and not kubernetes.publish_topology:
         return
@@ -39,18 +42,6 @@ def unpublish(file: Path, settings: tuple[str, ...], *, if_configured: bool) -> 
 
 def _removed(config: KubernetesConfig) -> Removal:
     """Remove the object; raises `CommandError`."""
-    import asyncio  # noqa: PLC0415  # as above
-    import os  # noqa: PLC0415
-
-    from agent.kubernetes.access import (  # noqa: PLC0415
-        AccessError,
-        api_access,
-        node_name,
-        with_credentials_of_unit,
-    )
-    from agent.kubernetes.api_server import ApiServer, ApiServerError  # noqa: PLC0415
-    from agent.kubernetes.publisher import remove  # noqa: PLC0415
-
     environ = with_credentials_of_unit(os.environ)
     try:
         server = ApiServer(api_access(config, environ))

@@ -7,20 +7,33 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import uuid4
 
 import click
 
-from agent.cli.common import agent_at, socket_option, warn
+from agent.api.documents import BindRequest, PodDocument
+from agent.cli.common import agent_at, warn
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.options import socket_option
+from agent.cli.pod_text import admission_lines, allocation_lines
+from agent.tools.run.command import (
+    NotConfinedError,
+    NotStartedError,
+    OwnProcess,
+    start,
+    this_process,
+)
+from agent.tools.run.near import node_of_interface
+from agent.tools.run.pod import CONTAINER, Amounts, OptionError, command_pod, listed_amounts
+from agent.tools.run.units import connect, pod_of_unit, running_cgroup, unit_name
+from systemd.errors import BusError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.api.client import AgentClient
-    from agent.api.documents import PodDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
-    from agent.tools.run.command import OwnProcess
 
 
 _REQUIRE: Final = (
@@ -67,8 +80,6 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
     answer = agent.admit(manifest, require=require, advice=True)
     warn(answer.warnings)
     if answer.pod is None:
-        from agent.cli.pod_text import admission_lines  # noqa: PLC0415  # help needs none of it
-
         for line in admission_lines(answer):
             click.echo(line, err=True)
         return None
@@ -82,8 +93,6 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
 
 def print_allocations(pod: PodDocument) -> None:
     """Print what a pod got, on standard error: standard output is the command's."""
-    from agent.cli.pod_text import allocation_lines  # noqa: PLC0415  # help needs none of it
-
     for line in allocation_lines(pod):
         click.echo(line, err=True)
 
@@ -91,8 +100,6 @@ def print_allocations(pod: PodDocument) -> None:
 @contextmanager
 def option_errors() -> Iterator[None]:
     """Raise what is wrong with an option as a mistake of the command line."""
-    from agent.tools.run.pod import OptionError  # noqa: PLC0415  # help needs none of it
-
     try:
         yield
     except OptionError as error:
@@ -147,13 +154,6 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     Exits as COMMAND does; before it starts with 1 when the pod is rejected, 7 when its allocation
     is not enforced, 127 when there is no such command and 126 when it cannot be executed.
     """
-    # Imported here: help needs none of it.
-    from uuid import uuid4  # noqa: PLC0415
-
-    from agent.tools.run.command import this_process  # noqa: PLC0415
-    from agent.tools.run.near import node_of_interface  # noqa: PLC0415
-    from agent.tools.run.pod import Amounts, command_pod, listed_amounts  # noqa: PLC0415
-
     program = shutil.which(command[0])
     if program is None:
         there = "/" in command[0] and Path(command[0]).exists()
@@ -180,9 +180,6 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
 def _start(
     caller: OwnProcess, agent: AgentClient, pod: PodDocument, program: str, command: tuple[str, ...]
 ) -> int:
-    from agent.tools.run.command import NotConfinedError, NotStartedError, start  # noqa: PLC0415
-    from systemd.errors import BusError  # noqa: PLC0415
-
     try:
         start(caller, agent, pod, program, command, os.environ)
     except NotConfinedError as error:
@@ -218,9 +215,6 @@ def attach(
     It keeps them over its restarts; they are free again once it has been stopped for half a minute,
     or with 'numawarden detach'. The limits of the unit stay its own.
     """
-    # Imported here: help needs none of it.
-    from agent.tools.run.units import connect, pod_of_unit, running_cgroup, unit_name  # noqa: PLC0415
-
     name = unit_name(unit)
     if mount := os.environ.get(MOUNT_VARIABLE):
         check_real(Path(mount))
@@ -251,8 +245,6 @@ def detach(unit: str, socket_path: str) -> int:
 
     Its processes run on, in the node's shared pool until the unit is started again.
     """
-    from agent.tools.run.units import unit_name  # noqa: PLC0415  # help needs none of it
-
     name = unit_name(unit)
     with agent_at(socket_path) as agent:
         pod = _attached(agent, name)
@@ -272,9 +264,6 @@ def _attached(agent: AgentClient, unit: str) -> PodDocument | None:
 
 def _bind(agent: AgentClient, pod: PodDocument, cgroup: str) -> None:
     """Bind the container to the unit's cgroup; without that the pod is removed again."""
-    from agent.api.documents import BindRequest  # noqa: PLC0415  # help needs none of it
-    from agent.tools.run.pod import CONTAINER  # noqa: PLC0415
-
     if not (pod.kernel and pod.kernel[0].cgroup.endswith(".slice")):
         agent.remove(pod.uid)
         message = "systemd writes the cgroup of a unit: the agent needs cgroupDriver: systemd"

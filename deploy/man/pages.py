@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent import __version__
-from agent.cli.common import DEFAULT_SOCKET
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
+from agent.cli.options import DEFAULT_SOCKET
 from deploy.man import roff
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import pytest
 
-from agent.cli.common import Output
 from agent.cli.main import numawarden
+from agent.cli.options import Output
 from tests.docs.consoles import settings_in, shown_in
 from tests.docs.hosts import ROOT, PageHost
 

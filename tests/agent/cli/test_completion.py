@@ -10,7 +10,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from agent.cli import common as completion
+from agent.cli import common
 from agent.cli import main as main_module
 from agent.cli.errors import ExitCode
 from agent.cli.main import COMMANDS, numawarden, run_command
@@ -35,7 +35,7 @@ def two_pods(agent: Running, world: World, monkeypatch: pytest.MonkeyPatch) -> N
     agent.client.admit(manifest())
     agent.client.admit(manifest("database", OTHER_UID, cpu="500m"))
     monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
-    monkeypatch.setattr(completion, "DEADLINE", PATIENCE)
+    monkeypatch.setattr(common, "DEADLINE", PATIENCE)
 
 
 def test_commands_are_completed_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_an_agent_that_is_away_has_nothing_to_complete(tmp_path: Path) -> None:
 def test_an_agent_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion, "DEADLINE", 0.01)
+    monkeypatch.setattr(common, "DEADLINE", 0.01)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "a.sock"))
         silent.listen()
@@ -98,7 +98,7 @@ def test_the_argument_pod_is_completed_wherever_it_is_taken() -> None:
                 assert parameter._custom_shell_complete is not None, name
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", common.SHELLS)
 def test_a_script_has_the_shells_syntax(
     shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

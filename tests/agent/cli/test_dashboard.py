@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from agent.cli import lab as dashboard_module
+from agent.cli import lab
 from agent.cli.errors import ExitCode
 from tests.agent.server.support import PATIENCE
 
@@ -108,7 +108,7 @@ def test_a_browsers_command_line_has_a_private_file_and_no_token(
         return True
 
     monkeypatch.setattr("webbrowser.open", browse)
-    with dashboard_module._opened("http://127.0.0.1:1/#secret", open_it=True):
+    with lab._opened("http://127.0.0.1:1/#secret", open_it=True):
         assert len(opened) == 1
     assert not opened[0].exists()
 
@@ -121,4 +121,4 @@ def test_a_browser_is_opened_where_there_is_a_display(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], *, expected: bool
 ) -> None:
     monkeypatch.setattr(os, "environ", environment)
-    assert dashboard_module._has_display() is expected
+    assert lab._has_display() is expected

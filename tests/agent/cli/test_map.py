@@ -10,9 +10,9 @@ import pytest
 
 from agent.api.host.map import MapDocument
 from agent.api.host.mapped import map_of_allocations
-from agent.cli import common as redraw
+from agent.cli import common
 from agent.cli.errors import ExitCode
-from agent.cli.host import draw_text
+from agent.cli.map import draw_map
 from agent.server.reporting.records import STARTING_SECONDS
 from sysfs.described.shapes import regular_host
 from tests.agent.cli.shell import Shell, in_background
@@ -89,7 +89,7 @@ def test_bars_are_ascii_in_the_c_locale(
         monkeypatch.setenv(name, value)
     host = regular_host(cores_per_node=8, hugepages=[(2 << 20, 512)])
     rules = make_rules(machine_of(host))
-    draw_text(map_of_allocations(host, rules, rules.empty_ledger()))
+    draw_map(map_of_allocations(host, rules, rules.empty_ledger()))
     (memory, *_) = re.findall("^ +memory .*", capsys.readouterr().out, re.MULTILINE)
     assert bar in memory
     assert memory.isascii() == (bar == "....")
@@ -138,7 +138,7 @@ def test_watching_draws_again_on_every_change(
         agent.client.remove(UID)
         yield
 
-    monkeypatch.setattr(redraw, "changes", once)
+    monkeypatch.setattr(common, "changes", once)
     code, out, _ = shell.run("map", "-w")
     assert code == ExitCode.UNREACHABLE  # the events ended
     before, after = [part for part in out.split("16 CPUs (16 online)") if part]
@@ -151,7 +151,7 @@ def interrupting(_: object) -> Iterator[None]:
 
 
 def test_interrupting_ends_the_map(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redraw, "changes", interrupting)
+    monkeypatch.setattr(common, "changes", interrupting)
     code, out, _ = shell.run("map", "--watch")
     assert (code, "shop/web" in out) == (ExitCode.INTERRUPTED, True)
 
@@ -192,7 +192,7 @@ def test_watching_on_a_terminal_clears_what_was_drawn(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on_terminal(monkeypatch)
-    monkeypatch.setattr(redraw, "changes", lambda _: iter([None]))
+    monkeypatch.setattr(common, "changes", lambda _: iter([None]))
     assert shell.run("map", "-w")[1].count("\x1b[H\x1b[2J") == 2
 
 

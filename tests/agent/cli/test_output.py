@@ -12,10 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli import common as redraw
-from agent.cli.common import Output, print_lines, table, yaml_of
+from agent.cli import common
+from agent.cli.common import print_lines, table, yaml_of
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden, run_command
+from agent.cli.options import Output
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def test_watching_a_list_draws_it_again(
         agent.client.remove(UID)
         yield
 
-    monkeypatch.setattr(redraw, "changes", once)
+    monkeypatch.setattr(common, "changes", once)
     code, out, _ = shell.run("list", "-w", "-o", "wide")
     assert code == ExitCode.UNREACHABLE  # the events ended
     assert [line.split()[0] for line in out.splitlines()] == [

@@ -12,7 +12,7 @@ from agent.cli.errors import ExitCode
 
 #: Prints more than a pipe holds, and then says no.
 _LONG: Final = (
-    "from agent.cli.common import open_standard_output, reader_is_gone\n"
+    "from agent.cli.errors import open_standard_output, reader_is_gone\n"
     "open_standard_output()\n"
     "for _ in range(1000): print('x' * 1000, flush=True)\n"
     "raise SystemExit(7 if reader_is_gone() else 0)\n"

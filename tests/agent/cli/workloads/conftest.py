@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.cli import workloads
 from agent.config.model import CgroupDriver
-from agent.tools.run import command, units
 from tests.agent.cli.shell import in_background
 from tests.agent.cli.workloads.hosts import CommandHost, with_driver
 
@@ -24,8 +24,8 @@ def _host(
     monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
     with in_background(with_driver(world, driver)) as agent:
         host = CommandHost(world, agent, capsys)
-        monkeypatch.setattr(command, "this_process", host.caller)
-        monkeypatch.setattr(units, "connect", lambda: host.systemd)
+        monkeypatch.setattr(workloads, "this_process", host.caller)
+        monkeypatch.setattr(workloads, "connect", lambda: host.systemd)
         yield host
 
 

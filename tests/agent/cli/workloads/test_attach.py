@@ -104,7 +104,7 @@ def test_units_need_the_systemd_driver(host: CommandHost, monkeypatch: pytest.Mo
         def control_group(_: str) -> str:
             return "session"
 
-    monkeypatch.setattr("agent.tools.run.units.connect", Elsewhere)
+    monkeypatch.setattr("agent.cli.workloads.connect", Elsewhere)
     code, _, err = host.run("attach", "--unit", "db", *ASKED)
     assert (code, host.pods) == (ExitCode.ENVIRONMENT, ())
     assert "cgroupDriver: systemd" in err

@@ -83,7 +83,7 @@ def test_a_shared_command_may_ask_for_a_part_of_a_cpu(host: CommandHost) -> None
 def test_a_command_runs_near_an_interface(
     host: CommandHost, monkeypatch: pytest.MonkeyPatch, node: int
 ) -> None:
-    monkeypatch.setattr("agent.tools.run.near.node_of_interface", lambda *_: node)
+    monkeypatch.setattr("agent.cli.workloads.node_of_interface", lambda *_: node)
     code, _, _ = host.run("run", "--cpus", "2", "--memory", "1Gi", "--near", "eth0", "true")
     assert code == ExitCode.OK
     assert host.started[0].nodes == Mask.of(node)
