@@ -85,9 +85,9 @@ def _written(config: Config, file: Path, settings: tuple[str, ...]) -> Configura
 def import_agent() -> Callable[[Config, Fakes | None, ConfigurationDocument | None], None]:
     """Import the agent without what it never uses; return the function that runs it.
 
-    structlog imports rich for coloured tracebacks, which a service never prints, and aiohttp as a
-    whole its client: together 9 MiB and 0.1 s. The version of aiohttp is read for a header that the
-    listeners replace.
+    structlog imports rich, where that is installed, for coloured tracebacks, which a service never
+    prints, and aiohttp as a whole its client: together 9 MiB and 0.1 s. The version of aiohttp is
+    read for a header that the listeners replace.
     """
     with collector_at_rest(), as_if_missing("rich"), parts_of("aiohttp", __version__=""):
         from agent.server.start.process import run as run_agent  # noqa: PLC0415

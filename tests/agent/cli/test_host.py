@@ -121,15 +121,15 @@ def test_this_host_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert view["totals"]["online"] == sum(cpu["online"] for cpu in view["cpus"]) > 0
 
 
-def test_json_of_another_root_needs_neither_rich_nor_pyroute2(tmp_path: Path) -> None:
+def test_json_of_another_root_needs_no_pyroute2(tmp_path: Path) -> None:
     write_tree(regular_host(), tmp_path)
     script = (
         "import sys; from agent.cli.main import run_command;"
         f"run_command(['topology', '--root', {str(tmp_path)!r}, '--output', 'json']);"
-        "print([name for name in ('rich', 'pyroute2') if name in sys.modules], file=sys.stderr)"
+        "print('pyroute2' in sys.modules, file=sys.stderr)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stderr == "[]\n"
+    assert ran.stderr == "False\n"
 
 
 def test_an_odd_file_is_a_warning_on_standard_error_and_in_the_json(

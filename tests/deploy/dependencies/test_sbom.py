@@ -56,7 +56,7 @@ def test_the_bill_names_exactly_what_the_lock_pins_with_the_same_hashes() -> Non
     }
     found = {one["purl"]: distribution_hashes(one) for one in shipped()["components"]}
     assert found == expected
-    assert len(found) > 20
+    assert len(found) > 15
 
 
 def test_every_component_has_version_licence_and_reference() -> None:
