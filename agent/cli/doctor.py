@@ -13,9 +13,9 @@ from agent.cli.errors import CommandError, ExitCode, printable
 from agent.cli.options import Output, host_option, output_option, settings_option
 from agent.config.load import INSTALL_GRPC, load_config, load_config_file
 from agent.server.start.environment import obstacles
-from agent.tools.doctor.examination import examine, is_alone
+from agent.tools.doctor.checks import examine, is_alone
+from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.gathering import gather
-from agent.tools.doctor.verdicts import HostCheck, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

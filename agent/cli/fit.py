@@ -13,7 +13,7 @@ from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.pod_text import rejection_lines
 from agent.cli.workloads import option_errors
-from agent.tools.run.pod import check_cpus, listed_amounts
+from agent.tools.run import check_cpus, listed_amounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

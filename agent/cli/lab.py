@@ -18,11 +18,16 @@ import click
 from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import socket_option
-from agent.tools.dashboard.access import new_token
-from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, listen
-from agent.tools.playground.embedded import EmbeddedHost
-from agent.tools.playground.hosts import NamedHost, captured_host, named_host
-from agent.tools.playground.shell import WELCOME, Playground, end_by_signals
+from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, listen, new_token
+from agent.tools.playground import (
+    WELCOME,
+    EmbeddedHost,
+    NamedHost,
+    Playground,
+    captured_host,
+    end_by_signals,
+    named_host,
+)
 
 if TYPE_CHECKING:
     import socket

@@ -19,7 +19,7 @@ from agent.cli.common import (
     print_document,
 )
 from agent.cli.options import Output, output_of, socket_option, watch_option
-from agent.tools.map.lines import painted, plain
+from agent.tools.map.parts import painted, plain
 from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, map_lines
 

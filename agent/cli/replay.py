@@ -18,8 +18,6 @@ from agent.managers.errors import size_text
 from agent.managers.memory.state import free_memory, memory_charge
 from agent.pods.model import MEMORY
 from agent.safe_files import LARGEST, read_bounded
-from agent.tools.replay.documents import operation, step_line
-from agent.tools.replay.live import live_sequence
 from agent.tools.replay.play import (
     Admit,
     Remove,
@@ -28,9 +26,11 @@ from agent.tools.replay.play import (
     Start,
     Step,
     StepOutcome,
+    operation,
     play,
+    step_line,
 )
-from agent.tools.replay.reading import load_sequence
+from agent.tools.replay.reading import live_sequence, load_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

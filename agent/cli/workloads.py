@@ -16,16 +16,23 @@ from agent.cli.common import agent_at, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import socket_option
 from agent.cli.pod_text import admission_lines, allocation_lines
-from agent.tools.run.command import (
+from agent.tools.run import (
+    CONTAINER,
+    Amounts,
     NotConfinedError,
     NotStartedError,
+    OptionError,
     OwnProcess,
+    command_pod,
+    connect,
+    listed_amounts,
+    node_of_interface,
+    pod_of_unit,
+    running_cgroup,
     start,
     this_process,
+    unit_name,
 )
-from agent.tools.run.near import node_of_interface
-from agent.tools.run.pod import CONTAINER, Amounts, OptionError, command_pod, listed_amounts
-from agent.tools.run.units import connect, pod_of_unit, running_cgroup, unit_name
 from systemd.errors import BusError
 
 if TYPE_CHECKING:

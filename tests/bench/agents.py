@@ -24,7 +24,7 @@ from agent.server.configured_host import situate
 from agent.server.start.memory import settle_memory
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
-from agent.tools.playground.embedded import EmbeddedHost
+from agent.tools.playground import EmbeddedHost
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described.tree import write_tree
 from sysfs.mask import Mask

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.tools.playground.embedded import EmbeddedHost
+from agent.tools.playground import EmbeddedHost
 from tests.browser import program
 from tests.browser.devtools import running
 from tests.demo.__main__ import EXAMPLES

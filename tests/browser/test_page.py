@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.tools.map.marks import marks_of
+from agent.tools.map.parts import marks_of
 from tests.agent.server.support import in_loop
 from tests.browser.devtools import PageError, connected
 from tests.browser.fake_agent import TOKEN, dashboard_of
@@ -19,7 +19,7 @@ from tests.demo.__main__ import EXAMPLES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from agent.tools.playground.embedded import EmbeddedHost
+    from agent.tools.playground import EmbeddedHost
     from tests.browser.devtools import Page
 
 SCREENSHOTS: Final = Path(__file__).resolve().parents[2] / ".cache" / "screenshots"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.tools.kubelet_state.cpu_file import (
+from agent.tools.kubelet_state.cpu import (
     CpuFileVersion,
     CpuStateDocument,
     cpu_hash_text,
@@ -15,8 +15,8 @@ from agent.tools.kubelet_state.cpu_file import (
     read_cpu_state,
     write_cpu_state,
 )
-from agent.tools.kubelet_state.errors import UnreadableStateFileError
-from agent.tools.kubelet_state.memory_file import (
+from agent.tools.kubelet_state.format import UnreadableStateFileError
+from agent.tools.kubelet_state.memory import (
     MemoryFileVersion,
     MemoryStateDocument,
     encode_memory_document,

@@ -9,16 +9,16 @@ from msgspec import to_builtins
 
 from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS
-from agent.tools.kubelet_state.cpu_file import (
+from agent.tools.kubelet_state.cpu import (
     CpuStateDocument,
     cpu_document,
     read_cpu_state,
 )
-from agent.tools.kubelet_state.errors import KubeletStateError
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
+from agent.tools.kubelet_state.format import KubeletStateError
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory_file import (
+from agent.tools.kubelet_state.memory import (
     MemoryStateDocument,
     memory_document,
     read_memory_state,

@@ -8,7 +8,7 @@ import urllib.request
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
-from agent.tools.playground.embedded import PATIENCE, EmbeddedHost, numawarden
+from agent.tools.playground import PATIENCE, EmbeddedHost, numawarden
 
 if TYPE_CHECKING:
     from pathlib import Path

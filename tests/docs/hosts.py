@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from agent.api.client import AgentClient
 from agent.api.documents import BindRequest
-from agent.tools.playground.embedded import EmbeddedHost
+from agent.tools.playground import EmbeddedHost
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import remove
 from agent.managers.cpu.parts import exclusive_cpus
-from agent.tools.kubelet_state import cpu_file, memory_file
-from agent.tools.kubelet_state.checksums import fnv1a_32
-from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
-from agent.tools.kubelet_state.errors import UnfitStateError, UnreadableStateFileError
+from agent.tools.kubelet_state.cpu import CPU_FILE, CpuFileVersion, read_cpu_state, write_cpu_state
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
+from agent.tools.kubelet_state.format import UnfitStateError, UnreadableStateFileError, fnv1a_32
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory_file import (
+from agent.tools.kubelet_state.memory import (
+    MEMORY_FILE,
     MemoryFileVersion,
     read_memory_state,
     write_memory_state,
@@ -52,8 +51,8 @@ _PODS: Final = (
     ),
 )
 _FILES: Final = encode_files(kubelet_state(_RULES, admitted(_RULES, *_PODS)), pod_level=True)
-_CPU: Final = _FILES[cpu_file.FILE_NAME]
-_MEMORY: Final = _FILES[memory_file.FILE_NAME]
+_CPU: Final = _FILES[CPU_FILE]
+_MEMORY: Final = _FILES[MEMORY_FILE]
 
 
 def make_state_files(random: Random) -> bytes:

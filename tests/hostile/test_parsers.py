@@ -26,11 +26,11 @@ from agent.pods.quantity import Quantity, QuantityError
 from agent.reconcile.intruding_tasks import printable
 from agent.state.codec import decode, encode
 from agent.state.errors import UnusableCheckpointError
-from agent.tools.kubelet_state.cpu_file import CpuState, read_cpu_state
-from agent.tools.kubelet_state.errors import KubeletStateError, UnfitStateError
+from agent.tools.kubelet_state.cpu import CpuState, read_cpu_state
 from agent.tools.kubelet_state.files import KubeletState
+from agent.tools.kubelet_state.format import KubeletStateError, UnfitStateError
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, read_memory_state
+from agent.tools.kubelet_state.memory import MemoryNode, MemoryState, read_memory_state
 from agent.tools.replay.reading import ReplayError, read_sequence
 from agent.yaml import UnreadableError, read_document
 from cgroupfs.errors import CgroupError

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.server.errors import StartError
-from agent.tools.doctor.examination import examine_for_start
-from agent.tools.doctor.gathering import gather
-from agent.tools.doctor.reading import below
-from agent.tools.doctor.verdicts import Verdict
+from agent.tools.doctor.checks import examine_for_start
+from agent.tools.doctor.facts import Verdict
+from agent.tools.doctor.gathering import below, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.config.model import Config
     from agent.server.controller import Controller
-    from agent.tools.doctor.verdicts import HostCheck
+    from agent.tools.doctor.facts import HostCheck
 
 log = structlog.get_logger(__name__)
 

@@ -8,32 +8,37 @@ header that no other site can send; see docs/dashboard.md.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import re
+import secrets
 import socket
 import time
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import aiohttp
 import msgspec
 from aiohttp.web_exceptions import HTTPException
 from aiohttp.web_response import Response, StreamResponse
 from aiohttp.web_server import Server
+from msgspec import Struct
 
-from agent.api.client import DEFAULT_TIMEOUT, Unreachable
-from agent.api.documents import ErrorBody, ErrorDocument, encode
-from agent.tools.dashboard.access import HEADERS, has_token, is_own_host, is_own_origin
-from agent.tools.dashboard.page_files import page_files
-from agent.tools.dashboard.picture import PictureMaker
-from agent.tools.dashboard.upstream import Upstream
-from agent.tools.map.lines import printable
+from agent.api.client import DEFAULT_TIMEOUT, Unreachable, reason_of
+from agent.api.documents import ErrorBody, ErrorDocument, decode, encode
+from agent.api.host.map import CpuUse, MapCpuDocument, MapDocument
+from agent.api.host.mapped import is_shared
+from agent.tools.map.parts import MappedPart, parts_of, printable
+from agent.tools.map.text import COLLAPSE_ABOVE, device_word, folds_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
+
 
 ADDRESS: Final = "127.0.0.1"
 #: What is passed on to the agent as it is: read alone, whatever the agent adds in future.
@@ -307,3 +312,262 @@ def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK
 def _failed(status: HTTPStatus, code: str, message: str) -> Response:
     document = ErrorDocument(error=ErrorBody(code=code, message=message))
     return _response(encode(document) + b"\n", _JSON, status)
+
+
+#: The address that was printed; ports differ where ssh forwards one. No other name of this host:
+#: for `localhost` a browser asks at [::1] first, where another user may listen.
+_HOST: Final = re.compile(r"127\.0\.0\.1(:[0-9]{1,5})?", re.ASCII)
+_SCHEME: Final = "Bearer "
+#: Bytes of randomness in a token.
+_TOKEN_BYTES: Final = 32
+
+#: What the page may load and do (Content Security Policy Level 3): its own files and requests to
+#: its own server; no inline code, no text that is parsed as HTML, no frame around it.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+#: The headers of every answer.
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Server": "numawarden",
+}
+
+
+def new_token() -> str:
+    """Return a token that cannot be guessed, of letters, digits, `-` and `_`."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def is_own_host(headers: Mapping[str, str]) -> bool:
+    """Return whether a request was sent to an address of this host.
+
+    A page of another site whose name resolves to 127.0.0.1 (DNS rebinding) sends its own name.
+    """
+    return _HOST.fullmatch(headers.get("Host", "")) is not None
+
+
+def is_own_origin(headers: Mapping[str, str]) -> bool:
+    """Return whether a request comes from no page at all, or from one of this address."""
+    origin = headers.get("Origin")
+    return origin is None or origin == f"http://{headers.get('Host', '')}"
+
+
+def has_token(headers: Mapping[str, str], token: str) -> bool:
+    """Return whether a request has the token; the time does not depend on where they differ."""
+    given = headers.get("Authorization", "")
+    desired = (_SCHEME + token).encode()
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), desired)
+
+
+FOLDER: Final = Path(__file__).with_name("page")
+#: The page itself; `/` is answered with it.
+INDEX: Final = "index.html"
+#: The content types of what may be in the folder, by the suffix of the name.
+_TYPES: Final[Mapping[str, str]] = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class PageFile(Struct, frozen=True):
+    """The bytes of one file and its content type."""
+
+    body: bytes
+    content_type: str
+
+
+def page_files(folder: Path = FOLDER) -> dict[str, PageFile]:
+    """Return the files by the path under which a browser asks for them, `/` is the page itself.
+
+    All of them are read here, so that no path of a request ever reaches the file system. Raises
+    `OSError`, and `KeyError` for a file of an unknown kind.
+    """
+    found = {
+        f"/{file.name}": PageFile(file.read_bytes(), _TYPES[file.suffix])
+        for file in sorted(folder.iterdir())
+    }
+    found["/"] = found.pop(f"/{INDEX}")
+    return found
+
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class PicturePart(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """A `MappedPart` of the map: `cores` has the CPUs of each core, `cpus` all as a list."""
+
+    kind: str
+    id: int | None
+    cpus: str
+    first: bool
+    kinds: tuple[str, ...]
+    cores: tuple[tuple[int, ...], ...]
+    children: tuple[PicturePart, ...]
+
+
+class PictureFold(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The outermost parts from `start` up to `end` are alike: `text` says what they are."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Picture(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What the page draws: `map` is the agent's document as it came (`GET /v1/map`).
+
+    `shared_cores` has the CPUs of cores with several users. `device_words` says of each device of
+    the map what it is, in the same order, `""` for those offered to pods. `folds` are runs of equal
+    parts, as in a terminal.
+    """
+
+    map: msgspec.Raw
+    parts: tuple[PicturePart, ...]
+    shared_cores: tuple[int, ...]
+    device_words: tuple[str, ...]
+    folds: tuple[PictureFold, ...] = ()
+
+
+class PictureMaker:
+    """Makes pictures of maps; the parts stay those of the last map while its CPUs do."""
+
+    def __init__(self) -> None:
+        self._places: list[object] = []
+        self._drawn: tuple[PicturePart, ...] = ()
+
+    def encoded(self, body: bytes) -> bytes:
+        """Return the picture of a map in JSON as JSON; raises `msgspec.DecodeError`."""
+        document = decode(body, MapDocument)
+        places: list[object] = [_place(cpu) for cpu in document.cpus]
+        is_new = places != self._places
+        parts = parts_of(document) if is_new or len(document.cpus) > COLLAPSE_ABOVE else ()
+        if is_new:
+            self._places, self._drawn = places, tuple(map(_part, parts))
+        picture = Picture(
+            map=msgspec.Raw(body),
+            parts=self._drawn,
+            shared_cores=tuple(_shared(document.cpus, self._drawn)),
+            device_words=tuple(
+                "" if device.kind == "resource" else device_word(device)
+                for device in document.devices
+            ),
+            folds=tuple(
+                PictureFold(start=fold.start, end=fold.end, text=fold.text)
+                for fold in folds_of(document, parts)
+            ),
+        )
+        return _encoder.encode(picture)
+
+
+def _place(cpu: MapCpuDocument) -> object:
+    """Return what decides where a CPU is drawn."""
+    offline = cpu.use is CpuUse.OFFLINE
+    return cpu.id, cpu.core, cpu.die, cpu.package, cpu.node, cpu.uncore, cpu.kind, offline
+
+
+def _part(part: MappedPart) -> PicturePart:
+    return PicturePart(
+        kind=part.kind,
+        id=part.id,
+        cpus=str(part.cpus),
+        first=part.first,
+        kinds=tuple(core.kind for core in part.cores),
+        cores=tuple(tuple(cpu.id for cpu in core.threads) for core in part.cores),
+        children=tuple(map(_part, part.children)),
+    )
+
+
+def _shared(cpus: Iterable[MapCpuDocument], parts: Iterable[PicturePart]) -> Iterable[int]:
+    known = {cpu.id: cpu for cpu in cpus}
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop()
+        waiting += part.children
+        for core in part.cores:
+            if is_shared([known[cpu] for cpu in core]):
+                yield from core
+
+
+#: How long connecting to the socket may take, in seconds.
+CONNECT_SECONDS: Final = 10.0
+#: The largest answer that is passed on, in bytes; the map of 4,096 CPUs has less than one MiB.
+MOST_BYTES: Final = 64 << 20
+#: The longest piece of a stream that is passed on at once, in bytes.
+PIECE_BYTES: Final = 64 << 10
+#: The agent answers on a Unix socket, but HTTP needs the name of a host.
+_BASE: Final = "http://numawarden"
+
+
+class AgentAnswer(Struct, frozen=True):
+    """The HTTP status, content type and body of an answer of the agent."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Upstream:
+    """The agent that listens on the Unix socket at `path`; to be used in one event loop.
+
+    All methods raise `agent.api.client.Unreachable` where the agent does not answer, or not within
+    `seconds`.
+    """
+
+    def __init__(self, path: Path | str, seconds: float = DEFAULT_TIMEOUT) -> None:
+        self._path = str(path)
+        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        self._seconds = limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(self._path, limit=0),
+            timeout=limits,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close all connections to the agent."""
+        await self._session.close()
+
+    async def ask(self, method: str, target: str, body: bytes | None = None) -> AgentAnswer:
+        """Return the answer to a request for a target (path and query), whatever its status."""
+        async with self._answer(method, target, body, self._seconds) as answer:
+            read = bytearray()
+            async for piece in answer.content.iter_chunked(PIECE_BYTES):
+                read += piece
+                if len(read) > MOST_BYTES:
+                    raise Unreachable(self._path, f"it answered with more than {MOST_BYTES} bytes")
+            return AgentAnswer(answer.status, answer.content_type, bytes(read))
+
+    @asynccontextmanager
+    async def stream(self, target: str) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
+        """Give status, content type and pieces of a stream, which may be silent for any time."""
+        silent = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS)
+        async with self._answer("GET", target, None, silent) as answer:
+            yield answer.status, answer.content_type, answer.content.iter_chunked(PIECE_BYTES)
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, target: str, body: bytes | None, seconds: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._session.request(
+                method, _BASE + target, data=body, timeout=seconds, allow_redirects=False
+            ) as answer:
+                yield answer
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(self._path, reason_of(error.os_error, CONNECT_SECONDS)) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            ended = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+            raise Unreachable(
+                self._path, reason_of(ended(), seconds.total or CONNECT_SECONDS)
+            ) from error

@@ -18,7 +18,7 @@ from agent.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
 from agent.rpc.calls import CallError, Client
 from agent.rpc.messages import Messages
 from agent.tools.doctor.facts import AskedWay, ReportedVersion
-from agent.tools.doctor.reading import below
+from agent.tools.doctor.gathering import below
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was read of a host: plain values, from which every check follows.
+"""What was read of a host: plain values, from which every check follows; and what a check says.
 
 Paths are those of the host, whatever directory it was mounted at. A fact that could not be read
 says so itself (`problem`), so that a check can be `unknown` and name the reason.
@@ -6,6 +6,7 @@ says so itself (`problem`), so that a check can be `unknown` and name the reason
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -140,3 +141,30 @@ class GatheredFacts(Struct, frozen=True):
     agent_unit: tuple[HostFile, ...] = ()
     kubelet_unit: tuple[HostFile, ...] = ()
     asked: tuple[AskedWay, ...] = ()
+
+
+class Verdict(StrEnum):
+    """`ERROR`: the agent must not run like this. `UNKNOWN`: the facts could not be read."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    UNKNOWN = "unknown"
+
+
+class HostCheck(Struct, frozen=True):
+    """One check: its name, the verdict, what was found and where, and what to change.
+
+    `found` names files and endpoints. `change` is the line to change with its file, or a command,
+    and "" where nothing is to be changed.
+    """
+
+    check: str
+    verdict: Verdict
+    found: str
+    change: str = ""
+
+    @property
+    def line(self) -> str:
+        """What was found, and what to change."""
+        return f"{self.found}; {self.change}" if self.change else self.found

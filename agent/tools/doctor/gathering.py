@@ -1,41 +1,41 @@
-"""Gathers the facts of a host beside whose kubelet the agent is to work."""
+"""Gathers the facts of a host beside whose kubelet the agent is to work.
+
+What other programs left there is read bounded, without waiting, and without an exception: a file
+may be huge, binary, a pipe, or not for this user. What cannot be read becomes the `problem` of a
+fact. `root` is the directory below which the host's file system stands.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
+from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.tools.doctor.checks.exclusive_resource import AGENT_UNIT, KUBELET_UNIT
-from agent.tools.doctor.checks.other_managers import CPU_MANAGERS, PLUGIN_DIRECTORY
-from agent.tools.doctor.checks.runtime import CONTAINERD_FILE, CRIO_FILE
+from agent.safe_files import take, trusted_users
+from agent.tools.doctor.checks import CPU_MANAGERS, PLUGIN_DIRECTORY
 from agent.tools.doctor.facts import (
     CgroupControllers,
     CgroupFacts,
     GatheredFacts,
     HostFile,
+    HostListing,
+    HostPath,
     HostProcess,
     KubeletFiles,
     RuntimeFacts,
 )
-from agent.tools.doctor.kubelet_settings import flag_of
-from agent.tools.doctor.reading import (
-    LARGEST_CHECKPOINT,
-    directory_at,
-    dpkg_versions,
-    names_in,
-    processes,
-    read_file,
-    read_files,
-    read_unit,
-    socket_at,
-)
-from agent.tools.doctor.runtime_settings import toml_of
+from agent.tools.doctor.kubelet import AGENT_UNIT, KUBELET_UNIT, flag_of
+from agent.tools.doctor.runtime import CONTAINERD_FILE, CRIO_FILE, toml_of
 from cgroupfs.names import Driver, Layout, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from agent.config.model import Config
+
 
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 CRIO_SOCKET: Final = "/run/crio/crio.sock"
@@ -132,3 +132,159 @@ def _with_imports(root: Path, file: HostFile) -> Iterator[HostFile]:
         for pattern in imports:
             if isinstance(pattern, str):
                 yield from read_files(root, str(Path(CONTAINERD_FILE).parent / pattern))
+
+
+#: Above every configuration; checkpoints of a kubelet with hundreds of pods are larger.
+LARGEST_CONFIGURATION: Final = 1 << 20
+LARGEST_CHECKPOINT: Final = 64 << 20
+_MOST_ARGUMENTS: Final = 2 << 20
+_MOST_FILES: Final = 64
+_ABSENT: Final = (FileNotFoundError, NotADirectoryError)
+#: Where systemd looks for units, those of the administrator first.
+_UNIT_PLACES: Final = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+#: The kernel keeps so many characters of a process's name.
+_NAME_LENGTH: Final = 15
+
+
+def below(root: Path, path: str | Path) -> Path:
+    """Return where a path of the host stands below `root`."""
+    return root / str(path).lstrip("/")
+
+
+def read_file(
+    root: Path, path: str | Path, limit: int = LARGEST_CONFIGURATION, errors: str = "strict"
+) -> HostFile:
+    """Return a regular file of at most `limit` bytes of UTF-8; `errors` as of `bytes.decode`."""
+    shown = str(path)
+    try:
+        # Path.open takes no opener; a pipe without a writer is opened without waiting.
+        with open(below(root, path), "rb", opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return HostFile(shown, problem="not a regular file")
+            return HostFile(shown, take(file, limit, shown).decode(errors=errors))
+    except _ABSENT:
+        return HostFile(shown)
+    except UnicodeDecodeError:
+        return HostFile(shown, problem="not UTF-8 text")
+    except OSError as error:
+        return HostFile(shown, problem=_why(error))
+    except ValueError as error:  # a null byte in the path
+        return HostFile(shown, problem=str(error))
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def socket_at(root: Path, path: str | Path) -> HostPath:
+    """Return whether a Unix socket is there."""
+    return _path(root, path, stat.S_ISSOCK)
+
+
+def directory_at(root: Path, path: str | Path) -> HostPath:
+    """Return whether a directory is there."""
+    return _path(root, path, stat.S_ISDIR)
+
+
+def _path(root: Path, path: str | Path, is_kind: Callable[[int], bool]) -> HostPath:
+    shown = str(path)
+    try:
+        return HostPath(shown, is_kind(below(root, path).stat().st_mode))
+    except _ABSENT:
+        return HostPath(shown)
+    except OSError as error:
+        return HostPath(shown, problem=_why(error))
+    except ValueError as error:
+        return HostPath(shown, problem=str(error))
+
+
+def read_files(root: Path, pattern: str) -> tuple[HostFile, ...]:
+    """Return the files of a pattern, whose last part may have wildcards, in order of their names.
+
+    At most 64 of them are read. A directory that cannot be listed stands for them as one file.
+    """
+    directory, _, pattern = str(pattern).rpartition("/")
+    listed = names_in(root, directory)
+    if listed.problem:
+        return (HostFile(directory, problem=listed.problem),)
+    names = (name for name in listed.names if fnmatchcase(name, pattern))
+    return tuple(read_file(root, f"{directory}/{name}") for name in islice(names, _MOST_FILES))
+
+
+def names_in(root: Path, directory: str | Path) -> HostListing:
+    """Return the names in a directory in their order."""
+    shown = str(directory)
+    try:
+        names = tuple(sorted(path.name for path in below(root, directory).iterdir()))
+    except _ABSENT:
+        return HostListing(shown)
+    except OSError as error:
+        return HostListing(shown, problem=_why(error))
+    except ValueError as error:
+        return HostListing(shown, problem=str(error))
+    return HostListing(shown, names)
+
+
+def read_unit(root: Path, unit: str) -> tuple[HostFile, ...]:
+    """Return a unit of systemd and its drop-ins, the unit first; empty where there is none."""
+    files = (read_file(root, f"{place}/{unit}") for place in _UNIT_PLACES)
+    unit_file = next((one for one in files if one.text is not None or one.problem), None)
+    if unit_file is None:
+        return ()
+    drop_ins = (
+        one for place in _UNIT_PLACES for one in read_files(root, f"{place}/{unit}.d/*.conf")
+    )
+    return (unit_file, *drop_ins)
+
+
+def processes(root: Path, names: Sequence[str]) -> Iterator[HostProcess]:
+    """Yield root's processes whose program's name begins as one of `names`, by their ids.
+
+    Other users can call their programs as they like.
+    """
+    cut = tuple(name[:_NAME_LENGTH] for name in names)
+    for pid in _pids(root):
+        directory = f"/proc/{pid}"
+        comm = (read_file(root, f"{directory}/comm").text or "").strip()
+        if not comm.startswith(cut) or not _is_trusted(below(root, directory)):
+            continue
+        line = read_file(root, f"{directory}/cmdline", _MOST_ARGUMENTS, "backslashreplace")
+        arguments = (line.text or "").rstrip("\0").split("\0")
+        name = arguments[0].rpartition("/")[2] or comm
+        if name.startswith(tuple(names)):
+            yield HostProcess(pid, name, tuple(arguments[1:]))
+
+
+def _pids(root: Path) -> list[int]:
+    names = names_in(root, "/proc").names
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _is_trusted(directory: Path) -> bool:
+    try:
+        return directory.stat().st_uid in trusted_users()
+    except OSError:  # the process has ended
+        return False
+
+
+def dpkg_versions(root: Path, packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of packages that dpkg has installed, by their names."""
+    text = read_file(root, "/var/lib/dpkg/status", LARGEST_CHECKPOINT).text or ""
+    found: dict[str, str] = {}
+    for paragraph in text.split("\n\n"):
+        name = paragraph.partition("\n")[0].removeprefix("Package: ")
+        if name not in packages:
+            continue
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line)
+        if fields.get("Status", "").endswith(" installed"):
+            found[name] = fields.get("Version", "")
+    return found
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.cpu.parts import shared_pool
 from agent.managers.memory.state import memory_charge
-from agent.tools.kubelet_state import cpu_file, memory_file
-from agent.tools.kubelet_state.cpu_check import cpu_problems
-from agent.tools.kubelet_state.cpu_file import CpuState
-from agent.tools.kubelet_state.device_file import NO_NODE, DeviceEntry, DeviceState
-from agent.tools.kubelet_state.device_response import response_of
-from agent.tools.kubelet_state.errors import CannotExportError
+from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems
+from agent.tools.kubelet_state.devices import NO_NODE, DeviceEntry, DeviceState, response_of
 from agent.tools.kubelet_state.files import KubeletState
-from agent.tools.kubelet_state.memory_check import allocatable_bytes, memory_problems
-from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, MemoryTable
+from agent.tools.kubelet_state.format import CannotExportError
+from agent.tools.kubelet_state.memory import (
+    MEMORY_FILE,
+    MemoryNode,
+    MemoryState,
+    MemoryTable,
+    allocatable_bytes,
+    memory_problems,
+)
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -38,8 +41,8 @@ def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     """
     cpu, memory = _cpu_state(rules, ledger), _memory_state(rules, ledger)
     reasons = [
-        *(f"{cpu_file.FILE_NAME}: {why}" for why in cpu_problems(rules, cpu)),
-        *(f"{memory_file.FILE_NAME}: {why}" for why in memory_problems(rules, memory)),
+        *(f"{CPU_FILE}: {why}" for why in cpu_problems(rules, cpu)),
+        *(f"{MEMORY_FILE}: {why}" for why in memory_problems(rules, memory)),
     ]
     if reasons:
         raise CannotExportError("a kubelet would not start with this state", reasons)

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.state.files import Files, OsFiles
-from agent.tools.kubelet_state import cpu_file, device_file, memory_file
-from agent.tools.kubelet_state.checksums import Embedding, parse_json
-from agent.tools.kubelet_state.cpu_file import CpuFileVersion, read_cpu_state, write_cpu_state
-from agent.tools.kubelet_state.device_file import read_device_state, write_device_state
-from agent.tools.kubelet_state.errors import (
+from agent.tools.kubelet_state.cpu import CPU_FILE, CpuFileVersion, read_cpu_state, write_cpu_state
+from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state, write_device_state
+from agent.tools.kubelet_state.format import (
+    Embedding,
     NoStateFilesError,
     StateFileExistsError,
     StateFileIOError,
     UnreadableStateFileError,
+    parse_json,
 )
-from agent.tools.kubelet_state.memory_file import (
+from agent.tools.kubelet_state.memory import (
+    MEMORY_FILE,
     MemoryFileVersion,
     read_memory_state,
     write_memory_state,
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from agent.tools.kubelet_state.cpu_file import CpuState
-    from agent.tools.kubelet_state.device_file import DeviceState
-    from agent.tools.kubelet_state.memory_file import MemoryState
+    from agent.tools.kubelet_state.cpu import CpuState
+    from agent.tools.kubelet_state.devices import DeviceState
+    from agent.tools.kubelet_state.memory import MemoryState
 
 #: As the kubelet makes the folder of device plugins.
 _FOLDER_MODE: Final = 0o750
 _SUFFIX: Final = ".numawarden-new"
-_NAMES: Final = (cpu_file.FILE_NAME, memory_file.FILE_NAME, device_file.FILE_NAME)
+_NAMES: Final = (CPU_FILE, MEMORY_FILE, DEVICE_FILE)
 
 
 class KubeletRelease(StrEnum):
@@ -68,11 +69,11 @@ def encode_files(
         of_cpu, of_memory = CpuFileVersion.V4, MemoryFileVersion.V3
     files: dict[str, bytes] = {}
     if state.cpu is not None:
-        files[cpu_file.FILE_NAME] = write_cpu_state(state.cpu, of_cpu)
+        files[CPU_FILE] = write_cpu_state(state.cpu, of_cpu)
     if state.memory is not None:
-        files[memory_file.FILE_NAME] = write_memory_state(state.memory, of_memory)
+        files[MEMORY_FILE] = write_memory_state(state.memory, of_memory)
     if state.devices is not None:
-        files[device_file.FILE_NAME] = write_device_state(state.devices)
+        files[DEVICE_FILE] = write_device_state(state.devices)
     return files
 
 
@@ -100,7 +101,7 @@ def release_of(directory: Path, files: Files | None = None) -> KubeletRelease:
     A file that cannot be read says nothing. Raises `OSError` as the system does.
     """
     system = OsFiles() if files is None else files
-    for path in (directory / cpu_file.FILE_NAME, directory / memory_file.FILE_NAME):
+    for path in (directory / CPU_FILE, directory / MEMORY_FILE):
         content = _content(system, path)
         with suppress(UnreadableStateFileError):
             if content is not None and parse_json(content, Embedding, path).has_data:

@@ -27,19 +27,17 @@ from agent.pods.identity import full_name, label_fault, uid_fault
 from agent.pods.manifest import pod_from_document
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from agent.safe_files import read_bounded
-from agent.tools.kubelet_state import (
-    cpu_check,
-    cpu_file,
-    device_check,
-    device_file,
-    memory_check,
-    memory_file,
+from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems, inert_budgets
+from agent.tools.kubelet_state.devices import (
+    DEVICE_FILE,
+    DeviceState,
+    delivery_of,
+    device_problems,
+    misnamed_devices,
+    request_differences,
 )
-from agent.tools.kubelet_state.cpu_file import CpuState
-from agent.tools.kubelet_state.device_file import DeviceState
-from agent.tools.kubelet_state.device_response import delivery_of
-from agent.tools.kubelet_state.errors import UnfitStateError, UnreadableResponseError
-from agent.tools.kubelet_state.memory_file import MemoryState
+from agent.tools.kubelet_state.format import UnfitStateError, UnreadableResponseError
+from agent.tools.kubelet_state.memory import MEMORY_FILE, MemoryState, is_fresh, memory_problems
 from agent.yaml import Mistake, Plain, UnreadableError, plain, read_document, shown
 
 if TYPE_CHECKING:
@@ -80,12 +78,12 @@ def take_over(
         raise UnfitStateError(_NOT_TAKEN_OVER, misnamed)
     devices, ended = _without_ended(cpu, memory, devices, pods)
     reasons = [
-        *(f"{cpu_file.FILE_NAME}: {why}" for why in cpu_check.cpu_problems(rules, cpu)),
-        *(f"{memory_file.FILE_NAME}: {why}" for why in memory_check.memory_problems(rules, memory)),
+        *(f"{CPU_FILE}: {why}" for why in cpu_problems(rules, cpu)),
+        *(f"{MEMORY_FILE}: {why}" for why in memory_problems(rules, memory)),
         *(
-            f"{device_file.FILE_NAME}: {why}"
+            f"{DEVICE_FILE}: {why}"
             for why in (
-                *device_check.device_problems(rules, devices),
+                *device_problems(rules, devices),
                 *_unknown_class(cpu, memory, devices, pods),
             )
         ),
@@ -109,8 +107,8 @@ def take_over(
 def _misnamed(cpu: CpuState, memory: MemoryState, devices: DeviceState) -> Iterator[str]:
     """Yield the invalid names of pods and containers."""
     files = (
-        (cpu_file.FILE_NAME, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
-        (memory_file.FILE_NAME, {*memory.containers, *memory.pods}, memory.containers.values()),
+        (CPU_FILE, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
+        (MEMORY_FILE, {*memory.containers, *memory.pods}, memory.containers.values()),
     )
     for file, uids, containers in files:
         for uid in sorted(uids):
@@ -119,8 +117,8 @@ def _misnamed(cpu: CpuState, memory: MemoryState, devices: DeviceState) -> Itera
         for name in sorted({name for members in containers for name in members}):
             if fault := label_fault(name):
                 yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
-    for why in device_check.misnamed_devices(devices):
-        yield f"{device_file.FILE_NAME}: {why}"
+    for why in misnamed_devices(devices):
+        yield f"{DEVICE_FILE}: {why}"
 
 
 def _without_ignored(
@@ -180,7 +178,7 @@ def _devices(state: DeviceState) -> _Devices:
             delivery = delivery_of(entry.response)
         except UnreadableResponseError as error:
             what = f"{entry.resource} of container {entry.container} of pod {entry.uid}"
-            reasons.append(f"{device_file.FILE_NAME}: {what}: {error}")
+            reasons.append(f"{DEVICE_FILE}: {what}: {error}")
             continue
         if not entry.ids:
             continue
@@ -196,7 +194,7 @@ def _devices(state: DeviceState) -> _Devices:
 def _allocations(
     rules: EffectivePolicy, cpu: CpuState, memory: MemoryState, devices: _Devices
 ) -> Iterator[PodAllocation]:
-    inert = cpu_check.inert_budgets(cpu)
+    inert = inert_budgets(cpu)
     budgets = {uid: cpus for uid, cpus in cpu.pods.items() if uid not in inert}
     for uid in sorted({*cpu.containers, *budgets, *memory.containers, *devices}):
         containers = tuple(_containers(rules, uid, cpu, memory, devices))
@@ -264,7 +262,7 @@ def _completed(
         except NotMatchedError as error:
             reasons.append(f"{who} {error}")
         own = tuple(entry for entry in devices.entries if entry.uid == uid)
-        differences = device_check.request_differences(rules, pod, own)
+        differences = request_differences(rules, pod, own)
         reasons.extend(f"{who} {difference}" for difference in differences)
     if reasons:
         raise UnfitStateError("the manifests do not fit the kubelet's state", reasons)
@@ -281,7 +279,7 @@ def _described(matched: PodAllocation, imported: PodAllocation) -> PodAllocation
 
 
 def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMemory]:
-    if not rules.static_memory or memory_check.is_fresh(memory):
+    if not rules.static_memory or is_fresh(memory):
         return memory_charge(rules.empty_ledger())
     return MappingProxyType(
         {
@@ -303,7 +301,7 @@ def _notes(
 ) -> Iterator[str]:
     yield from _missing_files(rules, state)
     if state.cpu is not None:
-        for uid in sorted(cpu_check.inert_budgets(state.cpu)):
+        for uid in sorted(inert_budgets(state.cpu)):
             yield f"pod {uid} is left out: it only has a budget whose CPUs are all free"
     for allocation in allocations.values():
         if not allocation.containers:
@@ -336,9 +334,9 @@ def _device_notes(
 
 def _missing_files(rules: EffectivePolicy, state: KubeletState) -> Iterator[str]:
     if state.cpu is None and rules.static_cpus:
-        yield f"there is no {cpu_file.FILE_NAME}: no pod holds CPUs of its own"
+        yield f"there is no {CPU_FILE}: no pod holds CPUs of its own"
     if state.memory is None and rules.static_memory:
-        yield f"there is no {memory_file.FILE_NAME}: no pod holds pinned memory"
+        yield f"there is no {MEMORY_FILE}: no pod holds pinned memory"
 
 
 _SUFFIXES: Final = (".json", ".yaml", ".yml")

@@ -1,14 +1,18 @@
-"""Nested parts of a host: packages, dies, nodes and caches, down to cores with their threads."""
+"""The parts of a picture: nested parts of a host, marks of its CPUs, lines of spans with a tone."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from itertools import groupby
-from typing import TYPE_CHECKING
+from enum import Enum
+from itertools import groupby, product
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from agent.api.host.map import CpuUse, MapCpuDocument
+from agent.api.host.mapped import is_shared
+from agent.pods.identity import full_name
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 
@@ -19,6 +23,118 @@ if TYPE_CHECKING:
 
     #: What a level is called, and the group of a CPU on it.
     Level = tuple[str, Callable[[MapCpuDocument], int | None]]
+    from collections.abc import Mapping
+
+
+class Tone(Enum):
+    """The meaning of a span, which a terminal shows as a colour: its escape sequence (SGR)."""
+
+    PLAIN = ""
+    HEADING = "1"
+    FAINT = "2"
+    WARNING = "1;31"
+    POD_0 = "36"
+    POD_1 = "33"
+    POD_2 = "35"
+    POD_3 = "32"
+    POD_4 = "34"
+    POD_5 = "96"
+
+
+#: The tones of pods, in turn.
+POD_TONES: Final = (Tone.POD_0, Tone.POD_1, Tone.POD_2, Tone.POD_3, Tone.POD_4, Tone.POD_5)
+
+
+class TextSpan(Struct, frozen=True):
+    """A piece of a line."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+#: One line of a picture.
+Line = tuple[TextSpan, ...]
+
+
+def line(*texts: str | TextSpan) -> Line:
+    """Return a line of plain texts and spans."""
+    return tuple(TextSpan(text) if isinstance(text, str) else text for text in texts)
+
+
+def indented(by: int, spans: Line) -> Line:
+    """Return a line further to the right."""
+    return (TextSpan(" " * by), *spans)
+
+
+#: By how much more than its first line a line continues to the right.
+_CONTINUED: Final = 4
+
+
+def broken(spans: Line, width: int) -> Iterator[Line]:
+    """Yield a line, broken at blanks where it is longer than `width`; a longer word stays whole."""
+    text = "".join(span.text for span in spans).rstrip()
+    if len(text) <= width:
+        yield spans
+        return
+    indent = len(text) - len(text.lstrip()) + _CONTINUED
+    row: list[TextSpan] = []
+    used = at_least = 0
+    for blank, word in _words(spans):
+        length = sum(len(span.text) for span in word)
+        if used > at_least and used + len(blank) + length > width:
+            yield _joined(row)
+            row, used, at_least = [TextSpan(" " * indent)], indent, indent
+        else:
+            row.append(TextSpan(blank, word[0].tone))
+            used += len(blank)
+        row += word
+        used += length
+    yield _joined(row)
+
+
+def _joined(spans: Iterable[TextSpan]) -> Line:
+    """Return a line in which neighbours of one tone are one span."""
+    return tuple(
+        TextSpan("".join(span.text for span in same), tone)
+        for tone, same in groupby(spans, key=lambda span: span.tone)
+    )
+
+
+def _words(spans: Line) -> Iterator[tuple[str, list[TextSpan]]]:
+    """Yield each word, whose letters may have several tones, after the blanks before it."""
+    blank, word = "", list[TextSpan]()
+    for span in spans:
+        for piece in re.findall(r" +|[^ ]+", span.text):
+            if not piece.startswith(" "):
+                word.append(TextSpan(piece, span.tone))
+                continue
+            if word:
+                yield blank, word
+                blank, word = "", []
+            blank += piece
+    if word:
+        yield blank, word
+
+
+def plain(spans: Iterable[TextSpan]) -> str:
+    """Return a line without colours and trailing blanks."""
+    return printable("".join(span.text for span in spans)).rstrip()
+
+
+def painted(spans: Iterable[TextSpan]) -> str:
+    """Return a line with the escape sequences of a terminal (ECMA-48, SGR)."""
+    return "".join(
+        f"\x1b[{span.tone.value}m{text}\x1b[0m" if span.tone.value else text
+        for span in spans
+        for text in (printable(span.text),)
+    ).rstrip()
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters and halves of surrogate pairs escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class MappedCore(Struct, frozen=True):
@@ -195,3 +311,86 @@ def _offline(cpus: Sequence[MapCpuDocument]) -> Iterator[MappedPart]:
             children=(),
             cores=tuple(MappedCore(cpu.kind, (cpu,)) for cpu in members),
         )
+
+
+#: Letters of pods; without those that mean something else in either case: I, O, R, X.
+_LETTERS: Final = "ABCDEFGHJKLMNPQSTUVWYZ"
+_SIGNS: Final = {
+    CpuUse.OFFLINE: "x",
+    CpuUse.CORDONED: "/",
+    CpuUse.RESERVED: "R",
+    CpuUse.SHARED: ".",
+    CpuUse.ONLINE: ".",
+}
+#: The CPU has several owners.
+TWICE: Final = "*"
+#: Another pod than that on which the map is focused.
+OTHER: Final = "o"
+ISOLATED: Final = "i"
+#: Behind the mark of a thread whose core has several users.
+SHARED_CORE: Final = "!"
+
+MEANINGS: Final[Mapping[str, str]] = {
+    "R": "reserved",
+    ".": "shared pool",
+    "/": "cordoned",
+    "x": "offline",
+    ISOLATED: "isolated, in the shared pool",
+    OTHER: "another pod",
+    TWICE: "allocated twice",
+    SHARED_CORE: "core with several users",
+}
+
+
+class Marks(Struct, frozen=True):
+    """The label of each pod that has CPUs, by uid, and its tone; `focus` is the pod asked for.
+
+    `names` are the `namespace/name` of all pods.
+    """
+
+    labels: Mapping[str, str]
+    tones: Mapping[str, Tone]
+    names: Mapping[str, str]
+    focus: str | None = None
+
+    def of(self, cpu: MapCpuDocument) -> TextSpan:
+        """Return the mark of a CPU: upper case where it is one container's, lower case the pod's.
+
+        An offline CPU is marked as offline also if a pod has it.
+        """
+        if cpu.use is CpuUse.OFFLINE or not cpu.owners:
+            quiet = cpu.use in (CpuUse.OFFLINE, CpuUse.RESERVED, CpuUse.CORDONED)
+            unmarked = cpu.isolated and cpu.use in (CpuUse.SHARED, CpuUse.ONLINE)
+            sign = ISOLATED if unmarked else _SIGNS[cpu.use]
+            return TextSpan(sign, Tone.FAINT if quiet else Tone.PLAIN)
+        if len(cpu.owners) > 1:
+            return TextSpan(TWICE, Tone.WARNING)
+        owner = cpu.owners[0]
+        if self.focus not in (None, owner.uid):
+            return TextSpan(OTHER, Tone.FAINT)
+        label = self.labels[owner.uid]
+        return TextSpan(label if owner.container else label.lower(), self.tones[owner.uid])
+
+    def in_core(self, core: MappedCore) -> Iterator[tuple[TextSpan, ...]]:
+        """Yield the marks of the threads of a core; those of a shared core have a sign behind."""
+        shared = is_shared(core.threads)
+        for cpu in core.threads:
+            mark = self.of(cpu)
+            yield (mark, TextSpan(SHARED_CORE, Tone.WARNING)) if shared else (mark,)
+
+
+def marks_of(document: MapDocument, focus: str | None = None) -> Marks:
+    """Return the marks of a map; with `focus`, the uid of a pod, all others are alike."""
+    owners = {owner.uid for cpu in document.cpus for owner in cpu.owners}
+    names = _names()
+    labels = {pod.uid: next(names) for pod in document.pods if pod.uid in owners}
+    tones = {uid: POD_TONES[place % len(POD_TONES)] for place, uid in enumerate(labels)}
+    return Marks(labels, tones, {pod.uid: full_name(pod) for pod in document.pods}, focus)
+
+
+def _names() -> Iterator[str]:
+    """Yield A to Z, AA to ZZ and so on, without the letters that mean something else."""
+    length = 1
+    while True:
+        yield from map("".join, product(_LETTERS, repeat=length))
+        length += 1

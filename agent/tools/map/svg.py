@@ -12,13 +12,29 @@ from xml.sax.saxutils import escape
 from agent.api.host.map import CpuUse
 from agent.api.host.mapped import is_shared
 from agent.pods.model import MEMORY
-from agent.tools.map.devices import by_node, device_lines, elsewhere
-from agent.tools.map.lines import plain, printable
-from agent.tools.map.marks import MEANINGS, SHARED_CORE, TWICE, Marks, marks_of
-from agent.tools.map.memory import memory_text
-from agent.tools.map.parts import MappedCore, MappedPart, counted, parts_of
-from agent.tools.map.pods import pod_lines
-from agent.tools.map.text import folds_of, headlines, id_list
+from agent.tools.map.parts import (
+    MEANINGS,
+    SHARED_CORE,
+    TWICE,
+    MappedCore,
+    MappedPart,
+    Marks,
+    counted,
+    marks_of,
+    parts_of,
+    plain,
+    printable,
+)
+from agent.tools.map.text import (
+    by_node,
+    device_lines,
+    elsewhere,
+    folds_of,
+    headlines,
+    id_list,
+    memory_text,
+    pod_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

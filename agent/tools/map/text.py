@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from agent.api.host.map import CpuUse
+from agent.pods.identity import full_name
 from agent.pods.model import MEMORY
-from agent.tools.map.columns import core_columns
-from agent.tools.map.devices import by_node, device_lines, elsewhere
-from agent.tools.map.lines import Line, TextSpan, Tone, broken, indented, line, plain
-from agent.tools.map.marks import MEANINGS, Marks, marks_of
-from agent.tools.map.memory import (
-    distance_lines,
-    memory_lines,
-    memory_text,
-    nearest_text,
-    size_text,
+from agent.tools.map.parts import (
+    MEANINGS,
+    Line,
+    MappedPart,
+    Marks,
+    TextSpan,
+    Tone,
+    alike,
+    broken,
+    cores_text,
+    counted,
+    indented,
+    line,
+    marks_of,
+    parts_of,
+    plain,
+    plural,
 )
-from agent.tools.map.parts import MappedPart, alike, cores_text, counted, parts_of, plural
-from agent.tools.map.pods import pod_lines
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.host.map import MapDeviceDocument, MapDocument, MapNodeDocument
+    from agent.api.host.map import (
+        MapContainerDocument,
+        MapDeviceDocument,
+        MapDocument,
+        MapMemoryDocument,
+        MapNodeDocument,
+        MapPodDocument,
+    )
+    from agent.tools.map.parts import MappedCore
+
 
 #: Above this many CPUs cores are counted, and neighbours that differ in their ids alone share a
 #: line.
@@ -392,3 +408,367 @@ def _nodes_in(part: MappedPart) -> Iterator[int]:
         yield part.id
     for child in part.children:
         yield from _nodes_in(child)
+
+
+#: The width of the names of rows: `cpu`, `+112`.
+_HEAD: Final = 6
+
+
+def core_columns(cores: Sequence[MappedCore], marks: Marks, width: int | None) -> Iterator[Line]:
+    """Yield the rows of some cores; what is wider than `width` columns continues below.
+
+    Above the columns are the ids of the first threads; the rows of the others are named after their
+    distance to the first (`+16`) where that is the same for all cores, else their ids stand above.
+    Where nothing is known of pods, the ids themselves are shown, isolated ones with a `*`. Kinds of
+    cores stand apart.
+    """
+    kinds = [list(same) for _, same in groupby(cores, key=lambda core: core.kind)]
+    for same in kinds:
+        if len(kinds) > 1:
+            yield (TextSpan(f"{same[0].kind} cores", Tone.HEADING),)
+        cell = _cell_width(same, marks)
+        fitting = len(same) if width is None else max(1, (width - _HEAD) // cell)
+        for start in range(0, len(same), fitting):
+            yield from _rows(same[start : start + fitting], marks, cell)
+
+
+def _rows(cores: Sequence[MappedCore], marks: Marks, cell: int) -> Iterator[Line]:
+    bare = all(cpu.use is CpuUse.ONLINE for core in cores for cpu in core.threads)
+    marked = [list(marks.in_core(core)) for core in cores]
+    distances = _distances(cores)
+    # Beside ids of other threads a distance to the first would be taken for one to these.
+    regular = all(len(each) == 1 for each in distances)
+    for row, apart in enumerate(distances):
+        here = [core.threads[row] if row < len(core.threads) else None for core in cores]
+        if bare:
+            texts = ["" if c is None else f"{c.id}{'*' if c.isolated else ' '}" for c in here]
+            yield _row("cpu" if row == 0 else "", [(TextSpan(text),) for text in texts], cell)
+            continue
+        name = f"+{min(apart)}" if regular and row > 0 else ""
+        if not name:
+            ids = ["" if cpu is None else f"{cpu.id} " for cpu in here]
+            yield _row("cpu", [(TextSpan(text, Tone.FAINT),) for text in ids], cell)
+        cells = [each[row] if row < len(each) else () for each in marked]
+        yield _row(name, [_with_place(spans) for spans in cells], cell)
+
+
+def _distances(cores: Sequence[MappedCore]) -> list[set[int]]:
+    """Return how far the n-th threads of the cores are from the first, by n."""
+    found: list[set[int]] = []
+    for core in cores:
+        for row, cpu in enumerate(core.threads):
+            if row == len(found):
+                found.append(set())
+            found[row].add(cpu.id - core.threads[0].id)
+    return found
+
+
+def _with_place(spans: Line) -> Line:
+    """Return a mark with the place of the sign of a shared core behind."""
+    return spans if len(spans) > 1 else (*spans, TextSpan(" "))
+
+
+def _row(name: str, cells: Sequence[Line], width: int) -> Line:
+    spans = [TextSpan(f"{name:<{_HEAD}}", Tone.FAINT)]
+    for each in cells:
+        spans.append(TextSpan(" " * (width - sum(len(span.text) for span in each))))
+        spans += each
+    return tuple(spans)
+
+
+def _cell_width(cores: Sequence[MappedCore], marks: Marks) -> int:
+    ids = max(len(str(cpu.id)) for core in cores for cpu in core.threads)
+    labels = max(len(marks.of(cpu).text) for core in cores for cpu in core.threads)
+    return max(ids, labels) + 2
+
+
+_UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+#: The length of a bar, in characters.
+BAR: Final = 16
+#: The most nodes whose distances are a matrix: it fits in 80 columns.
+_MATRIX_NODES: Final = 16
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in the largest unit that it reaches: `15.6 GiB`, `2 MiB`."""
+    for unit, size in _UNITS:
+        if size_bytes >= size:
+            whole, rest = divmod(size_bytes, size)
+            return f"{size_bytes / size:.1f} {unit}" if rest else f"{whole} {unit}"
+    return f"{size_bytes} B"
+
+
+def memory_lines(node: MapNodeDocument, *, ascii_only: bool = False) -> Iterator[Line]:
+    """Yield a line for each memory type that a node has; a bar where allocations are known."""
+    for memory in node.memory:
+        if memory.total is None:
+            yield line(f"{memory.type:<14}", "size unknown")
+        elif memory.allocated is not None and memory.total:
+            shares = _shares(memory, _huge_pages(node) if memory.type == MEMORY else 0)
+            yield line(f"{memory.type:<14}", _bar(memory, ascii_only=ascii_only), shares)
+        elif memory.total or memory.type == "memory":
+            yield line(f"{memory.type:<14}", size_text(memory.total) if memory.total else "none")
+
+
+def memory_text(node: MapNodeDocument) -> str:
+    """Return the memory of a node in a few words: `16 GiB, hugepages-2Mi 1 GiB`, `no memory`."""
+    return ", ".join(_words(node))
+
+
+def _words(node: MapNodeDocument) -> Iterator[str]:
+    for memory in node.memory:
+        name = "" if memory.type == "memory" else f"{memory.type} "
+        if memory.total is None:
+            yield f"{name or 'memory '}of unknown size"
+        elif memory.allocated is not None and memory.total:
+            free = size_text(memory.free or 0)
+            yield f"{name}{free} of {size_text(memory.total)} free"
+        elif memory.total:
+            yield f"{name}{size_text(memory.total)}"
+        elif not name:
+            yield "no memory"
+
+
+def segments(memory: MapMemoryDocument, length: int = BAR) -> tuple[int, int, int]:
+    """Return how many characters of a bar are allocated, free and reserved.
+
+    What is not nothing has one character at least, as far as there is room.
+    """
+    total = max(memory.total or 0, memory.reserved + (memory.allocated or 0), 1)
+    allocated = _share(memory.allocated or 0, total, length)
+    reserved = min(_share(memory.reserved, total, length), length - allocated)
+    return allocated, length - allocated - reserved, reserved
+
+
+def _share(size: int, total: int, length: int) -> int:
+    return max(1, round(size * length / total)) if size else 0
+
+
+def _bar(memory: MapMemoryDocument, *, ascii_only: bool) -> TextSpan:
+    signs = "#.-" if ascii_only else "█░▒"
+    counts = segments(memory)
+    return TextSpan("".join(sign * count for sign, count in zip(signs, counts, strict=True)) + "  ")
+
+
+def _huge_pages(node: MapNodeDocument) -> int:
+    """Return the bytes of a node's memory that are huge pages, which have lines of their own."""
+    return sum(memory.total or 0 for memory in node.memory if memory.type != MEMORY)
+
+
+def _shares(memory: MapMemoryDocument, huge_pages: int) -> TextSpan:
+    """Return the parts of a memory type in words; of memory that is reserved some is huge pages."""
+    apart = min(huge_pages, memory.reserved)
+    shares = [
+        f"{size_text(memory.allocated or 0)} allocated",
+        f"{size_text(memory.free or 0)} free",
+        *([f"{size_text(memory.reserved - apart)} reserved"] if memory.reserved > apart else []),
+        *([f"{size_text(apart)} in huge pages"] if apart else []),
+    ]
+    over = (memory.total or 0) - memory.reserved - (memory.allocated or 0) < 0
+    text = f"{size_text(memory.total or 0)}: {', '.join(shares)}"
+    return TextSpan(text, Tone.WARNING if over else Tone.PLAIN)
+
+
+def nearest_text(node: MapNodeDocument, with_cpus: Mask) -> str:
+    """Return which nodes with CPUs are nearest to one without: `nearest CPUs: node 0 (17)`."""
+    rows = {int(other): distance for other, distance in node.distances.items()}
+    known = {other: distance for other, distance in rows.items() if other in with_cpus}
+    if not known:
+        return ""
+    least = min(known.values())
+    nodes = Mask.from_ids(other for other, distance in known.items() if distance == least)
+    return f"nearest CPUs: node{'s' if len(nodes) > 1 else ''} {nodes} (distance {least})"
+
+
+def distance_lines(nodes: Sequence[MapNodeDocument]) -> Iterator[str]:
+    """Yield one line for each row of the matrix, or for each group of nodes with equal rows."""
+    rows = {
+        node.id: {int(other): distance for other, distance in node.distances.items()}
+        for node in nodes
+    }
+    return _matrix(rows) if len(rows) <= _MATRIX_NODES else _ranges(rows)
+
+
+def _matrix(rows: Mapping[int, Mapping[int, int]]) -> Iterator[str]:
+    values = [*rows, *(distance for row in rows.values() for distance in row.values())]
+    width = max(len(str(value)) for value in values) + 1
+    yield " " * (len("node ") + width) + "".join(f"{node:>{width}}" for node in rows)
+    for node, row in rows.items():
+        yield f"node{node:>{width + 1}}" + "".join(
+            f"{row.get(other, '-'):>{width}}" for other in rows
+        )
+
+
+def _ranges(rows: Mapping[int, Mapping[int, int]]) -> Iterator[str]:
+    groups: dict[tuple[int | None, tuple[tuple[int, Mask], ...]], list[int]] = {}
+    for node, row in rows.items():
+        groups.setdefault((row.get(node), _by_distance(node, row)), []).append(node)
+    for (local, others), nodes in groups.items():
+        yield _range_line(local, others, Mask.from_ids(nodes))
+
+
+def _range_line(local: int | None, others: Iterable[tuple[int, Mask]], nodes: Mask) -> str:
+    if len(nodes) == 1:
+        others = tuple((distance, members - nodes) for distance, members in others)
+    words = ", ".join(f"{distance} to {members}" for distance, members in others if members)
+    return f"node{'s' if len(nodes) > 1 else ''} {nodes}: {local} to itself, {words}"
+
+
+def _by_distance(node: int, row: Mapping[int, int]) -> tuple[tuple[int, Mask], ...]:
+    """Return the nodes at each distance; the node itself counts among its nearest.
+
+    So the nodes of one package, each nearest to all others of it, have equal rows.
+    """
+    members: dict[int, int] = {}
+    for other, distance in row.items():
+        if other != node:
+            members[distance] = members.get(distance, 0) | 1 << other
+    if not members:
+        return ()
+    nearest = min(members)
+    members[nearest] |= 1 << node
+    return tuple((distance, Mask(members[distance])) for distance in sorted(members))
+
+
+#: What a PCI device is, by its base class (PCI Code and ID Assignment specification, 1).
+_CLASSES: Final[Mapping[str, str]] = {
+    "01": "storage",
+    "02": "network",
+    "03": "display",
+    "04": "multimedia",
+    "05": "memory",
+    "06": "bridge",
+    "08": "system",
+    "0b": "processor",
+    "0c": "serial bus",
+    "0d": "wireless",
+    "10": "encryption",
+    "12": "accelerator",
+}
+#: Work is placed by these, so each is named with its address; QAT is a processor, encryption, or
+#: both, an NVMe drive is storage of its subclass.
+_NAMED: Final = (
+    "display",
+    "accelerator",
+    "network",
+    "memory",
+    "processor",
+    "encryption",
+    "NVMe",
+    "InfiniBand",
+)
+#: What is called otherwise than its base class, by class and subclass.
+_SUBCLASSES: Final[Mapping[str, str]] = {"0108": "NVMe", "0c06": "InfiniBand", "0207": "InfiniBand"}
+
+
+def by_node(devices: Iterable[MapDeviceDocument]) -> dict[str, list[MapDeviceDocument]]:
+    """Return the devices by the list of their nodes, "" for no known node."""
+    found: dict[str, list[MapDeviceDocument]] = defaultdict(list)
+    for device in devices:
+        found[device.nodes].append(device)
+    return dict(found)
+
+
+def device_lines(devices: Sequence[MapDeviceDocument], marks: Marks) -> Iterator[Line]:
+    """Yield the devices of the host in a line, and a line for each extended resource.
+
+    Those that the kubelet beside the agent gives are marked.
+    """
+    hardware = [device for device in devices if device.kind != "resource"]
+    if hardware:
+        yield line(f"{'devices':<14}", ", ".join(_hardware(hardware)))
+    offered: dict[str, list[MapDeviceDocument]] = defaultdict(list)
+    for device in devices:
+        if device.kind == "resource":
+            whose = " (kubelet)" if device.kubelet else ""
+            offered[f"{device.resource}{whose}"].append(device)
+    for name, members in offered.items():
+        yield line(f"{name}: ", ", ".join(_offered(device, marks) for device in members))
+
+
+def elsewhere(
+    devices: Mapping[str, Sequence[MapDeviceDocument]], nodes: Container[int], marks: Marks
+) -> Iterator[tuple[str, Line]]:
+    """Yield the lines of devices (`by_node`) that are near no single node of a host, with where."""
+    for near, members in devices.items():
+        if near.isdigit() and int(near) in nodes:
+            continue
+        for each in device_lines(members, marks):
+            yield (f"nodes {near}" if near else "no node"), each
+
+
+def device_word(device: MapDeviceDocument) -> str:
+    """Return what a device of the host is: `network`, `NVMe`, `other`."""
+    number = device.device_class.removeprefix("0x")
+    return _SUBCLASSES.get(number[:4]) or _CLASSES.get(number[:2], "other")
+
+
+def _hardware(devices: Sequence[MapDeviceDocument]) -> Iterator[str]:
+    behind = {device.address for device in devices if device.kind == "net"}
+    counts: Counter[str] = Counter()
+    for device in devices:
+        word = device_word(device)
+        if device.kind == "net":
+            yield f"{device.name} ({device.address})" if device.address else device.name
+        elif device.address in behind:
+            continue
+        elif word in _NAMED:
+            yield f"{word} {device.address}"
+        else:
+            counts[word] += 1
+    yield from (f"{number} x {word}" for word, number in sorted(counts.items()))
+
+
+def _offered(device: MapDeviceDocument, marks: Marks) -> str:
+    state = "" if device.healthy else " unhealthy"
+    if device.owner is None:
+        return f"{device.name}{state}{f' ({device.pod})' if device.pod else ''}"
+    uid = device.owner.uid
+    label = marks.labels.get(uid) or marks.names.get(uid, uid)
+    return f"{device.name}{state} ({label} {device.owner.container})"
+
+
+#: The most pods with CPUs that are listed in a map that is not full.
+_PODS: Final = 40
+
+
+def pod_lines(document: MapDocument, marks: Marks, *, full: bool) -> Iterator[Line]:
+    """Yield each pod that has CPUs with its containers, and how many pods have none."""
+    focus = marks.focus
+    width = max((len(label) for label in marks.labels.values()), default=1)
+    listed = [pod for pod in document.pods if focus == pod.uid or (focus is None and pod.cpus)]
+    shown = listed if full or focus is not None else listed[:_PODS]
+    for pod in shown:
+        yield from _pod(pod, marks, width)
+    if len(listed) > len(shown):
+        yield line(f"and {counted(len(listed) - len(shown), 'pod')} with CPUs more: map --full")
+    others = 0 if focus is not None else len(document.pods) - len(listed)
+    if others:
+        yield line(f"{counted(others, 'pod')} in the shared pool alone")
+
+
+def _pod(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
+    label = marks.labels.get(pod.uid, ".")
+    tone = marks.tones.get(pod.uid, Tone.PLAIN)
+    cpus = f"CPUs {pod.cpus}" if pod.cpus else "in the shared pool"
+    missing = f", {len(pod.not_found)} not found" if pod.not_found else ""
+    name = TextSpan(full_name(pod), Tone.HEADING)
+    yield line(TextSpan(f"{label:<{width}} ", tone), name, f"  {cpus}{missing}")
+    longest = max((len(container.name) for container in pod.containers), default=0)
+    for container in pod.containers:
+        yield line(f"{' ' * (width + 1)}  {container.name:<{longest}}  {_place(container)}")
+
+
+def _place(container: MapContainerDocument) -> str:
+    mems = f", memory on node{'s' if _several(container.mems) else ''} {container.mems}"
+    memory = mems if container.mems else ""
+    if container.cpus is None:
+        return f"the node's shared pool{memory}"
+    if container.isolation == "container":
+        until = ", until the next container starts" if container.kind == "init" else ""
+        return f"CPUs {container.cpus} (exclusive{until}){memory}"
+    return f"CPUs {container.cpus} (the pod's shared pool){memory}"
+
+
+def _several(nodes: str) -> bool:
+    return "," in nodes or "-" in nodes

@@ -8,9 +8,9 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.state.store import Store
-from agent.tools.kubelet_state.checksums import fnv1a_32
 from agent.tools.kubelet_state.files import KubeletRelease, KubeletState, encode_files
-from agent.tools.kubelet_state.memory_file import MemoryState
+from agent.tools.kubelet_state.format import fnv1a_32
+from agent.tools.kubelet_state.memory import MemoryState
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree
 from tests.agent.tools.kubelet_state.machines import cpu_state

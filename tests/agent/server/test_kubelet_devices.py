@@ -25,9 +25,8 @@ from agent.rpc.calls import CallError, Client
 from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from agent.server.conditions import ConditionType
 from agent.state.store import peek
-from agent.tools.replay.live import live_sequence
 from agent.tools.replay.play import play
-from agent.tools.replay.reading import load_sequence
+from agent.tools.replay.reading import live_sequence, load_sequence
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, in_loop, manifest, running, until
 from tests.fakes.device_plugin import never

@@ -44,8 +44,8 @@ from agent.reconcile.errors import BindingError
 from agent.server.errors import BindingNotFoundError, RequestError
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import CHECKPOINT_NAME, Store
-from agent.tools.kubelet_state.errors import KubeletStateError
 from agent.tools.kubelet_state.exporting import kubelet_state
+from agent.tools.kubelet_state.format import KubeletStateError
 from agent.tools.kubelet_state.importing import take_over
 from cgroupfs.names import Tier
 from sysfs.described.shapes import with_offline

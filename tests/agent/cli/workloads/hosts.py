@@ -13,7 +13,7 @@ from agent.cli.main import run_command
 from agent.config.model import CgroupDriver
 from agent.managers.policy import MemoryManagerPolicy
 from agent.pods.quantity import Quantity
-from agent.tools.run.command import OwnProcess
+from agent.tools.run import OwnProcess
 from tests.agent.server.support import PATIENCE
 from tests.fakes.systemd import FakeSystemd
 

@@ -171,7 +171,7 @@ def test_a_process_that_may_not_make_cgroups_is_advised_to_be_root(
     def reject(*_: object) -> str:
         raise denied
 
-    monkeypatch.setattr("agent.tools.run.command.enter", reject)
+    monkeypatch.setattr("agent.tools.run.enter", reject)
     code, _, err = host.run("run", "true")
     assert (code, host.pods) == (ExitCode.ENVIRONMENT, ())
     assert "run as root" in err

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent.kubelet.devices import device_checkpoint as module
 from agent.kubelet.devices.device_checkpoint import FILE, DeviceCheckpoint, DeviceCheckpointError
 from agent.pods.model import GivenDevice
-from agent.tools.kubelet_state.device_file import DeviceEntry, DeviceState, write_device_state
+from agent.tools.kubelet_state.devices import DeviceEntry, DeviceState, write_device_state
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, init, pod, resources
 from tests.fakes.kubelet_devices import write_device_checkpoint

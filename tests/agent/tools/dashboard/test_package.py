@@ -8,7 +8,7 @@ from typing import Final
 
 from hatchling.builders.wheel import WheelBuilder
 
-from agent.tools.dashboard.page_files import FOLDER, page_files
+from agent.tools.dashboard.server import FOLDER, page_files
 
 ROOT: Final = Path(__file__).resolve().parents[4]
 

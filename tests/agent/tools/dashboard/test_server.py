@@ -16,8 +16,7 @@ from agent.api.host.map import MapDocument
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard import server
-from agent.tools.dashboard.page_files import FOLDER
-from agent.tools.dashboard.server import LOG_SECONDS, MOST_LOG_LINES, ServerLog
+from agent.tools.dashboard.server import FOLDER, LOG_SECONDS, MOST_LOG_LINES, ServerLog
 from agent.tools.map.parts import parts_of
 from sysfs.described.shapes import regular_host
 from tests.agent.server.support import in_loop

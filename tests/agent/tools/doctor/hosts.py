@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.config.load import load_config
-from agent.tools.doctor.examination import examine
+from agent.tools.doctor.checks import examine
 from agent.tools.doctor.facts import AskedWay
 from agent.tools.doctor.gathering import gather
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.model import Config
-    from agent.tools.doctor.verdicts import HostCheck
+    from agent.tools.doctor.facts import HostCheck
 
 PID = 815
 KUBELET = "/var/lib/kubelet"

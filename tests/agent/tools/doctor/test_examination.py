@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.tools.doctor.examination import examine, examine_for_start
-from agent.tools.doctor.facts import AskedWay, ReportedVersion
+from agent.tools.doctor.checks import examine, examine_for_start
+from agent.tools.doctor.facts import AskedWay, ReportedVersion, Verdict
 from agent.tools.doctor.gathering import gather
-from agent.tools.doctor.verdicts import Verdict
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.tools.doctor.verdicts import HostCheck
+    from agent.tools.doctor.facts import HostCheck
 
 OK, WARNING, ERROR, UNKNOWN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict.UNKNOWN
 
@@ -725,7 +724,9 @@ def test_a_process_of_another_user_that_is_called_kubelet_changes_nothing(
 ) -> None:
     host.process(hosts.PID, "kubelet", "--cpu-manager-policy=static")
     owner = host.at(f"/proc/{hosts.PID}").stat().st_uid
-    monkeypatch.setattr("agent.tools.doctor.reading.trusted_users", lambda: frozenset((owner + 1,)))
+    monkeypatch.setattr(
+        "agent.tools.doctor.gathering.trusted_users", lambda: frozenset((owner + 1,))
+    )
     assert host.examine()[CPU].verdict is OK
     assert "no kubelet runs" in host.examine()["kubelet directory"].found
 

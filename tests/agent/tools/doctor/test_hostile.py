@@ -9,16 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.tools.doctor.facts import HostFile, HostPath, KubeletFiles
-from agent.tools.doctor.kubelet_settings import flag_of, settings_of
-from agent.tools.doctor.reading import read_file, read_files
-from agent.tools.doctor.runtime_settings import (
+from agent.tools.doctor.facts import HostFile, HostPath, KubeletFiles, Verdict
+from agent.tools.doctor.gathering import read_file, read_files
+from agent.tools.doctor.kubelet import flag_of, settings_of
+from agent.tools.doctor.runtime import (
     containerd_settings,
     crio_settings,
     seconds_of,
     version_of,
 )
-from agent.tools.doctor.verdicts import Verdict
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import admit
-from agent.tools.kubelet_state.cpu_file import (
+from agent.tools.kubelet_state.cpu import (
     CpuFileVersion,
     CpuState,
     read_cpu_state,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.tools.kubelet_state.checksums import (
+from agent.tools.kubelet_state.format import (
     fnv1a_32,
     go_json,
     go_map,

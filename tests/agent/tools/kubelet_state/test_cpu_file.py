@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.tools.kubelet_state.checksums import fnv1a_32
-from agent.tools.kubelet_state.cpu_file import (
+from agent.tools.kubelet_state.cpu import (
     CpuFileVersion,
     CpuState,
     cpu_document,
@@ -18,7 +17,7 @@ from agent.tools.kubelet_state.cpu_file import (
     read_cpu_state,
     write_cpu_state,
 )
-from agent.tools.kubelet_state.errors import UnreadableStateFileError
+from agent.tools.kubelet_state.format import UnreadableStateFileError, fnv1a_32
 from sysfs.mask import Mask
 from tests.agent.tools.kubelet_state.machines import cpu_state
 from tests.strategies import built

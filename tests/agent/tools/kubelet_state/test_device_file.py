@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.tools.kubelet_state.checksums import fnv1a_32
-from agent.tools.kubelet_state.device_file import (
+from agent.tools.kubelet_state.devices import (
     DeviceEntry,
     DeviceState,
     read_device_state,
     write_device_state,
 )
-from agent.tools.kubelet_state.errors import UnreadableStateFileError
+from agent.tools.kubelet_state.format import UnreadableStateFileError, fnv1a_32
 from tests.strategies import built
 
 PATH = Path("dir/kubelet_internal_checkpoint")

@@ -13,11 +13,10 @@ from agent.managers.allocations.delivery import Delivery
 from agent.managers.device.manager import allocated_devices
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.pods.model import QosClass
-from agent.tools.kubelet_state.device_file import DeviceEntry, DeviceState
-from agent.tools.kubelet_state.device_response import response_of
-from agent.tools.kubelet_state.errors import UnfitStateError
+from agent.tools.kubelet_state.devices import DeviceEntry, DeviceState, response_of
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState
+from agent.tools.kubelet_state.format import UnfitStateError
 from agent.tools.kubelet_state.importing import take_over
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
 from agent.rpc.device_plugin import V1BETA1
-from agent.tools.kubelet_state.device_response import delivery_of, response_of
-from agent.tools.kubelet_state.errors import MissingExtraError, UnreadableResponseError
+from agent.tools.kubelet_state.devices import delivery_of, response_of
+from agent.tools.kubelet_state.format import MissingExtraError, UnreadableResponseError
 from tests.strategies import built
 
 TEXTS = st.text(max_size=5)

@@ -14,13 +14,13 @@ from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.topology.hints import NO_AFFINITY
-from agent.tools.kubelet_state import device_file
-from agent.tools.kubelet_state.cpu_file import read_cpu_state
-from agent.tools.kubelet_state.errors import CannotExportError
+from agent.tools.kubelet_state.cpu import read_cpu_state
+from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
+from agent.tools.kubelet_state.format import CannotExportError
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory_file import read_memory_state
+from agent.tools.kubelet_state.memory import read_memory_state
 from sysfs.described.shapes import regular_host
 from tests.agent.managers.hosts import make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -39,18 +39,18 @@ BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2 
 def through_files(rules: EffectivePolicy, ledger: Ledger) -> tuple[KubeletState, dict[str, bytes]]:
     """Return what is read from the files of a ledger, and the files."""
     contents = encode_files(kubelet_state(rules, ledger), pod_level=rules.policy.pod_level_managers)
-    devices = contents.get(device_file.FILE_NAME)
+    devices = contents.get(DEVICE_FILE)
     read = KubeletState(
         read_cpu_state(contents["cpu_manager_state"], PATH),
         read_memory_state(contents["memory_manager_state"], PATH),
-        None if devices is None else device_file.read_device_state(devices, PATH),
+        None if devices is None else read_device_state(devices, PATH),
     )
     return read, contents
 
 
 def of_managers(contents: dict[str, bytes]) -> dict[str, bytes]:
     """Return the files of the CPU and memory managers."""
-    return {name: data for name, data in contents.items() if name != device_file.FILE_NAME}
+    return {name: data for name, data in contents.items() if name != DEVICE_FILE}
 
 
 @given(rules=rule_sets(), data=st.data())

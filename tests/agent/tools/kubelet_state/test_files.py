@@ -8,12 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.state.files import OsFiles
-from agent.tools.kubelet_state.errors import (
-    NoStateFilesError,
-    StateFileExistsError,
-    StateFileIOError,
-    UnreadableStateFileError,
-)
 from agent.tools.kubelet_state.files import (
     KubeletRelease,
     KubeletState,
@@ -22,7 +16,13 @@ from agent.tools.kubelet_state.files import (
     release_of,
     write_directory,
 )
-from agent.tools.kubelet_state.memory_file import MemoryState
+from agent.tools.kubelet_state.format import (
+    NoStateFilesError,
+    StateFileExistsError,
+    StateFileIOError,
+    UnreadableStateFileError,
+)
+from agent.tools.kubelet_state.memory import MemoryState
 from tests.agent.tools.kubelet_state.machines import cpu_state
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from agent.managers.cpu.parts import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason
 from agent.pods.errors import ManifestError
 from agent.pods.model import ContainerKind, QosClass, spec_digest
-from agent.tools.kubelet_state.errors import UnfitStateError
 from agent.tools.kubelet_state.files import KubeletState
+from agent.tools.kubelet_state.format import UnfitStateError
 from agent.tools.kubelet_state.importing import read_pods, take_over
-from agent.tools.kubelet_state.memory_file import MemoryState
+from agent.tools.kubelet_state.memory import MemoryState
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources, sidecar

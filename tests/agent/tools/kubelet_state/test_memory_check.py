@@ -7,8 +7,13 @@ from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import MemoryBlock
 from agent.tools.kubelet_state.exporting import kubelet_state
-from agent.tools.kubelet_state.memory_check import allocatable_bytes, memory_problems
-from agent.tools.kubelet_state.memory_file import MemoryNode, MemoryState, MemoryTable
+from agent.tools.kubelet_state.memory import (
+    MemoryNode,
+    MemoryState,
+    MemoryTable,
+    allocatable_bytes,
+    memory_problems,
+)
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, PLAIN, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod

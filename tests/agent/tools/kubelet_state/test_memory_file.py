@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocations.allocation import MemoryBlock
-from agent.tools.kubelet_state.errors import UnreadableStateFileError
-from agent.tools.kubelet_state.memory_file import (
+from agent.tools.kubelet_state.format import UnreadableStateFileError
+from agent.tools.kubelet_state.memory import (
     MemoryFileVersion,
     MemoryNode,
     MemoryState,

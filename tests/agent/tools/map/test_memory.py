@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.api.host.map import MapMemoryDocument, MapNodeDocument
 from agent.api.host.mapped import map_of_host
-from agent.tools.map.lines import plain
-from agent.tools.map.memory import (
+from agent.tools.map.parts import plain
+from agent.tools.map.text import (
     BAR,
     distance_lines,
     memory_lines,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.api.host.map import MapWarningDocument
 from agent.api.host.mapped import map_of_allocations, map_of_host
 from agent.managers.policy import Cordon
-from agent.tools.dashboard.page_files import page_files
+from agent.tools.dashboard.server import page_files
 from agent.tools.map.svg import COLOURS, svg_of
 from sysfs.described.shapes import regular_host
 from sysfs.host import Device

@@ -11,7 +11,7 @@ from agent.api.host.map import CpuUse, MapDocument
 from agent.api.host.mapped import map_of_allocations, map_of_host
 from agent.managers.device.kubelet_listing import KubeletListing
 from agent.pods.model import GivenDevice
-from agent.tools.map.lines import painted, plain
+from agent.tools.map.parts import painted, plain
 from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, id_list, map_lines
 from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline

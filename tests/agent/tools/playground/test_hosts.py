@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.tools.playground.errors import PlaygroundError
-from agent.tools.playground.hosts import HOSTS, captured_host, named_host
+from agent.tools.playground import HOSTS, PlaygroundError, captured_host, named_host
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.errors import ExitCode
-from agent.tools.playground.shell import WELCOME
+from agent.tools.playground import WELCOME
 
 PROGRAM = str(Path(sys.executable).with_name("numawarden"))
 

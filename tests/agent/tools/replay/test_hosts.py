@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.machine import Machine
-from agent.tools.replay.hosts import DescribedHost, HostReader
+from agent.tools.replay.reading import DescribedHost, HostReader
 from agent.yaml import Field, read_document
 from sysfs.described.shapes import regular_host
 from sysfs.described.tree import write_tree

@@ -22,9 +22,8 @@ from agent.pods.manifest import load_pod
 from agent.pods.model import GivenDevice
 from agent.state import codec
 from agent.state.checkpoint import Checkpoint
-from agent.tools.replay.live import live_sequence
 from agent.tools.replay.play import Admit, StepOutcome, play
-from agent.tools.replay.reading import ReplayError
+from agent.tools.replay.reading import ReplayError, live_sequence
 from sysfs.described.shapes import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import manifest

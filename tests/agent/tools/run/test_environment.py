@@ -6,7 +6,7 @@ import pytest
 
 from agent.api.delivery import DeliveryDocument
 from agent.managers.allocations.delivery import DeviceNode, Mount
-from agent.tools.run.environment import not_given
+from agent.tools.run import not_given
 
 NODE = DeviceNode(container_path="/dev/x", host_path="/dev/x", permissions="rw")
 MOUNT = Mount(container_path="/a", host_path="/a", read_only=True)

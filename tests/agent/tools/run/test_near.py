@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.run.near import node_of_interface
-from agent.tools.run.pod import OptionError
+from agent.tools.run import OptionError, node_of_interface
 
 
 @pytest.fixture

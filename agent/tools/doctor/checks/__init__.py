@@ -1,1 +1,0 @@
-"""The checks: each takes configuration and facts, and yields what it says of them."""

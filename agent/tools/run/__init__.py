@@ -1,1 +1,0 @@
-"""Pods for single commands and units: made from options, entered by the process itself."""
