@@ -20,7 +20,7 @@ from agent.config.load import config_keys, load_config_file, yaml_text
 from agent.config.model import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.api.verification import VerificationDocument
 
@@ -122,13 +122,19 @@ def _agent(status: StatusDocument) -> Iterator[_Checked]:
     if len(absent) == len(status.conditions):
         none = "none but those of containers, below" if absent else "none"
         yield _Checked("conditions", ExitCode.OK, none)
-    for line in absent[:_LISTED]:
-        yield _Checked("containers", ExitCode.NOT_ENFORCED, line)
-    if len(absent) > _LISTED:
-        more = f"and of {len(absent) - _LISTED} more pods; see 'numawarden list'"
-        yield _Checked("containers", ExitCode.NOT_ENFORCED, more)
+    more = "and of {} more pods; see 'numawarden list'"
+    yield from _listed("containers", ExitCode.NOT_ENFORCED, absent, more)
     if not absent:
         yield _Checked("containers", ExitCode.OK, "none is missing in its pod")
+
+
+def _listed(
+    subject: str, code: ExitCode, lines: Sequence[str], more: str = ""
+) -> Iterator[_Checked]:
+    """Yield the first lines of a subject, and with `more` how many others there are."""
+    yield from (_Checked(subject, code, line) for line in lines[:_LISTED])
+    if more and len(lines) > _LISTED:
+        yield _Checked(subject, code, more.format(len(lines) - _LISTED))
 
 
 def _disk(status: StatusDocument) -> Iterator[_Checked]:
@@ -156,10 +162,7 @@ def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
         yield _Checked(subject, wrong, f"{text_of(error)}; {effect}")
         return
     differing = list(_differences(written, running.keys))
-    for line in differing[:_LISTED]:
-        yield _Checked(subject, wrong, line)
-    if len(differing) > _LISTED:
-        yield _Checked(subject, wrong, f"and {len(differing) - _LISTED} more keys")
+    yield from _listed(subject, wrong, differing, "and {} more keys")
     if differing:
         advice = f"try it with 'numawarden config check {running.file}', then restart the agent"
         yield _Checked(subject, wrong, f"the file changed since the agent was started; {advice}")
@@ -204,8 +207,7 @@ def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
         ),
         *answer.differences,
     ]
-    for line in differing[:_LISTED]:
-        yield _Checked("cgroups", ExitCode.NOT_ENFORCED, line)
+    yield from _listed("cgroups", ExitCode.NOT_ENFORCED, differing)
     if differing:
         count = counted(len(differing), "difference")
         more = f"{count}; see 'numawarden verify', which names every cgroup"
@@ -215,14 +217,12 @@ def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
 
 
 def _intruding(answer: VerificationDocument) -> Iterator[_Checked]:
-    for task in answer.intruding[:_LISTED]:
-        message = (
-            f"process {task.pid} ({task.name}) may run on CPUs {task.cpus} of "
-            f"{', '.join(task.pods)}; end it, or move it: taskset -apc CPUS {task.pid}"
-        )
-        yield _Checked("intruding tasks", ExitCode.NOT_ENFORCED, message)
-    if len(answer.intruding) > _LISTED:
-        more = f"and {len(answer.intruding) - _LISTED} more; see 'numawarden verify'"
-        yield _Checked("intruding tasks", ExitCode.NOT_ENFORCED, more)
-    if not answer.intruding:
+    lines = [
+        f"process {task.pid} ({task.name}) may run on CPUs {task.cpus} of {', '.join(task.pods)}; "
+        f"end it, or move it: taskset -apc CPUS {task.pid}"
+        for task in answer.intruding
+    ]
+    more = "and {} more; see 'numawarden verify'"
+    yield from _listed("intruding tasks", ExitCode.NOT_ENFORCED, lines, more)
+    if not lines:
         yield _Checked("intruding tasks", ExitCode.OK, "none")

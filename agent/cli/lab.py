@@ -22,11 +22,9 @@ from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, liste
 from agent.tools.playground import (
     WELCOME,
     EmbeddedHost,
-    NamedHost,
     Playground,
-    captured_host,
+    described_host,
     end_by_signals,
-    named_host,
 )
 
 if TYPE_CHECKING:
@@ -132,17 +130,9 @@ def playground(described: str, scope: str, command: tuple[str, ...]) -> int:
 
     with TemporaryDirectory(prefix="numawarden-playground-") as name:
         folder = Path(name)
-        host = EmbeddedHost(folder, _host(described, folder / "capture"))
+        host = EmbeddedHost(folder, described_host(described, folder / "capture"))
         with Playground(host, scope) as made:
             if not command:
                 click.echo(WELCOME.format(folder=folder))
             sys.stdout.flush()
             return made.run(command)
-
-
-def _host(named: str, folder: Path) -> NamedHost:
-    found = named_host(named)
-    if found is None:
-        folder.mkdir()
-        found = captured_host(Path(named), folder)
-    return found

@@ -112,10 +112,15 @@ HOSTS: Final[Mapping[str, Callable[[], NamedHost]]] = {
 }
 
 
-def named_host(name: str) -> NamedHost | None:
-    """Return the host of a name in `HOSTS`, None if there is none."""
-    made = HOSTS.get(name)
-    return None if made is None else made()
+def described_host(named: str, folder: Path) -> NamedHost:
+    """Return the host of a name in `HOSTS`, or of a capture, which is unpacked into a new `folder`.
+
+    Raises `PlaygroundError`, `SysfsError`.
+    """
+    if named in HOSTS:
+        return HOSTS[named]()
+    folder.mkdir()
+    return captured_host(Path(named), folder)
 
 
 def captured_host(capture: Path, folder: Path) -> NamedHost:

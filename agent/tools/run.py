@@ -109,18 +109,6 @@ def command_pod(
     return _manifest(uid, name, annotations, resources, guaranteed=not shared)
 
 
-def unit_pod(uid: str, name: str, unit: str, amounts: Amounts) -> bytes:
-    """Return the manifest of a pod that ends with a systemd unit.
-
-    Nothing is limited: the limits of the unit stay its own. Raises `OptionError`.
-    """
-    check_cpus(amounts.cpus, "name a whole number")
-    sizes = {MEMORY: amounts.memory} if amounts.memory else {}
-    requests = {CPU: amounts.cpus, **sizes, **amounts.others}
-    resources = {"requests": requests, "limits": dict(amounts.others)}
-    return _manifest(uid, name, {UNIT: unit}, resources, guaranteed=True)
-
-
 def check_cpus(cpus: str, hint: str) -> None:
     """Raise `OptionError` unless a text is a number of exclusive CPUs; `hint` ends the message."""
     if not _number_of_cpus(cpus).is_whole:
@@ -385,7 +373,13 @@ def running_cgroup(systemd: Systemd, unit: str) -> str:
 
 
 def pod_of_unit(unit: str, cpus: str, memory: str, hugepages: Iterable[str]) -> bytes:
-    """Return the manifest of a unit's pod, under a new uid. Raises `OptionError`."""
+    """Return the manifest of a pod that ends with a systemd unit, under a new uid.
+
+    Nothing is limited: the limits of the unit stay its own. Raises `OptionError`.
+    """
+    others = listed_amounts(hugepages, ())
+    check_cpus(cpus, "name a whole number")
+    sizes = {MEMORY: memory} if memory else {}
+    resources = {"requests": {CPU: cpus, **sizes, **others}, "limits": others}
     name = _NO_POD_NAME.sub("-", unit.lower()).strip("-.")
-    amounts = Amounts(cpus, memory, listed_amounts(hugepages, ()))
-    return unit_pod(str(uuid4()), name, unit, amounts)
+    return _manifest(str(uuid4()), name, {UNIT: unit}, resources, guaranteed=True)

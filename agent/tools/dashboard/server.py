@@ -31,7 +31,7 @@ from agent.api.documents import ErrorBody, ErrorDocument, decode, encode
 from agent.api.host.map import CpuUse, MapCpuDocument, MapDocument
 from agent.api.host.mapped import is_shared
 from agent.tools.map.parts import MappedPart, parts_of, printable
-from agent.tools.map.text import COLLAPSE_ABOVE, device_word, folds_of
+from agent.tools.map.text import COLLAPSE_ABOVE, Fold, device_word, folds_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -415,14 +415,6 @@ class PicturePart(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     children: tuple[PicturePart, ...]
 
 
-class PictureFold(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The outermost parts from `start` up to `end` are alike: `text` says what they are."""
-
-    start: int
-    end: int
-    text: str
-
-
 class Picture(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """What the page draws: `map` is the agent's document as it came (`GET /v1/map`).
 
@@ -435,7 +427,7 @@ class Picture(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     parts: tuple[PicturePart, ...]
     shared_cores: tuple[int, ...]
     device_words: tuple[str, ...]
-    folds: tuple[PictureFold, ...] = ()
+    folds: tuple[Fold, ...] = ()
 
 
 class PictureMaker:
@@ -461,10 +453,7 @@ class PictureMaker:
                 "" if device.kind == "resource" else device_word(device)
                 for device in document.devices
             ),
-            folds=tuple(
-                PictureFold(start=fold.start, end=fold.end, text=fold.text)
-                for fold in folds_of(document, parts)
-            ),
+            folds=tuple(folds_of(document, parts)),
         )
         return _encoder.encode(picture)
 

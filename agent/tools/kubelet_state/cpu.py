@@ -23,7 +23,6 @@ from agent.tools.kubelet_state.format import (
     DAMAGED,
     Embedding,
     Name,
-    Plain,
     Size,
     UnreadableStateFileError,
     fnv1a_32,
@@ -33,7 +32,6 @@ from agent.tools.kubelet_state.format import (
     go_struct,
     hash_text,
     parse_json,
-    sorted_json,
     state_in_data,
     version_by_checksum,
     with_data,
@@ -136,34 +134,14 @@ def write_cpu_state(state: CpuState, version: CpuFileVersion) -> bytes:
 def encode_cpu_document(document: CpuStateDocument, version: CpuFileVersion) -> bytes:
     """Return the bytes of a document with its checksum. Raises `ValueError` on v3's in v2."""
     if version is CpuFileVersion.V4:
-        embedded = _plain_cpu(replace(document, podEntries={}))
+        embedded = replace(document, podEntries={}).state()
         embedded["checksum"] = fnv1a_32(cpu_hash_text(document, CpuFileVersion.V2))
-        return with_data(embedded, _plain_cpu(document))
+        return with_data(embedded, document.state())
     if document.podEntries and version is not CpuFileVersion.V3:
         raise ValueError(f"version {version} has no pod entries")
-    plain = _plain_cpu(document)
+    plain = document.state()
     plain["checksum"] = fnv1a_32(cpu_hash_text(document, version))
     return go_json(plain)
-
-
-def _plain_cpu(document: CpuStateDocument) -> dict[str, Plain]:
-    """Return a document as it is written, without its checksum."""
-    plain: dict[str, Plain] = {
-        "policyName": document.policyName,
-        "defaultCpuSet": document.defaultCpuSet,
-    }
-    if document.entries:
-        plain["entries"] = sorted_json(
-            {uid: sorted_json({**pod}) for uid, pod in document.entries.items()}
-        )
-    if document.podEntries:
-        plain["podEntries"] = sorted_json(
-            {
-                uid: {"cpuSet": entry.cpuSet} if entry.cpuSet else {}
-                for uid, entry in document.podEntries.items()
-            }
-        )
-    return plain
 
 
 def cpu_hash_text(

@@ -22,7 +22,6 @@ from agent.tools.kubelet_state.format import (
     DAMAGED,
     MissingExtraError,
     Name,
-    Plain,
     Size,
     UnreadableResponseError,
     UnreadableStateFileError,
@@ -33,7 +32,7 @@ from agent.tools.kubelet_state.format import (
     go_slice,
     go_struct,
     parse_json,
-    sorted_json,
+    plain_of,
 )
 from agent.yaml import shown
 from sysfs.mask import MAX_ID
@@ -147,7 +146,7 @@ def write_device_state(state: DeviceState) -> bytes:
         RegisteredDevices={resource: list(ids) for resource, ids in state.registered.items()},
     )
     text = _hash_text(data, [entry.response for entry in state.entries])
-    return go_json({"Data": _data_json(data), "Checksum": fnv1a_32(text)})
+    return go_json({"Data": plain_of(data), "Checksum": fnv1a_32(text)})
 
 
 def _entry(entry: DeviceEntry) -> _Entry:
@@ -167,29 +166,6 @@ def _response(entry: _Entry, field: str, path: Path) -> bytes | None:
         return base64.b64decode(entry.AllocResp, validate=True)
     except (binascii.Error, ValueError) as error:
         raise UnreadableStateFileError(path, field, f"not base64 ({error})", DAMAGED) from error
-
-
-def _data_json(data: _Data) -> Plain:
-    entries = data.PodDeviceEntries
-    registered = data.RegisteredDevices
-    return {
-        "PodDeviceEntries": None if entries is None else [_entry_json(each) for each in entries],
-        "RegisteredDevices": None if registered is None else _lists_json(registered),
-    }
-
-
-def _entry_json(entry: _Entry) -> Plain:
-    return {
-        "PodUID": entry.PodUID,
-        "ContainerName": entry.ContainerName,
-        "ResourceName": entry.ResourceName,
-        "DeviceIDs": None if entry.DeviceIDs is None else _lists_json(entry.DeviceIDs),
-        "AllocResp": entry.AllocResp,
-    }
-
-
-def _lists_json(lists: Mapping[str, list[str] | None] | Mapping[int, list[str] | None]) -> Plain:
-    return sorted_json({str(key): None if ids is None else [*ids] for key, ids in lists.items()})
 
 
 def _hash_text(data: _Data, responses: list[bytes | None]) -> str:

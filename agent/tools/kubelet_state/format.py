@@ -80,9 +80,10 @@ def go_json(document: Plain) -> bytes:
     return text.translate(_HTML).encode()
 
 
-def sorted_json(entries: Mapping[str, Plain]) -> dict[str, Plain]:
-    """Return a map in the order of encoding/json: by key as text, also where keys are numbers."""
-    return dict(sorted(entries.items()))
+def plain_of(document: Struct) -> dict[str, Plain]:
+    """Return a document in the order of encoding/json: maps by key as text, also by number."""
+    plain: dict[str, Plain] = msgspec.to_builtins(document, str_keys=True, order="deterministic")
+    return plain
 
 
 def with_data(embedded: dict[str, Plain], data: Plain) -> bytes:
@@ -105,6 +106,12 @@ class Embedding(Struct):
     def has_data(self) -> bool:
         """Whether the state is in `data`, as a kubelet decides: by either field."""
         return bool(self.data or self.dataChecksum)
+
+    def state(self) -> dict[str, Plain]:
+        """Return the state as it is written, without checksums and empty maps of entries."""
+        left_out = {"data", "dataChecksum", "checksum"}
+        left_out |= {name for name in ("entries", "podEntries") if not getattr(self, name, None)}
+        return {name: value for name, value in plain_of(self).items() if name not in left_out}
 
 
 DocumentT = TypeVar("DocumentT")

@@ -22,7 +22,6 @@ from agent.tools.kubelet_state.format import (
     Embedding,
     Name,
     NodeId,
-    Plain,
     Size,
     fnv1a_32,
     go_json,
@@ -32,7 +31,6 @@ from agent.tools.kubelet_state.format import (
     go_struct,
     hash_text,
     parse_json,
-    sorted_json,
     state_in_data,
     version_by_checksum,
     with_data,
@@ -164,38 +162,14 @@ def write_memory_state(state: MemoryState, version: MemoryFileVersion) -> bytes:
 def encode_memory_document(document: MemoryStateDocument, version: MemoryFileVersion) -> bytes:
     """Return the bytes of a document with its checksum. Raises `ValueError` on v2's in v1."""
     if version is MemoryFileVersion.V3:
-        embedded = _plain_memory(replace(document, podEntries={}))
+        embedded = replace(document, podEntries={}).state()
         embedded["checksum"] = fnv1a_32(memory_hash_text(document, MemoryFileVersion.V1))
-        return with_data(embedded, _plain_memory(document))
+        return with_data(embedded, document.state())
     if document.podEntries and version is not MemoryFileVersion.V2:
         raise ValueError(f"version {version} has no pod entries")
-    plain = _plain_memory(document)
+    plain = document.state()
     plain["checksum"] = fnv1a_32(memory_hash_text(document, version))
     return go_json(plain)
-
-
-def _plain_memory(document: MemoryStateDocument) -> dict[str, Plain]:
-    """Return a document as it is written, without its checksum."""
-    nodes = document.machineState or {}
-    plain: dict[str, Plain] = {
-        "policyName": document.policyName,
-        "machineState": sorted_json({str(node): _node_json(e) for node, e in nodes.items()}),
-    }
-    if document.entries:
-        plain["entries"] = sorted_json(
-            {
-                uid: sorted_json({name: _blocks_json(blocks) for name, blocks in pod.items()})
-                for uid, pod in document.entries.items()
-            }
-        )
-    if document.podEntries:
-        plain["podEntries"] = sorted_json(
-            {
-                uid: {"memoryBlocks": _blocks_json(entry.memoryBlocks)}
-                for uid, entry in document.podEntries.items()
-            }
-        )
-    return plain
 
 
 def memory_hash_text(
@@ -236,35 +210,6 @@ def _blocks(entries: Iterable[BlockEntry] | None) -> tuple[MemoryBlock, ...]:
 
 def _block_entries(blocks: Iterable[MemoryBlock]) -> list[BlockEntry]:
     return [BlockEntry(list(block.nodes), block.type, block.size) for block in blocks]
-
-
-def _node_json(entry: NodeEntry) -> Plain:
-    return {
-        "numberOfAssignments": entry.numberOfAssignments,
-        "memoryMap": sorted_json(
-            {name: _table_json(table) for name, table in (entry.memoryMap or {}).items()}
-        ),
-        "cells": list(entry.cells or ()),
-    }
-
-
-def _table_json(table: MemoryTable) -> Plain:
-    return {
-        "total": table.total,
-        "systemReserved": table.systemReserved,
-        "allocatable": table.allocatable,
-        "reserved": table.reserved,
-        "free": table.free,
-    }
-
-
-def _blocks_json(entries: Iterable[BlockEntry] | None) -> Plain:
-    if entries is None:
-        return None
-    return [
-        {"numaAffinity": list(entry.numaAffinity or ()), "type": entry.type, "size": entry.size}
-        for entry in entries
-    ]
 
 
 def _machine_text(document: MemoryStateDocument) -> str:

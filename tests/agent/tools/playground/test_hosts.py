@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.tools.playground import HOSTS, PlaygroundError, captured_host, named_host
+from agent.tools.playground import HOSTS, PlaygroundError, captured_host, described_host
 from sysfs.described.tree import write_tree
 from sysfs.discover import discover
 
@@ -33,8 +33,9 @@ def test_devices_are_on_nodes_that_the_host_has(name: str) -> None:
     assert all(set(ids.values()) <= nodes for ids in described.devices.values())
 
 
-def test_another_name_has_no_host() -> None:
-    assert named_host("cray-1") is None
+def test_another_name_is_taken_for_a_capture(tmp_path: Path) -> None:
+    with pytest.raises(PlaygroundError, match="cray-1 is neither a capture nor one of two-sockets"):
+        described_host("cray-1", tmp_path / "capture")
 
 
 def archive(file: Path, names: dict[str, str]) -> Path:
