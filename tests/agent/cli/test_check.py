@@ -199,3 +199,14 @@ def test_no_condition_is_said_to_be_there_beside_those_of_containers(shell: Watc
     ended(shell)
     _, out, _ = shell.run("check")
     assert "ok      conditions      none but those of containers, below\n" in out
+
+
+def test_of_many_intruding_tasks_the_first_are_listed(shell: Watched) -> None:
+    for pid in range(2000, 2017):
+        shell.world.tasks.append(Task(pid, "irqd", Mask.parse("9"), "system.slice/irqd.service", 1))
+    code, out, _ = shell.run("check")
+    assert code == ExitCode.NOT_ENFORCED
+    assert out.count("process 20") == 16
+    assert "and 1 more; see 'numawarden verify'" in out
+    del shell.world.tasks[-1]
+    assert "more; see" not in shell.run("check")[1]

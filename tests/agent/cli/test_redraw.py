@@ -47,6 +47,10 @@ def test_changes_follow_the_events_and_end_with_them() -> None:
     assert list(seen) == []
 
 
+def test_events_that_wait_are_one_change() -> None:
+    assert len(list(changes([EVENT] * 500, PATIENCE))) < 500
+
+
 def test_all_is_drawn_again_after_some_time_without_an_event() -> None:
     feed: SimpleQueue[EventDocument | None] = SimpleQueue()
     seen = changes(fed(feed), 0.0)

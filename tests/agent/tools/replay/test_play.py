@@ -72,6 +72,13 @@ class TestRestart:
             not after.ledger.allocations["uid-b"].exclusive_cpus & after.rules.policy.cpu.reserved
         )
 
+    def test_memory_is_counted_as_soon_as_the_policy_is_static(self, tmp_path: Path) -> None:
+        config = "cpuManagerPolicy: static, reservedSystemCPUs: '0', memoryManagerPolicy: Static"
+        restart = f"restart: {{config: {{{config}, systemReserved: {{memory: 1Gi}}}}}}"
+        outcomes = played(tmp_path, admitting("a"), restart)
+        before, after = (memory_charge(outcome.state.ledger) for outcome in outcomes)
+        assert (before, sorted(after)) == ({}, [0, 1])
+
     def test_cpus_that_went_offline_are_named(self, tmp_path: Path) -> None:
         outcomes = played(tmp_path, admitting("a"), "restart: {host: {shape: {offline: '9'}}}")
         assert outcomes[1].notes == ("pod default/a holds CPUs 9, which are no longer online",)
