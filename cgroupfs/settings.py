@@ -1,7 +1,7 @@
 """The settings of a cgroup that the agent writes: one row for each file.
 
 What follows from the rows: what is read of every cgroup (`cgroupfs.state`), compared and planned
-(`cgroupfs.plan`), recorded in systemd (`agent.reconcile.drivers.unit_record`), shown by the API
+(`cgroupfs.plan`), recorded in systemd (`agent.reconcile.drivers`), shown by the API
 (`agent.api.documents.KernelDocument`), listed by `agent.enforce`, and what the emulated kernel
 accepts. What a pod is to have of a file is computed from the ledger (`agent.reconcile.desired`).
 
@@ -263,7 +263,7 @@ VALUES: Final = (
         CPU_MAX,
         unset=str(UNLIMITED),
         taken=_bandwidth_taken,
-        # One of the two: `agent.reconcile.drivers.unit_record` knows the period.
+        # One of the two: `agent.reconcile.drivers` knows the period.
         unit_property="CPUQuotaPerSecUSec",
         always_recorded=True,
         allows=lambda new, old: CpuMax.parse(new).allows(CpuMax.parse(old)),

@@ -7,21 +7,177 @@ exactly as the kernel rejects: a `CgroupTree` adds no opinion of its own, so the
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from cgroupfs.beneath import DIRECTORY, open_beneath
-from cgroupfs.errors import CgroupPathError, TreeLockedError
-from cgroupfs.mount import check_root
+from cgroupfs.errors import CgroupPathError, CgroupRootError, TreeLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+
+# --- beneath --------------------------------------------------------------------------------------
+# Opening paths that cannot leave a directory: openat2(2), or a walk where it is missing.
+
+_SYS_OPENAT2: Final = 437  # the same number on every architecture (added after unification)
+_RESOLVE_NO_MAGICLINKS: Final = 0x02
+_RESOLVE_NO_SYMLINKS: Final = 0x04
+_RESOLVE_BENEATH: Final = 0x08
+
+#: Opens a directory only as a starting point; does not follow a link in the last component.
+DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_SYSCALL: Final = _LIBC.syscall
+_SYSCALL.restype = ctypes.c_long
+_SYSCALL.argtypes = (
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.POINTER(_OpenHow),
+    ctypes.c_size_t,
+)
+_RESOLVE: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+_HOW_SIZE: Final = ctypes.sizeof(_OpenHow)
+# A kernel before 5.6, or a seccomp filter that does not know the call.
+_NOT_OFFERED: Final = frozenset({errno.ENOSYS, errno.EPERM})
+
+
+def open_beneath(root_fd: int, path: str, flags: int) -> int:
+    """Open `path`, relative to the directory `root_fd`, without ever leaving it.
+
+    `path` is a checked relative path (`cgroupfs.tree.check_path`), `""` the directory itself.
+    No component may be a symbolic link (ELOOP) or lead out of the directory (EXDEV). Returns a
+    file descriptor that the caller closes; raises `OSError` with the path as filename.
+    """
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = int(_SYSCALL(_SYS_OPENAT2, root_fd, os.fsencode(path or "."), _how(flags), _HOW_SIZE))
+    if fd >= 0:
+        return fd
+    number = ctypes.get_errno()
+    if number in _NOT_OFFERED:
+        return open_by_walk(root_fd, path, flags)
+    raise OSError(number, os.strerror(number), path)
+
+
+@lru_cache(maxsize=16)
+def _how(flags: int) -> Any:  # noqa: ANN401  # what ctypes.byref returns has no name
+    """Return a reference to how to open with these flags; the kernel only reads it."""
+    return ctypes.byref(_OpenHow(flags, 0, _RESOLVE))
+
+
+def open_by_walk(root_fd: int, path: str, flags: int) -> int:
+    """Open like `open_beneath`, one component at a time; for hosts without openat2(2)."""
+    *parents, last = path.split("/") if path else ["."]
+    directory = root_fd
+    try:
+        for part in parents:
+            step = os.open(part, DIRECTORY, dir_fd=directory)
+            if directory != root_fd:
+                os.close(directory)
+            directory = step
+        return os.open(last, flags | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        if directory != root_fd:
+            os.close(directory)
+
+
+# --- mount ----------------------------------------------------------------------------------------
+# Is this directory a cgroup v2 mount that can be written? One line says why not.
+
+#: statfs(2) f_type of cgroup2 (CGROUP2_SUPER_MAGIC in linux/magic.h).
+CGROUP2_MAGIC: Final = 0x63677270
+#: What this project cannot do without, see `cgroupfs.apply`.
+NEEDED_CONTROLLERS: Final = ("cpuset", "cpu")
+
+_UNIFIED: Final = (
+    "boot with the unified hierarchy (kernel command line systemd.unified_cgroup_hierarchy=1 and "
+    "no cgroup_no_v1)"
+)
+
+
+def check_root(root: Path, *, require_kernel: bool = True) -> None:
+    """Raise `CgroupRootError` unless `root` is a cgroup v2 root.
+
+    With `require_kernel` the file system's magic must be cgroup2's; without, a directory with
+    `cgroup.controllers` is enough (an emulated tree).
+    """
+    if not root.is_dir():
+        raise CgroupRootError(root, "no such directory", "mount cgroup2 there or name its mount")
+    if require_kernel and _magic(root) != CGROUP2_MAGIC:
+        raise CgroupRootError(root, *_why_not_v2(root))
+    if not (root / "cgroup.controllers").is_file():
+        raise CgroupRootError(root, "it has no cgroup.controllers", "name a cgroup v2 mount")
+
+
+def check_usable(root: Path, needed: Iterable[str] = NEEDED_CONTROLLERS) -> None:
+    """Raise `CgroupRootError` unless the checked root can be written and has the controllers.
+
+    Call this after `check_root`, once at the start: missing root rights, a read-only mount or a
+    disabled controller would otherwise fail the first admission.
+    """
+    available = (root / "cgroup.controllers").read_text().split()
+    missing = [name for name in needed if name not in available]
+    if missing:
+        names = " and ".join(missing)
+        raise CgroupRootError(
+            root,
+            f"the kernel does not offer the {names} controller here",
+            "it is disabled (cgroup_disable=), mounted as cgroup v1, or not delegated to this "
+            "container",
+        )
+    _check_writable(root)
+
+
+def _check_writable(root: Path) -> None:
+    if os.statvfs(root).f_flag & os.ST_RDONLY:
+        raise CgroupRootError(
+            root,
+            "it is mounted read-only",
+            "run with a writable cgroup mount (ProtectControlGroups=no)",
+        )
+    if not os.access(root / "cgroup.subtree_control", os.W_OK):
+        raise CgroupRootError(root, "it cannot be written by this user", "run as root")
+
+
+def _why_not_v2(root: Path) -> tuple[str, str]:
+    if (root / "unified" / "cgroup.controllers").exists():
+        return "it is a hybrid of cgroup v1 and v2", _UNIFIED
+    if any((root / name).is_dir() for name in ("cpuset", "cpu", "systemd")):
+        return "it is cgroup v1", _UNIFIED
+    if (root / "tasks").exists():
+        return "it is one hierarchy of cgroup v1", _UNIFIED
+    return "it is not a cgroup2 file system", "mount cgroup2 there or name its mount"
+
+
+def _magic(root: Path) -> int:
+    # struct statfs begins with f_type, a word (long) on every architecture that has systemd.
+    buffer = ctypes.create_string_buffer(256)
+    if _LIBC.statfs(os.fsencode(root), buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(root))
+    return ctypes.c_long.from_buffer(buffer).value
+
+
+# --- tree -----------------------------------------------------------------------------------------
 
 _NAME_MAX: Final = 255
 

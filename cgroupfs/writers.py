@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
-from cgroupfs.controllers import ENABLED
+from cgroupfs.apply import ENABLED
 from cgroupfs.state import Writer
 from cgroupfs.tree import check_path
 

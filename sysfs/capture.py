@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from msgspec import Struct
 
-from sysfs.cpus import HYBRID_PMUS, MIDR, read_cpu_sets
+from sysfs.cpus import (
+    CLUSTER_LISTS,
+    CLUSTER_MAPS,
+    CORE_LISTS,
+    CORE_MAPS,
+    CPU_DIRECTORY,
+    DIE_LISTS,
+    DIE_MAPS,
+    HYBRID_PMUS,
+    MIDR,
+    PACKAGE_LISTS,
+    PACKAGE_MAPS,
+    read_cpu_sets,
+)
 from sysfs.devices import NET_KIND, PCI_DIRECTORY, read_devices
 from sysfs.files import SysfsTree
 from sysfs.links import NET_DIRECTORY
@@ -27,17 +40,6 @@ from sysfs.nodes import (
     TIER_DIRECTORY,
     find_memory_total,
     pool_sizes,
-)
-from sysfs.siblings import (
-    CLUSTER_LISTS,
-    CLUSTER_MAPS,
-    CORE_LISTS,
-    CORE_MAPS,
-    CPU_DIRECTORY,
-    DIE_LISTS,
-    DIE_MAPS,
-    PACKAGE_LISTS,
-    PACKAGE_MAPS,
 )
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sysfs.cpus import read_core_kinds, read_cpu_sets
+from sysfs.cpus import read_core_kinds, read_cpu_sets, read_topology, read_uncore, read_uncore_sizes
 from sysfs.devices import read_devices
 from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Cpu, Host
 from sysfs.nodes import nodes_of_cpus, read_nodes
-from sysfs.siblings import read_topology, read_uncore, read_uncore_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

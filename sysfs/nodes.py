@@ -7,10 +7,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from sysfs.cpus import CPU_DIRECTORY
 from sysfs.files import MalformedFile, MissingFile
 from sysfs.host import HugePages, Node
 from sysfs.mask import Mask
-from sysfs.siblings import CPU_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,8 +23,7 @@ PACKAGES: Final = ("agent", "cgroupfs", "sysfs", "systemd")
 #: The modules that know no resource by name, but any number of resource managers.
 NO_RESOURCE: Final = (
     "agent.managers.admission",
-    "agent.managers.allocations.ledger",
-    "agent.managers.draft",
+    "agent.managers.ledger",
     "agent.managers.resource_manager",
     "agent.managers.topology.scope",
 )

@@ -15,23 +15,23 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from agent.api import documents as status_wire
 from agent.api import documents as wire
-from agent.api import status as status_wire
-from agent.api.history import HistoryDocument
-from agent.api.host.map import MapDocument
-from agent.api.maintenance import (
+from agent.api.documents import (
     CordonRequest,
     CordonsDocument,
     DrainDocument,
+    HistoryDocument,
     LogLevelDocument,
     LogLevelRequest,
+    VerificationDocument,
 )
-from agent.api.verification import VerificationDocument
+from agent.api.map import MapDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.snapshot import SnapshotDocument
+    from agent.api.views import SnapshotDocument
 
 _Document = TypeVar("_Document", bound=wire.Document)
 
@@ -209,7 +209,7 @@ class AgentClient:
 
     def snapshot(self) -> SnapshotDocument:
         """Return what the agent's decisions are based on."""
-        from agent.api.snapshot import SnapshotDocument  # noqa: PLC0415  # imports all managers
+        from agent.api.views import SnapshotDocument  # noqa: PLC0415  # imports all managers
 
         return self._call("GET", "/v1/snapshot", SnapshotDocument)
 

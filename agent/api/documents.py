@@ -10,13 +10,45 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import field
+from msgspec.structs import asdict
 
-from agent.api.delivery import DeliveryDocument  # noqa: TC001 - msgspec reads it at run time
-from agent.managers.answers import Advice, FreeCpus, Shortage  # noqa: TC001 - same
-from agent.managers.assessment.violation import Violation  # noqa: TC001 - same
+from agent.managers.allocation import KUBELET, NOTHING, Delivery
+from agent.managers.answers import (
+    Advice,  # noqa: TC001 - same
+    FreeCpus,  # noqa: TC001 - same
+    Shortage,  # noqa: TC001 - same
+)
+from agent.managers.decision import Violation  # noqa: TC001 - same
 from agent.values import plain
 from agent.yaml import Mistake  # noqa: TC001 - same
 from cgroupfs.settings import VALUES
+from cgroupfs.state import Writer  # noqa: TC001  # same
+
+# --- delivery -------------------------------------------------------------------------------------
+# What a container gets with its devices, as a document: a part of that of the container.
+
+
+class DeliveryDocument(Delivery, frozen=True, kw_only=True):
+    """What a container gets with its devices.
+
+    `cdi_device` is the name under which a runtime finds environment, mounts and device nodes in the
+    CDI file of the pod, "" where none is written. `cdi_devices` are names of other files, which a
+    runtime needs besides; so are `annotations`.
+    """
+
+    cdi_device: str = ""
+
+
+def delivery_document(delivery: Delivery, cdi_name: str) -> DeliveryDocument | None:
+    """Return what was delivered, None for nothing; `cdi_name` is "" without a CDI file."""
+    if delivery == NOTHING:
+        return None
+    plain = {"environment": dict(delivery.environment), "annotations": dict(delivery.annotations)}
+    return DeliveryDocument(**{**asdict(delivery), **plain}, cdi_device=cdi_name)
+
+
+# --- documents ------------------------------------------------------------------------------------
 
 _Document = TypeVar("_Document", bound="Document")
 
@@ -99,7 +131,7 @@ class ContainerDocument(Document, frozen=True):
     `cpus` are the CPUs it may run on: its own, its pod's, or the node's shared pool, as `isolation`
     says. `mems` None: its memory is not pinned. `kernel` lists its cgroups. `why` says why its CPUs
     are exclusive or not, "" where no specification is known. `sharing`
-    (`agent.managers.allocations.sharing.Sharing`) says who else may run on them while it does; of
+    (`agent.managers.sharing.Sharing`) says who else may run on them while it does; of
     what is `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other
     containers. `others` is what resource managers without a field of their own have allocated, by
     the name of the manager. `delivery` is what the container gets with its devices, None for
@@ -433,3 +465,492 @@ def decode(body: bytes, kind: type[_Document]) -> _Document:
         return msgspec.json.decode(body, type=kind)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(f"JSON is malformed: {error}") from error
+
+
+# --- environment ----------------------------------------------------------------------------------
+# The variables that say to a process which resources are its own.
+
+PREFIX: Final = "NUMAWARDEN_"
+
+
+def allocation_variables(pod: str, uid: str, cpus: str, mems: str) -> dict[str, str]:
+    """Return the variables of one container of a pod (its full name and uid).
+
+    `cpus` and `mems` are lists as in `cpuset.cpus`. `NUMAWARDEN_MEMORY_NODES` is empty where the
+    memory is not pinned.
+    """
+    return {
+        f"{PREFIX}POD": pod,
+        f"{PREFIX}POD_UID": uid,
+        f"{PREFIX}CPUS": cpus,
+        f"{PREFIX}MEMORY_NODES": mems,
+    }
+
+
+# --- maintenance ----------------------------------------------------------------------------------
+# The documents of maintenance: cordons, drains, and the level of the log.
+
+
+class CordonRequest(Document, frozen=True):
+    """What to cordon or uncordon.
+
+    `target` is a list of CPUs (`4-7`), of cores (`core:2`, as the map numbers them) or of NUMA
+    nodes (`node:1`). `reason` is for people; uncordon ignores it.
+    """
+
+    target: str
+    reason: str = ""
+
+
+class CordonedPodDocument(Document, frozen=True):
+    """A pod that still has something of what is cordoned: CPUs, nodes of memory, devices."""
+
+    uid: str
+    name: str
+    namespace: str
+    cpus: str = ""
+    nodes: str = ""
+    devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class CordonDocument(Document, frozen=True):
+    """One cordon: CPUs or NUMA nodes as lists, why, and since when (Unix time)."""
+
+    cpus: str
+    nodes: str
+    reason: str
+    since: float
+
+
+class CordonsDocument(Document, frozen=True):
+    """All that is cordoned after a change, and which pods still have something of it.
+
+    `cpus` are the online CPUs that are cordoned by themselves or with their node.
+    """
+
+    cordons: tuple[CordonDocument, ...]
+    cpus: str
+    shared_pool: str
+    pods: tuple[CordonedPodDocument, ...]
+    differences: tuple[str, ...] = ()
+
+
+class DrainedPodDocument(Document, frozen=True):
+    """One pod that would have to end.
+
+    `outcome` is `fits` (`moved_cpus` and `moved_nodes` are what it would get elsewhere), `rejected`
+    (`message` says why) or `unknown` (its specification does not follow from its allocation).
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    outcome: str
+    cpus: str = ""
+    nodes: str = ""
+    devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    moved_cpus: str = ""
+    moved_nodes: str = ""
+    message: str = ""
+
+
+class DrainDocument(Document, frozen=True):
+    """What a drain would need; the pods are in the order in which they were tried together.
+
+    `stay` is the number of pods that stay as they are. `shared_pool` and `free_cpus` are those
+    after the drain, with the pods elsewhere that fit. `rejection` says why the cordon itself would
+    be rejected, "" if it would not be.
+    """
+
+    cpus: str
+    nodes: str
+    pods: tuple[DrainedPodDocument, ...]
+    stay: int
+    shared_pool: str
+    free_cpus: int
+    rejection: str = ""
+
+
+class LogLevelRequest(Document, frozen=True):
+    """The level to log from now on; after `seconds` the configured one again (null: until then)."""
+
+    level: str
+    seconds: float | None = None
+
+
+class LogLevelDocument(Document, frozen=True):
+    """The level of the log, the configured one, and until when it differs (Unix time or null)."""
+
+    level: str
+    configured: str
+    until: float | None = None
+
+
+# --- status ---------------------------------------------------------------------------------------
+# The status document: what is allocated, and what is not as it should be.
+
+
+class PolicyDocument(Document, frozen=True):
+    """The effective policies, with the kubelet's names."""
+
+    cpu_manager_policy: str
+    memory_manager_policy: str
+    topology_manager_policy: str
+    topology_manager_scope: str
+    reserved_cpus: str
+
+
+class DriftDocument(Document, frozen=True):
+    """One setting that another process changed; it was repaired unless a condition names it.
+
+    `uid` and `pod` are "" for what is of no pod, `container` is null for what is of no container.
+    `observed` is the text that the file showed (null: it was not there), `desired` what it should.
+    `writer` is null where the process that changed it is not known. `repaired`: the comparison that
+    found the difference repaired it.
+    """
+
+    time: float
+    uid: str
+    pod: str
+    container: str | None
+    cgroup: str
+    file: str
+    observed: str | None
+    desired: str
+    cause: str
+    detail: str
+    writer: Writer | None = None
+    repaired: bool = False
+
+    def line(self) -> str:
+        """Return all details in a line."""
+        container = f"container {self.container}" if self.container else ""
+        owner = ", ".join(filter(None, (self.pod or self.uid, container)))
+        cause = self.cause if self.writer is None else f"{self.cause}, {self.writer.line()}"
+        return f"{owner or 'no pod'}: {self.detail} ({cause})"
+
+
+class ConditionDocument(Document, frozen=True):
+    """One thing that is not as it should be, as Kubernetes reports a condition.
+
+    `type` says what holds when all is well; `status` is "False". `message` is one line, `remedy`
+    what to do where the message does not say so. `since` is the Unix time at which the condition
+    was found. Where a pod, container or cgroup is concerned it is named, and where a file differs
+    also what it should show and shows (`observed` null: it does not exist).
+    """
+
+    type: str
+    reason: str
+    message: str
+    remedy: str = ""
+    status: str = "False"
+    since: float = 0.0
+    uid: str = ""
+    pod: str = ""
+    container: str | None = None
+    cgroup: str = ""
+    file: str = ""
+    desired: str = ""
+    observed: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The message with its remedy."""
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class StateDirectoryDocument(Document, frozen=True):
+    """The directory of the checkpoint; `free` bytes were left for it at the last comparison.
+
+    `free` is null before the first one.
+    """
+
+    directory: str
+    free: int | None
+
+
+class ConfigurationDocument(Document, frozen=True):
+    """The configuration that the agent runs with: its file, what was laid over it, and all keys.
+
+    `keys` has every key with its value, as `numawarden config show` prints them.
+    """
+
+    file: str
+    settings: tuple[str, ...]
+    keys: dict[str, Any]
+
+
+class CheckedDocument(Document, frozen=True):
+    """What `numawarden check` found of one `subject`: `ok`, and one line with what to do if not."""
+
+    subject: str
+    ok: bool
+    message: str
+
+
+class CheckDocument(Document, frozen=True):
+    """The verdict of `numawarden check`; `code` is its exit code."""
+
+    ok: bool
+    code: int
+    checks: tuple[CheckedDocument, ...]
+
+    def summary(self) -> str:
+        """Return the verdict in one line."""
+        wrong = tuple(dict.fromkeys(each.subject for each in self.checks if not each.ok))
+        return f"numawarden NOT OK: {', '.join(wrong)}" if wrong else "numawarden OK"
+
+
+class HostCheckDocument(Document, frozen=True):
+    """One check of `numawarden doctor`: its name, the verdict, what was found, what to change.
+
+    `verdict` is ok, warning, error or unknown; `change` is "" where there is nothing to change.
+    """
+
+    check: str
+    verdict: str
+    found: str
+    change: str
+
+
+class DoctorDocument(Document, frozen=True):
+    """What `numawarden doctor` says of a host; `ok`: none of its `checks` is an error."""
+
+    ok: bool
+    checks: tuple[HostCheckDocument, ...]
+
+
+class RuntimeDocument(Document, frozen=True):
+    """The container runtime that asks the agent over NRI what containers get.
+
+    `connected` since, or not since, the Unix time `since`; `error` says why not. `name`, `version`
+    and `nri_version` are those of the last one that was connected, "" before; runtimes before NRI
+    0.12 do not say its version. `connections` counts since the agent started.
+    """
+
+    connected: bool
+    since: float
+    name: str = ""
+    version: str = ""
+    nri_version: str = ""
+    connections: int = 0
+    error: str = ""
+
+
+class ReconcileDocument(Document, frozen=True):
+    """The outcome of one comparison of the kernel with the ledger, counts by cause."""
+
+    found: dict[str, int]
+    repaired: dict[str, int]
+    differences: tuple[str, ...]
+    notes: tuple[str, ...]
+    finished: float
+    seconds: float
+
+
+class ManifestDocument(Document, frozen=True):
+    """What a source asks for, such as a file of the manifest directory, and what has become of it.
+
+    `source` is the name of the source, `file` the path or whatever else the pod belongs to there.
+    `state` is admitted, rejected, conflict, invalid or shared. `uid`, `name` and `namespace` are
+    those of the pod as far as they can be read.
+    """
+
+    file: str
+    state: str
+    uid: str | None = None
+    message: str = ""
+    details: tuple[Mistake, ...] = ()
+    name: str = ""
+    namespace: str = ""
+    source: str = "manifests"
+
+    @property
+    def subject(self) -> str:
+        """What users call it: a pod of the cluster by its name, anything else by what it is in."""
+        if self.source != KUBELET:
+            return f"manifest {self.file}"
+        return f"pod {self.namespace}/{self.name}" if self.name else f"pod {self.file}"
+
+
+class StatusDocument(Document, frozen=True):
+    """The agent's status; `conditions` are what is not as it should be.
+
+    `failed` are the latest pods that were rejected or invalid, those decided also in `rejected`,
+    `drift` the latest settings that another process changed. `unready` says why no pod can be
+    admitted, "" if `ready`. `state` and `configuration` are null where the agent has none.
+    `cordons` are what an operator took out of use, `cordoned_cpus` the online CPUs among that.
+    `log_level` is that of the log. `runtime` is null where the agent is not asked over NRI.
+    `hostname` is the host's as the agent sees it, `time` the Unix time of the answer.
+    """
+
+    version: str
+    pid: int
+    started: float
+    ready: bool
+    policy: PolicyDocument
+    online_cpus: str
+    nodes: str
+    shared_pool: str
+    exclusive_cpus: str
+    pods: int
+    containers: int
+    rejected: tuple[AdmissionDocument, ...]
+    last_reconcile: ReconcileDocument | None
+    manifests: tuple[ManifestDocument, ...]
+    conditions: tuple[ConditionDocument, ...]
+    invalid: tuple[Violation, ...] = ()
+    failed: tuple[FailedPodDocument, ...] = ()
+    drift: tuple[DriftDocument, ...] = ()
+    unready: str = ""
+    state: StateDirectoryDocument | None = None
+    configuration: ConfigurationDocument | None = None
+    cordons: tuple[CordonDocument, ...] = ()
+    cordoned_cpus: str = ""
+    log_level: LogLevelDocument | None = None
+    runtime: RuntimeDocument | None = None
+    hostname: str = ""
+    time: float = 0.0
+
+    def condition_lines(self) -> tuple[str, ...]:
+        """Return what is not as it should be, one line each."""
+        return tuple(condition.line for condition in self.conditions)
+
+
+# --- history --------------------------------------------------------------------------------------
+# The documents of the history: what happened, when, in which operation, and who asked for it.
+#
+# An entry is one line of the history on disk (`agent.state.history`) and one entry of the answer to
+# `GET /v1/history`: both have the same form.
+
+
+class RequesterDocument(Document, frozen=True):
+    """Who asked for a change: a source of pods by its key (a file), or a process over the API.
+
+    `source` is `api`, or the key of the source. `uid` and `pid` are those of the process as the
+    kernel recorded them at connect(2), null for another source; `command` is what its
+    `/proc/PID/comm` showed when the request came, "" where the process had ended by then.
+    """
+
+    source: str
+    uid: int | None = None
+    pid: int | None = None
+    command: str = ""
+
+    def line(self) -> str:
+        """Return who asked, in a few words."""
+        if self.pid is None:
+            return f"by {self.source}"
+        return f"by uid {self.uid}, {self.command or 'process'}[{self.pid}]"
+
+
+class HistoryEntry(Document, frozen=True):
+    """One thing that happened; `type` is that of the event, `time` a Unix time in seconds.
+
+    `operation` is the id that the log lines have, "" for what belongs to none. `uid` and `pod` are
+    "" for what is of no pod. `requester` is null for what the agent does by itself. `differences`
+    are the settings of cgroups that differed, of a `DriftFound`. `kubelet_devices` are those that
+    the kubelet beside the agent had given when a pod was admitted or rejected, by container
+    (`agent.api.documents.ContainerDocument`): what a replay needs beside the manifest.
+    """
+
+    type: str
+    time: float
+    operation: str = ""
+    uid: str = ""
+    pod: str = ""
+    message: str = ""
+    requester: RequesterDocument | None = None
+    differences: tuple[DriftDocument, ...] = ()
+    kubelet_devices: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
+
+    def of_pod(self, named: str) -> bool:
+        """Return whether this is of the pod with a uid, name or namespace/name."""
+        return named in (self.uid, self.pod, self.pod.partition("/")[2])
+
+
+class HistoryDocument(Document, frozen=True):
+    """The latest entries that were asked for, the latest first.
+
+    `more`: there are older ones. `damaged` counts lines that could not be read as entries.
+    """
+
+    entries: tuple[HistoryEntry, ...]
+    more: bool = False
+    damaged: int = 0
+
+
+# --- verification ---------------------------------------------------------------------------------
+# The documents of `GET /v1/verify`: observed and desired settings.
+
+
+class DifferenceDocument(Document, frozen=True):
+    """One file of a cgroup that differs from what is desired ("" for the cgroup itself).
+
+    `writer` is the process that wrote the file last, null where it is not known.
+    """
+
+    file: str
+    cause: str
+    detail: str
+    writer: Writer | None = None
+
+
+class VerifiedDocument(Document, frozen=True):
+    """One cgroup: its desired settings (null: none) and those of the kernel.
+
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `orphaned`, `qos class` or
+    `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
+    files. With `inherits` the cgroup has no CPUs of its own: `cpus` are what its parent has.
+    """
+
+    uid: str
+    pod: str
+    container: str | None
+    role: str
+    cpus: str | None
+    mems: str | None
+    cpu_max: str | None
+    kernel: KernelDocument
+    values: dict[str, str] = field(default_factory=dict)
+    differences: tuple[DifferenceDocument, ...] = ()
+    inherits: bool = False
+
+
+class AncestorDocument(Document, frozen=True):
+    """An ancestor: its enabled controllers, and those that are lacking."""
+
+    cgroup: str
+    enabled: tuple[str, ...]
+    lacking: tuple[str, ...]
+
+
+class IntrudingTaskDocument(Document, frozen=True):
+    """Threads of one process that may run on `cpus`, which belong to other `pods` (uids)."""
+
+    pid: int
+    name: str
+    threads: int
+    cgroup: str | None
+    affinity: str
+    cpus: str
+    pods: tuple[str, ...]
+
+
+class VerificationDocument(Document, frozen=True):
+    """A comparison of the kernel with the ledger.
+
+    `intruding` are tasks confined to a set with exclusive CPUs of others. `unconfined` are the
+    first of those that may run on every CPU, `unconfined_tasks` is the number of their threads and
+    `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
+    """
+
+    agrees: bool
+    cgroups: tuple[VerifiedDocument, ...]
+    ancestors: tuple[AncestorDocument, ...]
+    intruding: tuple[IntrudingTaskDocument, ...]
+    unconfined: tuple[IntrudingTaskDocument, ...]
+    unconfined_tasks: int
+    kernel_threads: int
+    differences: tuple[str, ...]
+    notes: tuple[str, ...]

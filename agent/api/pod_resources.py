@@ -13,27 +13,23 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct
 
 from agent.config.model import PodResourcesVersion
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.allocations.sharing import is_specified
-from agent.managers.device.kubelet_listing import NOT_LISTED, listed_name
+from agent.managers.allocation import Isolation
+from agent.managers.device.kubelet import NOT_LISTED, listed_name
+from agent.managers.sharing import is_specified
 from agent.pods.model import ContainerKind
-from agent.rpc.pod_resources import V1
+from agent.rpc import V1
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.allocation import (
-        ContainerAllocation,
-        MemoryBlock,
-        PodAllocation,
-    )
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.device.kubelet_listing import KubeletListing
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
+    from agent.managers.device.kubelet import KubeletListing
+    from agent.managers.ledger import Ledger
     from agent.managers.policy import PluginDevice
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import GivenDevice, GivenDevices
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
 
     #: The NUMA nodes of each device by id, by resource.
     Places: TypeAlias = "Mapping[str, Mapping[str, Mask]]"

@@ -5,39 +5,36 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
+from agent.api import documents as status_wire
 from agent.api import documents as wire
-from agent.api import status as status_wire
-from agent.api.delivery import delivery_document
-from agent.api.maintenance import CordonDocument
-from agent.managers.allocations.sharing import shares
-from agent.managers.allocations.unused_budget import unused_budget
-from agent.managers.device.given import KUBELET_DEVICES, by_resource
-from agent.managers.device.kubelet_listing import NOT_LISTED
-from agent.managers.topology.implicit_hints import HintFamily, best_few
-from agent.pods.model import CPU, MEMORY
+from agent.api.documents import CordonDocument, Document, delivery_document
+from agent.config.load import config_yaml
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource, devices_of
+from agent.managers.machine import Machine, MachineNode
+from agent.managers.sharing import shares, unused_budget
+from agent.managers.topology.many_nodes import HintFamily, best_few
+from agent.pods.model import CPU, MEMORY, full_name
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.allocation import (
-        ContainerAllocation,
-        MemoryBlock,
-        PodAllocation,
-    )
-    from agent.managers.allocations.cordons import Cordons
-    from agent.managers.allocations.sharing import Share
-    from agent.managers.allocations.unused_budget import UnusedBudget
-    from agent.managers.assessment.verdict import Judgement
-    from agent.managers.assessment.violation import Violation
-    from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
-    from agent.managers.device.kubelet_listing import KubeletListing
+    from agent.config.model import Config
+    from agent.managers.allocation import ContainerAllocation, Cordons, MemoryBlock, PodAllocation
+    from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection, Violation
+    from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
-    from agent.managers.topology.hints import Hint
-    from agent.managers.topology.implicit_hints import Hints, ProviderHints
-    from agent.pods.model import GivenDevice, GivenDevices
+    from agent.managers.quality import Judgement
+    from agent.managers.rules import EffectivePolicy
+    from agent.managers.sharing import Share, UnusedBudget
+    from agent.managers.topology.hint import Hint
+    from agent.managers.topology.many_nodes import Hints, ProviderHints
+    from agent.pods.model import GivenDevice, GivenDevices, Pod
+
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
@@ -290,3 +287,77 @@ def replacing_answer(
         notes = tuple(dict.fromkeys((*own.notes, *removal.notes)))
         pod = replace(pod, enforcement=enforcement_document(differences, notes))
     return replace(answer, pod=pod, replaced=replaced.uid)
+
+
+# --- snapshot -------------------------------------------------------------------------------------
+# The agent's input to a decision: what `numawarden replay --from-live` decides on.
+#
+# Configuration, machine and allocations are those in effect when the snapshot was made. From them
+# the client makes the same values, and decides with the same functions.
+
+#: Of no pod.
+NOTHING_GIVEN: Final[Mapping[str, GivenDevices]] = MappingProxyType({})
+
+
+class SnapshotDocument(Document, frozen=True):
+    """What decisions are based on.
+
+    `config` is a configuration file (YAML) with every key; `agent.devices` are the devices that can
+    be allocated now, those of device plugins and of the host included. `cpus` has a list
+    `[cpu, core, package, node, uncore cache]` for each online CPU, `offline` the CPUs that do not
+    run. `checkpoint` is the checkpoint (`docs/state-files.md`), which has the allocations.
+    `mismatches` are settings that do not fit the host, `preferring` the resources whose device
+    plugins are asked which devices they prefer, which a replay cannot do. `kubelet_devices` are the
+    devices that the kubelet beside the agent gave, by container (`ContainerDocument`) by the
+    `namespace/name` of the pod, admitted or not.
+    """
+
+    version: str
+    config: str
+    cpus: tuple[tuple[int, int, int, int, int], ...]
+    nodes: tuple[MachineNode, ...]
+    offline: str
+    checkpoint: msgspec.Raw
+    mismatches: tuple[str, ...] = ()
+    preferring: tuple[str, ...] = ()
+    kubelet_devices: dict[str, dict[str, dict[str, dict[str, str]]]] = msgspec.field(
+        default_factory=dict
+    )
+
+    def given(self, pod: Pod) -> GivenDevices:
+        """Return the devices that the kubelet gave to the containers of a pod."""
+        found = self.kubelet_devices.get(full_name(pod), {})
+        return {container: tuple(devices_of(part)) for container, part in found.items()}
+
+    def machine(self) -> Machine:
+        """Return the machine; raises `CpuTopologyError` for rows that describe none."""
+        return Machine(CpuTopology.from_rows(self.cpus), self.nodes)
+
+
+def snapshot_document(
+    config: Config,
+    rules: EffectivePolicy,
+    offline: Mask,
+    checkpoint: bytes,
+    *,
+    version: str,
+    mismatches: tuple[str, ...] = (),
+    given: Mapping[str, GivenDevices] = NOTHING_GIVEN,
+) -> SnapshotDocument:
+    """Return the snapshot of an agent; `checkpoint` are the bytes that would be saved.
+
+    `given` are the devices of pods that the kubelet gave, by `namespace/name`.
+    """
+    offered = replace(config.agent, devices=rules.policy.devices)
+    return SnapshotDocument(
+        version=version,
+        config=config_yaml(replace(config, agent=offered)),
+        cpus=tuple((row.cpu, row.core, row.socket, row.node, row.uncore)
+                   for row in rules.machine.cpus.rows),
+        nodes=rules.machine.nodes,
+        offline=str(offline),
+        checkpoint=msgspec.Raw(checkpoint.strip()),
+        mismatches=mismatches,
+        preferring=tuple(sorted(rules.policy.preferring)),
+        kubelet_devices={name: given_documents(devices) for name, devices in given.items()},
+    )  # fmt: skip

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.api.status import ConfigurationDocument
+from agent.api.documents import ConfigurationDocument
 from agent.cli.errors import CommandError, ExitCode, text_of
 from agent.cli.options import configuration_options
 from agent.config.load import config_keys, load_config
-from agent.safe_files import UntrustedPathError, read_trusted
-from agent.server.start.memory import as_if_missing, collector_at_rest, parts_of
+from agent.files import UntrustedPathError, read_trusted
+from agent.server.memory import as_if_missing, collector_at_rest, parts_of
 from agent.yaml import DEFAULT_MAX_BYTES
 from sysfs.discover import discover
 from sysfs.mask import Mask
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.config.model import BesideKubeletConfig, Config
-    from agent.server.start.wiring import Fakes
+    from agent.server.wiring import Fakes
 
 #: The mode of the directories that the kubelet makes for itself.
 _KUBELETS_MODE: Final = 0o750
@@ -90,7 +90,7 @@ def import_agent() -> Callable[[Config, Fakes | None, ConfigurationDocument | No
     read for a header that the listeners replace.
     """
     with collector_at_rest(), as_if_missing("rich"), parts_of("aiohttp", __version__=""):
-        from agent.server.start.process import run as run_agent  # noqa: PLC0415
+        from agent.server.process import run as run_agent  # noqa: PLC0415
     return run_agent
 
 
@@ -105,7 +105,7 @@ def _content(file: Path) -> bytes:
 
 def _emulated(config: Config) -> Fakes:
     # After `import_agent`, and of no use to an agent on the kernel's own tree.
-    from agent.server.start.wiring import Fakes  # noqa: PLC0415
+    from agent.server.wiring import Fakes  # noqa: PLC0415
     from cgroupfs.emulated.directory import DirectoryTree  # noqa: PLC0415
 
     host = discover(config.agent.sysfs_root, devices=False)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from agent.api.client import Unreachable
-from agent.api.status import CheckDocument, CheckedDocument, ConfigurationDocument, StatusDocument
+from agent.api.documents import (
+    CheckDocument,
+    CheckedDocument,
+    ConfigurationDocument,
+    StatusDocument,
+)
 from agent.cli.common import agent_at, print_answer
 from agent.cli.errors import CommandError, ExitCode, counted, text_of
 from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
@@ -22,7 +27,7 @@ from agent.config.model import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.verification import VerificationDocument
+    from agent.api.documents import VerificationDocument
 
 #: With less space for the checkpoint the disk counts as full, in bytes.
 LEAST_SPACE: Final = 16 << 20

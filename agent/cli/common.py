@@ -28,14 +28,14 @@ from agent.api.documents import (
 )
 from agent.cli.errors import CommandError, ExitCode, reader_is_gone
 from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
-from agent.pods.identity import full_name
-from agent.safe_files import LARGEST, read_bounded, take
+from agent.files import LARGEST, read_bounded, take
+from agent.pods.model import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.api.maintenance import CordonDocument, LogLevelDocument
+    from agent.api.documents import CordonDocument, LogLevelDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
     _Answer = TypeVar("_Answer", bound=Document)

@@ -20,15 +20,15 @@ from agent.config.resolve import (
     resolve,
     split_cores,
 )
-from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.cpu.parts import exclusive_cpus, shared_pool
-from agent.managers.effective_policy import EffectivePolicy, restored, with_cordon
+from agent.files import read_bounded
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.node_fit import native_first, node_amount_text
+from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy, restored, with_cordon
 from agent.pods.model import MEMORY
 from agent.pods.quantity import Quantity
-from agent.safe_files import read_bounded
 from agent.state.store import CHECKPOINT_NAME, peek
 from agent.tools.kubelet_config import import_kubelet_config, left_lines
 from agent.yaml import DEFAULT_MAX_BYTES
@@ -224,7 +224,7 @@ def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
 
 def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
     """Report what keeps the agent from starting here; return whether nothing certainly does."""
-    from agent.server.start.environment import obstacles  # noqa: PLC0415  # 0.1 s, for this alone
+    from agent.server.could_start import obstacles  # noqa: PLC0415  # 0.1 s, for this alone
 
     found = list(obstacles(loaded, file, kernel=kernel))
     for obstacle in found:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.api.status import DoctorDocument, HostCheckDocument
+from agent.api.documents import DoctorDocument, HostCheckDocument
 from agent.cli.common import print_answer
 from agent.cli.errors import CommandError, ExitCode, printable
 from agent.cli.options import Output, host_option, output_option, settings_option
 from agent.config.load import INSTALL_GRPC, load_config, load_config_file
-from agent.server.start.environment import obstacles
+from agent.server.could_start import obstacles
 from agent.tools.doctor.checks import examine, is_alone
 from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.gathering import gather
@@ -89,7 +89,7 @@ def _for_start(config: Config, file: Path) -> Iterator[HostCheck]:
 def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredFacts:
     """Return facts with what the kubelet and the runtime answer; it takes the extra `grpc`."""
     try:
-        from agent.tools.doctor.calls import with_answers  # noqa: PLC0415  # of the extra `grpc`
+        from agent.tools.doctor.gathering import with_answers  # noqa: PLC0415  # of the extra `grpc`
     except ModuleNotFoundError as error:
         message = f"asking the kubelet and the runtime: {error.name} is not installed; "
         message += INSTALL_GRPC

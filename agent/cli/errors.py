@@ -45,20 +45,20 @@ class ExitCode(IntEnum):
 #: this table would have to be imported, and `--help` would pay for every package.
 EXIT_CODES: Final[Mapping[str, ExitCode]] = {
     "agent.yaml.DocumentError": ExitCode.BAD_INPUT,
-    "agent.managers.errors.ManagerError": ExitCode.BAD_INPUT,
+    "agent.managers.decision.ManagerError": ExitCode.BAD_INPUT,
     "agent.managers.cpu.topology.CpuTopologyError": ExitCode.BAD_INPUT,
-    "agent.state.errors.StateDirectoryError": ExitCode.ENVIRONMENT,
-    "agent.state.errors.CheckpointIOError": ExitCode.ENVIRONMENT,
-    "agent.state.errors.CheckpointError": ExitCode.BAD_INPUT,
+    "agent.state.checkpoint.StateDirectoryError": ExitCode.ENVIRONMENT,
+    "agent.state.checkpoint.CheckpointIOError": ExitCode.ENVIRONMENT,
+    "agent.state.checkpoint.CheckpointError": ExitCode.BAD_INPUT,
     "agent.api.client.Unreachable": ExitCode.UNREACHABLE,
-    "agent.reconcile.errors.EnforcementError": ExitCode.ENVIRONMENT,
+    "agent.reconcile.report.EnforcementError": ExitCode.ENVIRONMENT,
     "agent.tools.kubelet_state.format.StateFileIOError": ExitCode.ENVIRONMENT,
     "agent.tools.kubelet_state.format.KubeletStateError": ExitCode.BAD_INPUT,
     "agent.server.errors.StartError": ExitCode.ENVIRONMENT,
     "cgroupfs.errors.CgroupError": ExitCode.ENVIRONMENT,
     "agent.tools.playground.PlaygroundError": ExitCode.ENVIRONMENT,
     "sysfs.files.SysfsError": ExitCode.BAD_INPUT,
-    "systemd.errors.SystemdError": ExitCode.ENVIRONMENT,
+    "systemd.units.SystemdError": ExitCode.ENVIRONMENT,
     "builtins.OSError": ExitCode.BAD_INPUT,
 }
 

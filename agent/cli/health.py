@@ -31,8 +31,14 @@ from agent.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.status import DriftDocument, RuntimeDocument, StatusDocument
-    from agent.api.verification import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
+    from agent.api.documents import (
+        DriftDocument,
+        IntrudingTaskDocument,
+        RuntimeDocument,
+        StatusDocument,
+        VerificationDocument,
+        VerifiedDocument,
+    )
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
 _FAILED_SHOWN: Final = 5

@@ -16,8 +16,7 @@ from agent.config.kinds import seconds_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.history import HistoryDocument, HistoryEntry
-    from agent.api.status import DriftDocument
+    from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry
 
 #: How many digits the days of a duration have at most.
 _DIGITS: Final = 5

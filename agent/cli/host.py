@@ -3,20 +3,111 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from agent.api.host.mapped import map_of_host
-from agent.api.host.topology import topology_view
-from agent.cli.common import print_encoded, warn
+from agent.api.map import map_of_host, topology_view
+from agent.cli.common import (
+    agent_at,
+    check_watch,
+    draw_again,
+    find_pod,
+    has_colours,
+    pod_argument,
+    print_document,
+    print_encoded,
+    warn,
+)
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.map import draw_map
-from agent.cli.options import Output, host_option, output_option
+from agent.cli.options import (
+    Output,
+    host_option,
+    output_of,
+    output_option,
+    socket_option,
+    watch_option,
+)
+from agent.tools.map.parts import painted, plain
+from agent.tools.map.svg import svg_of
+from agent.tools.map.text import MapLayout, map_lines
 from sysfs.capture import capture as write_capture
 from sysfs.discover import discover
+
+if TYPE_CHECKING:
+    from agent.api.map import MapDocument
+
+
+# --- map ------------------------------------------------------------------------------------------
+# `numawarden map`: every CPU, memory node and device of the host, and who uses it.
+
+
+@click.command("map")
+@pod_argument(required=False)
+@watch_option
+@output_of(Output.TEXT, Output.JSON, Output.YAML, Output.SVG)
+@click.option(
+    "--full", is_flag=True, help="Show every core of a large host, and every pod and warning."
+)
+@socket_option
+def show_map(pod: str | None, output: Output, socket_path: str, *, watch: bool, full: bool) -> None:
+    """Show which CPUs, memory and devices each pod has, with what deserves a look.
+
+    Cores are columns with their threads stacked. With a POD (uid, name or namespace/name), its
+    nodes and its allocation alone. Above 128 CPUs cores are counted, unless --full is given.
+    """
+    check_watch(output, watch=watch)
+    with agent_at(socket_path) as agent:
+        focus = None if pod is None else find_pod(agent, pod).uid
+        draw_again(agent, lambda: _print(agent.map(), output, focus, full=full), watch=watch)
+
+
+def _print(document: MapDocument, output: Output, focus: str | None, *, full: bool) -> None:
+    if output.is_document:
+        print_document(document, output)
+    elif output is Output.SVG:
+        click.echo(svg_of(document, focus, full=full))
+    else:
+        draw_map(document, focus=focus, full=full)
+
+
+def draw_map(document: MapDocument, *, focus: str | None = None, full: bool = False) -> None:
+    """Print a map: as wide as the terminal and in its colours, or unbroken lines into a pipe.
+
+    NO_COLOR (https://no-color.org) switches colours off.
+    """
+    terminal = sys.stdout.isatty()
+    layout = MapLayout(
+        width=shutil.get_terminal_size().columns if terminal else None,
+        full=full,
+        focus=focus,
+        ascii_only=not _can_show("█░▒"),
+    )
+    form = painted if has_colours() else plain
+    for spans in map_lines(document, layout):
+        click.echo(form(spans))
+
+
+def _can_show(text: str) -> bool:
+    """Return whether standard output takes a text.
+
+    In the C locale terminals show ASCII, though Python writes UTF-8 there (PEP 540).
+    """
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    if locale in {"C", "POSIX"}:
+        return text.isascii()
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- host -----------------------------------------------------------------------------------------
 
 
 @click.command()

@@ -108,7 +108,7 @@ COMMANDS: Final = {
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods with their allocations."),
     "show": LazyCommand("agent.cli.pods:show", "Show one pod: allocation, explanation, kernel."),
-    "map": LazyCommand("agent.cli.map:show_map", "Show which CPUs and memory each pod has."),
+    "map": LazyCommand("agent.cli.host:show_map", "Show which CPUs and memory each pod has."),
     "dashboard": LazyCommand("agent.cli.lab:dashboard", "Serve a web page of the map."),
     "bind": LazyCommand("agent.cli.pods:bind", "Bind a container to its cgroup."),
     "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.api.maintenance import (
+from agent.api.documents import (
     CordonRequest,
     CordonsDocument,
     DrainDocument,
@@ -17,12 +17,12 @@ from agent.cli.common import agent_at, cordon_line, level_text, print_answer
 from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
 from agent.config.kinds import seconds_of
-from agent.pods.identity import full_name
+from agent.pods.model import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.status import StatusDocument
+    from agent.api.documents import StatusDocument
 
 _TARGET = "CPUS|core:N|node:N"
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.api.delivery import DeliveryDocument
 from agent.api.documents import (
     INVALID_MANIFEST,
     RUNS_SHARED,
     AdmissionDocument,
     ContainerDocument,
+    DeliveryDocument,
     EnforcementDocument,
     ExplanationDocument,
     FailedPodDocument,
@@ -29,18 +29,15 @@ from agent.api.documents import (
 )
 from agent.cli.common import moment, table, typed_name
 from agent.cli.errors import CommandError, ExitCode
-from agent.managers.allocations.allocation import Isolation
-from agent.pods.identity import full_name, name_and_uid
-from agent.pods.lifetime import End
-from agent.pods.model import ContainerKind
+from agent.managers.allocation import Isolation
+from agent.pods.model import ContainerKind, End, Quality, full_name, name_and_uid
 from agent.pods.quantity import Quantity
-from agent.pods.requirements import Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocations.delivery import DeviceNode, Mount
-    from agent.managers.assessment.violation import Violation
+    from agent.managers.allocation import DeviceNode, Mount
+    from agent.managers.decision import Violation
 
 _SLICE: Final = ".slice"
 #: What systemd accepts as the name of a variable (systemd.exec(5), Environment=).
@@ -289,7 +286,7 @@ def _not_possible(command: str, what: str) -> CommandError:
     return CommandError(f"{command} has no argument for {what}", ExitCode.BAD_INPUT)
 
 
-#: With whom a container shares its CPUs (`agent.managers.allocations.sharing.Sharing`).
+#: With whom a container shares its CPUs (`agent.managers.sharing.Sharing`).
 _WITH_WHOM: Final = {
     "node": "the node's shared pool",
     "pod": "the pod's shared pool",

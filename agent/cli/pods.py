@@ -54,7 +54,7 @@ from agent.cli.pod_text import (
     remarks,
     start_lines,
 )
-from agent.pods.identity import name_and_uid
+from agent.pods.model import name_and_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

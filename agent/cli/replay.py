@@ -13,11 +13,11 @@ from agent.cli.common import agent_at, print_lines, warn
 from agent.cli.errors import ExitCode
 from agent.cli.options import EXISTING_FILE, settings_option, socket_option
 from agent.cli.pod_text import admission_lines
-from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
-from agent.managers.errors import size_text
+from agent.files import LARGEST, read_bounded
+from agent.managers.cpu.manager import exclusive_cpus, shared_cpus, shared_pool
+from agent.managers.decision import size_text
 from agent.managers.memory.state import free_memory, memory_charge
 from agent.pods.model import MEMORY
-from agent.safe_files import LARGEST, read_bounded
 from agent.tools.replay.play import (
     Admit,
     Remove,

@@ -16,12 +16,11 @@ from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import EXISTING_DIRECTORY, configuration_options
 from agent.config.load import load_config_file
 from agent.config.resolve import resolve
-from agent.managers.cpu.parts import exclusive_cpus, shared_pool
-from agent.managers.effective_policy import EffectivePolicy, restored
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.registry import MANAGERS
-from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
-from agent.state.errors import StateDirectoryLockedError
+from agent.managers.rules import EffectivePolicy, restored
+from agent.state.checkpoint import Checkpoint, StateDirectoryLockedError, host_facts, policy_summary
 from agent.state.store import Store, peek
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
 from agent.tools.kubelet_state.files import (
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from agent.config.model import Config
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
     from sysfs.host import Host
 

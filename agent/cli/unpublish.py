@@ -10,10 +10,16 @@ import click
 
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import configuration_options
+from agent.cluster.api_server import (
+    AccessError,
+    ApiServer,
+    ApiServerError,
+    api_access,
+    node_name,
+    with_credentials_of_unit,
+)
+from agent.cluster.topology import Removal, remove
 from agent.config.load import load_config_file
-from agent.kubernetes.access import AccessError, api_access, node_name, with_credentials_of_unit
-from agent.kubernetes.api_server import ApiServer, ApiServerError
-from agent.kubernetes.publisher import Removal, remove
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,7 +33,7 @@ from agent.tools.run import (
     this_process,
     unit_name,
 )
-from systemd.errors import BusError
+from systemd.units import BusError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

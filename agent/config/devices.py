@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from agent.config.keys import Section, key, read, written
 from agent.config.kinds import Kind, mapping_kind, nullable, text_kind
 from agent.managers.policy import PluginDevice
-from agent.pods.identity import extended_resource_fault
+from agent.pods.model import extended_resource_fault
 from agent.yaml import shown
 from sysfs.mask import EMPTY, MAX_ID, Mask
 

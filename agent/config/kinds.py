@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from agent.pods.identity import extended_resource_fault, prefixed_resource_fault
-from agent.pods.model import CPU, MEMORY
+from agent.pods.model import CPU, MEMORY, extended_resource_fault, prefixed_resource_fault
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault

@@ -20,24 +20,25 @@ import yaml
 from msgspec.structs import replace
 
 from agent.config import keys
-from agent.config.features import (
+from agent.config.kinds import MEMORY_AVAILABLE, KeyReader, nullable
+from agent.config.model import (
     ALIGN_BY_SOCKET,
     MAX_NODES,
+    Config,
+    ConfigError,
     cpu_option_problems,
     gate_problems,
     host_problems,
     ignored_gates,
     topology_option_problems,
 )
-from agent.config.kinds import MEMORY_AVAILABLE, KeyReader, nullable
-from agent.config.model import Config, ConfigError
+from agent.files import read_bounded
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
-from agent.safe_files import read_bounded
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,

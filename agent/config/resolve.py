@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.features import host_problems, prefers_closest
 from agent.config.kinds import MEMORY_AVAILABLE, Threshold
-from agent.config.model import Config, ConfigError
-from agent.managers.allocations.allocatable import machine_capacity
-from agent.managers.cpu.assignment import reserve_cpus
-from agent.managers.device.given import GivenDeviceManager
-from agent.managers.errors import NodeDistancesError
+from agent.config.model import Config, ConfigError, host_problems, prefers_closest
+from agent.managers.cpu.take import reserve_cpus
+from agent.managers.decision import NodeDistancesError
+from agent.managers.device.kubelet import GivenDeviceManager
+from agent.managers.host import machine_capacity
 from agent.managers.memory.state import hugepages_type, page_size
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -27,7 +26,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
     TopologyPolicy,
 )
-from agent.managers.topology.manager import require_distances
+from agent.managers.topology.merge import require_distances
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import ZERO, Quantity
 from agent.pods.requests import is_memory_type
@@ -37,10 +36,10 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.allocatable import Allocatable
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.host import Allocatable
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.resource_manager import ResourceManager
+    from agent.managers.rules import EffectivePolicy
 
 
 def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:

@@ -15,21 +15,20 @@ from msgspec.structs import replace
 
 from agent.config.devices import HostDeviceClass, criteria_text, variable_part
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.allocations.delivery import Delivery, DeviceNode
+from agent.managers.allocation import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
 from agent.progress import uncancelled
+from sysfs.devices import Functions, read_functions
 from sysfs.files import SysfsTree
-from sysfs.functions import Functions, read_functions
-from sysfs.links import read_live_links, watch_links
+from sysfs.links import read_live_links, watch_devices, watch_links
 from sysfs.mask import EMPTY, Mask
-from sysfs.uevents import watch_devices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.config.model import Config
-    from sysfs.functions import DeviceFunction
+    from sysfs.devices import DeviceFunction
     from sysfs.links import Link
 
 log = structlog.get_logger(__name__)

@@ -10,16 +10,16 @@ import structlog
 from msgspec.structs import replace
 
 from agent.config.devices import variable_part
-from agent.devices.delivery_checks import checked
+from agent.devices.cdi import checked
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.allocations.delivery import Delivery, conflicts, merged
+from agent.managers.allocation import Delivery, conflicts, merged
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.devices.provider import DeviceProvider
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Answers, Question
     from agent.managers.policy import PluginDevice
     from sysfs.mask import Mask

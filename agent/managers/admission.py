@@ -9,26 +9,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers import node_fit
-from agent.managers.allocations.demand import node_requests
-from agent.managers.allocations.from_parts import make_allocation
-from agent.managers.assessment.verdict import unmet
 from agent.managers.decision import Decision, Eligibility, Rejected, Rejection, Unanswered
-from agent.managers.effective_policy import released
-from agent.managers.recovery.readmission import readmit
+from agent.managers.demand import make_allocation, node_requests
+from agent.managers.quality import unmet
+from agent.managers.readmission import readmit
 from agent.managers.rejection import beside_cordon
+from agent.managers.rules import released
 from agent.managers.topology.scope import align_and_allocate
 from agent.pods.model import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.allocations.demand import PodDemand
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Answers, HintTrace, Question
-    from agent.managers.draft import Draft
-    from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.topology.search_budget import SearchBudget
+    from agent.managers.demand import PodDemand
+    from agent.managers.ledger import Ledger
+    from agent.managers.resource_manager import Draft
+    from agent.managers.rules import EffectivePolicy
+    from agent.managers.topology.hint import SearchBudget
     from agent.pods.model import Pod
 
 
@@ -83,7 +82,7 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
 
     Pure: the same arguments give the same decision. A pod that is already in the ledger keeps its
     allocation; the first specification that fits completes an imported or recovered allocation
-    (`agent.managers.recovery.readmission`). A rejected pod changes nothing. Steps: node fit,
+    (`agent.managers.readmission`). A rejected pod changes nothing. Steps: node fit,
     eligibility, hints, merge, allocation. Where device plugins have a preference the decision is
     suspended until they have answered (`SuspendedDecision.resume`).
     """

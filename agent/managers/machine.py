@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct, field
 
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.topology.implicit_hints import is_listed
-from agent.managers.topology.tiebreak import Closest
+from agent.managers.topology.hint import Closest
+from agent.managers.topology.many_nodes import is_listed
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

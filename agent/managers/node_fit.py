@@ -10,18 +10,16 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.answers import Shortage
-from agent.managers.decision import Rejection, out_of
-from agent.managers.errors import size_text
-from agent.pods.identity import is_native_resource
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY
+from agent.managers.decision import Rejection, out_of, size_text
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, is_native_resource
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.allocatable import Allocatable
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.host import Allocatable
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
 
 PODS: Final = "pods"
 #: Resources that the agent does not measure, so the node's amount is not checked.

@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.decision import Reason, Rejection
-from agent.managers.errors import cpus_text, nodes_text
+from agent.managers.decision import Reason, Rejection, cpus_text, nodes_text
 from agent.managers.policy import TopologyManagerPolicy
-from agent.managers.topology.implicit_hints import best_few
+from agent.managers.topology.many_nodes import best_few
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agent.managers.decision import RejectionCause
-    from agent.managers.draft import Draft
-    from agent.managers.host_policy import HostPolicy
-    from agent.managers.resource_manager import Managers, ResourceManager
-    from agent.managers.topology.hints import Hint
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.host import HostPolicy
+    from agent.managers.resource_manager import Draft, Managers, ResourceManager
+    from agent.managers.topology.hint import Hint
+    from agent.managers.topology.many_nodes import ProviderHints
 
 #: How many of a provider's hints a rejection names.
 _NAMED_HINTS: Final = 3

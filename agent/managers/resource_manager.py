@@ -5,24 +5,87 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msgspec import Struct, field
+
+from agent.managers.decision import NO_ANSWERS, Unanswered
+from agent.managers.topology.hint import SearchBudget
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.allocations.demand import ContainerDemand, PodRequest, ResourceDemand
-    from agent.managers.allocations.from_parts import PodPart
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.assessment.violation import Violation
-    from agent.managers.decision import MetricSpec, Reason, Rejection, Sample
-    from agent.managers.draft import Draft
-    from agent.managers.host_policy import HostPolicy
-    from agent.managers.topology.hints import Hint
-    from agent.managers.topology.implicit_hints import ProviderHints
-    from agent.managers.topology.tiebreak import Tiebreak
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.decision import (
+        Answers,
+        CounterKey,
+        HintTrace,
+        MetricSpec,
+        Question,
+        Reason,
+        Rejection,
+        Sample,
+        Violation,
+    )
+    from agent.managers.demand import (
+        ContainerDemand,
+        PodDemand,
+        PodPart,
+        PodRequest,
+        ResourceDemand,
+    )
+    from agent.managers.host import HostPolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.topology.hint import Hint, Tiebreak
+    from agent.managers.topology.many_nodes import ProviderHints
     from sysfs.mask import Mask
 
+
+# --- draft ----------------------------------------------------------------------------------------
+# The draft of one admission, on which the resource managers work.
+
+
+class Draft(Struct):
+    """The one mutable value of the decisions: what has been allocated to a pod so far.
+
+    A draft lives inside a single call of `admit`, starts from an immutable ledger and ends as an
+    allocation and a new ledger, or is dropped, so that a rejected pod changes nothing. `parts` are
+    what each manager has allocated, by its name. `answers` are what device plugins prefer, and
+    `aligned` the alignments that are left of those that were worked out before the answers were
+    asked for: all that they depend on is the same. `tied` says that hints must have the nodes of
+    CPUs that ended init containers left.
+    """
+
+    rules: HostPolicy
+    ledger: Ledger
+    demand: PodDemand
+    parts: dict[str, Any]
+    hints: dict[str, Hint] = field(default_factory=dict)
+    counters: dict[CounterKey, int] = field(default_factory=dict)
+    traces: list[HintTrace] = field(default_factory=list)
+    works: list[SearchBudget] = field(default_factory=list)
+    answers: Answers = NO_ANSWERS
+    aligned: list[HintTrace] = field(default_factory=list)
+    tied: bool = True
+
+    def answer(self, question: Question) -> tuple[str, ...]:
+        """Return what a device plugin prefers; raises `Unanswered` if it was not asked yet."""
+        answer = self.answers.get(question)
+        if answer is None:
+            raise Unanswered((question,))
+        return answer
+
+    def work(self) -> SearchBudget:
+        """Return the work budget of one choice among sets of nodes."""
+        self.works.append(SearchBudget())
+        return self.works[-1]
+
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        """Add to a counter of this admission."""
+        key = (name, labels)
+        self.counters[key] = self.counters.get(key, 0) + by
+
+
+# --- resource manager -----------------------------------------------------------------------------
 
 #: The managers that decide, in the order in which they give hints and allocate.
 Managers: TypeAlias = "Sequence[ResourceManager]"
@@ -209,7 +272,7 @@ class ResourceManager(ABC):
     counters: tuple[MetricSpec, ...] = ()
     #: The gauges that `samples` yields, beside those of every manager.
     gauges: tuple[MetricSpec, ...] = ()
-    #: What `violations` names as violated, beside `agent.managers.assessment.violation.Rule`.
+    #: What `violations` names as violated, beside `agent.managers.decision.Rule`.
     rule_names: tuple[str, ...] = ()
 
     def violations(

@@ -6,19 +6,252 @@ The digest recognizes a request that is repeated: it covers what a decision depe
 from __future__ import annotations
 
 import hashlib
+import re
+from dataclasses import dataclass
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as quoted
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from agent.values import Saved
+from agent.yaml import DocumentError, MappingNode, Node, ScalarNode
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.pods.quantity import Quantity
+
+
+# --- identity -------------------------------------------------------------------------------------
+# Names of pods, and the identity of the pod that a manifest names, even if it is not valid.
+
+_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
+_SUBDOMAIN: Final = re.compile(rf"{_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
+_QUALIFIED: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_UID: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9](?:[-.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
+
+_MAX_LABEL: Final = 63
+_MAX_SUBDOMAIN: Final = 253
+#: A uid becomes part of a file name and of a unit name, which end at 255 characters.
+_MAX_UID: Final = 128
+
+_LABEL_RULE: Final = (
+    f"use at most {_MAX_LABEL} lower case letters, digits and '-', with a letter or digit at both "
+    "ends"
+)
+_SUBDOMAIN_RULE: Final = (
+    f"use at most {_MAX_SUBDOMAIN} lower case letters, digits, '-' and '.', with a letter or digit "
+    "at both ends of each part"
+)
+_UID_RULE: Final = (
+    f"use at most {_MAX_UID} letters, digits, '-' and single '.', with a letter or digit at both "
+    "ends (a uid names a cgroup and a systemd unit)"
+)
+#: Resources whose names contain this are Kubernetes' own (IsPrefixedNativeResource).
+_NATIVE: Final = "kubernetes.io/"
+#: The API server makes names of quotas of extended resources, which have to be valid as well.
+_QUOTA: Final = "requests."
+_EXTENDED_RULE: Final = (
+    "a container can have cpu, memory, ephemeral-storage, hugepages-<size> such as hugepages-2Mi, "
+    "and extended resources named domain/name such as example.com/gpu"
+)
+
+
+def label_fault(text: str) -> str | None:
+    """Return why a text is not a DNS label (RFC 1123), None when it is valid."""
+    return None if len(text) <= _MAX_LABEL and _LABEL.fullmatch(text) else _LABEL_RULE
+
+
+def subdomain_fault(text: str) -> str | None:
+    """Return why a text is not a DNS subdomain (RFC 1123), None when it is valid."""
+    fits = len(text) <= _MAX_SUBDOMAIN and _SUBDOMAIN.fullmatch(text)
+    return None if fits else _SUBDOMAIN_RULE
+
+
+def uid_fault(text: str) -> str | None:
+    """Return why a text is not accepted as a pod uid, None when it is accepted."""
+    return None if len(text) <= _MAX_UID and _UID.fullmatch(text) else _UID_RULE
+
+
+def extended_resource_fault(text: str) -> str | None:
+    """Return why a text is not the name of an extended resource, None when it is."""
+    if is_native_resource(text):
+        return "resources of kubernetes.io are not extended resources"
+    if text.startswith(_QUOTA) or not _is_prefixed(f"{_QUOTA}{text}"):
+        return _EXTENDED_RULE
+    return None
+
+
+def prefixed_resource_fault(text: str) -> str | None:
+    """Return why a text is not a resource name of the form `domain/name`, None when it is.
+
+    Such names are extended resources or resources of kubernetes.io (ValidateContainerResourceName).
+    """
+    if is_native_resource(text) and _is_prefixed(text):
+        return None
+    return extended_resource_fault(text)
+
+
+def is_native_resource(text: str) -> bool:
+    """Return whether a name is in a domain of Kubernetes itself (IsPrefixedNativeResource)."""
+    return _NATIVE in text
+
+
+def _is_prefixed(text: str) -> bool:
+    """Return whether a text is a qualified name with a domain (IsQualifiedName)."""
+    domain, slash, name = text.partition("/")
+    if not slash or subdomain_fault(domain):
+        return False
+    return len(name) <= _MAX_LABEL and _QUALIFIED.fullmatch(name) is not None
+
+
+#: No name or uid that Kubernetes allows is longer.
+_LONGEST: Final = 253
+
+
+class PodIdentity(Struct, frozen=True):
+    """Uid, name and namespace that a manifest states; "" if missing or unreadable."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+NO_IDENTITY: Final = PodIdentity()
+
+
+class Named(Protocol):
+    """Whatever has a pod's uid, name and namespace."""
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+
+    @property
+    def name(self) -> str:
+        """The pod's name, "" if only its uid is known."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the name is in."""
+
+
+def full_name(pod: Named) -> str:
+    """Return `namespace/name`, or `uid <uid>` for a pod whose name is not known."""
+    return f"{pod.namespace}/{pod.name}" if pod.name else f"uid {pod.uid}"
+
+
+def name_and_uid(pod: Named) -> str:
+    """Return `namespace/name (uid <uid>)`, or `uid <uid>` for a pod whose name is not known."""
+    return f"{full_name(pod)} (uid {pod.uid})" if pod.name else full_name(pod)
+
+
+def identity_of(document: Node, default_namespace: str) -> PodIdentity:
+    """Return the identity that a document states; without a namespace, the default namespace.
+
+    An invalid uid is ignored, as is a text that is longer than any name or has control characters
+    for a terminal.
+    """
+    entries = document.entries if isinstance(document, MappingNode) else {}
+    metadata = entries.get("metadata")
+    stated = metadata.entries if isinstance(metadata, MappingNode) else {}
+    uid, name, namespace = (_text(stated.get(key)) for key in ("uid", "name", "namespace"))
+    return PodIdentity(
+        uid="" if uid_fault(uid) else uid,
+        name=name,
+        namespace=namespace or (default_namespace if name else ""),
+    )
+
+
+def _text(node: Node | None) -> str:
+    text = node.value if isinstance(node, ScalarNode) else None
+    if not isinstance(text, str) or len(text) > _LONGEST or not text.isprintable():
+        return ""
+    return text
+
+
+# --- errors ---------------------------------------------------------------------------------------
+# Errors of quantities and pod manifests.
+
+
+@dataclass
+class ManifestError(DocumentError):
+    """A pod manifest was rejected; `problems` are all its mistakes with path and line.
+
+    `identity` is the identity of the pod as far as the manifest is readable.
+    """
+
+    identity: PodIdentity = NO_IDENTITY
+
+    what = "pod manifest"
+
+
+# --- lifetime -------------------------------------------------------------------------------------
+# How long a pod is to stay admitted: until it is removed, or until what runs for it has ended.
+
+#: The annotation: `processes` for a pod that ends with its processes.
+END: Final = "agent.numawarden/end"
+#: The annotation: the systemd unit with which a pod ends.
+UNIT: Final = "agent.numawarden/unit"
+#: Names of units that have processes (systemd.unit(5)); at most 255 characters.
+_UNIT_NAME: Final = re.compile(r"[A-Za-z0-9:_.\\-][A-Za-z0-9:_.\\@-]{0,245}\.(service|scope)")
+
+
+class End(StrEnum):
+    """What ends a pod."""
+
+    #: A request over the API, or the source of the pod.
+    REMOVAL = "removal"
+    #: The end of its last process; until the first one starts, too long a wait for it.
+    PROCESSES = "processes"
+    #: The end of a systemd unit, but not its restarts.
+    UNIT = "unit"
+
+
+class Lifetime(Saved, frozen=True):
+    """What ends a pod; any pod can be removed in addition.
+
+    `unit` is the name of the systemd unit of `End.UNIT`, else "". `started`: processes of the pod
+    were seen since its admission.
+    """
+
+    end: End = End.REMOVAL
+    unit: str = ""
+    started: bool = False
+
+
+UNTIL_REMOVED: Final = Lifetime()
+
+
+def lifetime_of(annotations: Mapping[str, str]) -> Lifetime:
+    """Return the lifetime that the annotations of a valid pod ask for."""
+    if unit := annotations.get(UNIT, ""):
+        return Lifetime(End.UNIT, unit)
+    return Lifetime(End(annotations.get(END, End.REMOVAL)))
+
+
+def lifetime_faults(annotations: Mapping[str, str], containers: int) -> dict[str, str]:
+    """Return what is wrong with the annotations of a pod of so many containers, by annotation."""
+    found: dict[str, str] = {}
+    end, unit = annotations.get(END), annotations.get(UNIT)
+    ends = (End.REMOVAL, End.PROCESSES)
+    if end is not None and end not in ends:
+        found[END] = f"{end[:40]!r} is not one of {', '.join(ends)}"
+    if unit is None:
+        return found
+    if not _UNIT_NAME.fullmatch(unit):
+        found[UNIT] = f"{unit[:40]!r} is not the name of a .service or .scope of systemd"
+    elif end is not None:
+        found[UNIT] = f"a pod ends with a unit or as {END} says; leave one of the two out"
+    elif containers != 1:
+        found[UNIT] = f"a unit is one container, the pod has {containers}"
+    return found
+
+
+# --- model ----------------------------------------------------------------------------------------
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
@@ -142,3 +375,56 @@ def _amounts_text(resources: Resources) -> str:
 
 def _listed(amounts: Mapping[str, Quantity]) -> str:
     return ",".join([f"[{quoted(name)},{amount.nano}]" for name, amount in sorted(amounts.items())])
+
+
+# --- requirements ---------------------------------------------------------------------------------
+# What a pod requires of its allocation, beyond what the policies demand: annotations.
+
+#: The annotation: names of qualities, separated by commas.
+REQUIRE: Final = "agent.numawarden/require"
+#: The annotation: NUMA nodes in the kernel's list format, one of which the pod has to be on.
+NEAR_NODES: Final = "agent.numawarden/near-nodes"
+
+
+class Quality(StrEnum):
+    """What an allocation can have; each is judged container by container."""
+
+    #: The container has CPUs of its own.
+    EXCLUSIVE = "exclusive"
+    #: Its CPUs and its memory are on one NUMA node, or on the fewest nodes that have enough.
+    ALIGNED = "aligned"
+    #: Its exclusive CPUs are whole physical cores: no other container runs on a sibling.
+    WHOLE_CORES = "whole-cores"
+    #: Each of its devices is on a node of its CPUs, or of its memory where no CPUs are its own.
+    NEAR_DEVICE = "near-device"
+
+
+def required(annotations: Mapping[str, str]) -> frozenset[Quality]:
+    """Return what the annotations of a valid pod require."""
+    return frozenset(Quality(name) for name in _names(annotations.get(REQUIRE, "")))
+
+
+def near_nodes(annotations: Mapping[str, str]) -> Mask:
+    """Return the nodes that the annotations of a valid pod want to be near, empty for any."""
+    return Mask.parse(annotations.get(NEAR_NODES, ""))
+
+
+def near_nodes_fault(annotations: Mapping[str, str]) -> str:
+    """Return what is wrong with the list of nodes in the annotations of a pod, "" for nothing."""
+    text = annotations.get(NEAR_NODES)
+    if text is None:
+        return ""
+    try:
+        found = Mask.parse(text)
+    except ValueError as error:
+        return str(error)
+    return "" if found else "it lists no node; leave it out or list some, such as 0 or 0-1"
+
+
+def unknown_qualities(text: str) -> tuple[str, ...]:
+    """Return the names in the value of the annotation that are no quality."""
+    return tuple(name for name in _names(text) if name not in set(Quality))
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]

@@ -11,18 +11,22 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from agent.pods.identity import (
+from agent.pods.model import (
+    CPU,
+    HUGEPAGES_PREFIX,
+    MEMORY,
+    NEAR_NODES,
+    Resources,
     is_native_resource,
     label_fault,
+    lifetime_faults,
+    near_nodes_fault,
     prefixed_resource_fault,
     subdomain_fault,
     uid_fault,
 )
-from agent.pods.lifetime import lifetime_faults
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, Resources
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
-from agent.pods.requirements import NEAR_NODES, near_nodes_fault
 from agent.yaml import Mistake, join, shown
 
 if TYPE_CHECKING:

@@ -19,19 +19,20 @@ cause (`cgroupfs.writers`). The rules, first match wins:
 5. anything else: `unknown`.
 
 Where the kubelet makes the cgroups, quotas that it writes itself or has the runtime write are its
-normal work (`agent.reconcile.desired.beside_kubelet`): `kubelet`, which is not drift.
+normal work (`agent.reconcile.diff`): `kubelet`, which is not drift.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.desired.settings import Role
-from cgroupfs import controllers
+from agent.reconcile.desired import Role
+from cgroupfs import apply as controllers
 from cgroupfs.plan import is_below_use, sets_of
 from cgroupfs.settings import CPU_MAX, CPUS, EFFECTIVE, MEMS
 from cgroupfs.state import CPUS_EFFECTIVE
@@ -39,11 +40,14 @@ from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from agent.reconcile.desired.settings import DesiredCgroup
+    from agent.managers.allocation import PodAllocation
+    from agent.reconcile.desired import DesiredCgroup
+    from agent.reconcile.identify import LocatedPod
     from cgroupfs.state import CgroupState, Writer, WriterRecord
     from cgroupfs.tree import CgroupTree
+
 
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.
@@ -346,3 +350,41 @@ def by_the_kubelet(difference: Difference, role: Role) -> Difference:
     detail, _, _ = difference.detail.partition(": ")
     detail = f"{detail}: the kubelet gives its pods and containers quotas"
     return replace(difference, cause=Cause.KUBELET, detail=detail)
+
+
+# --- beside kubelet -------------------------------------------------------------------------------
+# What is left to the kubelet, where it makes the cgroups of the pods.
+#
+# The kubelet with its own managers off writes no cpuset of a pod or container. It writes weights
+# and memory limits, the quotas of pods, and, at its start, all CPUs into the cgroup of all pods;
+# the container runtime writes the quotas of containers (tried with kubelet v1.36.2). So the agent
+# writes sets everywhere but there. Quotas are the agent's in pods with exclusive CPUs, which
+# KEP-5526 frees from throttling ("Interaction with CPU Quota Management"), and the kubelet's in all
+# others.
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def without_the_kubelets(
+    desired: Iterable[DesiredCgroup],
+    allocations: Mapping[str, PodAllocation],
+    pods: Mapping[str, LocatedPod],
+) -> tuple[DesiredCgroup, ...]:
+    """Return what is desired without what the kubelet decides.
+
+    `pods` are the located pods by uid. The cgroup of all pods is left out, and so are pods whose
+    cgroup the kubelet has not made yet or has removed already.
+    """
+    return tuple(
+        _ours(item, allocations)
+        for item in desired
+        if item.role is not Role.ALL_PODS and (not item.pod or pods[item.pod].exists)
+    )
+
+
+def _ours(item: DesiredCgroup, allocations: Mapping[str, PodAllocation]) -> DesiredCgroup:
+    pod = allocations.get(item.pod)
+    quota = item.setting.values.get(CPU_MAX) if pod is not None and pod.exclusive_cpus else None
+    values = _NOTHING if quota is None else {CPU_MAX: quota}
+    setting = replace(item.setting, values=values, defaults=_NOTHING)
+    return replace(item, setting=setting)

@@ -2,11 +2,11 @@
 
 Blocking; call it from one thread. Every call observes the cgroups first, so it can be repeated
 after any failure and writes only what still differs: `enforce`, `repair` and `verify` observe all
-cgroups, `enforce_change` those that a change affects (`agent.reconcile.affected` says which may be
+cgroups, `enforce_change` those that a change affects (`agent.reconcile.target` says which may be
 left out, and why). Each cgroup is read once; a cgroup that was written is read back with all
 cgroups inside it; a cgroup that then still differs is read again to find the cause. The cache
-(`agent.reconcile.cache`) saves work and distinguishes drift from new settings; the result does not
-depend on it.
+(`agent.reconcile.observe`) saves work and distinguishes drift from new settings; the result does
+not depend on it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.affected import AffectedPods, scope_of
-from agent.reconcile.cache import ObservationCache
-from agent.reconcile.desired.beside_kubelet import without_the_kubelets
-from agent.reconcile.desired.classes import NO_PODS
-from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import HostSets, KnownPods, Role, desired_cgroups
+from agent.reconcile.desired import HostSets, KnownPods, Role, desired_cgroups
 from agent.reconcile.diff import (
     Cause,
     Difference,
@@ -30,11 +25,20 @@ from agent.reconcile.diff import (
     assess,
     by_the_kubelet,
     unknown_writer,
+    without_the_kubelets,
 )
-from agent.reconcile.drivers.pod_cgroups import CreateError, ToRecord
-from agent.reconcile.drivers.unit_record import record_of
-from agent.reconcile.identify.containers import identify_cgroups
-from agent.reconcile.releaser import Releaser
+from agent.reconcile.drivers import CreateError, ToRecord, record_of
+from agent.reconcile.ending import Releaser
+from agent.reconcile.identify import identify_cgroups
+from agent.reconcile.observe import (
+    ANY_CHILD,
+    NeededControllers,
+    Observation,
+    ObservationCache,
+    steadily,
+    still_resting,
+)
+from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from agent.reconcile.remarks import (
     beside,
     beyond_repair,
@@ -48,36 +52,24 @@ from agent.reconcile.remarks import (
     skipped,
     withheld,
 )
-from agent.reconcile.report import (
-    CgroupReport,
-    EnforcementReport,
-    PlannedChange,
-    write_record,
-)
-from agent.reconcile.snapshot import (
-    ANY_CHILD,
-    NeededControllers,
-    Observation,
-    steadily,
-    still_resting,
-)
-from cgroupfs.apply import apply
-from cgroupfs.controllers import ENABLED, available, enable, enabled
+from agent.reconcile.report import CgroupReport, EnforcementReport, PlannedChange, write_record
+from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
+from cgroupfs.apply import ENABLED, apply, available, enable, enabled
 from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan
 from cgroupfs.state import WriterRecord, effective_sets, fresh_state
 from cgroupfs.tree import ancestors, is_within, join, parent
-from systemd.errors import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
+from systemd.units import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
-    from agent.reconcile.desired.settings import DesiredCgroup
-    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.desired import DesiredCgroup
     from agent.reconcile.diff import WriterOf
-    from agent.reconcile.drivers.pod_cgroups import PodCgroups, UnitState
-    from agent.runtimes.identifier import ContainerIdentifier
+    from agent.reconcile.drivers import PodCgroups, UnitState
+    from agent.reconcile.target import Desired
+    from agent.runtimes import ContainerIdentifier
     from cgroupfs.apply import WriteOutcome
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting

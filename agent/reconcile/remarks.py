@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.reconcile.desired.settings import Role
+from agent.reconcile.desired import Role
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.report import CgroupReport
-from cgroupfs.apply import WriteResult
-from cgroupfs.controllers import ENABLED
+from cgroupfs.apply import ENABLED, WriteResult
 from cgroupfs.settings import MEMS
 from cgroupfs.tree import is_within
-from systemd.errors import NotAskedError
+from systemd.units import NotAskedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from agent.reconcile.desired.settings import DesiredCgroup
-    from agent.reconcile.snapshot import Observation
+    from agent.reconcile.desired import DesiredCgroup
+    from agent.reconcile.observe import Observation
     from cgroupfs.apply import WriteOutcome
     from cgroupfs.plan import Plan
-    from systemd.errors import SystemdError
+    from systemd.units import SystemdError
 
 
 def withheld(plan: Plan) -> Iterator[str]:

@@ -9,18 +9,48 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.reconcile.desired.settings import ABOVE_PODS, Role
+from agent.reconcile.desired import ABOVE_PODS, Role
 from cgroupfs.apply import WriteResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agent.reconcile.desired.settings import DesiredCgroup
+    from agent.reconcile.desired import DesiredCgroup
     from agent.reconcile.diff import Difference
     from cgroupfs.apply import WriteOutcome
-    from cgroupfs.ordering import WriteStage
-    from cgroupfs.plan import Write
+    from cgroupfs.plan import Write, WriteStage
     from cgroupfs.state import CgroupState
+
+
+# --- errors ---------------------------------------------------------------------------------------
+# Errors of starting enforcement and of binding a container.
+
+
+class EnforcementError(Exception):
+    """Base of this package's errors."""
+
+
+class EnforcementStartError(EnforcementError):
+    """The cgroup tree or systemd cannot be used; one line: what, found, remedy."""
+
+    def __init__(self, what: str, found: str, remedy: str) -> None:
+        super().__init__(f"{what}: {found}; {remedy}")
+        self.what = what
+        self.found = found
+        self.remedy = remedy
+
+
+class BindingError(EnforcementError):
+    """A container cannot be bound to the cgroup or process that was named."""
+
+    def __init__(self, asked: str, found: str, remedy: str) -> None:
+        super().__init__(f"cannot bind {asked}: {found}; {remedy}")
+        self.asked = asked
+        self.found = found
+        self.remedy = remedy
+
+
+# --- report ---------------------------------------------------------------------------------------
 
 
 class WriteRecord(Struct, frozen=True):
@@ -59,7 +89,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     `found` is what differed before the first write, except cgroups that still showed their former
     setting; `drift` the part of it that another process changed, without new pods and containers
     and without what was beyond repair last time. `postponed` differs too and was not written for
-    now (`agent.reconcile.backoff`). `cgroups` is the state at the end, `differences` those that
+    now (`agent.reconcile.ending`). `cgroups` is the state at the end, `differences` those that
     concern no single setting (a controller, systemd). `writes` are the writes in their order,
     `created` the cgroups that were created, `enabled` those whose `cgroup.subtree_control` was
     written, `recorded` the units recorded in systemd. `notes` are facts worth knowing that are not

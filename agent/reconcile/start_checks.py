@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.reconcile.desired.limits import EVERYTHING
 from agent.reconcile.diff import unknown_writer
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.errors import EnforcementStartError
+from agent.reconcile.quota import EVERYTHING
+from agent.reconcile.report import EnforcementStartError
 from cgroupfs.errors import CgroupNameError, CgroupRootError
-from cgroupfs.mount import check_usable
 from cgroupfs.names import Driver, Layout
-from cgroupfs.tree import KernelTree
+from cgroupfs.tree import KernelTree, check_usable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.reconcile.desired.limits import EnforcedControllers
     from agent.reconcile.diff import WriterOf
-    from agent.reconcile.drivers.pod_cgroups import PodCgroups
-    from agent.runtimes.identifier import ContainerIdentifier
+    from agent.reconcile.drivers import PodCgroups
+    from agent.reconcile.quota import EnforcedControllers
+    from agent.runtimes import ContainerIdentifier
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
 

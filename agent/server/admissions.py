@@ -22,30 +22,29 @@ from agent.api import views
 from agent.api.documents import AdmissionDocument
 from agent.devices.providers import DeliveryError
 from agent.managers.admission import remove
-from agent.managers.allocations.origin import KUBELET, Origin
-from agent.managers.cpu.parts import shared_cpus
+from agent.managers.allocation import KUBELET, Origin
+from agent.managers.cpu.manager import shared_cpus
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS, Decision, Reason, Rejection
-from agent.pods.identity import extended_resource_fault, full_name
+from agent.pods.model import extended_resource_fault, full_name
 from agent.progress import EndedError, moved, pause
-from agent.server.configured_host import decide
+from agent.server import metrics as names
+from agent.server.conditions import PodRecord
 from agent.server.errors import BusyError, CheckpointFailedError
-from agent.server.metrics import names
+from agent.server.log import allocation_fields, allocation_line
 from agent.server.queue import QueueStopped, caller_now, outcome_of
-from agent.server.reporting.log.allocation_log import allocation_fields, allocation_line
-from agent.server.reporting.pods import PodDescriber
-from agent.server.reporting.records import PodRecord
-from agent.sources.ownership import assigned, belongs_elsewhere, lasting, name_taken
+from agent.server.reports import PodDescriber
+from agent.server.state import decide
+from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
 
     from agent.api.documents import EnforcementDocument
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.allocations.origin import Source
+    from agent.managers.allocation import PodAllocation, Source
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
-    from agent.server.listeners.limits import Caller
-    from agent.server.reporting.rejections import RejectionReporter
+    from agent.server.limits import Caller
+    from agent.server.reports import RejectionReporter
     from agent.server.steps import Steps
 
 log = structlog.get_logger(__name__)

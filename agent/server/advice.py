@@ -16,22 +16,21 @@ from msgspec.structs import replace
 from agent.api.documents import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
+from agent.managers.advice import advise, fill, free_cpus, nodes_of
 from agent.managers.answers import AdviceKind
 from agent.managers.decision import Reason
-from agent.managers.trials.advice import advise
-from agent.managers.trials.capacity import fill, free_cpus, nodes_of
 from agent.server.errors import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import RejectionCause
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.server.reporting.records import RejectedPod
+    from agent.server.conditions import RejectedPod
     from agent.server.state import AgentState
 
 #: How many rejections may wait for their advice; the answers to all others have none.

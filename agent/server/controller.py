@@ -25,46 +25,43 @@ from agent.api.documents import (
     WriteDocument,
 )
 from agent.managers import admission
-from agent.managers.allocations.origin import API, Source
-from agent.managers.effective_policy import restored
-from agent.pods.identity import full_name
-from agent.pods.lifetime import End
-from agent.reconcile.errors import BindingError
+from agent.managers.allocation import API, Source
+from agent.managers.rules import restored
+from agent.pods.model import End, full_name
+from agent.reconcile.report import BindingError
 from agent.server import maintenance
+from agent.server import metrics as names
 from agent.server.admissions import Admissions
 from agent.server.advice import Advisor
-from agent.server.endings import Endings
+from agent.server.conditions import PodRecord, details
 from agent.server.errors import (
     BindingNotFoundError,
     PodNotFoundError,
     RequestError,
     SourcePodError,
 )
-from agent.server.metrics import names
-from agent.server.reporting.events import operation
-from agent.server.reporting.pods import PodDescriber, pods_now
-from agent.server.reporting.records import PodRecord, details
-from agent.server.reporting.rejections import RejectionReporter, rejection_answer
+from agent.server.events import operation
+from agent.server.kernel import Endings
+from agent.server.reports import PodDescriber, RejectionReporter, pods_now, rejection_answer
 from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.api.maintenance import (
+    from agent.api.documents import (
         CordonRequest,
         CordonsDocument,
         LogLevelDocument,
         LogLevelRequest,
+        ReconcileDocument,
+        VerificationDocument,
     )
-    from agent.api.status import ReconcileDocument
-    from agent.api.verification import VerificationDocument
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.bindings import Binding, Bindings
-    from agent.managers.assessment.violation import Violation
+    from agent.managers.allocation import Binding, Bindings, PodAllocation
+    from agent.managers.decision import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
-    from agent.server.configured_host import ConfiguredHost
+    from agent.server.state import ConfiguredHost
     from agent.server.steps import Steps
     from agent.state.checkpoint import SharedPod
 
@@ -98,7 +95,7 @@ class Controller:
         """Admit a pod or reject it; raises `CheckpointFailedError` when it cannot be saved.
 
         Admission is idempotent; a rejected pod changes nothing. The pod belongs to `source` from
-        then on (`agent.sources.ownership`). With `replace_pod` it takes the place of the admitted
+        then on (`agent.sources.source`). With `replace_pod` it takes the place of the admitted
         pod of its name, which is removed with the same save.
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from agent.config.load import INSTALL_GRPC
 from agent.managers.cpu.topology import CpuTopologyError
-from agent.managers.errors import ManagerError
-from agent.pods.identity import NO_IDENTITY
-from agent.reconcile.errors import EnforcementError
-from agent.sources.errors import SourceUnreadableError
-from agent.state.errors import CheckpointError
+from agent.managers.decision import ManagerError
+from agent.pods.model import NO_IDENTITY
+from agent.reconcile.report import EnforcementError
+from agent.sources.source import SourceUnreadableError
+from agent.state.checkpoint import CheckpointError
 from agent.yaml import DocumentError, Mistake
 from cgroupfs.errors import CgroupError
 from sysfs.files import SysfsError
-from systemd.errors import SystemdError
+from systemd.units import SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.origin import Source
-    from agent.pods.identity import PodIdentity
+    from agent.managers.allocation import Source
+    from agent.pods.model import PodIdentity
 
 
 class StartError(Exception):

@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec import Struct
 
-from agent.api.history import RequesterDocument
-from agent.api.status import ManifestDocument
-from agent.managers.allocations.origin import Source
+from agent.api.documents import ManifestDocument, RequesterDocument
+from agent.managers.allocation import Source
 from agent.managers.decision import Reason
-from agent.pods.errors import ManifestError
-from agent.pods.lifetime import END, UNIT, End, lifetime_of
+from agent.pods.model import END, UNIT, End, ManifestError, lifetime_of
 from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import PodNotFoundError, RequestError
+from agent.server.events import requested_by
 from agent.server.queue import QueueStopped
-from agent.server.reporting.events import requested_by
-from agent.sources.errors import EntryFailedError, printable
-from agent.sources.source import ADMITTED, CONFLICT, INVALID, REJECTED, SHARED
+from agent.sources.source import (
+    ADMITTED,
+    CONFLICT,
+    INVALID,
+    REJECTED,
+    SHARED,
+    EntryFailedError,
+    printable,
+)
 from agent.yaml import MISTAKES_REPORTED, Mistake
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 import structlog
 from msgspec import Struct
@@ -16,16 +16,20 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.clock import wait_for
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.progress import STALL_SECONDS, uncancelled
+from agent.server.connections import Connections
 from agent.server.errors import EXPECTED, message_of
-from agent.server.listeners.connections import Connections
-from agent.server.listeners.limits import Limit, Limits
-from agent.server.listeners.monitoring import Monitoring
-from agent.server.listeners.sockets import address_caller, user_caller
+from agent.server.handlers import Monitoring
+from agent.server.limits import Limit, Limits
 from agent.server.queue import QueueStopped
+from agent.server.sockets import address_caller, user_caller
 from agent.server.state import COMPARISON
-from agent.sources.errors import SourceUnreadableError
+from agent.sources.source import SourceUnreadableError
+from cgroupfs.tree import is_within
+from cgroupfs.watch import DIRECTORY_OF_FILES, NAMES_IN_DIRECTORY, CgroupWatch, Change, Inotify
+from systemd.notify import Notifier, watchdog_interval
+from systemd.units import SystemdError
 
 if TYPE_CHECKING:
     import socket
@@ -38,19 +42,161 @@ if TYPE_CHECKING:
         Coroutine,
         Iterable,
         Iterator,
+        Mapping,
     )
+    from pathlib import Path
 
     from agent.clock import Clock
     from agent.devices.provider import DeviceProvider
-    from agent.server.api import Api
-    from agent.server.configured_host import ConfiguredHost
     from agent.server.controller import Controller
+    from agent.server.handlers import Api
     from agent.server.intake import PodIntake
-    from agent.server.listeners.pod_resources import PodResourcesListener
-    from agent.server.listeners.sockets import UnixListener
-    from agent.server.start.service_manager import ServiceManager
+    from agent.server.pod_resources import PodResourcesListener
+    from agent.server.sockets import UnixListener
+    from agent.server.state import ConfiguredHost
+
+
+# --- watches --------------------------------------------------------------------------------------
+# inotify watches on directories and cgroups, as endless streams of changes.
+#
+# They only save time: the periodic comparison finds what they miss.
+
+_EventT_co = TypeVar("_EventT_co", covariant=True)
+
+
+class _Readable(Protocol[_EventT_co]):
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+
+    def read(self) -> tuple[_EventT_co, ...]:
+        """Return pending events; never blocks."""
+
+
+async def directory_changes(directory: Path) -> AsyncIterator[None]:
+    """Yield whenever files of a directory were written, moved or removed. Raises `OSError`."""
+    with Inotify() as inotify:
+        inotify.add(directory, DIRECTORY_OF_FILES)
+        async for _ in _readings(inotify):
+            yield
+
+
+async def directory_names(directory: Path) -> AsyncIterator[None]:
+    """Yield once the directory is watched, and whenever a name in it appears or disappears.
+
+    Ends when the directory was removed or renamed. Raises `OSError`, ENOENT without the directory.
+    """
+    with Inotify() as inotify:
+        inotify.add(directory, NAMES_IN_DIRECTORY)
+        yield
+        async for events in _readings(inotify):
+            yield
+            if any(event.change & (Change.IGNORED | Change.MOVE_SELF) for event in events):
+                return
+
+
+class CgroupChanges:
+    """Watches a changing set of cgroups."""
+
+    def __init__(self, mount: Path) -> None:
+        self._watch = CgroupWatch(mount)
+        self._watched: set[str] = set()
+
+    def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
+        """Watch exactly these cgroups, except those that no longer exist.
+
+        A controller that was disabled and enabled again has new files, and so has a cgroup that was
+        removed and created again: cgroups at or below one of `renewed` are watched again. Raises
+        `OSError` (ENOSPC) when the kernel allows no more watches.
+        """
+        desired = frozenset(cgroups)
+        for cgroup in self._watched - desired:
+            self._watch.remove(cgroup)
+        kept = {cgroup for cgroup in self._watched & desired if not is_within(cgroup, renewed)}
+        added = {cgroup for cgroup in desired - kept if self._watch.add(cgroup)}
+        self._watched = kept | added
+
+    def also(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups too, except those that no longer exist.
+
+        Raises `OSError` (ENOSPC) when the kernel allows no more watches.
+        """
+        self._watched.update(cgroup for cgroup in cgroups if self._watch.add(cgroup))
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield whenever a cgroup was created or removed, or one of its settings was written."""
+        async for _ in _readings(self._watch):
+            yield
+
+    def close(self) -> None:
+        """End all watches."""
+        self._watch.close()
+
+
+async def _readings(source: _Readable[_EventT_co]) -> AsyncIterator[tuple[_EventT_co, ...]]:
+    """Yield the events that were read from a descriptor, whenever there are any."""
+    readable = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(source.fileno(), readable.set)
+    try:
+        while True:
+            await readable.wait()
+            readable.clear()
+            if events := source.read():
+                yield events
+    finally:
+        loop.remove_reader(source.fileno())
+
+
+# --- service manager ------------------------------------------------------------------------------
+# The service manager that started the agent: readiness, status line, watchdog.
 
 log = structlog.get_logger(__name__)
+
+
+class ServiceManager:
+    """Notifies systemd (sd_notify(3)); a failed notification is logged and otherwise ignored.
+
+    `ping_seconds` is the interval of watchdog pings, None without a watchdog.
+    """
+
+    def __init__(self, notifier: Notifier, ping_seconds: float | None) -> None:
+        self.ping_seconds = ping_seconds
+        self._notifier = notifier
+        self._last_status = ""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self:
+        """Return the manager from `NOTIFY_SOCKET` and `WATCHDOG_USEC`; raises `SystemdError`."""
+        return cls(Notifier(environment), watchdog_interval(environment))
+
+    def ready(self, status: str) -> None:
+        """Report that the agent is ready."""
+        self._last_status = status
+        self._attempt(lambda: self._notifier.ready(status))
+
+    def status(self, text: str) -> None:
+        """Report the status line if it changed."""
+        if text != self._last_status:
+            self._last_status = text
+            self._attempt(lambda: self._notifier.status(text))
+
+    def alive(self) -> None:
+        """Ping the watchdog."""
+        self._attempt(self._notifier.watchdog)
+
+    def stopping(self) -> None:
+        """Report that the agent is stopping."""
+        self._attempt(self._notifier.stopping)
+
+    @staticmethod
+    def _attempt(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except SystemdError as error:
+            log.warning("service manager notification failed", why=str(error))
+
+
+# --- lifecycle ------------------------------------------------------------------------------------
 
 #: How often sources of pods are read: the kubelet's fileCheckFrequency, in seconds.
 SOURCE_PERIOD: Final = 20.0
@@ -100,7 +246,7 @@ ADMISSION_LIMITS: Final = Limits(
 
 
 class CgroupFollower(Protocol):
-    """Notices changes in cgroups (`agent.server.kernel.watches.CgroupChanges`)."""
+    """Notices changes in cgroups (`agent.server.lifecycle.CgroupChanges`)."""
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch exactly these cgroups, those at and below `renewed` again; raises `OSError`."""

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec.structs import replace
 
-from agent.api.maintenance import (
+from agent.api.documents import (
     CordonedPodDocument,
     CordonsDocument,
     DrainDocument,
     DrainedPodDocument,
 )
 from agent.api.views import cordon_documents
-from agent.managers.allocations.cordons import CordonEntry
-from agent.managers.cpu.parts import exclusive_cpus, shared_pool, uncordoned_shared_cpus
-from agent.managers.effective_policy import with_cordon
+from agent.managers.advice import free_cpus, nodes_of
+from agent.managers.allocation import CordonEntry
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.drain import drain, used
 from agent.managers.policy import Cordon
-from agent.managers.trials.capacity import free_cpus, nodes_of
-from agent.managers.trials.drain import drain, used
-from agent.pods.identity import full_name
+from agent.managers.rules import with_cordon
+from agent.pods.model import full_name
+from agent.server.conditions import details
 from agent.server.errors import CordonRejectedError, CordonTargetError, NotCordonedError
-from agent.server.reporting.records import details
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.api.maintenance import CordonRequest
-    from agent.managers.allocations.cordons import Cordons
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.trials.drain import Drain, DrainedPod
+    from agent.api.documents import CordonRequest
+    from agent.managers.allocation import Cordons
+    from agent.managers.drain import Drain, DrainedPod
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.server.state import AgentState
     from agent.server.steps import Steps
     from sysfs.host import Host

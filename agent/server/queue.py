@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from agent.progress import EndedError, moved, pause, uncancelled
 from agent.server.errors import BusyError
-from agent.server.listeners.limits import Caller
+from agent.server.limits import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -10,23 +11,31 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.api.status import ConditionDocument
+from agent.api.documents import ConditionDocument
 from agent.clock import SystemClock
-from agent.config.resolve import admits_nothing
-from agent.devices.cdi_files import CdiFiles
+from agent.config.model import Config, ConfigError
+from agent.config.resolve import admits_nothing, resolve, resolve_what_fits
+from agent.devices.cdi import CdiFiles
+from agent.devices.provider import NO_OFFER
 from agent.devices.providers import Providers
-from agent.managers.allocations.origin import API, Origin, Source
-from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.cpu.parts import shared_cpus, shared_pool
-from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
-from agent.managers.recovery.from_cgroups import describe_recovered
-from agent.pods.identity import full_name
+from agent.managers.admission import admit
+from agent.managers.allocation import API, Origin, Source
+from agent.managers.cpu.manager import shared_cpus, shared_pool
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
+from agent.managers.machine import Machine
+from agent.managers.policy import NO_CORDON
+from agent.managers.quality import invalid_allocations
+from agent.managers.recovery import describe_recovered
+from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy, with_cordon
+from agent.pods.model import full_name
 from agent.progress import Progress
-from agent.reconcile.desired.online import usable
-from agent.reconcile.desired.state import Desired
+from agent.reconcile.target import Desired, usable
 from agent.server.conditions import (
     ConditionTimes,
     ConditionType,
+    PodRecords,
     camel_case,
     not_allocatable,
     not_enforced,
@@ -34,39 +43,158 @@ from agent.server.conditions import (
     not_valid,
 )
 from agent.server.errors import ContainerNotFoundError, PodNotFoundError
-from agent.server.metrics.gauges import GaugeInput
-from agent.server.reporting.log.log_level import LogLevelSwitch
-from agent.server.reporting.records import PodRecords
-from agent.sources.ownership import PodNames
-from agent.sources.source import ADMITTED, ENTRY_STATES
+from agent.server.gauges import GaugeInput
+from agent.server.log import LogLevelSwitch
+from agent.sources.source import ADMITTED, ENTRY_STATES, PodNames
 from agent.state.checkpoint import host_facts, policy_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from agent.api.status import (
+    from agent.api.documents import (
         ConfigurationDocument,
         DriftDocument,
         ManifestDocument,
         ReconcileDocument,
     )
-    from agent.kubelet.devices.kubelet_devices import KubeletDevices
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.assessment.violation import Violation
-    from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.recovery.beside_checkpoint import Displaced
+    from agent.cluster.kubelet.devices import KubeletDevices
+    from agent.cluster.nri.session import NriSession
+    from agent.devices.provider import Offer
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.decision import Violation
+    from agent.managers.ledger import Ledger
+    from agent.managers.policy import Cordon, PluginDevice, Policy
+    from agent.managers.recovery import Displaced
+    from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
-    from agent.runtimes.nri.session import NriSession
-    from agent.server.configured_host import ConfiguredHost
-    from agent.server.reporting.history import HistoryRecorder
-    from agent.sources.errors import SourceUnreadableError
-    from agent.sources.source import PodSource
+    from agent.server.events import HistoryRecorder
+    from agent.sources.source import PodSource, SourceUnreadableError
     from agent.state.checkpoint import Checkpoint
     from sysfs.host import Host
     from sysfs.mask import Mask
+
+
+# --- configured host ------------------------------------------------------------------------------
+# The host as last read, and the effective policy derived from it and the configuration.
+
+
+class ConfiguredHost(Struct, frozen=True):
+    """What decisions and enforcement are based on.
+
+    `mismatches` are the settings of the configuration that do not fit the host, a line each.
+    `frozen`: the configuration has not fitted the host since the start, so that `rules` has only
+    the settings that fit, and no new pod is admitted.
+    """
+
+    host: Host
+    rules: EffectivePolicy
+    mismatches: tuple[str, ...] = ()
+    frozen: bool = False
+
+    def conditions(self) -> tuple[str, ...]:
+        """Return the mismatches and their effect, a line each."""
+        effect = (
+            "pods keep their allocations and no new pod is admitted"
+            if self.frozen
+            else "the previous policy stays in effect"
+        )
+        return tuple(
+            f"{mismatch}; until the configuration fits the host, {effect}"
+            for mismatch in self.mismatches
+        )
+
+
+def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
+    """Decide by the effective policy; a frozen host admits no new pod."""
+    if configured.frozen and pod.uid not in ledger.allocations:
+        rejection = Rejection(
+            Reason.UNEXPECTED,
+            f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
+            remedy="correct the configuration and restart the agent; running pods are not affected",
+        )
+        return Decision(pod.uid, ledger, cause=rejection)
+    return admit(configured.rules, ledger, pod)
+
+
+def situate(
+    config: Config,
+    host: Host,
+    previous: ConfiguredHost | None = None,
+    *,
+    allocated: bool = False,
+    managers: tuple[ResourceManager, ...] = MANAGERS,
+    offer: Offer = NO_OFFER,
+    cordon: Cordon = NO_CORDON,
+) -> ConfiguredHost:
+    """Return the effective policy of a configuration on a host, with the `managers`.
+
+    The devices are those that the configuration lists, and those that providers `offer`. Nothing
+    new is allocated from what the `cordon` has.
+
+    If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
+    policy stays in effect on the host as it is now. Without a previous policy, the settings that
+    fit are used to keep existing allocations (`allocated`: there are some); if there are none,
+    `ConfigError` is raised.
+    """
+    machine = Machine.of(host)
+
+    def ruled(policy: Policy) -> EffectivePolicy:
+        offered = _with_offer(policy, config, machine, offer)
+        return with_cordon(EffectivePolicy(machine, offered, managers), cordon)
+
+    try:
+        return ConfiguredHost(host, ruled(resolve(config, machine, offline=host.offline)))
+    except ConfigError as error:
+        mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
+        if previous is not None:
+            rules = ruled(previous.rules.policy)
+            return ConfiguredHost(host, rules, mismatches, previous.frozen)
+        if not allocated:
+            raise
+        rules = ruled(resolve_what_fits(config, machine))
+        return ConfiguredHost(host, rules, mismatches, frozen=True)
+
+
+class _Inventory:
+    """The devices of a resource, the same only as themselves: comparing thousands takes long."""
+
+    def __init__(self, devices: tuple[PluginDevice, ...]) -> None:
+        self.devices = devices
+
+    def __hash__(self) -> int:
+        return id(self.devices)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Inventory) and self.devices is other.devices
+
+
+@lru_cache(maxsize=128)
+def _placed(inventory: _Inventory, nodes: Mask) -> tuple[PluginDevice, ...]:
+    """Return devices with those of their nodes that a machine has; of one change, not of all."""
+    if all(device.nodes <= nodes for device in inventory.devices):
+        return inventory.devices
+    return tuple(replace(device, nodes=device.nodes & nodes) for device in inventory.devices)
+
+
+def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) -> Policy:
+    """Return the policy with the devices of the configuration and those that are offered.
+
+    A node that the machine does not have says nothing about where a device is.
+    """
+    offered = {
+        resource: _placed(_Inventory(inventory), machine.node_mask)
+        for resource, inventory in offer.devices.items()
+    }
+    devices = MappingProxyType({**offered, **config.agent.devices})
+    preferring = offer.preferring - config.agent.devices.keys()
+    if (devices, preferring) == (policy.devices, policy.preferring):
+        return policy
+    return replace(policy, devices=devices, preferring=preferring)
+
+
+# --- state ----------------------------------------------------------------------------------------
 
 #: Subject of the first comparison in `AgentState.pending`.
 COMPARISON: Final = "comparison"

@@ -16,17 +16,17 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api.views import enforcement_document
-from agent.pods.identity import full_name
+from agent.pods.model import full_name
 from agent.progress import uncancelled
 from agent.reconcile.report import EnforcementReport
+from agent.server import metrics as names
+from agent.server.conditions import details
 from agent.server.errors import EXPECTED, CheckpointFailedError, message_of
-from agent.server.metrics import names
+from agent.server.events import Events
+from agent.server.log import allocation_line
 from agent.server.queue import SerialQueue
-from agent.server.reporting.events import Events
-from agent.server.reporting.log.allocation_log import allocation_line
-from agent.server.reporting.outcomes import OutcomeReporter
-from agent.server.reporting.records import details
-from agent.state.errors import CheckpointIOError
+from agent.server.reports import OutcomeReporter
+from agent.state.checkpoint import CheckpointIOError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from agent.api.documents import EnforcementDocument
     from agent.clock import Clock
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.reconcile.desired.state import Desired
+    from agent.managers.allocation import PodAllocation
     from agent.reconcile.diff import Difference
-    from agent.server.kernel.enforced import KernelEnforcement
-    from agent.server.metrics.exposition import Metrics
+    from agent.reconcile.target import Desired
+    from agent.server.gauges import Metrics
+    from agent.server.kernel import KernelEnforcement
     from agent.server.queue import Worker
     from agent.server.state import AgentState
     from agent.state.checkpoint import Checkpoint

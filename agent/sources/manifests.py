@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import structlog
 from msgspec import Struct
 
-from agent.pods.errors import ManifestError
-from agent.safe_files import risk_above, risk_of
-from agent.sources.errors import (
+from agent.files import risk_above, risk_of
+from agent.pods.model import ManifestError
+from agent.sources.source import (
     EntryFailedError,
     ManifestDirectoryError,
     ManifestFileError,
+    SourceEntry,
+    SourceReading,
     printable,
 )
-from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping

@@ -3,22 +3,184 @@
 A source knows which pods are to run and nothing of the ledger. The agent reads it at the start,
 whenever its stream of changes yields, and from time to time; it admits what the source asks for and
 removes what the source no longer asks for (`agent.server.intake.PodIntake`). Sources are registered
-in `SOURCES` (`agent/server/start/wiring.py`).
+in `SOURCES` (`agent/server/wiring.py`).
 """
 
 from __future__ import annotations
 
+import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from agent.pods.identity import NO_IDENTITY, PodIdentity
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.ledger import differences
+from agent.pods.model import NO_IDENTITY, PodIdentity, full_name, lifetime_of, name_and_uid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+    from pathlib import Path
 
-    from agent.pods.model import Pod
+    from agent.managers.allocation import PodAllocation, Source
+    from agent.managers.ledger import Ledger
+    from agent.pods.model import Named, Pod
 
+
+# --- errors ---------------------------------------------------------------------------------------
+# Errors of sources of pods: the manifest directory, its files, and any single entry.
+
+
+class SourceUnreadableError(Exception):
+    """A source of pods cannot be read: `found` says why, `reason` for programs, and a remedy."""
+
+    def __init__(self, found: str, remedy: str, reason: str) -> None:
+        super().__init__(f"{found}; {remedy}")
+        self.found = found
+        self.remedy = remedy
+        self.reason = reason
+
+
+class ManifestDirectoryError(SourceUnreadableError):
+    """The manifest directory cannot be used; the message has what was found and a remedy."""
+
+    def __init__(
+        self, directory: Path, found: str, remedy: str, reason: str = "DirectoryUnusable"
+    ) -> None:
+        super().__init__(f"manifest directory {directory}: {found}", remedy, reason)
+        self.directory = directory
+
+
+class ManifestFileError(Exception):
+    """A file of the manifest directory is not read; `found` has the reason."""
+
+    def __init__(self, path: Path, found: str, remedy: str) -> None:
+        super().__init__(f"{printable(path)}: {found}; {remedy}")
+        self.path = path
+        self.found = found
+        self.remedy = remedy
+
+
+class EntryFailedError(Exception):
+    """An unexpected `error` while processing one entry of a source, such as a file."""
+
+    def __init__(self, key: str, error: Exception) -> None:
+        kind = type(error).__name__
+        super().__init__(f"{key}: internal error ({kind}); see the agent log")
+        self.error = error
+
+
+def printable(path: Path | str) -> str:
+    r"""Return a path, or another key of an entry, as a text that can be sent and shown.
+
+    Bytes that are not UTF-8 are shown as `\xe9`; line breaks and terminal control characters are
+    escaped, too.
+    """
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# --- ownership ------------------------------------------------------------------------------------
+# Whose a pod is: its source and its name, which one pod has at a time; and what ends it.
+
+
+def owner_after(owner: Source | None, asking: Source) -> Source:
+    """Return who a pod of `owner` belongs to after `asking` asked for it, too.
+
+    What belongs to nothing (`Source.key`) takes no pod over: a file keeps its pod if the API is
+    asked for the same pod. A file takes over a pod of the API.
+    """
+    return asking if owner is None or asking.key else owner
+
+
+def assigned(decision: Decision, before: Ledger, asking: Source) -> Decision:
+    """Return a decision whose pod belongs to who asked for it; `before` is the ledger until then.
+
+    A rejection, and a pod that belongs to that source already, stay as they are.
+    """
+    allocation = decision.allocation
+    if allocation is None:
+        return decision
+    former = before.allocations.get(decision.uid)
+    source = owner_after(None if former is None else former.source, asking)
+    if allocation.source == source:
+        return decision
+    ledger = decision.ledger.with_source(decision.uid, source)
+    return replace(decision, ledger=ledger, allocation=ledger.allocations[decision.uid])
+
+
+def lasting(decision: Decision, pod: Pod) -> Decision:
+    """Return a decision whose pod has the lifetime that its annotations ask for.
+
+    A pod that is admitted again with the same lifetime stays as it is.
+    """
+    allocation = decision.allocation
+    if allocation is None:
+        return decision
+    asked = lifetime_of(pod.annotations)
+    if replace(allocation.lifetime, started=False) == asked:
+        return decision
+    ledger = decision.ledger.with_lifetime(decision.uid, asked)
+    return replace(decision, ledger=ledger, allocation=ledger.allocations[decision.uid])
+
+
+class PodNames:
+    """The uids of the admitted pods by namespace and name; those without a name are left out.
+
+    Asked about one ledger after the other, an answer costs as much as the ledger changed.
+    """
+
+    def __init__(self) -> None:
+        self._allocations: Mapping[str, PodAllocation] = MappingProxyType({})
+        self._uids: dict[tuple[str, str], dict[str, None]] = {}
+
+    def others(self, ledger: Ledger, pod: Named) -> tuple[PodAllocation, ...]:
+        """Return the admitted pods with the namespace and name of a pod that is not admitted."""
+        self._take(ledger.allocations)
+        if pod.uid in ledger.allocations or not pod.name:
+            return ()
+        uids = self._uids.get((pod.namespace, pod.name), {})
+        return tuple(ledger.allocations[uid] for uid in uids)
+
+    def _take(self, allocations: Mapping[str, PodAllocation]) -> None:
+        old, self._allocations = self._allocations, allocations
+        for uid in differences(old, allocations):
+            if (former := old.get(uid)) is not None and former.name:
+                known = self._uids[former.namespace, former.name]
+                del known[uid]
+                if not known:
+                    del self._uids[former.namespace, former.name]
+            if (now := allocations.get(uid)) is not None and now.name:
+                self._uids.setdefault((now.namespace, now.name), {})[uid] = None
+
+
+def name_taken(ledger: Ledger, pod: Pod, others: Sequence[PodAllocation]) -> Decision:
+    """Return the rejection of a pod whose name `others` have."""
+    if len(others) == 1:
+        message = f"pod {name_and_uid(others[0])} is admitted and has that name"
+        remedy = "remove it first, replace it (numawarden admit --replace), or rename the new pod"
+    else:
+        uids = ", ".join(other.uid for other in others)
+        message = f"{len(others)} admitted pods are called {full_name(pod)}: {uids}"
+        remedy = "remove them by their uids first, or rename the new pod"
+    return Decision(pod.uid, ledger, cause=Rejection(Reason.CONFLICT, message, remedy=remedy))
+
+
+def belongs_elsewhere(
+    ledger: Ledger, pod: Pod, owner: Source, removal: str, *, uid: str | None = None
+) -> Decision:
+    """Return the rejection of a pod: that of its uid, or of `uid`, belongs to another source."""
+    allocation, own = ledger.allocations[uid or pod.uid], "a uid" if uid is None else "a name"
+    rejection = Rejection(
+        Reason.CONFLICT,
+        f"pod {name_and_uid(allocation)} belongs to {owner} of the source {owner.name}",
+        remedy=f"{removal} to end that pod first, or give the new pod {own} of its own",
+    )
+    return Decision(pod.uid, ledger, cause=rejection)
+
+
+# --- source ---------------------------------------------------------------------------------------
 
 #: What has become of an entry: its pod is admitted; or rejected; or its uid is that of another pod
 #: or specification; or the pod cannot be read; or it was rejected and runs in the shared pool.
@@ -69,7 +231,7 @@ class SourceReading(Struct, frozen=True):
 class PodSource(Protocol):
     """A source of pods.
 
-    Name and keys are stored with each allocation (`agent.managers.allocations.origin.Source`), so
+    Name and keys are stored with each allocation (`agent.managers.allocation.Source`), so
     that a pod which is no longer asked for after a restart of the agent is removed.
     """
 

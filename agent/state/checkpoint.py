@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
+import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
-from agent.managers.allocations.bindings import NO_BINDINGS, Bindings
-from agent.managers.allocations.cordons import NO_CORDONS, Cordons
-from agent.managers.allocations.origin import Source  # noqa: TC001  # msgspec reads it at run time
-from agent.values import Name, Saved, Size
+from agent.managers.allocation import (
+    NO_BINDINGS,
+    NO_CORDONS,
+    Bindings,
+    Cordons,
+    PodAllocation,  # msgspec reads it
+    Source,  # msgspec reads it at run time
+)
+from agent.managers.ledger import Ledger
+from agent.managers.memory.state import NodeMemory, memory_charge
+from agent.managers.registry import MANAGERS
+from agent.pods.model import MEMORY
+from agent.values import Name, Saved, Size, plain
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
-    from msgspec import Raw
-
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.policy import Policy
     from sysfs.host import Host, Node
+
 
 _OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
@@ -240,3 +253,337 @@ def _reserved_memory(policy: Policy) -> Iterator[tuple[str, str]]:
     for node, types in policy.memory.reserved.items():
         for type_name, size in types.items():
             yield f"reservedMemory.{node}.{type_name}", str(size)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+# What can be wrong with a checkpoint, its directory, or writing it.
+
+
+class CheckpointError(Exception):
+    """Base of all errors of this package."""
+
+
+class UnusableCheckpointError(CheckpointError):
+    """The content of a checkpoint cannot be used.
+
+    `path` is the file, `field` the place in it as a JSON path (`$` is the whole document).
+    `label` becomes part of the name under which the file is kept aside.
+    """
+
+    label: ClassVar[str] = "damaged"
+
+    def __init__(self, path: Path, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {field}: {problem}; {remedy}")
+        self.path = path
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+class DamagedCheckpointError(UnusableCheckpointError):
+    """Truncated, altered, or not made as its own version says."""
+
+
+class UnknownFormatCheckpointError(UnusableCheckpointError):
+    """A document of another program."""
+
+    label = "unknown"
+
+
+class NewerCheckpointError(UnusableCheckpointError):
+    """Written by a later release, in a format this one does not know."""
+
+    label = "newer"
+
+
+class OlderCheckpointError(UnusableCheckpointError):
+    """Written in a format that this release no longer reads."""
+
+    label = "older"
+
+
+class UnreadableCheckpointError(UnusableCheckpointError):
+    """The file cannot be read, or it is larger than any checkpoint."""
+
+    label = "unreadable"
+
+
+class NoFileCheckpointError(UnusableCheckpointError):
+    """A directory, a link or another special file is at the checkpoint's path."""
+
+    label = "nofile"
+
+
+class UntrustedCheckpointError(UnusableCheckpointError):
+    """Another user may have written it."""
+
+    label = "untrusted"
+
+
+class CheckpointIOError(CheckpointError):
+    """An operation on the checkpoint's files failed.
+
+    `replaced` says whether the new checkpoint may already be the one a restart would find:
+    False means that the previous one is intact and still in place, unless it is `uncertain` which
+    of them is there.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        path: Path,
+        error: OSError,
+        *,
+        replaced: bool = False,
+        uncertain: bool = False,
+    ) -> None:
+        found = _REPLACED if replaced else _UNCERTAIN if uncertain else _KEPT
+        super().__init__(f"{path}: {operation} failed: {_reason(error)}; {found}; {_remedy(error)}")
+        self.operation = operation
+        self.path = path
+        self.errno = error.errno
+        self.replaced = replaced
+        self.uncertain = uncertain
+
+
+class ReplacedDirectoryError(CheckpointIOError):
+    """The state directory is no longer the one that this process locked.
+
+    The directory found there now may be another agent's, so nothing is written to it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("saving", directory, OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+        message = (
+            f"state directory {directory}: it, or the lock file in it, was removed or replaced "
+            "while this agent ran, so nothing is saved; put the original directory back, or "
+            "restart the agent, which then takes over what it finds there"
+        )
+        self.args = (message,)
+
+
+class StateDirectoryError(CheckpointError):
+    """The state directory cannot be used as it is."""
+
+    def __init__(self, directory: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"state directory {directory}: {problem}; {remedy}")
+        self.directory = directory
+        self.problem = problem
+        self.remedy = remedy
+
+
+class StateDirectoryLockedError(StateDirectoryError):
+    """Another process uses the state directory; `holder` is its process id where known."""
+
+    def __init__(self, directory: Path, holder: int | None) -> None:
+        who = f"process {holder}" if holder is not None else "another process"
+        super().__init__(
+            directory,
+            f"in use by {who}",
+            "stop that one, or give this one a state directory of its own",
+        )
+        self.holder = holder
+
+
+_KEPT = "the previous checkpoint is untouched"
+_REPLACED = "the new state may be lost at a power failure"
+_UNCERTAIN = "it cannot be seen whether the previous checkpoint or the new one is there"
+_REMEDIES = {
+    errno.ENOSPC: "free space on that file system",
+    errno.EDQUOT: "free space within the quota",
+    errno.EISDIR: "move away the directory of that name",
+    errno.EROFS: "remount the file system read-write",
+    errno.EIO: "check the disk and the kernel log",
+    errno.EACCES: "let the service's user write there",
+    errno.EPERM: "let the service's user write there",
+}
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _remedy(error: OSError) -> str:
+    return _REMEDIES.get(error.errno or 0, "check the file system")
+
+
+# --- codec ----------------------------------------------------------------------------------------
+# From a checkpoint to its bytes and back.
+#
+# The document is JSON on one line:
+# `{"format":"numawarden-checkpoint","version":2,"checksum":"sha256:...","state":{...}}`. The
+# checksum is over the bytes of the value of `state`, exactly as in the file, so that any change of
+# them is found. This frame is that of every format; `version` says what `state` looks like.
+#
+# `state` has the ledger's own values (`agent.values.Saved`) as msgspec writes them. Sets of ids are
+# texts in the kernel's list format, a hint is `[nodes as bits, preferred]`, and what equals its
+# default may be left out. Fields may be added without a new version: a file without them has their
+# defaults, and a release that does not know them leaves them alone. It writes those of the state
+# again as they were, and those of a pod until the allocation of the pod changes.
+
+FORMAT: Final = "numawarden-checkpoint"
+VERSION: Final = 2
+
+_RECOVERY: Final = (
+    "the file is kept aside; put back an intact copy, or let running pods be admitted again"
+)
+#: Where an allocation keeps its JSON, beside its fields: it does not change, so neither does that.
+_TEXT: Final = "saved text"
+
+
+class _Header(msgspec.Struct):
+    format: str | msgspec.UnsetType = msgspec.UNSET
+    version: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Document(msgspec.Struct):
+    format: str
+    version: int
+    checksum: str
+    state: Raw
+
+
+class _State(SavedBesideLedger, frozen=True):
+    """The value of `state`: of the ledger, what does not follow from the rest of it."""
+
+    pods: tuple[PodAllocation, ...]
+    memory: Mapping[Size, NodeMemory] = MappingProxyType({})
+
+
+_BESIDE_LEDGER: Final = msgspec.structs.fields(SavedBesideLedger)
+_KNOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_State))
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of a checkpoint.
+
+    An allocation is encoded once: allocations are immutable and survive from one ledger to the
+    next, so that an admission on a full host encodes one pod, not all of them.
+    """
+    body = _ENCODER.encode(
+        {
+            **checkpoint.unknown,
+            **{field.encode_name: getattr(checkpoint, field.name) for field in _BESIDE_LEDGER},
+            "memory": memory_charge(checkpoint.ledger),
+            "pods": [_text_of(pod) for pod in checkpoint.ledger.allocations.values()],
+        }
+    )
+    return b'{"format":"%s","version":%d,"checksum":"%s","state":%s}\n' % (
+        FORMAT.encode(),
+        VERSION,
+        _checksum(body).encode(),
+        body,
+    )
+
+
+def _text_of(pod: PodAllocation) -> Raw:
+    if _TEXT not in pod.__dict__:
+        pod.__dict__[_TEXT] = Raw(_ENCODER.encode(pod))
+    return cast("Raw", pod.__dict__[_TEXT])
+
+
+def decode(data: bytes, path: Path) -> Checkpoint:
+    """Return the checkpoint with these bytes; `path` is only named in errors.
+
+    Raises a subclass of `UnusableCheckpointError`: Damaged, UnknownFormat, Newer or Older.
+    """
+    try:
+        _check_header(msgspec.json.decode(data, type=_Header), path)
+        document = msgspec.json.decode(data, type=_Document)
+        _check_sum(document, path)
+        return _read(document.state)
+    except msgspec.ValidationError as error:
+        raise _damaged(path, *_place(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, "$", f"not a complete JSON document ({error})") from error
+    except ValueError as error:
+        raise _damaged(path, *map(str, error.args)) from error
+
+
+def _read(body: Raw) -> Checkpoint:
+    """Return the checkpoint of a state; raises `ValueError(field, problem)` on contradictions."""
+    bytes(body).decode()  # unknown fields are not looked into, but are written and sent again
+    state = _DECODER.decode(body)
+    _demand_unique("$.state.pods", "pod", (pod.uid for pod in state.pods))
+    for index, pod in enumerate(state.pods):
+        names = (container.name for container in pod.containers)
+        _demand_unique(f"$.state.pods[{index}].containers", "container", names)
+    read = msgspec.json.decode(body, type=dict[str, Raw])
+    for pod, text in zip(
+        state.pods, msgspec.json.decode(read["pods"], type=list[Raw]), strict=True
+    ):
+        pod.__dict__[_TEXT] = text.copy()
+    saved = {MEMORY: state.memory}
+    parts = {each.name: each.loaded(saved.get(each.name), state.pods) for each in MANAGERS}
+    return Checkpoint(
+        Ledger.of(state.pods, parts),
+        MappingProxyType({name: read[name].copy() for name in read.keys() - _KNOWN}),
+        **{field.name: getattr(state, field.name) for field in _BESIDE_LEDGER},
+    )
+
+
+def _check_header(header: _Header, path: Path) -> None:
+    if header.format != FORMAT:
+        raise UnknownFormatCheckpointError(
+            path,
+            "$.format",
+            f"expected {FORMAT!r}, found {_shown(header.format)}",
+            "the file is kept aside; if it is the kubelet's, use `numawarden state import`",
+        )
+    if header.version is msgspec.UNSET:
+        raise _damaged(path, "$.version", "missing")
+    if header.version == VERSION:
+        return
+    problem = f"format {header.version}, this release reads and writes {VERSION}"
+    if header.version > VERSION:
+        remedy = "the file is kept aside; go back to the release that wrote it and put it back"
+        raise NewerCheckpointError(path, "$.version", problem, remedy)
+    remedy = (
+        "the file is kept aside; let running pods be admitted again, or go back to the release "
+        "that wrote it and put it back"
+    )
+    raise OlderCheckpointError(path, "$.version", problem, remedy)
+
+
+def _check_sum(document: _Document, path: Path) -> None:
+    computed = _checksum(bytes(document.state))
+    if document.checksum != computed:
+        raise _damaged(path, "$.checksum", f"says {document.checksum}, the content has {computed}")
+
+
+def _checksum(body: bytes) -> str:
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+def _demand_unique(field: str, what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(field, f"{what} {name!r} appears twice")
+        seen.add(name)
+
+
+def _damaged(path: Path, field: str, problem: str) -> UnusableCheckpointError:
+    return DamagedCheckpointError(path, field, problem, _RECOVERY)
+
+
+def _place(message: str) -> tuple[str, str]:
+    """Split msgspec's `problem - at `$.place`` into place and problem."""
+    problem, found, place = message.rpartition(" - at `")
+    return (place.rstrip("`"), problem) if found else ("$", message)
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is msgspec.UNSET else repr(value)
+
+
+def _dec_hook(kind: type, value: object) -> Mask:
+    if kind is not Mask:
+        raise NotImplementedError(f"no value of type {kind.__name__} from JSON")
+    if not isinstance(value, str):
+        raise TypeError(f"expected a list of ids such as '0-3,8', got {value!r}")
+    return Mask.parse(value)
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=plain)
+_DECODER: Final = msgspec.json.Decoder(_State, dec_hook=_dec_hook)

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from agent.api.documents import encode
-from agent.api.history import HistoryDocument, HistoryEntry
+from agent.api.documents import HistoryDocument, HistoryEntry, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

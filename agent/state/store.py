@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from msgspec import Struct
 
-from agent.state.codec import decode, encode
-from agent.state.directory import DirectoryLock, check_directory
-from agent.state.errors import CheckpointIOError, UnusableCheckpointError
-from agent.state.files import Files, OsFiles
-from agent.state.open_checks import read_checked
+from agent.files import LARGEST, OTHERS_WRITE, risk_above, take, trusted_users
+from agent.state.checkpoint import (
+    CheckpointIOError,
+    NoFileCheckpointError,
+    ReplacedDirectoryError,
+    StateDirectoryError,
+    StateDirectoryLockedError,
+    UnreadableCheckpointError,
+    UntrustedCheckpointError,
+    UnusableCheckpointError,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +31,309 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agent.state.checkpoint import Checkpoint
+
+
+# --- directory ------------------------------------------------------------------------------------
+# The state directory: checked, and locked for one process.
+
+LOCK_NAME: Final = "lock"
+
+
+def check_directory(directory: Path) -> None:
+    """Raise `StateDirectoryError`, one line, unless checkpoints can be kept here safely."""
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        remedy = f"create it: install -d -m 0700 {directory}"
+        raise StateDirectoryError(directory, "does not exist", remedy) from None
+    except OSError as error:
+        problem = os.strerror(error.errno or 0)
+        raise StateDirectoryError(directory, problem, "make its path accessible") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise StateDirectoryError(directory, "is not a directory", "name another one")
+    _check_owner(directory, status)
+    _check_above(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        remedy = "make it writable for the service (and its file system read-write)"
+        raise StateDirectoryError(directory, "is not writable", remedy)
+
+
+def _check_owner(directory: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise StateDirectoryError(
+            directory,
+            f"belongs to user {status.st_uid}, the service runs as user {os.geteuid()}",
+            f"give it over with what is in it: chown -R {os.geteuid()} {directory}",
+        )
+    if status.st_mode & OTHERS_WRITE:
+        raise StateDirectoryError(
+            directory,
+            f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"close it: chmod go-w {directory}",
+        )
+
+
+def _check_above(directory: Path) -> None:
+    try:
+        risk = risk_above(directory)
+    except OSError as error:
+        problem = os.strerror(error.errno or 0)
+        raise StateDirectoryError(directory, problem, "make its path accessible") from error
+    if risk is not None:
+        raise StateDirectoryError(directory, str(risk), risk.remedy)
+
+
+class DirectoryLock:
+    """An exclusive lock on a state directory, kept until `release` or the end of the process.
+
+    The lock file contains the process id; the lock itself is flock(2), so that it never outlives
+    the process. Raises `StateDirectoryLockedError` at once when it is taken.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        path = directory / LOCK_NAME
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            problem = f"cannot open {LOCK_NAME}: {os.strerror(error.errno or 0)}"
+            remedy = "make the directory writable for the service"
+            raise StateDirectoryError(directory, problem, remedy) from error
+        try:
+            _lock(self._fd, directory)
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Raise `CheckpointIOError` unless the locked file is still the one in the directory.
+
+        Another process could lock another file of that name, or another directory.
+        """
+        path = self._directory / LOCK_NAME
+        try:
+            there, ours = path.lstat(), os.fstat(self._fd)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ReplacedDirectoryError(self._directory) from None
+        except OSError as error:
+            raise CheckpointIOError("looking at the lock", path, error) from error
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            raise ReplacedDirectoryError(self._directory)
+
+    def release(self) -> None:
+        """Release the directory; a second call has no effect."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _lock(fd: int, directory: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StateDirectoryLockedError(directory, _holder(fd)) from None
+    # The number only helps people; a full disk must not keep the agent from starting.
+    with suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def _holder(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+# --- files ----------------------------------------------------------------------------------------
+# The file operations of the store, all of them, so that a test can fail each one.
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+#: Without O_NONBLOCK opening a named pipe would wait for a writer for ever.
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Files(Protocol):
+    """What the store does to files; every method raises `OSError` as the kernel does."""
+
+    def create(self, path: Path) -> int:
+        """Make a new file, readable by its owner alone, and open it for writing."""
+        ...
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Write some of `data` and return how many bytes were taken."""
+        ...
+
+    def fsync(self, fd: int) -> None:
+        """Wait until the content of an open file is on the disk."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """Close an open file."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Let `target` name what `source` named, atomically."""
+        ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Wait until the names in a directory are on the disk."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove one name: a file, a link, or an empty directory."""
+        ...
+
+    def status(self, path: Path) -> os.stat_result:
+        """Return what a name stands for; a link is not followed."""
+        ...
+
+    def read(self, path: Path) -> bytes:
+        """Return the whole content of a file."""
+        ...
+
+    def names(self, path: Path) -> list[str]:
+        """Return the names in a directory."""
+        ...
+
+    def free(self, path: Path) -> int:
+        """Return how many bytes a new file in a directory may have; 0 if none can be made."""
+        ...
+
+
+class OsFiles:
+    """The operating system's files; see `Files`. Links in the last component are not followed."""
+
+    def create(self, path: Path) -> int:
+        """Make a file; see `Files.create`."""
+        return os.open(path, _NEW, 0o600)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Write some bytes; see `Files.write`."""
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        """Flush a file; see `Files.fsync`."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close a file; see `Files.close`."""
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename a file; see `Files.rename`."""
+        source.rename(target)
+
+    def sync_directory(self, path: Path) -> None:
+        """Flush a directory; see `Files.sync_directory`."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        """Remove a name; see `Files.remove`."""
+        try:
+            path.unlink()
+        except IsADirectoryError:
+            path.rmdir()
+
+    def status(self, path: Path) -> os.stat_result:
+        """Look at a name; see `Files.status`."""
+        return path.lstat()
+
+    def read(self, path: Path) -> bytes:
+        """Read a file; see `Files.read`."""
+        fd = os.open(path, _READ)
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                return take(file, LARGEST, str(path))
+        except OSError as error:
+            error.filename = str(path)  # of a directory it is the descriptor's number
+            raise
+        finally:
+            os.close(fd)
+
+    def names(self, path: Path) -> list[str]:
+        """List a directory; see `Files.names`."""
+        return sorted(os.listdir(path))  # noqa: PTH208 - names, not paths
+
+    def free(self, path: Path) -> int:
+        """Look at the space of a file system; see `Files.free`."""
+        space = os.statvfs(path)
+        # The rest of both is kept for root. A file system may count no inodes at all.
+        files, blocks = space.f_favail, space.f_bavail
+        if os.geteuid() == 0:
+            files, blocks = space.f_ffree, space.f_bfree
+        return 0 if space.f_files and not files else blocks * space.f_frsize
+
+
+# --- open checks ----------------------------------------------------------------------------------
+# Reading the checkpoint after checking type, owner and mode of its file.
+
+#: These errors concern this process, not the file.
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFCHR: "a character device",
+}
+_RECOVERY: Final = "put an intact copy in its place, or let running pods be admitted again"
+
+
+def read_checked(files: Files, path: Path) -> bytes:
+    """Return the content of a checkpoint that only its owner or root can have written.
+
+    Raises `FileNotFoundError`; a subclass of `UnusableCheckpointError` when it is not a plain file,
+    belongs to others or cannot be read; `CheckpointIOError` when this process lacks resources.
+    """
+    try:
+        check_status(files.status(path), path)
+        return files.read(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in _OURS:
+            raise CheckpointIOError("reading", path, error) from error
+        problem = f"cannot be read: {os.strerror(error.errno or 0)}"
+        remedy = f"check the disk and the kernel log; {_RECOVERY}"
+        raise UnreadableCheckpointError(path, "$", problem, remedy) from error
+
+
+def check_status(status: os.stat_result, path: Path) -> None:
+    """Raise a subclass of `UnusableCheckpointError` for a file no agent of this user wrote."""
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        problem = f"is {_KINDS.get(kind, 'no file')}, not a file"
+        raise NoFileCheckpointError(path, "$", problem, f"the agent makes a file; {_RECOVERY}")
+    if status.st_uid not in trusted_users():
+        problem = f"belongs to user {status.st_uid}, the agent runs as user {os.geteuid()}"
+        remedy = f"see who wrote it; to use it, chown {os.geteuid()} it and put it back"
+        raise UntrustedCheckpointError(path, "$", problem, remedy)
+    if status.st_mode & OTHERS_WRITE:
+        problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        remedy = "see who wrote it; to use it, chmod go-w it and put it back"
+        raise UntrustedCheckpointError(path, "$", problem, remedy)
+    if status.st_size > LARGEST:
+        problem = f"has {status.st_size} bytes, which no checkpoint has"
+        raise UnreadableCheckpointError(path, "$", problem, _RECOVERY)
+
+
+# --- store ----------------------------------------------------------------------------------------
 
 CHECKPOINT_NAME: Final = "checkpoint.json"
 TEMPORARY_NAME: Final = "checkpoint.json.new"

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.config import keys
-from agent.config.features import IGNORED, KNOWN_GATES, LOCKED_ON
 from agent.config.kinds import KeyReader
 from agent.config.load import config_of_document, yaml_text
-from agent.config.model import Config, ConfigError
+from agent.config.model import IGNORED, KNOWN_GATES, LOCKED_ON, Config, ConfigError
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,

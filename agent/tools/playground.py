@@ -28,9 +28,8 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import BindRequest
-from agent.pods.identity import full_name
-from sysfs.described.shapes import regular_host, with_memory_only_nodes
-from sysfs.described.tree import write_tree
+from agent.pods.model import full_name
+from sysfs.described import regular_host, with_memory_only_nodes, write_tree
 from sysfs.discover import discover
 from sysfs.host import Device
 

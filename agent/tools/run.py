@@ -19,27 +19,21 @@ from uuid import uuid4
 from msgspec import Struct
 
 from agent.api.client import AgentError, Unreachable
-from agent.api.documents import BindRequest
-from agent.api.environment import allocation_variables
-from agent.managers.allocations.allocation import Isolation
-from agent.pods.identity import full_name
-from agent.pods.lifetime import END, UNIT, End
-from agent.pods.model import CPU, MEMORY
+from agent.api.documents import BindRequest, allocation_variables
+from agent.managers.allocation import Isolation
+from agent.pods.model import CPU, END, MEMORY, NEAR_NODES, UNIT, End, full_name
 from agent.pods.quantity import Quantity, QuantityError
-from agent.pods.requirements import NEAR_NODES
 from cgroupfs.tree import join
 from sysfs.devices import read_interfaces
 from sysfs.files import SysfsTree
 from sysfs.mask import EMPTY, Mask
-from systemd.errors import NoSuchUnitError
-from systemd.properties import description, in_slice, processes
+from systemd.units import NoSuchUnitError, description, in_slice, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.api.client import AgentClient
-    from agent.api.delivery import DeliveryDocument
-    from agent.api.documents import ContainerDocument, PodDocument
+    from agent.api.documents import ContainerDocument, DeliveryDocument, PodDocument
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
 

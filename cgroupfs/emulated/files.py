@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
-from cgroupfs.emulated import cpuset
-from cgroupfs.emulated.group import CONTROLLERS
-from cgroupfs.emulated.lists import MAX_NODES, parse_list
+from cgroupfs.emulated import group as cpuset
+from cgroupfs.emulated.group import CONTROLLERS, MAX_NODES, parse_list
 from cgroupfs.errors import rejection
 from cgroupfs.settings import (
     CPU_MAX,

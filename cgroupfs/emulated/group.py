@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
+from cgroupfs.errors import rejection
 from cgroupfs.settings import controller_of
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
 
 #: In the kernel's order (include/linux/cgroup_subsys.h).
 CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc")
@@ -150,3 +155,146 @@ class Group(Struct, eq=False):
             return True
         busy_below = any(child.populated for child in self.children.values())
         return self.valid_domain and not busy_below and self.subtree <= THREADED
+
+
+# --- cpuset ---------------------------------------------------------------------------------------
+# The cpuset rules: effective sets and partitions (kernel/cgroup/cpuset.c).
+#
+# The root group describes the host: `cpus` are the online CPUs, `exclusive` all possible ones,
+# `mems` the nodes with memory.
+
+ISOLATED: Final = "isolated"
+PARTITIONS: Final = (MEMBER, "root", ISOLATED)
+_NOT_EXCLUSIVE: Final = "Cpu list in cpuset.cpus not exclusive"
+_NOT_PARTITION: Final = "Parent is not a partition root"
+_NO_CPUS: Final = "Parent unable to distribute cpu downstream"
+_INVALID_LIST: Final = "Invalid cpu list in cpuset.cpus.exclusive"
+
+
+def settle(root: Group) -> None:
+    """Have what is in effect found again where it is read next, where there are no partitions.
+
+    Not at once: one setting above thousands of cgroups changes what is in effect in all of them.
+    """
+    root.version += 1
+    root.exclusive_then, root.cpus_then, root.mems_then = root.exclusive, root.cpus, root.mems
+
+
+def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
+    """Bring everything up to date where `partitions` (member groups left out) exist."""
+    by_depth = sorted(partitions, key=lambda group: group.path.count("/"))
+    settle(root)
+    for group in root.walk():
+        _ = group.exclusive_now  # before any of them changes, which does not concern those below
+    for group in by_depth:
+        group.invalid = ""
+    for group in by_depth:
+        group.exclusive_now = _own(group) & _above(group).exclusive_now
+        group.invalid = _why_invalid(group, root)
+        if group.invalid:
+            group.exclusive_now = group.exclusive & _above(group).exclusive_now
+    valid = [group for group in by_depth if group.is_partition]
+    _share(root, root.cpus, frozenset(valid))
+
+
+def overlaps_sibling(group: Group, exclusive: Mask) -> bool:
+    """Return whether exclusive CPUs would collide with those of a sibling (EINVAL)."""
+    return any(not exclusive.isdisjoint(sibling.exclusive) for sibling in _siblings(group))
+
+
+def break_siblings(group: Group) -> None:
+    """Invalidate the partitions beside `group` whose CPUs it now names in `cpuset.cpus`."""
+    for sibling in _siblings(group):
+        if sibling.is_partition and not sibling.exclusive_now.isdisjoint(group.cpus):
+            sibling.broken = True
+
+
+def _share(group: Group, cpus: Mask, valid: frozenset[Group]) -> None:
+    given = EMPTY
+    for below in _nearest(group, valid):
+        _share(below, below.exclusive_now & cpus, valid)
+        given |= below.exclusive_now
+    group.cpus_now = cpus - given
+    for child in group.children.values():
+        _inherit(child, valid)
+
+
+def _inherit(group: Group, valid: frozenset[Group]) -> None:
+    if group in valid:
+        return
+    above = _above(group)
+    group.cpus_now = (group.cpus & above.cpus_now) or above.cpus_now
+    for child in group.children.values():
+        _inherit(child, valid)
+
+
+def _nearest(group: Group, valid: frozenset[Group]) -> list[Group]:
+    found: list[Group] = []
+    for child in group.children.values():
+        found.extend([child] if child in valid else _nearest(child, valid))
+    return found
+
+
+def _own(group: Group) -> Mask:
+    return group.exclusive or group.cpus
+
+
+def _above(group: Group) -> Group:
+    if group.parent is None:
+        raise ValueError("the root has no parent")
+    return group.parent
+
+
+def _siblings(group: Group) -> list[Group]:
+    return [other for other in _above(group).children.values() if other is not group]
+
+
+def _why_invalid(group: Group, root: Group) -> str:
+    above = _above(group)
+    is_root = above.parent is None or above.is_partition
+    if not group.exclusive and not is_root:
+        return _NOT_PARTITION
+    if not group.exclusive_now:
+        return _INVALID_LIST
+    if any(not _own(other).isdisjoint(group.exclusive_now) for other in _siblings(group)):
+        return _NOT_EXCLUSIVE
+    if root.cpus <= group.exclusive_now:
+        return _NO_CPUS
+    return ""
+
+
+# --- lists ----------------------------------------------------------------------------------------
+# Parsing lists of CPUs and nodes, with the kernel's errors for what it rejects.
+
+#: CONFIG_NODES_SHIFT=10: what a list of nodes may name before it is out of range.
+MAX_NODES: Final = 1024
+_REGION: Final = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<used>\d+)/(?P<group>\d+))?)?")
+_BETWEEN: Final = re.compile(r"[\s,]+")
+
+
+@lru_cache(maxsize=256)
+def parse_list(text: str, limit: int) -> Mask:
+    """Parse a list of ids below `limit` as bitmap_parselist() does.
+
+    Raises `OSError`: EINVAL for a malformed list, ERANGE for an id of `limit` or more.
+    """
+    found = EMPTY
+    for region in _BETWEEN.split(text.strip()):
+        if region:
+            found |= _parse_region(region, limit)
+    return found
+
+
+def _parse_region(region: str, limit: int) -> Mask:
+    if region == "all":
+        return Mask((1 << limit) - 1)
+    match = _REGION.fullmatch(region.replace("N", str(limit - 1)))
+    if match is None:
+        raise rejection(errno.EINVAL)
+    first, last = int(match["first"]), int(match["last"] or match["first"])
+    used, group = int(match["used"] or 1), int(match["group"] or 1)
+    if first > last or group == 0 or used > group:
+        raise rejection(errno.EINVAL)
+    if last >= limit:
+        raise rejection(errno.ERANGE)
+    return Mask.from_ids(n for n in range(first, last + 1) if (n - first) % group < used)

@@ -11,7 +11,7 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cgroupfs.emulated import cpuset
+from cgroupfs.emulated import group as cpuset
 from cgroupfs.emulated.files import FILES, ROOT_FILES
 from cgroupfs.emulated.group import CONTROLLERS, MEMBER, THREADED, Group
 from cgroupfs.errors import CgroupPathError, TreeLockedError, rejection

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from agent.server.reporting.log.logs import OURS
-from sysfs.described.tree import write_tree
+from agent.server.log import OURS
+from sysfs.described import write_tree
 from tests.agent.server.support import make_world, two_packages
 from tests.fakes.certificate import write_certificate
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.safe_files import read_bounded, take
+from agent.files import read_bounded, take
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent import safe_files as trust
-from agent.safe_files import UntrustedPathError, read_trusted, risk_above, risk_of, trusted_users
+from agent import files as trust
+from agent.files import UntrustedPathError, read_trusted, risk_above, risk_of, trusted_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable

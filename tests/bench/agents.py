@@ -20,13 +20,13 @@ import psutil
 from msgspec.structs import replace
 
 from agent.managers.admission import admit as decide_on
-from agent.server.configured_host import situate
-from agent.server.start.memory import settle_memory
+from agent.server.memory import settle_memory
+from agent.server.state import situate
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
 from agent.tools.playground import EmbeddedHost
 from cgroupfs.emulated.kernel import EmulatedKernel
-from sysfs.described.tree import write_tree
+from sysfs.described import write_tree
 from sysfs.mask import Mask
 from tests.agent.pods.pods import app, pod, resources
 from tests.agent.server.support import make_world, running
@@ -36,8 +36,8 @@ from tests.bench.measure import Rest, measure, of_samples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from tests.agent.server.support import Running, World
     from tests.bench.measure import Figure

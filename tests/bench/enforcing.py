@@ -15,13 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.cpu.parts import shared_cpus
+from agent.managers.cpu.manager import shared_cpus
 from agent.managers.policy import NodeFit
-from agent.reconcile.desired.state import Desired
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.identify.containers import pod_cgroup
-from agent.server.start.memory import settle_memory
+from agent.reconcile.identify import pod_cgroup
+from agent.reconcile.target import Desired
+from agent.server.memory import settle_memory
 from cgroupfs.names import Driver, Layout
 from sysfs.mask import Mask
 from tests.agent.pods.pods import app, guaranteed, pod, resources
@@ -33,8 +33,8 @@ from tests.bench.measure import of_samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from tests.bench.measure import Figure
 

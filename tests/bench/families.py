@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.ledger import Ledger
-from agent.managers.cpu.assignment import take_by_topology
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.cpu.take import take_by_topology
+from agent.managers.ledger import Ledger
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.registry import MANAGERS
-from agent.managers.topology.manager import merge_or_defer
-from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.topology.hint import SearchBudget
+from agent.managers.topology.merge import merge_or_defer
 from agent.state.store import Store
-from sysfs.described.tree import write_tree
+from sysfs.described import write_tree
 from sysfs.discover import discover
 from tests.bench import agents, hosts, nri
 from tests.bench.enforcing import enforcing
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.decision import Decision
-    from agent.managers.draft import Draft
-    from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.resource_manager import Draft
+    from agent.managers.rules import EffectivePolicy
+    from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
     from agent.state.checkpoint import Checkpoint
     from tests.bench.measure import Rest

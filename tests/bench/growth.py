@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.bench import hosts
 from tests.bench.measure import measure

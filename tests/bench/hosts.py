@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.ledger import Taken
-from agent.managers.cpu.parts import exclusive_cpus
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.ledger import Taken
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -29,15 +28,16 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.pods.model import CPU
-from sysfs.described.shapes import regular_host, with_memory_only_nodes
+from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
     from sysfs.host import Host
 
@@ -65,7 +65,7 @@ RESOURCES: Final = (
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1",
     "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1 example.com/nic=1",
 )
-#: What the kubelet allows to be on together (`agent.config.features` says what excludes what).
+#: What the kubelet allows to be on together (`agent.config.model` says what excludes what).
 OPTIONS: Final[tuple[tuple[str, ...], ...]] = (
     (),
     ("full_pcpus_only",),

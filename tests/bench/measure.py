@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
-from agent.server.start.memory import settle_memory
+from agent.server.memory import settle_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ def measure(
 ) -> Figure:
     """Time `run` again and again until the budget or `most` runs are reached.
 
-    The collector works as in the agent (`agent.server.start.memory`).
+    The collector works as in the agent (`agent.server.memory`).
     """
     (figure,) = in_turns([(name, run)], most=most, budget_ns=budget_ns, clock=clock)
     return figure

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.runtimes.nri.messages import V1ALPHA1, NriEvent
-from agent.runtimes.nri.values import Adjustment
+from agent.cluster.nri.messages import V1ALPHA1, Adjustment, NriEvent
 from sysfs.mask import Mask
 from tests.agent.runtimes.nri.support import CONTAINER, POD, RecordingHandler, serving
 from tests.bench.measure import of_samples

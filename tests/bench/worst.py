@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 from agent.managers.admission import admit
 from agent.managers.decision import BOUNDED_CHOICES
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.topology import implicit_hints as hint_family
+from agent.managers.topology import many_nodes as hint_family
 from tests.agent.pods.pods import app, guaranteed, init, pod
 from tests.bench import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 

@@ -10,11 +10,10 @@ from aiohttp import web
 
 from agent import __version__
 from agent.api import views
-from agent.api.documents import EventDocument, PodListDocument, encode
-from agent.api.host.mapped import map_of_allocations
-from agent.api.status import StatusDocument
-from agent.managers.assessment.verdict import verdict
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.api.documents import EventDocument, PodListDocument, StatusDocument, encode
+from agent.api.map import map_of_allocations
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.quality import verdict
 from agent.tools.dashboard.server import Dashboard, address_of, listen
 from sysfs.mask import Mask
 
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.api.documents import Document
-    from agent.api.status import ConditionDocument
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.api.documents import ConditionDocument, Document
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from sysfs.host import Host
 
 TOKEN: Final = "a-token-of-a-test-that-is-long-enough"  # noqa: S105  # of tests alone

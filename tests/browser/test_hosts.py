@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from msgspec.structs import replace
 
-from agent.api.documents import EventDocument
-from agent.api.host.map import MapDocument
-from agent.api.host.mapped import map_of_allocations
-from agent.api.maintenance import CordonDocument
-from agent.api.status import ConditionDocument, StatusDocument
+from agent.api.documents import ConditionDocument, CordonDocument, EventDocument, StatusDocument
+from agent.api.map import MapDocument, map_of_allocations
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine
 from agent.managers.policy import Cordon
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from sysfs.host import Host
     from tests.browser.devtools import Page
 

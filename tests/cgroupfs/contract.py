@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from cgroupfs.controllers import HUGETLB, enable
+from cgroupfs.apply import HUGETLB, enable
 from cgroupfs.settings import limit_text
 from cgroupfs.tree import CgroupTree, KernelTree, join
 from sysfs.mask import Mask

@@ -6,8 +6,7 @@ import pytest
 
 from cgroupfs.apply import WriteResult, apply, apply_write
 from cgroupfs.emulated.kernel import EmulatedKernel
-from cgroupfs.ordering import WriteStage
-from cgroupfs.plan import Plan, Setting, Write, make_plan
+from cgroupfs.plan import Plan, Setting, Write, WriteStage, make_plan
 from sysfs.mask import Mask
 from tests.fakes.kernel import Died, FaultyTree, die_at, quota, read_states, reject_writes
 

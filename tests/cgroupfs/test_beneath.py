@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgroupfs import beneath
-from cgroupfs.beneath import DIRECTORY, open_beneath, open_by_walk
+from cgroupfs import tree as beneath
+from cgroupfs.tree import DIRECTORY, open_beneath, open_by_walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from cgroupfs.controllers import enable, lacking
+from cgroupfs.apply import enable, lacking
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
 from sysfs.mask import Mask

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import CgroupRootError
-from cgroupfs.mount import check_root, check_usable
-from cgroupfs.tree import KernelTree
+from cgroupfs.tree import KernelTree, check_root, check_usable
 
 
 @pytest.fixture

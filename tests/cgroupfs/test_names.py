@@ -19,7 +19,7 @@ from cgroupfs.names import (
     parse_container,
 )
 from sysfs.mask import Mask
-from systemd.escape import slice_path
+from systemd.units import slice_path
 
 SYSTEMD = Layout(Driver.SYSTEMD)
 CGROUPFS = Layout(Driver.CGROUPFS)

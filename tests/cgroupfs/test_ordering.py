@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cgroupfs.emulated.kernel import EmulatedKernel
-from cgroupfs.ordering import WriteStage
-from cgroupfs.plan import Plan, Setting, make_plan
+from cgroupfs.plan import Plan, Setting, WriteStage, make_plan
 from cgroupfs.settings import CPUS
 from cgroupfs.tree import parent
 from sysfs.mask import Mask

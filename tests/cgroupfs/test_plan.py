@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.ordering import WriteStage
-from cgroupfs.plan import Plan, Setting, Unfit, Write, make_plan
+from cgroupfs.plan import Plan, Setting, Unfit, Write, WriteStage, make_plan
 from cgroupfs.state import CgroupState
 from sysfs.mask import EMPTY, Mask
 from tests.fakes.kernel import quota

@@ -9,14 +9,13 @@ from msgspec.structs import replace
 
 from agent.config.model import ConfigError
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.cpu.parts import shared_pool
+from agent.managers.cpu.manager import shared_pool
 from agent.managers.decision import DECISION_COUNTERS
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.memory.state import free_memory, memory_charge
 from agent.managers.registry import MANAGERS
-from agent.pods.errors import ManifestError
+from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import pod_from_document
-from agent.pods.model import MEMORY
+from agent.pods.model import MEMORY, ManifestError
 from sysfs.mask import Mask
 from tests.conformance.counters import right_counters
 from tests.conformance.effective import with_defaults
@@ -50,14 +49,10 @@ from tests.conformance.valid_instead import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from agent.managers.allocations.allocation import (
-        ContainerAllocation,
-        MemoryBlock,
-        PodAllocation,
-    )
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.decision import Decision
-    from agent.managers.topology.hints import Hint
+    from agent.managers.ledger import Ledger
+    from agent.managers.topology.hint import Hint
     from agent.pods.model import Pod
     from tests.conformance.outcome import Case
 

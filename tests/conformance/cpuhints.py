@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.config.features import host_problems
+from agent.config.model import host_problems
 from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
 from sysfs.mask import Mask

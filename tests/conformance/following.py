@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.allocations.allocation import DEVICES, MemoryBlock
-from agent.managers.allocations.from_parts import PodPart, make_allocation
-from agent.managers.cpu.parts import shared_pool
-from agent.managers.effective_policy import charged, released
+from agent.managers.allocation import DEVICES, MemoryBlock
+from agent.managers.cpu.manager import shared_pool
+from agent.managers.demand import PodPart, make_allocation
 from agent.managers.memory.state import NodeMemory, memory_charge
-from agent.managers.topology.hints import Hint
+from agent.managers.rules import charged, released
+from agent.managers.topology.hint import Hint
 from agent.pods.model import CPU, MEMORY
 from sysfs.mask import Mask
 from tests.conformance.invariants import broken_invariants
@@ -18,8 +18,8 @@ from tests.conformance.invariants import broken_invariants
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from tests.conformance.invariants import Before
 

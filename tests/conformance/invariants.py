@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.allocations.ledger import Ledger, total_requests
-from agent.managers.cpu.parts import exclusive_cpus, shared_cpus
+from agent.managers.allocation import Isolation
+from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.device.manager import allocated_devices
+from agent.managers.ledger import Ledger, total_requests
 from agent.managers.memory.state import memory_charge
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
@@ -18,8 +18,8 @@ from tests.agent.managers.ledgers import ledger_with
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.memory.state import NodeMemory
+    from agent.managers.rules import EffectivePolicy
 
 
 @dataclass(frozen=True, slots=True)

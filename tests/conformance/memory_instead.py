@@ -19,9 +19,9 @@ from tests.conformance.valid_instead import as_many_as_asked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.allocation import ContainerAllocation
+    from agent.managers.allocation import ContainerAllocation
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 #: How the kubelet rejects a container for its memory.

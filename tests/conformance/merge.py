@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.errors import NodeDistancesError
+from agent.managers.decision import NodeDistancesError
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
-from agent.managers.topology.hints import Hint
-from agent.managers.topology.manager import require_distances
+from agent.managers.topology.hint import Hint
+from agent.managers.topology.merge import require_distances
 from sysfs.mask import Mask
 from tests.agent.managers.topology.merging import merge
 from tests.conformance.outcome import Outcome
@@ -16,7 +16,7 @@ from tests.conformance.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.topology.many_nodes import ProviderHints
     from tests.conformance.outcome import Case
 
 

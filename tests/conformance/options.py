@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
-from agent.config.features import (
+from agent.config.model import (
     MAX_NODES,
     MIN_MAX_NODES,
     cpu_option_problems,

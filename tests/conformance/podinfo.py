@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.allocations.demand import demand_of
 from agent.managers.cpu.pod_level import empty_pool_problem
+from agent.managers.demand import demand_of
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.policy import Policy
 from agent.managers.registry import MANAGERS

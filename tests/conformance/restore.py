@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import to_builtins
 
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.tools.kubelet_state.cpu import (
     CpuStateDocument,
     cpu_document,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.cpu.assignment import NotEnoughCpusError, take
-from agent.managers.cpu.strategy import Strategy
+from agent.managers.cpu.take import NotEnoughCpusError, Strategy, take
 from sysfs.mask import Mask
 from tests.conformance.cpu_topologies import topology_of, width
 from tests.conformance.outcome import Outcome

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from agent.managers.admission import admit
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Decision, Reason, Rejection
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.memory.state import memory_charge
 from agent.managers.registry import MANAGERS
-from agent.managers.topology.hints import Hint
+from agent.managers.rules import EffectivePolicy
+from agent.managers.topology.hint import Hint
 from agent.pods.model import MEMORY
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import (
     CONTAINER,
@@ -52,7 +52,7 @@ from tests.conformance.valid_instead import (
 )
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
 
 #: Two nodes of four cores; siblings are n and n + 8; CPU 0 is reserved.

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import pstdev
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.decision import ALIGNED_COUNT, Reason
 from agent.managers.memory.state import memory_charge
 from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
@@ -23,10 +23,10 @@ from tests.conformance.effective import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.cpu.topology import CpuTopology, Groups
     from agent.managers.decision import Decision, Rejection
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 _ROUNDING: Final = 0.0011

@@ -13,11 +13,10 @@ import yaml
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
-from agent.managers.assessment.violation import Rule
-from agent.managers.decision import Reason, out_of
+from agent.managers.decision import Reason, Rule, out_of
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import Cause
-from agent.server.metrics import names
+from agent.server import metrics as names
 from agent.state.store import CHECKPOINT_NAME
 from tests.demo.host import DemoHost
 

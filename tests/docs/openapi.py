@@ -18,10 +18,17 @@ import msgspec
 
 import agent
 import agent.api
-from agent.api.documents import BindDocument, BindRequest, Document, ErrorDocument, PodListDocument
-from agent.api.host.topology import TopologyView
-from agent.api.maintenance import CordonRequest, LogLevelRequest
-from agent.server.api import MOST_COPIES, Api
+from agent.api.documents import (
+    BindDocument,
+    BindRequest,
+    CordonRequest,
+    Document,
+    ErrorDocument,
+    LogLevelRequest,
+    PodListDocument,
+)
+from agent.api.map import TopologyView
+from agent.server.handlers import MOST_COPIES, Api
 from tests.docs.hosts import ROOT
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import Final
 import pytest
 import yaml
 
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.state.store import peek
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from tests.docs.hosts import ROOT
 
 PAGE: Final = (ROOT / "docs/moving-a-node.md").read_text()

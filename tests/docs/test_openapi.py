@@ -10,7 +10,8 @@ import pytest
 from openapi_spec_validator import validate
 
 from agent.api.documents import AdmissionDocument, ErrorBody, ErrorDocument, encode
-from agent.server import api, errors
+from agent.server import errors
+from agent.server import handlers as api
 from tests.docs.openapi import PAGE, errors_in, openapi_text, routes_in, served
 
 DOCUMENT: dict[str, Any] = json.loads(openapi_text())

@@ -11,10 +11,9 @@ import yaml
 
 from agent.cli.main import numawarden
 from agent.config.model import Config
-from agent.managers.assessment.violation import Rule
-from agent.managers.decision import ASSIGNMENT_TYPES, Reason
+from agent.managers.decision import ASSIGNMENT_TYPES, Reason, Rule
 from agent.managers.registry import MANAGERS
-from agent.server.metrics import names
+from agent.server import metrics as names
 from tests.docs.consoles import shown_in
 from tests.docs.hosts import ROOT
 from tests.docs.pages import PAGES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
-from agent.managers.allocations.allocation import Isolation
+from agent.managers.allocation import Isolation
 from agent.tools.replay.play import play
 from agent.tools.replay.reading import read_sequence
 from agent.yaml import read_document
@@ -18,7 +18,7 @@ from tests.docs.consoles import changed_settings, settings_in
 from tests.docs.hosts import ROOT
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
 
 TEXT: Final = (ROOT / "docs/scopes.md").read_text()
 EXAMPLES: Final = ROOT / "deploy/examples"

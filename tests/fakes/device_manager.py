@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc.calls import CallError, Client, server
-from agent.rpc.device_plugin import (
+from agent.rpc import (
     DEVICE_PLUGIN,
     KUBELET_SOCKET,
     REGISTRATION,
     V1BETA1,
     VERSION,
+    CallError,
+    Client,
+    is_socket,
+    server,
 )
-from agent.rpc.socket_files import is_socket
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from agent.state.files import Files
+    from agent.state.store import Files
     from cgroupfs.tree import CgroupTree, TreeLock
     from systemd.bus import ActiveState, Systemd
-    from systemd.properties import Property
+    from systemd.units import Property
 
 _Result = TypeVar("_Result")
 _FILES, _TREE, _BUS = "file", "cgroup", "bus"

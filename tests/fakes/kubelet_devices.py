@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from agent.kubelet.devices.device_checkpoint import FILE
-from agent.kubelet.devices.pod_resources_client import SOCKET
-from agent.rpc.calls import CallError, server
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.cluster.kubelet.devices import FILE, SOCKET
+from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc.messages import Messages
-from agent.runtimes.nri.messages import PLUGIN, RUNTIME, V1ALPHA1, NriEvent
+from agent.cluster.nri.messages import PLUGIN, RUNTIME, V1ALPHA1, NriEvent
+from agent.rpc import Messages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ class Reply:
     message: str
     payload: bytes
 
-    def as_message(self, kind: str) -> Any:  # noqa: ANN401  # as agent.rpc.messages.Message
+    def as_message(self, kind: str) -> Any:  # noqa: ANN401  # as agent.rpc.Message
         assert not self.code, f"{self.code}: {self.message}"
         return V1ALPHA1[kind].FromString(self.payload)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from systemd.errors import BusTimeoutError, BusUnavailableError, SystemdError
+from systemd.units import BusTimeoutError, BusUnavailableError, SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from systemd.bus import Shown
-    from systemd.properties import Property
+    from systemd.units import Property
 
 _Result = TypeVar("_Result")
 

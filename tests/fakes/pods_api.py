@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc import aio
 
-from agent.kubelet.pod_messages import CORE_V1
-from agent.kubelet.pods_api import SERVICE, SOCKET, V1ALPHA1, EventType
+from agent.cluster.kubelet.pods_api import CORE_V1, SERVICE, SOCKET, V1ALPHA1, EventType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from agent.rpc.calls import CallError
+    from agent.rpc import CallError
 
 #: Ends a stream with an error.
 _BROKEN: Final = object()

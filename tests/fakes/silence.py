@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from systemd.errors import BusTimeoutError
+from systemd.units import BusTimeoutError
 from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from systemd.bus import ActiveState, Systemd
-    from systemd.properties import Property
+    from systemd.units import Property
 
 DEADLINE = 5.0
 

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Final
 from cgroupfs.settings import CPU_MAX, VALUES
 from cgroupfs.tree import join, parent
 from systemd.bus import ActiveState
-from systemd.errors import NoSuchUnitError, UnitExistsError
-from systemd.escape import check_unit, slice_path
-from systemd.properties import INFINITY, Property, bytes_mask, written_quota
+from systemd.units import (
+    INFINITY,
+    NoSuchUnitError,
+    Property,
+    UnitExistsError,
+    bytes_mask,
+    check_unit,
+    slice_path,
+    written_quota,
+)
 from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.kubernetes.access import ApiAccess
-from agent.kubernetes.api_server import ApiServer, ApiServerError
-from agent.kubernetes.publisher import NODE_TOPOLOGIES, _uid_of_ours
+from agent.cluster.api_server import ApiAccess, ApiServer, ApiServerError
+from agent.cluster.topology import NODE_TOPOLOGIES, _uid_of_ours
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand, plain_check
 

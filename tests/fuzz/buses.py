@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.config.devices import HostDeviceClass
 from agent.devices.host import deliver, select
-from sysfs.devices import PCI_DIRECTORY
+from sysfs.devices import PCI_DIRECTORY, read_functions
 from sysfs.files import SysfsTree
-from sysfs.functions import read_functions
 from sysfs.links import NET_DIRECTORY
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand

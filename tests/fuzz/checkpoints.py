@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.managers.admission import admit, remove
-from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.assessment.violation import Rule
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.decision import Rule
 from agent.managers.device.manager import allocated_devices
-from agent.managers.effective_policy import restored
-from agent.state.codec import decode, encode
-from agent.state.errors import UnusableCheckpointError
+from agent.managers.quality import invalid_allocations
+from agent.managers.rules import restored
+from agent.state.checkpoint import UnusableCheckpointError, decode, encode
 from sysfs.mask import EMPTY
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
 
 _PATH: Final = Path("checkpoint.json")
 _BASE: Final = encode(example())

@@ -12,8 +12,8 @@ from agent.config.devices import criteria_text
 from agent.config.load import load_config
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import resolve
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import SMT
 from tests.agent.pods.pods import app, guaranteed, pod

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from structlog.testing import capture_logs
 
-from agent.devices.delivery_checks import checked
-from agent.devices.plugins.limits import LONGEST_ID, MOST_DEVICES, NUMA_NODES
-from agent.devices.plugins.provider import DevicePlugins
+from agent.devices.cdi import checked
+from agent.devices.plugin_limits import LONGEST_ID, MOST_DEVICES, NUMA_NODES
+from agent.devices.plugins import DevicePlugins
 from agent.devices.provider import DeviceError
-from agent.pods.identity import extended_resource_fault
-from agent.rpc.calls import CallError
-from agent.rpc.socket_files import LONGEST_SOCKET
+from agent.pods.model import extended_resource_fault
+from agent.rpc import LONGEST_SOCKET, CallError
 from tests.agent.devices.plugins.support import NONE_KNOWN, Tally
 from tests.agent.server.support import FakeClock
 from tests.fakes.device_plugin import encoded
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
     from random import Random
 
-    from agent.managers.allocations.delivery import Delivery
+    from agent.managers.allocation import Delivery
     from tests.fuzz.target import Check
 
 _DIRECTORY: Final = Path("/var/lib/kubelet/device-plugins")

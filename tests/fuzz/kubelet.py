@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import remove
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuFileVersion, read_cpu_state, write_cpu_state
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files

@@ -8,11 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import decode, encode
-from agent.api.status import ManifestDocument
+from agent.api.documents import ManifestDocument, decode, encode
 from agent.pods.manifest import load_pod
-from agent.sources.errors import printable
 from agent.sources.manifests import ManifestFormat, scan
+from agent.sources.source import printable
 from tests.agent.server.support import UID, manifest
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand

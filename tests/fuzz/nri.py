@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 from structlog.testing import capture_logs
 
-from agent.runtimes.nri.messages import PLUGIN, V1ALPHA1, subscription
-from agent.runtimes.nri.mux import (
+from agent.cluster.nri.messages import PLUGIN, V1ALPHA1, Adjustment, subscription
+from agent.cluster.nri.protocol import (
     LONGEST_SENT,
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
     Demultiplexer,
+    MessageReader,
     NriProtocolError,
+    RuntimeCall,
+    TtrpcError,
 )
-from agent.runtimes.nri.service import PluginService
-from agent.runtimes.nri.ttrpc import MessageReader, RuntimeCall, TtrpcError
-from agent.runtimes.nri.values import Adjustment
+from agent.cluster.nri.session import PluginService
 from sysfs.mask import Mask
 from tests.agent.runtimes.nri.support import CONTAINER, POD, RecordingHandler
 from tests.fakes.nri_runtime import TTRPC, frame, ttrpc_message

@@ -12,8 +12,8 @@ import yaml
 
 from agent.managers.admission import admit, remove
 from agent.managers.policy import PluginDevice
-from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
+from agent.pods.model import ManifestError
 from cgroupfs.names import Driver, Layout, Tier
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod, Resources
     from agent.pods.quantity import Quantity
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.decision import Reason, out_of
 from agent.tools.replay.play import Admit, Restart, StepOutcome, play
 from agent.tools.replay.reading import ReplayError, read_sequence

@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from agent.runtimes.finder import RuntimeFiles
-from agent.runtimes.identifier import RuntimeName
+from agent.runtimes import RuntimeFiles, RuntimeName
 from tests.agent.reconcile.pods import UID, mixed, path_of
 from tests.agent.runtimes.bundles import ID, STATES, TASKS, bundle, cri, runc_state
 from tests.fuzz.damage import damaged_bytes, damaged_document

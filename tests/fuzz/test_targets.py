@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from agent.config.model import Config
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from tests.fuzz.target import Check, Target
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.machine import Machine
-from sysfs.described.shapes import regular_host, with_memory_only_nodes
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, with_memory_only_nodes, write_tree
 from sysfs.discover import discover
 from sysfs.files import SysfsError
 from sysfs.mask import MAX_ID

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from agent.runtimes.nri.mux import LONGEST_RECEIVED, Demultiplexer
-from agent.runtimes.nri.ttrpc import MessageReader
+from agent.cluster.nri.protocol import LONGEST_RECEIVED, Demultiplexer, MessageReader
 from tests.fakes.nri_runtime import frame, ttrpc_message
 from tests.hostile.growth import demand_quick
 

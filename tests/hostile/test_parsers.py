@@ -12,20 +12,19 @@ from agent.api import documents as wire
 from agent.config.kinds import seconds_of
 from agent.config.load import load_config, override
 from agent.config.model import ConfigError
-from agent.managers.allocations.allocation import MemoryBlock
-from agent.pods.errors import ManifestError
-from agent.pods.identity import (
+from agent.managers.allocation import MemoryBlock
+from agent.pods.manifest import load_pod
+from agent.pods.model import (
+    ManifestError,
     extended_resource_fault,
     label_fault,
     prefixed_resource_fault,
     subdomain_fault,
     uid_fault,
 )
-from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity, QuantityError
-from agent.reconcile.intruding_tasks import printable
-from agent.state.codec import decode, encode
-from agent.state.errors import UnusableCheckpointError
+from agent.reconcile.tasks import printable
+from agent.state.checkpoint import UnusableCheckpointError, decode, encode
 from agent.tools.kubelet_state.cpu import CpuState, read_cpu_state
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import KubeletStateError, UnfitStateError
@@ -36,10 +35,9 @@ from agent.yaml import UnreadableError, read_document
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
 from cgroupfs.settings import CpuMax
+from sysfs.links import hotplug_of
 from sysfs.mask import Mask
-from sysfs.uevents import hotplug_of
-from systemd.errors import SystemdError
-from systemd.escape import slice_path
+from systemd.units import SystemdError, slice_path
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.state.states import example
 from tests.hostile.growth import LONGEST, demand_quick

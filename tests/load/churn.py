@@ -26,8 +26,7 @@ from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import join
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.mask import Mask
 from tests.agent.server.support import make_world
 from tests.conformance.invariants import broken_invariants

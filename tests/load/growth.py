@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from agent.managers import admission
 from agent.pods.manifest import load_pod
-from agent.server.configured_host import decide
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server.state import decide
+from agent.server.wiring import Fakes, Wiring
 from cgroupfs.names import Driver, Layout
 from tests.agent.server.support import RecordingManager
 from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
@@ -27,7 +27,7 @@ from tests.load.churn import TIERS, busy_world, manifest_of, uid_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport

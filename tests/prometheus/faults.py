@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec.structs import replace
 
 from agent.managers.policy import TopologyManagerScope
-from agent.reconcile.intruding_tasks import Task
+from agent.reconcile.tasks import Task
 from agent.state.history import HISTORY_NAME
-from sysfs.described.shapes import with_offline
+from sysfs.described import with_offline
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, manifest, running, two_packages
 from tests.prometheus import ROOT

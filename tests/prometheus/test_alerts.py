@@ -11,7 +11,7 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from agent.reconcile.intruding_tasks import Task
+from agent.reconcile.tasks import Task
 from agent.server.conditions import ConditionType
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop, make_world, running

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.config.model import MetricsConfig
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
-from agent.server.metrics import names
+from agent.server import metrics as names
 from tests.agent.server.support import OTHER_UID, PATIENCE, make_world, manifest, running
 from tests.prometheus import ROOT, program
 from tests.prometheus.faults import POD, THIRD_UID, rejected

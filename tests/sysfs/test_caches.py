@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sysfs.cpus import read_uncore, read_uncore_sizes
 from sysfs.files import SysfsTree
 from sysfs.mask import Mask
-from sysfs.siblings import read_uncore, read_uncore_sizes
 from tests.sysfs.trees import CPU, lay_out
 
 if TYPE_CHECKING:

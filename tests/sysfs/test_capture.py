@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from sysfs.capture import capture
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.discover import discover, read_host
 from sysfs.files import MissingFile, SysfsTree, UnreadableFile
 from sysfs.host import Device

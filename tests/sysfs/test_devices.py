@@ -4,11 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.devices import (
-    PCI_DIRECTORY,
-    read_interfaces,
-    read_pci_devices,
-)
+from sysfs.devices import PCI_DIRECTORY, read_interfaces, read_pci_devices
 from sysfs.files import SysfsTree
 from sysfs.host import Device
 from sysfs.links import NET_DIRECTORY

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline, write_tree
 from sysfs.discover import discover, read_host
 from sysfs.files import MissingFile, SysfsError, SysfsTree
 from sysfs.host import CoreKind, Device, Host

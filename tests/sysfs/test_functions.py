@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sysfs.devices import PCI_DIRECTORY
-from sysfs.files import SysfsTree
-from sysfs.functions import (
+from sysfs.devices import (
     BLOCK_DIRECTORY,
     GENERIC_DIRECTORY,
+    PCI_DIRECTORY,
     DeviceFunction,
     read_functions,
 )
+from sysfs.files import SysfsTree
 from sysfs.links import NET_DIRECTORY, Link
 from tests.sysfs.machines import Machine, machines
 from tests.sysfs.pci import PciTree, network_host

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import Host, Node
 from sysfs.mask import Mask
 from tests.sysfs.hosts import hosts, with_isolated

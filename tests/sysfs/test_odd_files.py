@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from sysfs.capture import capture
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.discover import discover, read_host
 from sysfs.files import SysfsTree
 from tests.sysfs.hosts import hosts

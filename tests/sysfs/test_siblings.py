@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sysfs.cpus import Topology, read_topology
 from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsTree
 from sysfs.mask import Mask
-from sysfs.siblings import Topology, read_topology
 from tests.sysfs.trees import CPU, lay_out
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Self
 
 import pytest
 
-from sysfs import uevents
-from sysfs.uevents import (
+from sysfs import links as uevents
+from sysfs.links import (
     KERNEL_GROUP,
     KERNEL_PORT,
     Hotplug,

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from systemd.breaker import Breaker
-from systemd.errors import (
+from systemd.bus import Breaker
+from systemd.units import (
     BusTimeoutError,
     BusUnavailableError,
     NoSuchUnitError,

@@ -6,7 +6,7 @@ import pytest
 
 from sysfs.mask import Mask
 from systemd.bus import ActiveState, SystemBus
-from systemd.errors import (
+from systemd.units import (
     BusError,
     BusSilentError,
     BusTimeoutError,
@@ -16,8 +16,10 @@ from systemd.errors import (
     ProtocolError,
     UnitExistsError,
     UnitNameError,
+    allowed_cpus,
+    cpu_quota,
+    description,
 )
-from systemd.properties import allowed_cpus, cpu_quota, description
 from tests.fakes.dbus import Answer, FakeBus, Handler, Rejection, Signal, Silence
 
 if TYPE_CHECKING:

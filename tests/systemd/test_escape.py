@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from systemd.errors import UnitNameError
-from systemd.escape import (
-    cgroup_component,
-    check_unit,
-    slice_path,
-)
+from systemd.units import UnitNameError, cgroup_component, check_unit, slice_path
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from systemd import notify
-from systemd.errors import SystemdError
 from systemd.notify import Notifier, NotifyError, watchdog_interval
+from systemd.units import SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

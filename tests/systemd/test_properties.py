@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sysfs.mask import EMPTY, Mask
-from systemd.properties import (
+from systemd.units import (
     INFINITY,
     Property,
     allowed_cpus,

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgroupfs.controllers import enable
+from cgroupfs.apply import enable
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
-from systemd import slices
+from systemd import bus as slices
 from systemd.bus import ActiveState, Systemd
-from systemd.errors import UnitExistsError, UnitNameError
-from systemd.properties import (
+from systemd.units import (
     Property,
+    UnitExistsError,
+    UnitNameError,
     allowed_cpus,
     allowed_memory_nodes,
     cpu_quota,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu.uneven_cores import most_in_whole_cores
-from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.node_cover import Cover, CoverDemand, Span
-from agent.managers.topology.numa_masks import choices, subset_sums
+from agent.managers.cpu.uneven import most_in_whole_cores
+from agent.managers.topology.hint import choices, subset_sums
+from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, Span
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.policy import CpuPolicyOptions
-    from agent.managers.topology.hints import Hint
-    from agent.managers.topology.numa_masks import Choice
+    from agent.managers.topology.hint import Choice, Hint
 
 
 def cpu_hints(

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from agent.managers.cpu.assignment import take_by_topology
-from agent.managers.cpu.uneven_cores import most_in_whole_cores
-from agent.managers.errors import cpus_text
-from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.cpu.take import take_by_topology
+from agent.managers.cpu.uneven import most_in_whole_cores
+from agent.managers.decision import cpus_text
+from agent.managers.topology.hint import SearchBudget
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.demand import ContainerDemand, PodDemand
     from agent.managers.cpu.topology import CpuTopology
+    from agent.managers.demand import ContainerDemand, PodDemand
     from agent.managers.policy import CpuPolicyOptions
 
 

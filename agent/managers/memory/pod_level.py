@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.managers.allocations.allocation import MemoryBlock
+from agent.managers.allocation import MemoryBlock
 from agent.pods.model import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.demand import PodDemand
+    from agent.managers.demand import PodDemand
     from sysfs.mask import Mask
 
 

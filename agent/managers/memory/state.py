@@ -19,8 +19,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.managers.allocations.allocation import MemoryBlock, PodAllocation
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocation import MemoryBlock, PodAllocation
+    from agent.managers.ledger import Ledger
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import MemoryPolicy
 

@@ -19,14 +19,13 @@ from agent.managers.decision import (
 )
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rejection import affinity_rejection
-from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.managers.topology.manager import DeferredMerge, merge_or_defer
+from agent.managers.topology.hint import NO_AFFINITY, Hint
+from agent.managers.topology.merge import DeferredMerge, merge_or_defer
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.draft import Draft
-    from agent.managers.resource_manager import Managers
-    from agent.managers.topology.tiebreak import Tiebreak
+    from agent.managers.demand import ContainerDemand
+    from agent.managers.resource_manager import Draft, Managers
+    from agent.managers.topology.hint import Tiebreak
 
 _NUMA_NODE: Final = "numa_node"
 

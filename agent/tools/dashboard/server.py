@@ -28,8 +28,7 @@ from msgspec import Struct
 
 from agent.api.client import DEFAULT_TIMEOUT, Unreachable, reason_of
 from agent.api.documents import ErrorBody, ErrorDocument, decode, encode
-from agent.api.host.map import CpuUse, MapCpuDocument, MapDocument
-from agent.api.host.mapped import is_shared
+from agent.api.map import CpuUse, MapCpuDocument, MapDocument, is_shared
 from agent.tools.map.parts import MappedPart, parts_of, printable
 from agent.tools.map.text import COLLAPSE_ABOVE, Fold, device_word, folds_of
 

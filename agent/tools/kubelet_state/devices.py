@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
-from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
-from agent.pods.identity import extended_resource_fault, label_fault, uid_fault
+from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount
+from agent.pods.model import extended_resource_fault, label_fault, uid_fault
 from agent.tools.kubelet_state.format import (
     DAMAGED,
     MissingExtraError,
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import PluginDevice
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.rpc.messages import MessageClass
+    from agent.rpc import MessageClass
 
 
 DEVICE_FILE: Final = "device-plugins/kubelet_internal_checkpoint"
@@ -380,7 +380,7 @@ def response_of(delivery: Delivery) -> bytes:
 
 def _message_class() -> MessageClass:
     try:
-        from agent.rpc.device_plugin import V1BETA1  # noqa: PLC0415  # protobuf is an extra
+        from agent.rpc import V1BETA1  # noqa: PLC0415  # protobuf is an extra
     except ImportError as error:
         raise MissingExtraError(error.name or "protobuf") from error
     return V1BETA1["ContainerAllocateResponse"]

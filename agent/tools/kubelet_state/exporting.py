@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.cpu.parts import shared_pool
+from agent.managers.cpu.manager import shared_pool
 from agent.managers.memory.state import memory_charge
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems
 from agent.tools.kubelet_state.devices import NO_NODE, DeviceEntry, DeviceState, response_of
@@ -23,10 +23,10 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocations.allocation import ContainerAllocation
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import ContainerAllocation
+    from agent.managers.ledger import Ledger
     from agent.managers.policy import PluginDevice
+    from agent.managers.rules import EffectivePolicy
 
 _UINT64: Final = 1 << 64
 

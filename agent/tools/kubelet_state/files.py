@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.state.files import Files, OsFiles
+from agent.state.store import Files, OsFiles
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuFileVersion, read_cpu_state, write_cpu_state
 from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state, write_device_state
 from agent.tools.kubelet_state.format import (

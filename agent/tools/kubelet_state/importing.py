@@ -3,7 +3,7 @@
 The files know pod uids, container names, CPUs, memory and devices, the main part of an allocation.
 The rest (the pod's name, kinds of containers, isolation, limits) comes from the pods' manifests or
 a list of the cluster's pods where these are given, and otherwise with the pod's next admission
-(`agent.managers.recovery.readmission`).
+(`agent.managers.readmission`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,29 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
-from agent.managers.allocations.delivery import NOTHING, merged
-from agent.managers.allocations.ledger import Ledger
-from agent.managers.allocations.origin import Origin
-from agent.managers.effective_policy import restored
+from agent.files import read_bounded
+from agent.managers.allocation import (
+    NOTHING,
+    ContainerAllocation,
+    Isolation,
+    Origin,
+    PodAllocation,
+    merged,
+)
+from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
-from agent.managers.recovery.readmission import NotMatchedError, match_imported
-from agent.pods.errors import ManifestError
-from agent.pods.identity import full_name, label_fault, uid_fault
+from agent.managers.readmission import NotMatchedError, match_imported
+from agent.managers.rules import restored
 from agent.pods.manifest import pod_from_document
-from agent.pods.model import MEMORY, ContainerKind, QosClass
-from agent.safe_files import read_bounded
+from agent.pods.model import (
+    MEMORY,
+    ContainerKind,
+    ManifestError,
+    QosClass,
+    full_name,
+    label_fault,
+    uid_fault,
+)
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems, inert_budgets
 from agent.tools.kubelet_state.devices import (
     DEVICE_FILE,
@@ -44,8 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from agent.managers.allocations.delivery import Delivery
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import Delivery
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import MemoryBlock
+from agent.managers.allocation import MemoryBlock
 from agent.pods.model import MEMORY
 from agent.tools.kubelet_state.cpu import wrong_policy
 from agent.tools.kubelet_state.format import (
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.memory.state import MemoryFacts
+    from agent.managers.rules import EffectivePolicy
 
 
 MEMORY_FILE: Final = "memory_manager_state"

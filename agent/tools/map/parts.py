@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.host.map import CpuUse, MapCpuDocument
-from agent.api.host.mapped import is_shared
-from agent.pods.identity import full_name
+from agent.api.map import CpuUse, MapCpuDocument, is_shared
+from agent.pods.model import full_name
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.api.host.map import MapDocument
+    from agent.api.map import MapDocument
 
     #: What a level is called, and the group of a CPU on it.
     Level = tuple[str, Callable[[MapCpuDocument], int | None]]

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 from xml.sax.saxutils import escape
 
-from agent.api.host.map import CpuUse
-from agent.api.host.mapped import is_shared
+from agent.api.map import CpuUse, is_shared
 from agent.pods.model import MEMORY
 from agent.tools.map.parts import (
     MEANINGS,
@@ -39,7 +38,7 @@ from agent.tools.map.text import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.api.host.map import MapCpuDocument, MapDocument, MapMemoryDocument, MapNodeDocument
+    from agent.api.map import MapCpuDocument, MapDocument, MapMemoryDocument, MapNodeDocument
 
 _CELL: Final = 22
 _GAP: Final = 2

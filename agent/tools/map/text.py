@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.host.map import CpuUse
-from agent.pods.identity import full_name
-from agent.pods.model import MEMORY
+from agent.api.map import CpuUse
+from agent.pods.model import MEMORY, full_name
 from agent.tools.map.parts import (
     MEANINGS,
     Line,
@@ -34,7 +33,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.host.map import (
+    from agent.api.map import (
         MapContainerDocument,
         MapDeviceDocument,
         MapDocument,

@@ -19,26 +19,22 @@ from agent.api.documents import (
 )
 from agent.api.views import explanation_document, given_document, rejection_document
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.allocations.ledger import Ledger  # noqa: TC001  # msgspec reads the annotation
-from agent.managers.cpu.parts import shared_cpus, shared_pool
+from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.decision import DECISION_COUNTERS
-from agent.managers.device.given import given_devices
-from agent.managers.effective_policy import restored
+from agent.managers.device.kubelet import given_devices
+from agent.managers.ledger import Ledger  # noqa: TC001  # msgspec reads the annotation
 from agent.managers.memory.state import free_memory, memory_charge
-from agent.pods.identity import full_name
-from agent.reconcile.desired.quota import pod_quotas
+from agent.managers.rules import restored
+from agent.pods.model import full_name
+from agent.reconcile.quota import pod_quotas
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.allocation import (
-        ContainerAllocation,
-        MemoryBlock,
-        PodAllocation,
-    )
+    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.decision import CounterKey, Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from cgroupfs.settings import CpuMax
 

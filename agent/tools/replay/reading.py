@@ -17,16 +17,15 @@ from agent.config.kinds import bytes_at, quantity_at
 from agent.config.load import config_of_document, load_config
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import managers_beside_kubelet, resolve
+from agent.files import read_bounded
 from agent.managers.cpu.topology import CpuTopology, CpuTopologyError
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.registry import MANAGERS
-from agent.pods.errors import ManifestError
+from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import API_SOURCE, checked_pod, load_pod
-from agent.pods.model import GivenDevice
+from agent.pods.model import GivenDevice, ManifestError
 from agent.pods.quantity import ZERO, Quantity, QuantityError
-from agent.safe_files import read_bounded
-from agent.state.codec import decode
+from agent.state.checkpoint import decode
 from agent.tools.replay.play import Admit, Remove, ReplaySequence, Restart, Start
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
@@ -42,7 +41,7 @@ from agent.yaml import (
     read_document,
     shown,
 )
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
 from sysfs.files import SysfsError
 from sysfs.mask import EMPTY, MAX_ID, Mask
@@ -50,7 +49,7 @@ from sysfs.mask import EMPTY, MAX_ID, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.api.snapshot import SnapshotDocument
+    from agent.api.views import SnapshotDocument
     from agent.pods.model import Pod
     from agent.tools.replay.play import Step
     from agent.yaml import Node

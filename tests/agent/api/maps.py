@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import strategies as st
 
-from agent.managers.allocations.allocation import (
-    ContainerAllocation,
-    Isolation,
-    MemoryBlock,
-    PodAllocation,
-)
+from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBlock, PodAllocation
 from agent.managers.machine import Machine
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
@@ -20,8 +15,8 @@ from tests.agent.managers.ledgers import ledger_with
 from tests.sysfs.hosts import hosts
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from sysfs.host import Host
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.api import documents as status_wire
 from agent.api import documents as wire
-from agent.api import status as status_wire
-from agent.api.snapshot import SnapshotDocument
+from agent.api.views import SnapshotDocument
 from agent.managers.machine import MachineNode
 
 DOCUMENTS = [

@@ -12,13 +12,12 @@ from msgspec.structs import replace
 from agent.api.pod_resources import Listing, allocatable_message
 from agent.config.model import PodResourcesVersion
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.demand import demand_of
-from agent.managers.allocations.origin import Origin
-from agent.managers.device.given import GivenDeviceManager
-from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
+from agent.managers.allocation import Origin
+from agent.managers.demand import demand_of
+from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
-from agent.rpc.pod_resources import V1
+from agent.rpc import V1
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, GIB, make_rules
 from tests.agent.managers.ledgers import ledger_with
@@ -26,11 +25,11 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 DEVICES = {

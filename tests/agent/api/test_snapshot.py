@@ -7,14 +7,14 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from agent.api.documents import decode, encode
-from agent.api.snapshot import SnapshotDocument, snapshot_document
+from agent.api.views import SnapshotDocument, snapshot_document
 from agent.config.load import load_config
 from agent.config.model import Config
 from agent.config.resolve import resolve_what_fits
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from sysfs.mask import Mask
 from tests.sysfs.hosts import hosts
 

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 from agent.api import views
-from agent.api.delivery import DeliveryDocument
-from agent.api.documents import KernelDocument
-from agent.managers.allocations.allocation import (
+from agent.api.documents import DeliveryDocument, KernelDocument
+from agent.managers.allocation import (
     ContainerAllocation,
+    Delivery,
+    DeviceNode,
     Isolation,
     MemoryBlock,
+    Mount,
     PodAllocation,
 )
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.managers.allocations.ledger import Ledger
 from agent.managers.decision import Decision, HintTrace
-from agent.managers.topology.hints import Hint
+from agent.managers.ledger import Ledger
+from agent.managers.topology.hint import Hint
 from agent.pods.model import ContainerKind, QosClass
-from agent.server.reporting.records import PodRecord
+from agent.server.conditions import PodRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import unenforced
 

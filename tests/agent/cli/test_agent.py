@@ -8,7 +8,7 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from agent.server.start import process as service
+from agent.server import process as service
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,7 @@ from agent.cli.errors import CommandError, ExitCode
 from agent.cli.pod_text import Tool, arguments, list_lines, pod_lines, start_lines
 from agent.cli.pods import show
 from agent.devices.cdi import device_names
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
+from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Isolation, Mount
 from sysfs.mask import Mask
 from tests.agent.devices.pods import DELIVERIES, DELIVERY, UID, pod
 

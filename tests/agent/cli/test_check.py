@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.status import ConfigurationDocument
+from agent.api.documents import ConfigurationDocument
 from agent.cli.check import LEAST_SPACE
 from agent.cli.errors import ExitCode
 from agent.config.load import config_keys, load_config_file
-from agent.reconcile.intruding_tasks import Task
-from agent.server.reporting.records import STARTING_SECONDS
+from agent.reconcile.tasks import Task
+from agent.server.conditions import STARTING_SECONDS
 from sysfs.mask import Mask
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import UID, manifest

@@ -9,12 +9,11 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.config.load import load_config_file
 from agent.config.model import Config
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
 from tests.agent.managers.ledgers import ledger_with

@@ -6,8 +6,8 @@ import pytest
 
 from agent.api.client import Unreachable
 from agent.cli.errors import EXIT_CODES, ExitCode, exit_code_of, lines_of
-from agent.pods.errors import ManifestError
-from agent.reconcile.errors import EnforcementStartError
+from agent.pods.model import ManifestError
+from agent.reconcile.report import EnforcementStartError
 from cgroupfs.errors import CgroupPathError
 
 

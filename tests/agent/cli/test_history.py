@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.history import HistoryDocument, HistoryEntry, RequesterDocument
-from agent.api.status import DriftDocument
+from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry, RequesterDocument
 from agent.cli.errors import ExitCode
 from agent.cli.history import history_lines
 from cgroupfs.state import Writer

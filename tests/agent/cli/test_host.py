@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.host.topology import topology_view
+from agent.api.map import topology_view
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline, write_tree
 from sysfs.discover import discover
 from sysfs.mask import Mask
 from tests.sysfs.hosts import with_isolated

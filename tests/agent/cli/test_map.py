@@ -8,13 +8,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agent.api.host.map import MapDocument
-from agent.api.host.mapped import map_of_allocations
+from agent.api.map import MapDocument, map_of_allocations
 from agent.cli import common
 from agent.cli.errors import ExitCode
-from agent.cli.map import draw_map
-from agent.server.reporting.records import STARTING_SECONDS
-from sysfs.described.shapes import regular_host
+from agent.cli.host import draw_map
+from agent.server.conditions import STARTING_SECONDS
+from sysfs.described import regular_host
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.managers.hosts import make_rules
 from tests.agent.server.support import OTHER_UID, UID, manifest

@@ -10,10 +10,10 @@ from agent.api.documents import AdmissionDocument, ExplanationDocument, PodListD
 from agent.api.views import pod_document
 from agent.cli.pod_text import admission_lines, list_lines, list_table, pod_lines
 from agent.managers.admission import admit
-from agent.managers.allocations.origin import API, Origin, Source
-from agent.managers.allocations.sharing import Sharing
-from agent.managers.device.given import KUBELET_DEVICES
-from agent.server.reporting.records import PodRecord
+from agent.managers.allocation import API, Origin, Source
+from agent.managers.device.kubelet import KUBELET_DEVICES
+from agent.managers.sharing import Sharing
+from agent.server.conditions import PodRecord
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
@@ -21,7 +21,7 @@ from tests.agent.reconcile.pods import unenforced
 
 if TYPE_CHECKING:
     from agent.api.documents import PodDocument
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.pods.model import Container
 
 ONE = guaranteed("cpu=1 memory=1Gi")

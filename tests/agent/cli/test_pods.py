@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from agent.server.reporting.events import Watcher
+    from agent.server.events import Watcher
     from tests.agent.server.support import Running
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from agent.server.reporting.events import Watcher
+    from agent.server.events import Watcher
     from tests.agent.server.support import Running
 
 EVENT = EventDocument(type="PodAdmitted", time=0.0, operation="x")

@@ -11,8 +11,7 @@ from agent.state.store import Store
 from agent.tools.kubelet_state.files import KubeletRelease, KubeletState, encode_files
 from agent.tools.kubelet_state.format import fnv1a_32
 from agent.tools.kubelet_state.memory import MemoryState
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from tests.agent.tools.kubelet_state.machines import cpu_state
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.errors import ExitCode
-from agent.reconcile.intruding_tasks import Task
+from agent.reconcile.tasks import Task
 from sysfs.mask import Mask
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import UID, manifest

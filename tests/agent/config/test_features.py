@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agent.config.features import (
+from agent.config.model import (
     CPU_OPTIONS,
     GATES,
     IGNORED,

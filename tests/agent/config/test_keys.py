@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import __version__
-from agent.config.features import GATES
 from agent.config.keys import Section, paths
 from agent.config.load import override
-from agent.config.model import Config, ConfigError
+from agent.config.model import GATES, Config, ConfigError
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from agent.config.resolve import (
     spread,
     threshold_bytes,
 )
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -33,6 +32,7 @@ from agent.managers.policy import (
     TopologyManagerScope,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.pods.quantity import Quantity
 from sysfs.mask import EMPTY, Mask
 from tests.agent.config.machines import GIB, MIB, machine

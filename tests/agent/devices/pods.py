@@ -6,8 +6,13 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
+from agent.managers.allocation import (
+    ContainerAllocation,
+    Delivery,
+    DeviceNode,
+    Mount,
+    PodAllocation,
+)
 from agent.pods.model import ContainerKind, QosClass
 from tests.strategies import built
 

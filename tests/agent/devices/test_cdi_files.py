@@ -14,15 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.devices.cdi import specification
-from agent.devices.cdi_files import CdiFiles
-from agent.managers.allocations.delivery import NOTHING, Delivery
+from agent.devices.cdi import CdiFiles, specification
+from agent.managers.allocation import NOTHING, Delivery
 from tests.agent.devices.pods import DELIVERY, UID, pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
 
 POD = pod(main=DELIVERY)
 NAME = f"numawarden-{UID}.json"
@@ -208,8 +207,8 @@ def test_the_file_of_another_user_stays(
     own = os.geteuid()
     directory.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    monkeypatch.setattr("agent.devices.cdi_files.risk_of", lambda *_: None)
-    monkeypatch.setattr("agent.devices.cdi_files.risk_above", lambda *_: None)
+    monkeypatch.setattr("agent.devices.cdi.risk_of", lambda *_: None)
+    monkeypatch.setattr("agent.devices.cdi.risk_above", lambda *_: None)
     files.reconcile([])
     assert _names(directory) == [NAME]
 

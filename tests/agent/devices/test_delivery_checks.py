@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from agent.devices.delivery_checks import LARGEST, checked, delivery_faults
+from agent.devices.cdi import LARGEST, checked, delivery_faults
 from agent.devices.provider import DeviceError
-from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
+from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount
 from tests.agent.devices.pods import DELIVERIES, DELIVERY
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from agent.config.devices import HostDeviceClass
 from agent.devices.host import Selection, deliver, remembering, select
-from agent.managers.allocations.delivery import DeviceNode
+from agent.managers.allocation import DeviceNode
 from agent.managers.policy import PluginDevice
+from sysfs.devices import DeviceFunction, Functions, read_functions
 from sysfs.files import SysfsTree
-from sysfs.functions import DeviceFunction, Functions, read_functions
 from sysfs.host import Device
 from sysfs.links import Link
 from sysfs.mask import EMPTY, Mask

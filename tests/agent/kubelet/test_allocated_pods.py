@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet import allocated_pods
-from agent.kubelet.allocated_pods import FILE_NAME, read_allocated
-from agent.kubelet.errors import PodsUnavailableError
-from agent.kubelet.pod_messages import CORE_V1
+from agent.cluster.kubelet import pods_api as allocated_pods
+from agent.cluster.kubelet.pods import PodsUnavailableError
+from agent.cluster.kubelet.pods_api import CORE_V1, FILE_NAME, read_allocated
 from tests.fakes.pods_api import container, pod_message
 
 if TYPE_CHECKING:

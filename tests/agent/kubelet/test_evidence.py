@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet import tracked_pods
-from agent.kubelet.errors import UnreadablePodError
-from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
-from agent.kubelet.reported_pods import ReportedPod, ReportedPods
-from agent.kubelet.tracked_pods import TrackedPods
+from agent.cluster.kubelet import tracked as tracked_pods
+from agent.cluster.kubelet.pods import ReportedPod, ReportedPods, UnreadablePodError
+from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS, TrackedPods
 
 if TYPE_CHECKING:
     from collections.abc import Callable

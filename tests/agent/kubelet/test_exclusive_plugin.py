@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
-from agent.rpc.calls import CallError, Client
-from agent.rpc.device_plugin import DEVICE_PLUGIN, V1BETA1
-from agent.server.kernel.watches import directory_names
+from agent.cluster.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
+from agent.rpc import DEVICE_PLUGIN, V1BETA1, CallError, Client
+from agent.server.lifecycle import directory_names
 from tests.agent.server.support import FakeClock, in_loop, until
 from tests.fakes.device_manager import FakeDeviceManager
 
@@ -195,7 +194,7 @@ async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with
     async def attempted(former: int) -> None:
         await until(lambda: len(answers) > former)
 
-    monkeypatch.setattr("agent.kubelet.exclusive_plugin.Client", Answering)
+    monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin.Client", Answering)
     running = Served(directory)
     running.plugin = running.made(names)
     await running.manager.start()
@@ -394,7 +393,7 @@ async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
 def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.kubelet.exclusive_plugin._REGISTER_SECONDS", 10_000.0)
+    monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 10_000.0)
 
     @in_loop
     async def check() -> None:
@@ -414,7 +413,7 @@ def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
 def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.kubelet.exclusive_plugin._REGISTER_SECONDS", 0.01)
+    monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 0.01)
 
     @in_loop
     async def check() -> None:

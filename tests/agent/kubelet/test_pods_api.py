@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.kubelet import pods_api
-from agent.kubelet.errors import PodsUnavailableError, UnreadablePodError
-from agent.kubelet.pods_api import V1ALPHA1, EventType, PodsApi
-from agent.rpc.calls import CallError
+from agent.cluster.kubelet import pods_api
+from agent.cluster.kubelet.pods import PodsUnavailableError, UnreadablePodError
+from agent.cluster.kubelet.pods_api import V1ALPHA1, EventType, PodsApi
+from agent.rpc import CallError
 from tests.agent.server.support import OTHER_UID, UID, in_loop, until
 from tests.fakes.pods_api import FakePodsApi, pod_message
 

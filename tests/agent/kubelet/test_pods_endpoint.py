@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from agent.kubelet import pods_endpoint
-from agent.kubelet.errors import PodsUnavailableError
-from agent.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
+from agent.cluster.kubelet import pods_endpoint
+from agent.cluster.kubelet.pods import PodsUnavailableError
+from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
 from tests.agent.server.support import UID, in_loop
 from tests.fakes.certificate import write_certificate
 

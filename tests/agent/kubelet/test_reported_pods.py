@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet.errors import UnreadablePodError
-from agent.kubelet.pod_messages import CORE_V1, read_message, read_messages
-from agent.kubelet.reported_pods import pod_of, read_json, read_list
-from agent.pods.errors import ManifestError
+from agent.cluster.kubelet.pods import UnreadablePodError, pod_of, read_json, read_list
+from agent.cluster.kubelet.pods_api import CORE_V1, read_message, read_messages
 from agent.pods.manifest import load_pod
-from agent.rpc.messages import Messages
+from agent.pods.model import ManifestError
+from agent.rpc import Messages
 from tests.fakes.pods_api import amounts, container, pod_message
 
 UID = "11111111-2222-3333-4444-555555555555"

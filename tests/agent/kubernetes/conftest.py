@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.kubernetes.access import ApiAccess
-from agent.kubernetes.api_server import ApiServer
+from agent.cluster.api_server import ApiAccess, ApiServer
 from tests.fakes.api_server import TOKEN, api_server
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.config.model import KubernetesConfig
-from agent.kubernetes.access import (
+from agent.cluster.api_server import (
     SERVICE_ACCOUNT,
     AccessError,
     access_problems,
@@ -17,6 +16,7 @@ from agent.kubernetes.access import (
     node_name,
     with_credentials_of_unit,
 )
+from agent.config.model import KubernetesConfig
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 CONFIGURED = KubernetesConfig(server="https://10.0.0.1:6443")

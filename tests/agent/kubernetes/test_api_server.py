@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.kubernetes.access import ApiAccess
-from agent.kubernetes.api_server import LONGEST_ANSWER, ApiServer, ApiServerError, Outcome
-from agent.kubernetes.publisher import NODE_TOPOLOGIES
-from agent.server.metrics import names
+from agent.cluster.api_server import LONGEST_ANSWER, ApiAccess, ApiServer, ApiServerError, Outcome
+from agent.cluster.topology import NODE_TOPOLOGIES
+from agent.server import metrics as names
 from tests.agent.server.support import in_loop
 from tests.fakes.api_server import TOKEN, Failure, Fault
 from tests.fakes.certificate import write_certificate

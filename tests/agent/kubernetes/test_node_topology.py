@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.kubernetes.node_topology import NodeTopology, node_topology
-from agent.managers.device.given import GivenDeviceManager
-from agent.managers.device.kubelet_listing import NOT_LISTED, KubeletListing
+from agent.cluster.topology import NodeTopology, node_topology
+from agent.managers.advice import decided, free_cpus
+from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     Cordon,
@@ -20,11 +20,9 @@ from agent.managers.policy import (
     PluginDevice,
     TopologyManagerScope,
 )
-from agent.managers.trials.advice import decided
-from agent.managers.trials.capacity import free_cpus
 from agent.pods.model import GivenDevice
 from agent.pods.quantity import Quantity
-from sysfs.described.shapes import regular_host, with_memory_only_nodes
+from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
@@ -36,8 +34,8 @@ from tests.fakes.api_server import crd_mistakes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
 
 NODE: Final = "worker-1"
 

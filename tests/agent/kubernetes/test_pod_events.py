@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.kubernetes.api_server import Outcome
-from agent.kubernetes.pod_events import (
-    LONGEST_MESSAGE,
-    MOST_PODS,
-    POD_SECONDS,
-    PodEvents,
-    PodReference,
-)
+from agent.cluster.api_server import Outcome
+from agent.cluster.events import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents, PodReference
 from tests.agent.server.support import in_loop
 from tests.fakes.api_server import Failure
 
 if TYPE_CHECKING:
-    from agent.kubernetes.api_server import ApiServer
+    from agent.cluster.api_server import ApiServer
     from tests.fakes.api_server import FakeApiServer
 
 WEB = PodReference("shop", "web", "u-1")

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.kubernetes.api_server import ApiServerError, Outcome
-from agent.kubernetes.node_topology import node_topology
-from agent.kubernetes.publisher import REFRESH_SECONDS, Retries, TopologyPublisher, remove
+from agent.cluster.api_server import ApiServerError, Outcome
+from agent.cluster.topology import (
+    REFRESH_SECONDS,
+    Retries,
+    TopologyPublisher,
+    node_topology,
+    remove,
+)
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -19,7 +24,7 @@ from tests.fakes.api_server import TOPOLOGIES, Failure
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.kubernetes.api_server import ApiServer
+    from agent.cluster.api_server import ApiServer
     from tests.fakes.api_server import FakeApiServer
 
 RULES = make_rules()

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.managers.admission import admit
-from agent.managers.allocations.demand import ResourceDemand
-from agent.managers.allocations.from_parts import PodPart
+from agent.managers.demand import PodPart, ResourceDemand
 from agent.managers.resource_manager import ResourceManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.draft import Draft
-    from agent.managers.effective_policy import EffectivePolicy
-    from agent.managers.host_policy import HostPolicy
-    from agent.managers.topology.hints import Hint
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.host import HostPolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.resource_manager import Draft
+    from agent.managers.rules import EffectivePolicy
+    from agent.managers.topology.hint import Hint
+    from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
 
 

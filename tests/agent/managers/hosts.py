@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -21,7 +20,8 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.registry import MANAGERS
-from sysfs.described.shapes import regular_host
+from agent.managers.rules import EffectivePolicy
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

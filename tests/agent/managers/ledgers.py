@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.allocations.ledger import Ledger, Taken
+from agent.managers.ledger import Ledger, Taken
 from agent.managers.registry import MANAGERS
 from agent.pods.model import CPU, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.memory.state import NodeMemory
     from sysfs.mask import Mask
 

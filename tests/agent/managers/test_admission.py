@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove, start_container, start_containers
-from agent.managers.allocations.allocation import Isolation, PodAllocation
-from agent.managers.allocations.ledger import Ledger
-from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
+from agent.managers.allocation import Isolation, PodAllocation
+from agent.managers.cpu.manager import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.decision import Decision, Reason
+from agent.managers.ledger import Ledger
 from agent.managers.memory.state import memory_charge
 from agent.pods.model import QosClass
 from sysfs.mask import Mask
@@ -24,8 +24,8 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 BUDGET_4 = guaranteed("cpu=4 memory=4Gi")

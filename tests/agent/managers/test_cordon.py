@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
+from agent.managers.advice import advise, decided, free_cpus
 from agent.managers.answers import AdviceKind
-from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.cpu.parts import shared_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.cpu.manager import shared_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.machine import Machine
-from agent.managers.memory.hints import best_hint, fitting_hints
+from agent.managers.memory.assignment import best_hint, fitting_hints
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Cordon, NodeFit, PluginDevice
-from agent.managers.topology.hints import Hint
-from agent.managers.trials.advice import advise, decided
-from agent.managers.trials.capacity import free_cpus
-from sysfs.described.shapes import regular_host
+from agent.managers.quality import invalid_allocations
+from agent.managers.topology.hint import Hint
+from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, GIB, NO_POLICY, SINGLE, SMT, make_rules
@@ -28,9 +27,9 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 

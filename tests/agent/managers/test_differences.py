@@ -10,15 +10,15 @@ from msgspec.structs import replace
 from agent.api import documents as wire
 from agent.api.views import rejection_document
 from agent.managers.admission import admit, start_container
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.cpu.parts import exclusive_cpus, shared_pool
+from agent.managers.allocation import Isolation
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
-from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.managers.registry import MANAGERS
-from agent.managers.topology.hints import Hint
+from agent.managers.rules import EffectivePolicy, restored
+from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from agent.managers.cpu.parts import cpus_of
-from agent.managers.memory.parts import memory_of
+from agent.managers.cpu.manager import cpus_of
+from agent.managers.memory.manager import memory_of
 from agent.managers.memory.state import memory_charge
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import draft_of, with_pod

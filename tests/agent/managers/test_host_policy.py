@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Policy
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, PLAIN, SMT, make_rules
 

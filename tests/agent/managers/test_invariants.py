@@ -22,20 +22,20 @@ from hypothesis.stateful import (
 )
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.cpu.parts import exclusive_cpus, shared_pool
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.device.manager import allocated_devices
-from agent.managers.effective_policy import restored
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.rules import restored
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import NOTHING, Before, broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "100"))

@@ -4,7 +4,7 @@ import pytest
 
 from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.machine import Machine
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.mask import Mask
 
 MIB = 1 << 20

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.allocations.ledger import total_requests
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocation import Origin
 from agent.managers.answers import Shortage
+from agent.managers.ledger import total_requests
 from agent.managers.machine import Machine
 from agent.managers.node_fit import node_amount_text, not_allocated
 from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy
 from agent.pods.model import ContainerKind, QosClass
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, PLAIN, make_rules
@@ -25,9 +25,9 @@ from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Rejection
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod, Resources
 
 GPU = "example.com/gpu"

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.managers.admission import admit
-from agent.managers.cpu.manager import CpuManager
-from agent.managers.cpu.parts import cpus_of
+from agent.managers.cpu.manager import CpuManager, cpus_of
 from agent.managers.decision import Reason, Rejection
 from agent.managers.device.manager import DeviceManager
 from agent.managers.machine import Machine
@@ -17,8 +16,8 @@ from agent.managers.rejection import (
     affinity_rejection,
     empty_pool_rejection,
 )
-from agent.managers.topology.hints import Hint
-from sysfs.described.shapes import regular_host
+from agent.managers.topology.hint import Hint
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import draft_of, with_pod
 from tests.agent.managers.hosts import (
@@ -34,8 +33,8 @@ from tests.agent.pods.pods import app, guaranteed, pod, resources
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 GPU = "example.com/gpu"

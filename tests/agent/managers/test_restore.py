@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.effective_policy import EffectivePolicy, restored
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import (
@@ -17,13 +16,14 @@ from agent.managers.policy import (
     Policy,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy, restored
 from agent.pods.manifest import load_pod
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from sysfs.host import Host
 
 GIB = 1 << 30

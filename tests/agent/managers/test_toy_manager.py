@@ -11,24 +11,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.origin import Origin
-from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.effective_policy import charged, restored
+from agent.managers.allocation import Origin
 from agent.managers.policy import NodeFit
+from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
-from agent.server.start.renumbering import renumbered
-from agent.state.checkpoint import Checkpoint
-from agent.state.codec import decode, encode
+from agent.managers.rules import charged, restored
+from agent.server.restart import renumbered
+from agent.state.checkpoint import Checkpoint, decode, encode
 from tests.agent.managers.hosts import CONTAINER, RESTRICTED, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.managers.toy_manager import LANE, LANE_GONE, ToyManager
 from tests.agent.pods.pods import app, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 

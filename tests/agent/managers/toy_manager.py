@@ -10,9 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.demand import ResourceDemand
-from agent.managers.allocations.from_parts import PodPart
-from agent.managers.assessment.violation import Violation
 from agent.managers.decision import (
     MetricSpec,
     MetricType,
@@ -20,21 +17,23 @@ from agent.managers.decision import (
     Rejected,
     Rejection,
     Sample,
+    Violation,
     gauge,
 )
+from agent.managers.demand import PodPart, ResourceDemand
 from agent.managers.resource_manager import ResourceManager
-from agent.managers.topology.hints import Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.allocations.demand import ContainerDemand, PodRequest
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.draft import Draft
-    from agent.managers.host_policy import HostPolicy
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.host import HostPolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.resource_manager import Draft
+    from agent.managers.topology.many_nodes import ProviderHints
 
 LANE: Final = "example.com/lane"
 LANES: Final = gauge("toy_lanes", "Lanes of a NUMA node by state.", "numa_node", "state")

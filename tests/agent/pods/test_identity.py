@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pods.errors import ManifestError
-from agent.pods.identity import NO_IDENTITY, PodIdentity, full_name, name_and_uid
 from agent.pods.manifest import load_pod
+from agent.pods.model import NO_IDENTITY, ManifestError, PodIdentity, full_name, name_and_uid
 
 
 def spoken_of(text: str) -> PodIdentity:

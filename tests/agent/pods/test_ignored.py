@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.pods.ignored import ANNOTATIONS, ignored_parts
-from agent.pods.manifest import load_manifest
-from agent.pods.requirements import REQUIRE
+from agent.pods.manifest import ANNOTATIONS, ignored_parts, load_manifest
+from agent.pods.model import REQUIRE
 from agent.yaml import from_plain
 
 ROOT = Path(__file__).resolve().parents[3]

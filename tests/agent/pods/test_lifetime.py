@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.pods.errors import ManifestError
-from agent.pods.lifetime import END, UNIT, End, Lifetime, lifetime_of
 from agent.pods.manifest import load_pod
-from agent.pods.requirements import NEAR_NODES
+from agent.pods.model import END, NEAR_NODES, UNIT, End, Lifetime, ManifestError, lifetime_of
 
 if TYPE_CHECKING:
     from agent.pods.model import Pod

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pods.errors import ManifestError
 from agent.pods.manifest import derived_uid, load_pod, pod_from_document
-from agent.pods.model import ContainerKind, Pod, QosClass
+from agent.pods.model import ContainerKind, ManifestError, Pod, QosClass, Quality, required
 from agent.pods.requests import pod_memory_requests, pod_requests, qos_class
-from agent.pods.requirements import Quality, required
 from agent.pods.validation import find_problems
 from agent.yaml import Plain, from_plain
 from tests.agent.pods.pods import amounts, resources

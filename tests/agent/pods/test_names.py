@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pods.identity import (
+from agent.pods.model import (
     extended_resource_fault,
     label_fault,
     prefixed_resource_fault,

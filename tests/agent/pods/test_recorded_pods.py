@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.pods.errors import ManifestError
 from agent.pods.manifest import pod_from_document
+from agent.pods.model import ManifestError
 from tests.conformance.outcome import Verdict
 from tests.conformance.podinfo import run_case
 from tests.shared import needs_shared, shared_dir

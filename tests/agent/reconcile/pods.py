@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.allocations.allocation import (
+from agent.managers.allocation import (
     ContainerAllocation,
     CpuLimits,
     Isolation,
     MemoryBlock,
     PodAllocation,
 )
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import ContainerKind, QosClass
-from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import DesiredCgroup, Role
-from agent.reconcile.desired.state import Desired
+from agent.reconcile.desired import DesiredCgroup, Role
 from agent.reconcile.diff import Cause, Difference
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
-from agent.reconcile.drivers.unit_record import read_record
+from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups, read_record
 from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from agent.reconcile.report import CgroupReport
+from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.plan import Setting
@@ -29,15 +28,14 @@ from cgroupfs.state import CgroupState
 from cgroupfs.tree import ancestors
 from sysfs.mask import Mask
 from systemd.bus import ActiveState
-from systemd.errors import BusUnavailableError, NoSuchUnitError, UnitExistsError
-from systemd.properties import INFINITY, Property
+from systemd.units import INFINITY, BusUnavailableError, NoSuchUnitError, Property, UnitExistsError
 from tests.agent.managers.ledgers import ledger_with
 from tests.fakes.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.reconcile.report import EnforcementReport
     from cgroupfs.tree import CgroupTree
 

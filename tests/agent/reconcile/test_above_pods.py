@@ -10,7 +10,7 @@ from agent.config.model import CgroupDriver
 from cgroupfs.names import Tier
 from cgroupfs.tree import parent
 from sysfs.mask import Mask
-from systemd.properties import allowed_cpus
+from systemd.units import allowed_cpus
 from tests.agent.server.sites import hotplug, make_site, pod_of, site_config, with_agent, wrongs
 from tests.agent.server.support import UID, make_world
 

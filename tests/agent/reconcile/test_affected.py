@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.bindings import Binding, Bindings
+from agent.managers.allocation import Binding, Bindings
 from agent.pods.model import QosClass
-from agent.reconcile.affected import AffectedPods, scope_of
-from agent.reconcile.desired.classes import NO_PODS
+from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
 from tests.agent.reconcile.pods import OTHER, UID, exclusive, mixed, on_host, pod, target
 
 if TYPE_CHECKING:
-    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.target import Desired
     from sysfs.mask import Mask
 
 WEB = pod(on_host("web"), uid="web")

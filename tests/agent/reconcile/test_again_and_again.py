@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reconcile.desired.limits import EVERYTHING, EnforcedControllers
-from agent.reconcile.desired.settings import HostSets, KnownPods, desired_cgroups
-from agent.reconcile.desired.state import Desired
-from agent.reconcile.identify.containers import (
-    IdentifiedBy,
-    IdentifiedCgroups,
-    Located,
-    LocatedPod,
-    Subgroup,
-)
+from agent.reconcile.desired import HostSets, KnownPods, desired_cgroups
+from agent.reconcile.identify import IdentifiedBy, IdentifiedCgroups, Located, LocatedPod, Subgroup
+from agent.reconcile.quota import EVERYTHING, EnforcedControllers
+from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Tier
 from sysfs.mask import EMPTY, Mask
@@ -38,7 +32,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.reconcile.enforcer import Enforcer
 
 #: Pods by two uids, each as it may be at one time or another.

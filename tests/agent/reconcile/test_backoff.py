@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.reconcile.backoff import AT_ONCE, IN_A_ROW, LONGEST_PAUSE, Backoff
+from agent.reconcile.ending import AT_ONCE, IN_A_ROW, LONGEST_PAUSE, Backoff
 from cgroupfs.plan import Setting
 from sysfs.mask import Mask
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from agent.pods.model import QosClass
 from agent.reconcile.diff import Cause
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
-from systemd.properties import Property, allowed_cpus, cpu_quota, cpu_weight, memory_max
+from systemd.units import Property, allowed_cpus, cpu_quota, cpu_weight, memory_max
 from tests.agent.reconcile.pods import (
     ONLINE,
     OTHER,

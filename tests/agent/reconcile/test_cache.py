@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.reconcile.affected import AffectedPods
-from agent.reconcile.cache import ObservationCache
-from agent.reconcile.desired.settings import DesiredCgroup, Role, desired_cgroups
-from agent.reconcile.identify.containers import IdentifiedCgroups, identify_cgroups
-from agent.reconcile.snapshot import Observation
+from agent.reconcile.desired import DesiredCgroup, Role, desired_cgroups
+from agent.reconcile.identify import IdentifiedCgroups, identify_cgroups
+from agent.reconcile.observe import Observation, ObservationCache
+from agent.reconcile.target import AffectedPods
 from cgroupfs.plan import Setting
 from cgroupfs.state import CgroupState
 from sysfs.mask import Mask

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.reconcile.desired.settings import DesiredCgroup, Role
+from agent.reconcile.desired import DesiredCgroup, Role
 from agent.reconcile.diff import GONE, Cause, Difference, WriterRecords, assess, diff
-from cgroupfs.controllers import NEEDED, enable
+from cgroupfs.apply import NEEDED, enable
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
 from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
-from systemd import slices
-from systemd.properties import allowed_cpus, cpu_quota
+from systemd import bus as slices
+from systemd.units import allowed_cpus, cpu_quota
 from tests.fakes.kernel import FaultyTree, quota, read_states
 from tests.fakes.systemd import FakeSystemd
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.allocations.bindings import Binding
-from agent.managers.cpu.parts import exclusive_cpus
-from agent.reconcile.desired.settings import Role
-from agent.reconcile.desired.state import Desired
+from agent.managers.allocation import Binding
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.reconcile.desired import Role
+from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
@@ -33,7 +33,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.report import EnforcementReport
     from tests.agent.reconcile.pods import FakeSystemd

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation
-from agent.managers.allocations.bindings import Binding, Bindings
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.allocation import Binding, Bindings, ContainerAllocation, Isolation
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import ContainerKind, QosClass
-from agent.reconcile.desired.settings import DesiredCgroup, Role, desired_cgroups
-from agent.reconcile.desired.state import Desired
+from agent.reconcile.desired import DesiredCgroup, Role, desired_cgroups
 from agent.reconcile.diff import Cause
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
+from agent.reconcile.drivers import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.report import count_causes
+from agent.reconcile.target import Desired
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
@@ -44,7 +43,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.tree import CgroupTree, TreeLock
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.reconcile.intruding_tasks import ExclusiveTerritory, Task, intruding_tasks, read_tasks
+from agent.reconcile.tasks import ExclusiveTerritory, Task, intruding_tasks, read_tasks
 from sysfs.mask import Mask
 
 ONLINE = Mask.parse("0-7")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
 from agent.managers.admission import admit, remove
-from agent.reconcile.identify.running_pods import seen_pods
+from agent.reconcile.identify import seen_pods
 from cgroupfs.names import Driver, Layout, Tier
 from tests.agent.reconcile.pods import (
     ONLINE,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.config.model import CgroupDriver
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs

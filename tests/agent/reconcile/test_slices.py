@@ -7,16 +7,15 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import CpuLimits
+from agent.managers.allocation import CpuLimits
 from agent.reconcile.diff import Cause
-from agent.reconcile.drivers.pod_cgroups import SliceCgroups
-from agent.reconcile.drivers.unit_record import read_record, to_properties
+from agent.reconcile.drivers import SliceCgroups, read_record, to_properties
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.errors import EnforcementStartError
+from agent.reconcile.report import EnforcementStartError
 from cgroupfs.names import Driver
 from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
-from systemd.properties import Property
+from systemd.units import Property
 from tests.agent.reconcile.pods import (
     FakeSystemd,
     by_pod,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.reconcile.errors import EnforcementStartError
+from agent.reconcile.report import EnforcementStartError
 from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import kernel, layout

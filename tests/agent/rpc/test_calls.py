@@ -10,15 +10,14 @@ import grpc
 import pytest
 from grpc import aio
 
-from agent.rpc.calls import CallError, Client, server
-from agent.rpc.device_plugin import V1BETA1
+from agent.rpc import V1BETA1, CallError, Client, server
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
 
 SERVICE = "test.Service"
 REQUEST, RESPONSE = V1BETA1["PreStartContainerRequest"], V1BETA1["ListAndWatchResponse"]

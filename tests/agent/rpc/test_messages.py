@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import DecodeError
 
-from agent.rpc.device_plugin import V1BETA1
-from agent.rpc.messages import Messages
-from agent.rpc.pod_resources import V1
+from agent.rpc import V1, V1BETA1, Messages
 
 
 def test_a_message_has_the_bytes_of_the_wire_format() -> None:

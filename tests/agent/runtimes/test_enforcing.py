@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.reconcile.diff import Cause
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups, SliceCgroups
+from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.runtimes.finder import RuntimeFiles
+from agent.runtimes import RuntimeFiles
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
-from systemd.properties import allowed_cpus, cpu_quota
+from systemd.units import allowed_cpus, cpu_quota
 from tests.agent.reconcile.pods import (
     FakeSystemd,
     exclusive,

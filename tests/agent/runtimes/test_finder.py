@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.runtimes import finder as module
-from agent.runtimes.finder import RuntimeFiles
-from agent.runtimes.identifier import RuntimeName
+from agent import runtimes as module
+from agent.runtimes import RuntimeFiles, RuntimeName
 from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import OTHER, mixed, path_of
@@ -29,7 +28,7 @@ from tests.fakes.kernel import quota
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
 
 POD = path_of(mixed())
 SCOPE = f"{POD}/cri-containerd-{ID}.scope"

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.runtimes.records import (
+from agent.runtimes import (
     LIMIT,
     PLACES,
     RuntimeClaim,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import BindRequest
-from agent.api.maintenance import CordonRequest
+from agent.api.documents import BindRequest, CordonRequest
 from agent.server.errors import NotCordonedError, PodNotFoundError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
-from systemd.properties import allowed_cpus
+from systemd.units import allowed_cpus
 from tests.agent.server.sites import allocated, make_site, pod_of, with_agent, wrongs
 from tests.fakes.effects import Effects
 

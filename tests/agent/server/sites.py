@@ -19,16 +19,16 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
-from agent.reconcile.identify.containers import pod_cgroup
-from agent.server.configured_host import situate
-from agent.server.start.wiring import SOURCES, Fakes, Wiring
-from agent.state.codec import decode
+from agent.reconcile.identify import pod_cgroup
+from agent.server.state import situate
+from agent.server.wiring import SOURCES, Fakes, Wiring
+from agent.state.checkpoint import decode
 from agent.state.store import CHECKPOINT_NAME
-from cgroupfs.controllers import ENABLED
+from cgroupfs.apply import ENABLED
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import join
-from sysfs.described.shapes import with_offline
+from sysfs.described import with_offline
 from sysfs.mask import Mask
 from tests.agent.server.support import PATIENCE, FakeClock, RecordingManager, two_packages
 from tests.agent.state.disks import MemoryDisk
@@ -40,11 +40,11 @@ from tests.fakes.systemd import FakeSystemd
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.policy import Cordon
     from agent.pods.model import Pod
     from agent.server.controller import Controller
-    from agent.server.start.wiring import SourceFactory
+    from agent.server.wiring import SourceFactory
     from agent.state.checkpoint import Checkpoint
 
 _Result = TypeVar("_Result")

@@ -23,12 +23,10 @@ from agent.config.model import AgentConfig, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import unknown_writer
-from agent.server.start.providers import PROVIDERS
-from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import SOURCES, Fakes, Wiring
+from agent.server.lifecycle import ServiceManager
+from agent.server.wiring import PROVIDERS, SOURCES, Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.mask import Mask
 from systemd.notify import Notifier
 
@@ -38,12 +36,11 @@ if TYPE_CHECKING:
     from agent.api.documents import EventDocument
     from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf
-    from agent.reconcile.intruding_tasks import Task
+    from agent.reconcile.tasks import Task
     from agent.server.controller import Controller
+    from agent.server.events import Watcher
     from agent.server.lifecycle import Service
-    from agent.server.reporting.events import Watcher
-    from agent.server.start.providers import ProviderFactory
-    from agent.server.start.wiring import SourceFactory
+    from agent.server.wiring import ProviderFactory, SourceFactory
     from sysfs.host import Host
     from systemd.bus import Systemd
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.api.documents import FailedPodDocument
+from agent.managers.advice import advise
 from agent.managers.policy import PluginDevice
-from agent.managers.trials.advice import advise
 from agent.pods.manifest import load_pod
 from agent.server.advice import MOST_WAITING
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pytest
 
     from agent.api.documents import AdmissionDocument, RejectionDocument
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.answers import Advice
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from tests.agent.server.support import Running, World
 

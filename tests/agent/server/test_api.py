@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
 from agent.config.model import BesideKubeletConfig
-from agent.server import api as api_module
-from agent.server.listeners.sockets import Peer
-from agent.server.metrics import names
-from agent.server.reporting.events import QUEUE_LENGTH
+from agent.server import handlers as api_module
+from agent.server import metrics as names
+from agent.server.events import QUEUE_LENGTH
+from agent.server.sockets import Peer
 from agent.state.store import CHECKPOINT_NAME
 from tests.agent.server.support import (
     OTHER_UID,
@@ -414,7 +414,7 @@ async def test_others_than_root_and_the_group_are_rejected(
 
 @in_loop
 async def test_a_member_of_the_group_may_ask(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.server.start.wiring.group_id", lambda _: 777)
+    monkeypatch.setattr("agent.server.wiring.group_id", lambda _: 777)
     monkeypatch.setattr(os, "chown", lambda *_: None)
     world.config = replace(world.config, agent=replace(world.config.agent, socket_group="wardens"))
     member = Peer(pid=1, uid=4242, groups=frozenset({4242, 777}))
@@ -459,7 +459,7 @@ async def test_the_kernel_identifies_who_asks(
     groups: list[int],
     expected: str,
 ) -> None:
-    monkeypatch.setattr("agent.server.start.wiring.group_id", lambda _: 54321)
+    monkeypatch.setattr("agent.server.wiring.group_id", lambda _: 54321)
     with open_directory() as directory:
         path = directory / "agent.sock"
         settings = replace(world.config.agent, socket_path=path, socket_group="wardens")

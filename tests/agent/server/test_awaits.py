@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from agent.api.documents import BindRequest
-from agent.api.maintenance import CordonRequest
+from agent.api.documents import BindRequest, CordonRequest
 from agent.pods.manifest import load_pod
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
 from tests.agent.server.support import (

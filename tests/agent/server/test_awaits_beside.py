@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from agent.config.model import DevicePluginsConfig
 from agent.pods.manifest import load_pod
 from agent.progress import EndedError
-from agent.rpc.calls import CallError
+from agent.rpc import CallError
 from agent.server.errors import EXPECTED
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
 from tests.agent.server.cluster.test_cluster import MIXED, Cluster, container, pod
@@ -43,13 +43,7 @@ if TYPE_CHECKING:
 
 GPU: Final = "example.com/gpu"
 #: What only these stories reach; what they share with others is in `test_awaits.py`.
-PACKAGES: Final = (
-    "agent.devices",
-    "agent.kubelet",
-    "agent.runtimes",
-    "agent.server.cluster",
-    "agent.sources",
-)
+PACKAGES: Final = ("agent.cluster", "agent.devices", "agent.sources")
 #: While nothing is ready for so long, so much time passes; in seconds.
 IDLE: Final = 0.004
 STEP: Final = 0.2

@@ -9,8 +9,8 @@ import pytest
 
 from agent.api.documents import BindRequest
 from agent.config.model import CgroupDriver
-from agent.managers.cpu.parts import exclusive_cpus
-from agent.reconcile.errors import BindingError
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.reconcile.report import BindingError
 from agent.server.errors import BindingNotFoundError
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.api.status import ConditionDocument
+from agent.api.documents import ConditionDocument
 from agent.server.conditions import ConditionTimes, ConditionType, camel_case
 
 

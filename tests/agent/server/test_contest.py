@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.reconcile.backoff import AT_ONCE
+from agent.reconcile.ending import AT_ONCE
 from cgroupfs.state import Writer
-from sysfs.described.shapes import with_offline
+from sysfs.described import with_offline
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import (
     OTHER_UID,

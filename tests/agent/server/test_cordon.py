@@ -10,18 +10,18 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentError
-from agent.api.maintenance import CordonRequest
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.api.documents import CordonRequest
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.policy import MemoryManagerPolicy
-from agent.state.errors import CheckpointIOError
-from sysfs.described.shapes import regular_host
+from agent.state.checkpoint import CheckpointIOError
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.maintenance import CordonsDocument
+    from agent.api.documents import CordonsDocument
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"

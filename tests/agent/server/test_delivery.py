@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.managers.allocations.delivery import Delivery, DeviceNode
+from agent.managers.allocation import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
 from sysfs.mask import Mask
 from tests.agent.server.support import UID, in_loop, manifest, running

@@ -204,7 +204,7 @@ async def test_a_restart_of_the_agent_keeps_allocations_until_the_plugin_returns
 
 def test_without_plugins_nothing_of_grpc_is_imported() -> None:
     code = (
-        "import sys, agent.server.start.wiring, agent.cli.main\n"
+        "import sys, agent.server.wiring, agent.cli.main\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('grpc', 'google')])"
     )
     found = subprocess.run(  # our own interpreter

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.api.documents import AdmissionDocument
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.server.start.providers import ProviderInputs
+    from agent.managers.allocation import PodAllocation
+    from agent.server.wiring import ProviderInputs
     from tests.agent.server.support import Running, World
 
 GPU: Final = "example.com/gpu"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.config.model import CgroupDriver
-from agent.reconcile.errors import BindingError
+from agent.reconcile.report import BindingError
 from agent.server.errors import RequestError
-from systemd.errors import BusError, BusTimeoutError, BusUnavailableError, JobFailedError
+from systemd.units import BusError, BusTimeoutError, BusUnavailableError, JobFailedError
 from tests.agent.server.changes import CHANGES, rehearse, settled
 from tests.agent.server.sites import allocated, site_config, with_agent, wrongs
 from tests.agent.server.support import make_world

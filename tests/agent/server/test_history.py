@@ -16,7 +16,7 @@ from agent.api.client import AgentError
 from agent.api.documents import BindRequest
 from agent.config.model import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
-from agent.server.metrics import names
+from agent.server import metrics as names
 from agent.state.history import HISTORY_NAME
 from cgroupfs.state import Writer
 from sysfs.mask import Mask
@@ -31,7 +31,7 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from agent.api.history import HistoryEntry
+    from agent.api.documents import HistoryEntry
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"

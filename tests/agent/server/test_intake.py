@@ -8,21 +8,24 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, RejectionDocument
-from agent.managers.allocations.origin import Source
+from agent.managers.allocation import Source
 from agent.managers.decision import Reason
-from agent.pods.identity import PodIdentity
 from agent.pods.manifest import load_pod
-from agent.pods.model import spec_digest
+from agent.pods.model import PodIdentity, spec_digest
 from agent.server import intake
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.queue import QueueStopped
-from agent.sources.errors import (
+from agent.sources.manifests import ManifestDirectory, ManifestFormat
+from agent.sources.source import (
+    ADMITTED,
+    CONFLICT,
+    INVALID,
     EntryFailedError,
     ManifestDirectoryError,
+    SourceEntry,
+    SourceReading,
     SourceUnreadableError,
 )
-from agent.sources.manifests import ManifestDirectory, ManifestFormat
-from agent.sources.source import ADMITTED, CONFLICT, INVALID, SourceEntry, SourceReading
 from agent.state.checkpoint import SharedPod
 from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import OTHER_UID, UID, manifest
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
     from pathlib import Path
 
-    from agent.api.status import ManifestDocument
+    from agent.api.documents import ManifestDocument
     from agent.pods.model import Pod
     from agent.sources.source import PodSource
 

@@ -10,19 +10,17 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from agent.api.documents import FailedPodDocument
-from agent.api.history import HistoryDocument
-from agent.api.host.map import MapOwnerDocument
+from agent.api.documents import FailedPodDocument, HistoryDocument
+from agent.api.map import MapOwnerDocument
 from agent.api.views import pod_document
 from agent.cli.history import history_lines
 from agent.cli.pod_text import admission_lines, failed_lines
 from agent.config.model import BesideKubeletConfig, PodResourcesConfig
-from agent.managers.allocations.origin import API, KUBELET, Source
-from agent.managers.device.given import KUBELET_DEVICES
+from agent.managers.allocation import API, KUBELET, Source
+from agent.managers.device.kubelet import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.manifest import load_pod
-from agent.rpc.calls import CallError, Client
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, Client
 from agent.server.conditions import ConditionType
 from agent.state.store import peek
 from agent.tools.replay.play import play
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.documents import AdmissionDocument
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
     from tests.agent.server.support import Running, World
 
 NIC = "example.com/nic"
@@ -207,7 +205,7 @@ async def test_only_pods_of_the_kubelet_that_ask_for_devices_are_asked_about(
 async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.kubelet.devices.pod_resources_client.LIST_SECONDS", 0.05)
+    monkeypatch.setattr("agent.cluster.kubelet.devices.LIST_SECONDS", 0.05)
     give(world, 1)
     kubelet = FakePodResources(kubelet_of(world))
     kubelet.answers = dict.fromkeys(("List", "Get", "GetAllocatableResources"), never)

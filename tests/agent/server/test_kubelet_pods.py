@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.kubelet.evidence import ALONE_SECONDS
-from agent.managers.allocations.origin import Source
+from agent.cluster.kubelet.tracked import ALONE_SECONDS
+from agent.managers.allocation import Source
 from agent.server.lifecycle import SOURCE_PERIOD
 from tests.agent.server.support import OTHER_UID, UID, in_loop, next_event, running, until
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
@@ -163,11 +163,15 @@ async def test_a_pod_of_the_kubelet_is_not_removed_over_the_api_which_says_how_i
     ("enabled", "endpoint", "imported"),
     [
         (False, "https://127.0.0.1:10250/pods", []),
-        (True, "", ["agent.kubelet.pods_api"]),
+        (True, "", ["agent.cluster.kubelet.pods_api"]),
         (
             True,
             "https://127.0.0.1:10250/pods",
-            ["agent.kubelet.pods_api", "agent.kubelet.pods_endpoint", "aiohttp.client"],
+            [
+                "agent.cluster.kubelet.pods_api",
+                "agent.cluster.kubelet.pods_endpoint",
+                "aiohttp.client",
+            ],
         ),
     ],
 )
@@ -181,11 +185,12 @@ import sys
 from agent.cli.agent import import_agent
 import_agent()
 from agent.config.model import AgentConfig, BesideKubeletConfig, Config
-from agent.server.start.wiring import SourceInputs, kubelet_pods
+from agent.server.wiring import SourceInputs, kubelet_pods
 beside = BesideKubeletConfig(enabled={enabled}, pods_endpoint={endpoint!r})
 made = kubelet_pods(SourceInputs(Config(agent=AgentConfig(kubelet=beside)), None, set, True))
 assert (made is not None) is {enabled}
-looked_for = "agent.kubelet.pods_api", "agent.kubelet.pods_endpoint", "aiohttp.client", "grpc"
+kubelet = "agent.cluster.kubelet"
+looked_for = f"{{kubelet}}.pods_api", f"{{kubelet}}.pods_endpoint", "aiohttp.client", "grpc"
 print(*(name for name in looked_for if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ import pytest
 
 from agent.api import documents as wire
 from agent.pods.manifest import load_manifest
-from agent.server import api
+from agent.server import handlers as api
 from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import UID, in_loop, make_world, manifest, running
 
@@ -104,7 +104,7 @@ async def test_while_a_large_body_is_parsed_others_are_answered(
     status: int,
 ) -> None:
     async with running(world) as agent:
-        with gate_at(monkeypatch, f"agent.server.api.{name}", call) as gate:
+        with gate_at(monkeypatch, f"agent.server.handlers.{name}", call) as gate:
             asked = asyncio.create_task(ask(agent, "POST", path, body))
             await gate.reached.wait()
             await others_are_answered(agent)
@@ -119,7 +119,7 @@ async def test_while_a_large_answer_is_written_others_are_answered(
     world: World, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     async with running(world) as agent:
-        with gate_at(monkeypatch, "agent.server.api._json", api._json) as gate:
+        with gate_at(monkeypatch, "agent.server.handlers._json", api._json) as gate:
             asked = asyncio.create_task(ask(agent, "GET", path))
             await gate.reached.wait()
             monkeypatch.undo()
@@ -134,7 +134,7 @@ async def test_a_small_manifest_does_not_wait_for_a_large_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(world) as agent:
-        with gate_at(monkeypatch, "agent.server.api.load_manifest", load_manifest) as gate:
+        with gate_at(monkeypatch, "agent.server.handlers.load_manifest", load_manifest) as gate:
             asked = asyncio.create_task(ask(agent, "POST", "/v1/pods", LARGE))
             await gate.reached.wait()
             monkeypatch.undo()

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentError
 from agent.server import lifecycle as service_module
-from agent.server.configured_host import decide
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server.state import decide
+from agent.server.wiring import Fakes, Wiring
 from agent.state.store import CHECKPOINT_NAME
-from sysfs.described.shapes import with_offline
+from sysfs.described import with_offline
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
@@ -33,12 +33,12 @@ from tests.agent.server.support import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
 
-    from agent.api.status import ReconcileDocument
-    from agent.managers.allocations.ledger import Ledger
+    from agent.api.documents import ReconcileDocument
     from agent.managers.decision import Decision
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
-    from agent.server.configured_host import ConfiguredHost
     from agent.server.lifecycle import Service
+    from agent.server.state import ConfiguredHost
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"

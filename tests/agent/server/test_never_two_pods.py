@@ -30,17 +30,14 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest
-from agent.api.maintenance import CordonRequest
+from agent.api.documents import BindRequest, CordonRequest
 from agent.config.model import CgroupDriver, Config, ConfigError
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.allocations.origin import Source
-from agent.managers.assessment.violation import Rule
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.allocation import Isolation, Source
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.decision import Rule
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
-from agent.pods.lifetime import UNIT
-from agent.pods.model import ContainerKind
-from agent.reconcile.errors import BindingError
+from agent.pods.model import UNIT, ContainerKind
+from agent.reconcile.report import BindingError
 from agent.server.errors import BindingNotFoundError, RequestError
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import CHECKPOINT_NAME, Store
@@ -48,7 +45,7 @@ from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.format import KubeletStateError
 from agent.tools.kubelet_state.importing import take_over
 from cgroupfs.names import Tier
-from sysfs.described.shapes import with_offline
+from sysfs.described import with_offline
 from sysfs.discover import discover
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.sites import hotplug, make_site, pod_of, site_config, with_agent
@@ -61,8 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterator
     from pathlib import Path
 
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.controller import Controller
     from sysfs.host import Host
@@ -569,7 +566,7 @@ def test_no_process_runs_on_a_cpu_of_another_pod_whatever_becomes_of_the_host(
     for seed in range(FIRST, FIRST + STORIES // 2):
         story = Upheaval(make_site(config), Random(f"upheaval {driver} {seed}"))  # noqa: S311  # no secret
         found = partial(found_host, story.site)
-        monkeypatch.setattr("agent.server.start.wiring.discover", lambda *_, **__: found())  # noqa: B023  # called at once
+        monkeypatch.setattr("agent.server.wiring.discover", lambda *_, **__: found())  # noqa: B023  # called at once
         story.run()
 
 
@@ -579,7 +576,7 @@ def test_no_process_ever_runs_on_a_cpu_of_another_pod(
     tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
 ) -> None:
     # The host stays the same; reading it again would take most of the time.
-    monkeypatch.setattr("agent.server.start.wiring.discover", functools.cache(discover))
+    monkeypatch.setattr("agent.server.wiring.discover", functools.cache(discover))
     config = site_config(make_world(tmp_path, host_root).config, driver)
     for seed in range(STORIES // 2):
         Story(make_site(config), Random(f"{driver} {seed}")).run()  # noqa: S311  # no secret

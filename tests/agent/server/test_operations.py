@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from agent.api.client import AgentError
 from agent.api.documents import ErrorDocument, decode
-from agent.server.api import OPERATION
+from agent.server.handlers import OPERATION
 from tests.agent.server.support import OTHER_UID, UID, Running, World, in_loop, manifest, running
 
 
@@ -89,7 +89,7 @@ async def test_an_internal_error_carries_the_operation_of_its_log_line(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(world) as agent:
-        monkeypatch.setattr("agent.server.api.status_document", None)
+        monkeypatch.setattr("agent.server.handlers.status_document", None)
         with capture_logs(processors=[merge_contextvars]) as log:
             status, identity, _ = await ask(agent, "GET", "/v1/status")
     assert status == 500

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api.client import AgentError
-from agent.managers.allocations.origin import API, Origin, Source
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.allocation import API, Origin, Source
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.registry import MANAGERS
-from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
+from agent.pods.model import ManifestError
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
-from agent.server.start.wiring import SOURCES
-from agent.sources.errors import SourceUnreadableError
-from agent.sources.source import SourceEntry, SourceReading
+from agent.server.wiring import SOURCES
+from agent.sources.source import SourceEntry, SourceReading, SourceUnreadableError
 from agent.state.store import peek
 from tests.agent.managers.toy_manager import LANE, ToyManager
 from tests.agent.server.support import (
@@ -39,7 +38,7 @@ from tests.agent.server.support import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from agent.server.start.wiring import SourceInputs
+    from agent.server.wiring import SourceInputs
     from agent.sources.source import PodSource
     from tests.agent.server.support import Running, World
 

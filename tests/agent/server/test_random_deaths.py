@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from tests.agent.server.sites import Allocated, Site
     from tests.fakes.effects import Step
 

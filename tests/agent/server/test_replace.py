@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.api.client import AgentError
 from agent.cli.errors import ExitCode
 from agent.config.model import CgroupDriver
-from agent.server.metrics import names
+from agent.server import metrics as names
 from agent.state.store import CHECKPOINT_NAME, Store, peek
 from sysfs.mask import EMPTY, Mask
 from tests.agent.cli.shell import Shell, in_background

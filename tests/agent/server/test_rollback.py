@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
 from agent.config.model import CgroupDriver
-from agent.server.start import wiring as assembly
+from agent.server import wiring as assembly
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.names import Tier
 from sysfs.mask import Mask

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.config.model import CgroupDriver
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server.wiring import Fakes, Wiring
 from tests.agent.server.sites import Site, make_site, pod_of, site_config, wrongs
 from tests.agent.server.support import FakeClock, RecordingManager, in_loop, make_world
 from tests.fakes.silence import HangingSystemd

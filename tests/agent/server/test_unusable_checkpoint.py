@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.quantity import Quantity

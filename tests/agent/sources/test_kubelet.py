@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet.devices.device_checkpoint import DeviceCheckpoint
-from agent.kubelet.errors import PodsUnavailableError, SpecificationUnknownError
-from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
-from agent.kubelet.pod_messages import read_messages
-from agent.kubelet.pods_api import EventType, PodsApi
-from agent.pods.identity import PodIdentity
-from agent.rpc.calls import CallError
-from agent.sources.kubelet import (
+from agent.cluster.kubelet.devices import DeviceCheckpoint
+from agent.cluster.kubelet.pods import PodsUnavailableError, SpecificationUnknownError
+from agent.cluster.kubelet.pods_api import EventType, PodsApi, read_messages
+from agent.cluster.kubelet.source import (
     CONFIRM_PERIOD,
     LONGEST_PAUSE,
     KubeletDeadlines,
     KubeletPods,
     KubeletWays,
 )
+from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
+from agent.pods.model import PodIdentity
+from agent.rpc import CallError
 from tests.agent.kubelet.test_allocated_pods import v1, v2, write
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
 from tests.fakes.kubelet_devices import write_device_checkpoint
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
     from pathlib import Path
 
-    from agent.kubelet.reported_pods import ReportedPods
+    from agent.cluster.kubelet.pods import ReportedPods
     from agent.pods.model import Pod
     from agent.sources.source import SourceReading
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from agent.pods.errors import ManifestError
 from agent.pods.manifest import load_pod
-from agent.sources.errors import ManifestDirectoryError, ManifestFileError, printable
+from agent.pods.model import ManifestError
 from agent.sources.manifests import ManifestFile, ManifestFormat, scan
+from agent.sources.source import ManifestDirectoryError, ManifestFileError, printable
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.origin import API, Source
+from agent.managers.allocation import API, Source
 from agent.managers.decision import Reason
-from agent.sources.ownership import PodNames, assigned, belongs_elsewhere, owner_after
+from agent.sources.source import PodNames, assigned, belongs_elsewhere, owner_after
 from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
 

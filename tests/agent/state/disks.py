@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.state.files import Files
+    from agent.state.store import Files
 
 
 class Died(BaseException):

@@ -8,29 +8,33 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import (
+from agent.managers.allocation import (
+    Binding,
+    Bindings,
     ContainerAllocation,
+    CordonEntry,
+    Cordons,
     CpuLimits,
+    Delivery,
+    DeviceNode,
     Isolation,
     MemoryBlock,
+    Mount,
+    Origin,
     PodAllocation,
+    Source,
 )
-from agent.managers.allocations.bindings import Binding, Bindings
-from agent.managers.allocations.cordons import CordonEntry, Cordons
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.managers.allocations.origin import Origin, Source
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import Cordon
-from agent.managers.topology.hints import Hint
-from agent.pods.lifetime import End, Lifetime
-from agent.pods.model import ContainerKind, QosClass
+from agent.managers.topology.hint import Hint
+from agent.pods.model import ContainerKind, End, Lifetime, QosClass
 from agent.state.checkpoint import Checkpoint, HostFacts, NodeFacts, SharedPod
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.ledgers import ledger_with
 from tests.strategies import built
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
 
 
 def ledger_of(*allocations: PodAllocation, memory: dict[int, NodeMemory] | None = None) -> Ledger:

@@ -10,20 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-from agent.managers.allocations.bindings import NO_BINDINGS
-from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
-from agent.managers.allocations.origin import API
+from agent.managers.allocation import (
+    API,
+    NO_BINDINGS,
+    NOTHING,
+    ContainerAllocation,
+    Delivery,
+    DeviceNode,
+    Mount,
+    PodAllocation,
+)
 from agent.pods.model import ContainerKind, QosClass
-from agent.state import codec
-from agent.state.checkpoint import Checkpoint
-from agent.state.codec import decode, encode
-from agent.state.errors import (
+from agent.state import checkpoint as codec
+from agent.state.checkpoint import (
+    Checkpoint,
     DamagedCheckpointError,
     NewerCheckpointError,
     OlderCheckpointError,
     UnknownFormatCheckpointError,
     UnusableCheckpointError,
+    decode,
+    encode,
 )
 from tests.agent.state.states import everything, example, ledger_of, mixed_pod, plain_pods, states
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.state.directory import DirectoryLock, check_directory
-from agent.state.errors import StateDirectoryError, StateDirectoryLockedError
-from agent.state.store import Store
+from agent.state.checkpoint import StateDirectoryError, StateDirectoryLockedError
+from agent.state.store import DirectoryLock, Store, check_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +80,7 @@ def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
 def test_the_lock_ends_with_its_holder(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from agent.state.directory import DirectoryLock;"
+        "from agent.state.store import DirectoryLock;"
         "DirectoryLock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

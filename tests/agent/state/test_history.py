@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.documents import encode
-from agent.api.history import HistoryEntry, RequesterDocument
-from agent.api.status import DriftDocument
+from agent.api.documents import DriftDocument, HistoryEntry, RequesterDocument, encode
 from agent.state.history import (
     HISTORY_NAME,
     PREVIOUS_NAME,

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.state.errors import (
+from agent.state.checkpoint import (
     CheckpointIOError,
     DamagedCheckpointError,
     NewerCheckpointError,
     ReplacedDirectoryError,
     UnknownFormatCheckpointError,
 )
-from agent.state.files import OsFiles
-from agent.state.store import CHECKPOINT_NAME, TEMPORARY_NAME, Store
+from agent.state.store import CHECKPOINT_NAME, TEMPORARY_NAME, OsFiles, Store
 from tests.agent.state.disks import DieAt, Died, FailAt, FaultyFiles, MemoryDisk, NoFault
 from tests.agent.state.states import example, ledger_of, mixed_pod
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.state.checkpoint import Checkpoint
-    from agent.state.files import Files
+    from agent.state.store import Files
 
 BEFORE = example()
 AFTER = replace(BEFORE, ledger=ledger_of(mixed_pod(), mixed_pod("another")))

@@ -26,8 +26,8 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from agent.kubelet.pods_api import EventType
-from agent.runtimes.nri.messages import NriEvent
+from agent.cluster.kubelet.pods_api import EventType
+from agent.cluster.nri.messages import NriEvent
 from sysfs.mask import EMPTY, Mask
 from tests.bench.agents import on_tmpfs
 from tests.bench.measure import of_samples

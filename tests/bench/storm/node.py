@@ -26,22 +26,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.clock import SystemClock
-from agent.config.model import (
-    AgentConfig,
-    BesideKubeletConfig,
-    CgroupDriver,
-    Config,
-    MetricsConfig,
-)
+from agent.config.model import AgentConfig, BesideKubeletConfig, CgroupDriver, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
-from agent.server.reporting.log import logs
-from agent.server.start.memory import settle_memory
-from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server import log as logs
+from agent.server.lifecycle import ServiceManager
+from agent.server.memory import settle_memory
+from agent.server.wiring import Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
-from sysfs.described.tree import write_tree
+from sysfs.described import write_tree
 from sysfs.mask import Mask
-from systemd.properties import allowed_cpus
+from systemd.units import allowed_cpus
 from tests.agent.reconcile.pods import FakeSystemd
 from tests.bench import hosts
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of
@@ -53,7 +47,7 @@ if TYPE_CHECKING:
 
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
-    from agent.server.metrics.counters import Histogram
+    from agent.server.metrics import Histogram
     from sysfs.host import Host
     from systemd.bus import Systemd
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cgroupfs import controllers
+from cgroupfs import apply as controllers
 from cgroupfs.tree import join
-from systemd import slices
-from systemd.escape import slice_path
-from systemd.properties import Property, allowed_cpus, cpu_quota, cpu_weight, memory_max
+from systemd import bus as slices
+from systemd.units import Property, allowed_cpus, cpu_quota, cpu_weight, memory_max, slice_path
 from tests.fakes.kubelet.resources import qos_class, shape_of_pod
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from agent.rpc.calls import Client
-from agent.rpc.messages import MAP, Messages
+from agent.rpc import MAP, Client, Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
 
 PACKAGE: Final = "runtime.v1"
 SERVICE: Final = "runtime.v1.RuntimeService"

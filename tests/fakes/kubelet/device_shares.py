@@ -13,8 +13,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc.calls import CallError
-from agent.rpc.device_plugin import V1BETA1
+from agent.rpc import V1BETA1, CallError
 from tests.fakes.kubelet.resources import is_sidecar, limits_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc.calls import CallError
-from systemd.errors import SystemdError
+from agent.rpc import CallError
+from systemd.units import SystemdError
 from tests.fakes.device_manager import FakeDeviceManager
 from tests.fakes.kubelet import allocated_pods, cri, device_shares
 from tests.fakes.kubelet.device_shares import DeviceShares

@@ -6,13 +6,13 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agent.rpc.calls import CallError
+from agent.rpc import CallError
 from tests.fakes.kubelet import cri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
     from tests.fakes.systemd import FakeSystemd
 
 

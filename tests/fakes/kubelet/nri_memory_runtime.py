@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc.calls import CallError
-from agent.runtimes.nri.messages import NriEvent
+from agent.cluster.nri.messages import NriEvent
+from agent.rpc import CallError
 from cgroupfs.tree import join
 from tests.agent.runtimes.bundles import bundle
 from tests.agent.runtimes.bundles import cri as cri_annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
     from tests.fakes.kubelet.memory_runtime import MemoryContainer, MemorySandbox
     from tests.fakes.systemd import FakeSystemd
 

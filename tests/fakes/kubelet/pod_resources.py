@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agent.rpc.calls import CallError, server
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, server
 from tests.fakes.kubelet.resources import is_sidecar
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
     from tests.fakes.kubelet.pods import KubeletPod, Pods
 
 #: The socket below the kubelet's directory.

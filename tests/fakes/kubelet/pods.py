@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.kubelet.pods_api import EventType
+from agent.cluster.kubelet.pods_api import EventType
 from tests.fakes.kubelet.core_v1 import encoded
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from agent.kubelet.pods_api import SERVICE, SOCKET, V1ALPHA1, EventType
-from agent.rpc.calls import CallError, Client
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.cluster.kubelet.pods_api import SERVICE, SOCKET, V1ALPHA1, EventType
+from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, Client
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop

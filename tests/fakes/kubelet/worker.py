@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc.calls import CallError
-from systemd.errors import SystemdError
+from agent.rpc import CallError
+from systemd.units import SystemdError
 from tests.fakes.kubelet import cri
 from tests.fakes.kubelet.cgroups import parent_of
 from tests.fakes.kubelet.pods import ContainerStatus

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from sysfs.described.tree import write_tree
+from sysfs.described import write_tree
 from sysfs.host import Cpu, Host, Node
 from sysfs.mask import Mask
 

@@ -17,10 +17,14 @@ from agent.api.documents import KernelDocument, PodDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError
 from agent.cli.pod_text import Tool, arguments
-from agent.devices.cdi_files import CdiFiles
-from agent.devices.delivery_checks import checked
-from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
+from agent.devices.cdi import CdiFiles, checked
+from agent.managers.allocation import (
+    ContainerAllocation,
+    Delivery,
+    DeviceNode,
+    Mount,
+    PodAllocation,
+)
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
 

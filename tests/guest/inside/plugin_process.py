@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.rpc.calls import CallError, Client
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, Client
 from tests.fakes.device_plugin import FakePlugin, device
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import HugePages
 from sysfs.mask import Mask
 

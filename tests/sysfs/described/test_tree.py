@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.discover import discover
 from sysfs.host import Device, Host
 from sysfs.mask import Mask

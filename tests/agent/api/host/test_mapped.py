@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 
 from agent.api.documents import decode, encode
-from agent.api.host.map import MapDocument, MapOwnerDocument
-from agent.api.host.mapped import WARNINGS_LISTED, map_of_allocations, map_of_host
-from agent.managers.allocations.allocation import (
+from agent.api.map import (
+    WARNINGS_LISTED,
+    MapDocument,
+    MapOwnerDocument,
+    map_of_allocations,
+    map_of_host,
+)
+from agent.managers.allocation import (
     DEVICES,
     ContainerAllocation,
     Isolation,
     MemoryBlock,
     PodAllocation,
 )
-from agent.managers.assessment.violation import Violation
-from agent.managers.device.given import KUBELET_DEVICES
-from agent.managers.device.kubelet_listing import KubeletListing
+from agent.managers.decision import Violation
+from agent.managers.device.kubelet import KUBELET_DEVICES, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice
 from agent.pods.model import ContainerKind, GivenDevice, QosClass
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
 from tests.agent.managers.hosts import GIB, make_rules

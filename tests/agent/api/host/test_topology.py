@@ -4,8 +4,8 @@ import json
 
 from msgspec.structs import replace
 
-from agent.api.host.topology import topology_view, totals
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from agent.api.map import topology_view, totals
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import CoreKind, Device
 from sysfs.mask import Mask
 from tests.sysfs.hosts import with_isolated

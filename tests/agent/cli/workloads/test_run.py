@@ -10,7 +10,7 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.workloads import NOT_EXECUTABLE, NOT_FOUND
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus
 from sysfs.mask import Mask
 from tests.agent.cli.workloads.hosts import PID
 

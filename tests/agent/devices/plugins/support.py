@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.devices.plugins.limits import Deadlines
-from agent.devices.plugins.provider import DevicePlugins
+from agent.devices.plugin_limits import Deadlines
+from agent.devices.plugins import DevicePlugins
 from tests.agent.server.support import FakeClock, until
 
 if TYPE_CHECKING:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.devices.delivery_checks import checked
-from agent.devices.plugins.answers import (
+from agent.devices.cdi import checked
+from agent.devices.lists import (
     MOST_ENTRIES,
+    AnswerError,
     PluginOptions,
     read_delivery,
     read_options,
     read_preference,
 )
-from agent.devices.plugins.device_list import AnswerError
-from agent.devices.plugins.limits import LONGEST_ANSWER
+from agent.devices.plugin_limits import LONGEST_ANSWER
 from agent.devices.provider import DeviceError
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
-from agent.rpc.device_plugin import V1BETA1
+from agent.managers.allocation import Delivery, DeviceNode, Mount
+from agent.rpc import V1BETA1
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.devices.plugins.breaker import LONGEST_BACK_OFF
-from agent.devices.plugins.limits import Deadlines
-from agent.devices.plugins.metrics import CALLS, IGNORED_PREFERENCES
+from agent.devices.plugin_limits import CALLS, IGNORED_PREFERENCES, Deadlines
+from agent.devices.plugins import LONGEST_BACK_OFF
 from agent.devices.provider import DeviceError
 from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, served
 from tests.agent.server.support import in_loop

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.plugins.device_list import AnswerError, read_devices
-from agent.devices.plugins.limits import LONGEST_ID, LONGEST_LIST, MOST_DEVICES, NUMA_NODES
+from agent.devices.lists import AnswerError, read_devices
+from agent.devices.plugin_limits import LONGEST_ID, LONGEST_LIST, MOST_DEVICES, NUMA_NODES
 from agent.managers.policy import PluginDevice
-from agent.rpc.device_plugin import V1BETA1
+from agent.rpc import V1BETA1
 from sysfs.mask import Mask
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.devices.plugins.directory import DirectoryError, PluginDirectory
-from agent.devices.plugins.provider import PERIOD, RETRY_PERIOD
-from agent.rpc.calls import CallError
+from agent.devices.plugins import PERIOD, RETRY_PERIOD
+from agent.devices.registration import DirectoryError, PluginDirectory
+from agent.rpc import CallError
 from tests.agent.devices.plugins.support import GPU, names_in, served
 from tests.agent.server.support import in_loop
 from tests.fakes.device_plugin import FakePlugin, device

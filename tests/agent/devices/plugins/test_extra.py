@@ -12,9 +12,9 @@ import pytest
     ("module", "imported"),
     [
         ("agent.cli.main", False),
-        ("agent.server.start.wiring", False),
-        ("agent.devices.plugins.metrics", False),
-        ("agent.devices.plugins.provider", True),
+        ("agent.server.wiring", False),
+        ("agent.devices.plugin_limits", False),
+        ("agent.devices.plugins", True),
     ],
 )
 def test_grpc_is_imported_with_the_provider_alone(module: str, *, imported: bool) -> None:

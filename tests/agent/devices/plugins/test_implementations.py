@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import pytest
 
 from agent.devices.provider import DeviceError
-from agent.managers.allocations.delivery import Delivery, DeviceNode, Mount
+from agent.managers.allocation import Delivery, DeviceNode, Mount
 from agent.managers.policy import PluginDevice
-from agent.rpc.calls import CallError
-from agent.rpc.device_plugin import V1BETA1
+from agent.rpc import V1BETA1, CallError
 from sysfs.mask import Mask
 from tests.agent.devices.plugins.support import GPU, served
 from tests.agent.server.support import in_loop

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.devices.plugins.lists import BURST, PAUSE, PAUSES_PER_USE, NewestList
-from agent.rpc.calls import CallError
+from agent.devices.lists import BURST, PAUSE, PAUSES_PER_USE, NewestList
+from agent.rpc import CallError
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.devices.plugins import provider
-from agent.devices.plugins.limits import GRACE, LONGEST_LIST, MOST_RESOURCES, Deadlines
-from agent.devices.plugins.lists import NewestList
-from agent.devices.plugins.metrics import CALLS, REGISTRATIONS
+from agent.devices import plugins as provider
+from agent.devices.lists import NewestList
+from agent.devices.plugin_limits import (
+    CALLS,
+    GRACE,
+    LONGEST_LIST,
+    MOST_RESOURCES,
+    REGISTRATIONS,
+    Deadlines,
+)
 from agent.devices.provider import DeviceError
 from agent.managers.policy import PluginDevice
-from agent.rpc.calls import CallError
+from agent.rpc import CallError
 from sysfs.mask import Mask
 from tests.agent.devices.plugins.support import GPU, PATIENT, names_in, served
 from tests.agent.server.support import in_loop
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.devices.plugins.plugin import Plugin
+    from agent.devices.plugins import Plugin
     from tests.agent.devices.plugins.support import Served
 
 KNOWN = {GPU: (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1)))}

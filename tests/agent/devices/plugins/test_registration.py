@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.devices.plugins.registration import Registrant, read_registration
-from agent.rpc.calls import CallError
-from agent.rpc.device_plugin import V1BETA1
+from agent.devices.registration import Registrant, read_registration
+from agent.rpc import V1BETA1, CallError
 
 DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 

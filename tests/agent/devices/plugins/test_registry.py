@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.devices.plugins.registry import LONGEST_PAUSE, PERIOD
-from agent.server.kernel.watches import directory_names
+from agent.devices.registration import LONGEST_PAUSE, PERIOD
+from agent.server.lifecycle import directory_names
 from tests.agent.devices.plugins.support import GPU, served
 from tests.agent.server.support import in_loop
 from tests.fakes.device_plugin import FakePlugin, device, failing

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given as tried
 from hypothesis import strategies as st
 
-from agent.kubelet.devices import device_checkpoint as module
-from agent.kubelet.devices.device_checkpoint import FILE, DeviceCheckpoint, DeviceCheckpointError
+from agent.cluster.kubelet import devices as module
+from agent.cluster.kubelet.devices import FILE, DeviceCheckpoint, DeviceCheckpointError
 from agent.pods.model import GivenDevice
 from agent.tools.kubelet_state.devices import DeviceEntry, DeviceState, write_device_state
 from sysfs.mask import EMPTY, Mask

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.kubelet.devices import pod_resources_client
-from agent.kubelet.devices.kubelet_devices import REFRESH_SECONDS, KubeletDevices
-from agent.kubelet.devices.pod_resources_client import SOCKET, PodResourcesClient
-from agent.managers.device.kubelet_listing import NOT_LISTED
+from agent.cluster.kubelet import devices as pod_resources_client
+from agent.cluster.kubelet.devices import (
+    REFRESH_SECONDS,
+    SOCKET,
+    KubeletDevices,
+    PodResourcesClient,
+)
+from agent.managers.device.kubelet import NOT_LISTED
 from agent.pods.model import GivenDevice
-from agent.rpc.calls import CallError
-from agent.rpc.pod_resources import V1
+from agent.rpc import V1, CallError
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, pod, resources
 from tests.agent.server.support import FakeClock, in_loop, until

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import NodeFit, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
-from sysfs.described.shapes import regular_host, with_offline
+from agent.managers.rules import EffectivePolicy
+from sysfs.described import regular_host, with_offline
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import GIB, PLAIN
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
+from agent.managers import demand as demands
 from agent.managers.admission import admit
-from agent.managers.allocations import demand as demands
-from agent.managers.allocations.allocation import DEVICES, Isolation
+from agent.managers.allocation import DEVICES, Isolation
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
 from agent.pods.model import ContainerKind, Pod, QosClass
@@ -17,8 +17,8 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.demand import PodDemand
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.demand import PodDemand
+    from agent.managers.rules import EffectivePolicy
 
 POD_SCOPE = make_rules().policy
 CONTAINER_SCOPE = make_rules(scope=CONTAINER).policy

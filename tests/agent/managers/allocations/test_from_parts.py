@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import CpuLimits, PodAllocation
+from agent.managers.allocation import CpuLimits, PodAllocation
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import remove
-from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-from agent.managers.allocations.shared_map import SharedMap
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.allocation import ContainerAllocation, PodAllocation
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.device.manager import allocated_devices
-from agent.managers.effective_policy import charged
+from agent.managers.ledger import SharedMap
 from agent.managers.memory.state import memory_charge
+from agent.managers.rules import charged
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import make_rules
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
 
 RULES = make_rules(memory=False)
 GPU, NIC = "example.com/gpu", "example.com/nic"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.allocations import shared_map
-from agent.managers.allocations.shared_map import SharedMap, differences
+from agent.managers import ledger as shared_map
+from agent.managers.ledger import SharedMap, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,16 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
-from agent.managers.allocations.origin import Origin
-from agent.managers.allocations.sharing import (
-    NAMED,
-    Share,
-    Sharing,
-    is_specified,
-    run_together,
-    shares,
-)
+from agent.managers.allocation import ContainerAllocation, Isolation, Origin, PodAllocation
+from agent.managers.sharing import NAMED, Share, Sharing, is_specified, run_together, shares
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, make_rules
@@ -27,7 +19,7 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 TWO = guaranteed("cpu=2 memory=1Gi")

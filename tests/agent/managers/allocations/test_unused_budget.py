@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.origin import Origin
-from agent.managers.allocations.unused_budget import UnusedBudget, unused_budget
+from agent.managers.allocation import Origin
+from agent.managers.sharing import UnusedBudget, unused_budget
 from agent.pods.model import CPU, ContainerKind
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, make_rules
@@ -15,8 +15,8 @@ from tests.agent.managers.test_invariants import pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 TWO = guaranteed("cpu=2 memory=1Gi")

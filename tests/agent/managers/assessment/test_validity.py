@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.assessment.validity import invalid_allocations
-from agent.managers.assessment.violation import ADMIT_AGAIN, Rule
-from agent.managers.cpu.parts import exclusive_cpus, shared_cpus, shared_pool
+from agent.managers.cpu.manager import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
+from agent.managers.decision import ADMIT_AGAIN, Rule
 from agent.managers.device.manager import allocated_devices
-from agent.managers.effective_policy import EffectivePolicy, charged, restored
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
+from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy, charged, restored
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -35,7 +35,7 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import Before, broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
 
 GPU = "example.com/gpu"

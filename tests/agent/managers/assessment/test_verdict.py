@@ -8,20 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-from agent.managers.assessment.verdict import verdict
+from agent.managers.advice import advise
+from agent.managers.allocation import ContainerAllocation, PodAllocation
 from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
-from agent.managers.trials.advice import advise
-from agent.pods.model import ContainerKind, QosClass
-from agent.pods.requirements import NEAR_NODES, REQUIRE, Quality
+from agent.managers.quality import verdict
+from agent.pods.model import NEAR_NODES, REQUIRE, ContainerKind, QosClass, Quality
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, POD, RESTRICTED, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 GPU = "example.com/gpu"

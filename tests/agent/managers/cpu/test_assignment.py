@@ -6,8 +6,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.cpu.assignment import NotEnoughCpusError, take, take_by_topology
-from agent.managers.cpu.strategy import Strategy, strategy_of
+from agent.managers.cpu.take import (
+    NotEnoughCpusError,
+    Strategy,
+    strategy_of,
+    take,
+    take_by_topology,
+)
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import EMPTY, Mask

@@ -12,14 +12,14 @@ from agent.managers.cpu.pod_level import divide_cpus, empty_pool_problem
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
 from agent.pods.model import Container, ContainerKind
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.demand import PodDemand
     from agent.managers.cpu.pod_level import CpuPart
+    from agent.managers.demand import PodDemand
 
 WHOLE = CpuPolicyOptions(full_pcpus_only=True)
 RULES = make_rules()

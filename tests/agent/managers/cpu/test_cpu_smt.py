@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit
-from agent.managers.assessment.verdict import verdict
 from agent.managers.cpu.manager import smt_misalignment
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import ALIGNED_COUNT, ALIGNED_FAILURE_COUNT, Reason
 from agent.managers.machine import Machine, MachineNode
-from agent.pods.requirements import Quality
-from sysfs.described.shapes import regular_host
+from agent.managers.quality import verdict
+from agent.pods.model import Quality
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS
 from tests.agent.managers.hosts import (
@@ -28,8 +28,8 @@ from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.managers.rules import EffectivePolicy
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])

@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.managers.cpu import distribution as cpu_distribution
-from agent.managers.cpu.distribution import NodeShare, distribution
+from agent.managers.cpu import take as cpu_distribution
+from agent.managers.cpu.take import NodeShare, distribution
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.topology.hint import SearchBudget
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import Shape
 from tests.agent.managers.cpu.cpu_reference import best_shares

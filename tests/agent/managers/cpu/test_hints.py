@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.managers.cpu.hints import cpu_hints, fewest_nodes
 from agent.managers.policy import CpuPolicyOptions
-from agent.managers.topology.hints import Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS, Shape, any_hosts, masks_of
 

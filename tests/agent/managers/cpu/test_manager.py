@@ -6,21 +6,20 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.cpu.manager import CpuManager, aligned_cpus
-from agent.managers.cpu.parts import cpus_of
+from agent.managers.cpu.manager import CpuManager, aligned_cpus, cpus_of
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy
-from agent.managers.topology.hints import NO_AFFINITY, Hint
-from sysfs.described.shapes import regular_host
+from agent.managers.topology.hint import NO_AFFINITY, Hint
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import container, counted, draft_of, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.draft import Draft
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.resource_manager import Draft
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Resources
 
 RULES = make_rules(scope=CONTAINER)

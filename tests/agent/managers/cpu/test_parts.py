@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.managers.cpu.parts import shared_cpus, shared_pool
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.policy import Cordon, Policy
 from agent.managers.registry import MANAGERS
-from sysfs.described.shapes import regular_host, with_offline
+from agent.managers.rules import EffectivePolicy
+from sysfs.described import regular_host, with_offline
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import PLAIN, make_rules

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.cpu.assignment import NotEnoughCpusError
 from agent.managers.cpu.pod_level import CpuPart, divide_cpus, empty_pool_problem
+from agent.managers.cpu.take import NotEnoughCpusError
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import PLAIN, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.demand import PodDemand
+    from agent.managers.demand import PodDemand
     from agent.pods.model import Container, Resources
 
 BUBBLE = Mask.parse("1-4")

@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.cpu.assignment import (
-    EmptyReservationError,
-    ReservationTooLargeError,
-    reserve_cpus,
-)
+from agent.managers.cpu.take import EmptyReservationError, ReservationTooLargeError, reserve_cpus
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import Mask

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit
-from agent.managers.cpu.assignment import take_by_topology
-from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
+from agent.managers.cpu.take import SocketOrder, on_fewer_sockets, take_by_topology
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicyOptions
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
@@ -27,10 +26,10 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.cpu.topology import CpuTopology
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.managers.rules import EffectivePolicy
 
 #: Two sockets of two nodes of eight CPUs: 0-15 and 16-31.
 MACHINE = Machine.of(regular_host(packages=2, nodes_per_package=2, cores_per_node=8, threads=1))

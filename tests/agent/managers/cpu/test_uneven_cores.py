@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.cpu.uneven_cores import fewest_cores, most_in_whole_cores
+from agent.managers.cpu.uneven import fewest_cores, most_in_whole_cores
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.hosts_of_uneven_cores import cores_touched, needlessly_shared, torn
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.cpu.assignment import take
-from agent.managers.cpu.strategy import Strategy
+from agent.managers.cpu.take import Strategy, take
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import Mask

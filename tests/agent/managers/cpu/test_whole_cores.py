@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.allocation import Isolation
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.cpu.hosts_of_uneven_cores import (
@@ -32,10 +32,10 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocation import PodAllocation
     from agent.managers.cpu.topology import CpuTopology
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 HOSTS: Final = 120

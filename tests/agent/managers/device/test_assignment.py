@@ -4,15 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.device.assignment import (
-    assign_devices,
-    device_hints,
-    reusable_devices_after,
-)
-from agent.managers.errors import DeviceAllocationError, NoHealthyDevicesError
+from agent.managers.decision import DeviceAllocationError, NoHealthyDevicesError
+from agent.managers.device.manager import assign_devices, device_hints, reusable_devices_after
 from agent.managers.policy import PluginDevice
-from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.managers.topology.numa_masks import masks_by_size
+from agent.managers.topology.hint import NO_AFFINITY, Hint, masks_by_size
 from sysfs.mask import EMPTY, Mask
 
 GPU = "example.com/gpu"

@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.origin import Origin
-from agent.managers.assessment.verdict import verdict
+from agent.managers.allocation import Origin
 from agent.managers.decision import Reason
-from agent.managers.device.given import KUBELET_DEVICES, GivenDeviceManager, given_devices
-from agent.managers.effective_policy import charged
+from agent.managers.device.kubelet import KUBELET_DEVICES, GivenDeviceManager, given_devices
 from agent.managers.machine import Machine
 from agent.managers.policy import FeatureGates
-from agent.managers.topology.hints import Hint
-from agent.pods.model import GivenDevice
-from agent.pods.requirements import REQUIRE, Quality
-from agent.server.start.renumbering import renumbered
-from sysfs.described.shapes import regular_host
+from agent.managers.quality import verdict
+from agent.managers.rules import charged
+from agent.managers.topology.hint import Hint
+from agent.pods.model import REQUIRE, GivenDevice, Quality
+from agent.server.restart import renumbered
+from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
@@ -41,10 +40,10 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 NIC, GPU = "example.com/nic", "example.com/gpu"

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.allocation import DEVICES
+from agent.managers.allocation import DEVICES
 from agent.managers.decision import Reason, Rejected
 from agent.managers.device.manager import DeviceManager, allocated_devices
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy
-from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.pods.model import QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import container, draft_of, with_pod
@@ -17,8 +17,8 @@ from tests.agent.managers.hosts import CONTAINER, POD, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import EffectivePolicy
     from agent.managers.policy import TopologyManagerScope
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Resources
 
 GPU = "example.com/gpu"

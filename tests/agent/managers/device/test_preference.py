@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from agent.managers.admission import SuspendedDecision, admit
 from agent.managers.decision import Answers, Question
-from agent.managers.device.assignment import assign_devices
+from agent.managers.device.manager import assign_devices
 from agent.managers.policy import PluginDevice
-from agent.managers.topology.hints import NO_AFFINITY, Hint
+from agent.managers.topology.hint import NO_AFFINITY, Hint
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, PLAIN, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, GPU, pods, rule_sets
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 NIC: Final = "example.com/nic"

@@ -13,7 +13,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.allocation import MemoryBlock
+    from agent.managers.allocation import MemoryBlock
     from agent.managers.memory.state import NodeMemory
 
 MI = 1 << 20

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from agent.managers.topology.hints import Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.memory.hints import Reusable
+    from agent.managers.memory.assignment import Reusable
     from agent.managers.memory.state import MemoryFacts, NodeMemory
 
 

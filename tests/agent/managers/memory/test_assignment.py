@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.allocations.allocation import MemoryBlock
-from agent.managers.errors import (
+from agent.managers.allocation import MemoryBlock
+from agent.managers.decision import (
     CannotExtendHintError,
     HintViolatesGroupsError,
     MemoryAssignmentError,
@@ -19,14 +19,13 @@ from agent.managers.errors import (
 )
 from agent.managers.memory.assignment import (
     assign,
+    memory_hints,
     release_finished,
     reusable_after,
     shrink_reused,
 )
-from agent.managers.memory.hints import memory_hints
 from agent.managers.memory.state import free_memory, initial_memory, release
-from agent.managers.topology.hints import NO_AFFINITY, Hint
-from agent.managers.topology.numa_masks import masks_by_size
+from agent.managers.topology.hint import NO_AFFINITY, Hint, masks_by_size
 from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import (
     GI,

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocations.allocation import MemoryBlock
-from agent.managers.errors import UnknownMemoryTypeError
-from agent.managers.memory.hints import (
-    best_hint,
-    memory_hints,
-)
+from agent.managers.allocation import MemoryBlock
+from agent.managers.decision import UnknownMemoryTypeError
+from agent.managers.memory.assignment import best_hint, memory_hints
 from agent.managers.memory.state import charge, initial_memory
-from agent.managers.topology.hints import Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import GI, MI, bits, facts_of, node, plain_facts
 

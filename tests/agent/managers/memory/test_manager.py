@@ -4,21 +4,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.allocations.allocation import MemoryBlock
+from agent.managers.allocation import MemoryBlock
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
-from agent.managers.memory.manager import MemoryManager
-from agent.managers.memory.parts import memory_of
+from agent.managers.memory.manager import MemoryManager, memory_of
 from agent.managers.memory.state import memory_charge
-from agent.managers.topology.hints import NO_AFFINITY, Hint
-from sysfs.described.shapes import regular_host
+from agent.managers.topology.hint import NO_AFFINITY, Hint
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import container, counted, draft_of, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from agent.managers.draft import Draft
+    from agent.managers.resource_manager import Draft
     from agent.pods.model import Container, Resources
 
 #: Two nodes of 15 GiB allocatable each.

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.allocations.allocation import MemoryBlock
-from agent.managers.allocations.demand import ContainerDemand, PodDemand, ResourceDemand
+from agent.managers.allocation import MemoryBlock
+from agent.managers.demand import ContainerDemand, PodDemand, ResourceDemand
 from agent.managers.memory.pod_level import MemoryPart, divide_memory, empty_memory_pool
 from agent.pods.model import MEMORY, Container, ContainerKind, Pod, QosClass
 from sysfs.mask import Mask

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocations.allocation import MemoryBlock
+from agent.managers.allocation import MemoryBlock
 from agent.managers.memory.state import (
     NodeMemory,
     charge,

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.origin import Origin, Source
-from agent.managers.cpu.parts import shared_cpus
-from agent.managers.recovery.beside_checkpoint import Recovery, recover
-from agent.managers.recovery.from_cgroups import ObservedContainer, ObservedPod
+from agent.managers.allocation import Origin, Source
+from agent.managers.cpu.manager import shared_cpus
+from agent.managers.recovery import ObservedContainer, ObservedPod, Recovery, recover
 from agent.pods.model import QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
@@ -19,8 +18,8 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
 
 RULES = make_rules(SMT, scope=CONTAINER, memory=False)
 

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.allocations.origin import Origin
-from agent.managers.cpu.parts import shared_cpus, shared_pool
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.allocation import Isolation, Origin
+from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuManagerPolicy, NodeFit
-from agent.managers.recovery.beside_checkpoint import Recovery, recover
-from agent.managers.recovery.from_cgroups import (
+from agent.managers.recovery import (
     ObservedContainer,
     ObservedPod,
+    Recovery,
     describe_recovered,
+    recover,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, PLAIN, POD, make_rules
@@ -31,9 +31,9 @@ from tests.conformance.invariants import broken_invariants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Decision
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER, memory=False)

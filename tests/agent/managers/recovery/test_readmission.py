@@ -8,21 +8,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import MemoryBlock
-from agent.managers.allocations.delivery import Delivery
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocation import Delivery, MemoryBlock, Origin
 from agent.managers.decision import Reason
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, Policy
-from agent.managers.recovery.readmission import NotMatchedError, match_imported
+from agent.managers.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER)

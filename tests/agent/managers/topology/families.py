@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.node_cover import Cover, CoverDemand, Span
+from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, Span
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
-    from agent.managers.topology.tiebreak import Distances
+    from agent.managers.topology.hint import Distances
 
 
 def node_sets(most: int = 5) -> st.SearchStrategy[int]:

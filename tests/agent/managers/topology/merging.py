@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.topology.hints import Hint
-from agent.managers.topology.manager import merge_or_defer
-from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.topology.hint import Hint, SearchBudget
+from agent.managers.topology.merge import merge_or_defer
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.managers.policy import TopologyPolicy
-    from agent.managers.topology.implicit_hints import ProviderHints
-    from agent.managers.topology.tiebreak import Distances
+    from agent.managers.topology.hint import Distances
+    from agent.managers.topology.many_nodes import ProviderHints
 
 _ONE_CPU: Final = CpuTopology.from_rows([(0, 0, 0, 0, None)])
 

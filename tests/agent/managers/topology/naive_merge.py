@@ -6,14 +6,14 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from agent.managers.policy import TopologyManagerPolicy
-from agent.managers.topology.hints import Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.managers.policy import TopologyPolicy
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.topology.many_nodes import ProviderHints
 
 
 def naive_merge(

@@ -10,15 +10,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
-from agent.managers.topology import implicit_hints as hint_family
-from agent.managers.topology.hints import Hint
-from agent.managers.topology.implicit_hints import HintFamily, best_few, is_listed, rank, smallest
-from agent.managers.topology.node_cover import Cover, CoverDemand
-from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.rules import EffectivePolicy
+from agent.managers.topology import many_nodes as hint_family
+from agent.managers.topology.hint import Hint, SearchBudget
+from agent.managers.topology.many_nodes import (
+    Cover,
+    CoverDemand,
+    HintFamily,
+    best_few,
+    is_listed,
+    rank,
+    smallest,
+)
 from sysfs.mask import Mask, iter_bits
 from tests.agent.managers.test_invariants import machines, pods, rule_sets
 from tests.agent.managers.topology.families import covers, hint_families, node_sets, subsets
@@ -27,9 +33,9 @@ from tests.agent.pods.pods import guaranteed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.decision import Decision
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.ledger import Ledger
+    from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
 
 

@@ -9,19 +9,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
-from agent.managers.topology.hints import Hint
-from agent.managers.topology.implicit_hints import HintFamily
-from agent.managers.topology.implicit_merge import best_common, best_intersection, size_order
+from agent.managers.topology.hint import Hint, Order, SearchBudget, by_value
+from agent.managers.topology.many_nodes import (
+    Cover,
+    CoverDemand,
+    HintFamily,
+    best_common,
+    best_intersection,
+    size_order,
+)
 from agent.managers.topology.merge import reachable_masks
-from agent.managers.topology.node_cover import Cover, CoverDemand
-from agent.managers.topology.search_budget import SearchBudget
-from agent.managers.topology.tiebreak import Order, by_value
 from tests.agent.managers.topology.families import distances_of, hint_families, node_sets, some_of
 from tests.agent.managers.topology.merging import merge
 from tests.agent.managers.topology.naive_merge import naive_merge
 
 if TYPE_CHECKING:
-    from agent.managers.topology.implicit_hints import Hints, ProviderHints
+    from agent.managers.topology.many_nodes import Hints, ProviderHints
 
 #: Permutations that the naive merge tries within a moment.
 _FEW = 20_000

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.managers.errors import NodeDistancesError
+from agent.managers.decision import NodeDistancesError
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
-from agent.managers.topology.hints import Hint
-from agent.managers.topology.manager import require_distances
+from agent.managers.topology.hint import Hint
+from agent.managers.topology.merge import require_distances
 from sysfs.mask import Mask
 from tests.agent.managers.topology.merging import merge
 from tests.agent.managers.topology.naive_merge import naive_merge
@@ -18,7 +18,7 @@ from tests.agent.managers.topology.naive_merge import naive_merge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.topology.many_nodes import ProviderHints
 
 BEST_EFFORT = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT)
 RESTRICTED = TopologyPolicy(TopologyManagerPolicy.RESTRICTED)

@@ -7,16 +7,8 @@ from operator import and_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.managers.topology.hints import Hint
-from agent.managers.topology.merge import (
-    _Counting,
-    best_reachable,
-    intersections,
-    reachable_masks,
-)
-from agent.managers.topology.numa_masks import masks_by_size
-from agent.managers.topology.search_budget import SearchBudget
-from agent.managers.topology.tiebreak import Order, by_value
+from agent.managers.topology.hint import Hint, Order, SearchBudget, by_value, masks_by_size
+from agent.managers.topology.merge import _Counting, best_reachable, intersections, reachable_masks
 from sysfs.mask import Mask
 
 EIGHT = Mask.of(*range(8)).bits

@@ -7,8 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.topology.nested_distances import DistanceBound
-from agent.managers.topology.tiebreak import Closest
+from agent.managers.topology.hint import Closest, DistanceBound
 from tests.agent.managers.topology.families import distances_of
 
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.decision import BOUNDED_CHOICES
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -29,9 +28,10 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
+from agent.managers.topology.hint import BUDGET
 from agent.managers.topology.scope import align_and_allocate
-from agent.managers.topology.search_budget import BUDGET
-from sysfs.described.shapes import regular_host, with_memory_only_nodes
+from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.mask import Mask
 from tests.agent.pods.pods import app, guaranteed, pod
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.topology.node_cover import Cover, CoverDemand, Span
+from agent.managers.topology.many_nodes import Cover, CoverDemand, Span
 from tests.agent.managers.topology.families import covers, node_sets, subsets
 
 

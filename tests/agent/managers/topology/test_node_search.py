@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.topology.node_cover import Cover, CoverDemand
-from agent.managers.topology.node_search import Search
-from agent.managers.topology.search_budget import SearchBudget
-from agent.managers.topology.tiebreak import Closest, by_value
+from agent.managers.topology.hint import Closest, SearchBudget, by_value
+from agent.managers.topology.many_nodes import Cover, CoverDemand, Search
 from tests.agent.managers.topology.families import covers, distances_of, node_sets
 
 if TYPE_CHECKING:

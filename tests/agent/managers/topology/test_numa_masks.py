@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.topology.numa_masks import SubsetIndex, choices, masks_by_size, subset_sums
+from agent.managers.topology.hint import SubsetIndex, choices, masks_by_size, subset_sums
 from sysfs.mask import Mask, iter_bits
 
 

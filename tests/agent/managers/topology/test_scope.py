@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from agent.managers.admission import admit
-from agent.managers.allocations.demand import demand_of
 from agent.managers.decision import Reason, Rejected, Rejection
-from agent.managers.topology.hints import Hint
+from agent.managers.demand import demand_of
+from agent.managers.topology.hint import Hint
 from agent.managers.topology.merge import best_reachable
 from agent.managers.topology.scope import align_and_allocate
 from tests.agent.managers.drafts import Inert, counted, draft_of
@@ -26,11 +26,10 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.demand import ContainerDemand
-    from agent.managers.draft import Draft
+    from agent.managers.demand import ContainerDemand
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-    from agent.managers.resource_manager import Managers
-    from agent.managers.topology.implicit_hints import ProviderHints
+    from agent.managers.resource_manager import Draft, Managers
+    from agent.managers.topology.many_nodes import ProviderHints
 
 ON_NODE_0 = Hint(1, preferred=True)
 ON_NODE_1 = Hint(2, preferred=True)
@@ -208,7 +207,7 @@ def test_the_alignment_that_is_not_admitted_is_merged_when_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     merge = Mock(wraps=best_reachable)
-    monkeypatch.setattr("agent.managers.topology.manager.best_reachable", merge)
+    monkeypatch.setattr("agent.managers.topology.merge.best_reachable", merge)
     rules = make_rules(topology=RESTRICTED)
     more = len(rules.assignable_cpus) + 1
     asked = pod(app("a", guaranteed(f"cpu={more} memory=1Gi")))

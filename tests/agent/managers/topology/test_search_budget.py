@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.managers.topology.search_budget import SearchBudget
+from agent.managers.topology.hint import SearchBudget
 
 
 def test_steps_are_taken_until_none_is_left() -> None:

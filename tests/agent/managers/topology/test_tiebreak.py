@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.machine import Machine
-from agent.managers.topology.tiebreak import Closest, NodeDistances, by_value
-from sysfs.described.shapes import regular_host
+from agent.managers.topology.hint import Closest, NodeDistances, by_value
+from sysfs.described import regular_host
 from sysfs.mask import iter_bits
 from tests.agent.managers.topology.families import distances_of, node_sets
 

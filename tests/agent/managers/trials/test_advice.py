@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.answers import AdviceKind
-from agent.managers.effective_policy import restored
-from agent.managers.machine import Machine
-from agent.managers.trials.advice import (
+from agent.managers.advice import (
     MOST_TRIALS,
     advise,
     budget_of,
@@ -24,8 +21,11 @@ from agent.managers.trials.advice import (
     with_larger_budget,
     with_limits_as_requests,
 )
-from agent.pods.requirements import REQUIRE
-from sysfs.described.shapes import regular_host
+from agent.managers.answers import AdviceKind
+from agent.managers.machine import Machine
+from agent.managers.rules import restored
+from agent.pods.model import REQUIRE
+from sysfs.described import regular_host
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -41,11 +41,11 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
     from agent.managers.answers import Advice
     from agent.managers.decision import Decision
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
 #: How many random rejections are looked for (CONTRIBUTING.md, "Running them").

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit
-from agent.managers.cpu.parts import exclusive_cpus
-from agent.managers.trials.capacity import fill, free_cpus, nodes_of
+from agent.managers.advice import fill, free_cpus, nodes_of
+from agent.managers.cpu.manager import exclusive_cpus
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import NO_POLICY, RESTRICTED, SINGLE, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 

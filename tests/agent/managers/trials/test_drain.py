@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
+from agent.managers.advice import decided
+from agent.managers.drain import Drain, drain, specification_of, used
 from agent.managers.policy import Cordon, PluginDevice
-from agent.managers.trials.advice import decided
-from agent.managers.trials.drain import Drain, drain, specification_of, used
 from agent.pods.model import QosClass, spec_digest
 from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
@@ -21,8 +21,8 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import CpuLimits, PodAllocation
-from agent.managers.allocations.shared_map import SharedMap
+from agent.managers.allocation import CpuLimits, PodAllocation
+from agent.managers.ledger import SharedMap
 from agent.pods.model import QosClass
-from agent.reconcile.desired.classes import NO_PODS, PodClasses
-from agent.reconcile.desired.limits import cpu_weight
+from agent.reconcile.quota import cpu_weight
+from agent.reconcile.target import NO_PODS, PodClasses
 from cgroupfs.names import Tier
 from tests.agent.reconcile.pods import exclusive, on_host, pod
 

@@ -9,19 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import ContainerAllocation, CpuLimits, PodAllocation
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocation import ContainerAllocation, CpuLimits, Origin, PodAllocation
 from agent.pods.model import QosClass
-from agent.reconcile.desired.limits import (
+from agent.reconcile.diff import Cause
+from agent.reconcile.drivers import DirectoryCgroups
+from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.quota import (
     EVERYTHING,
     EnforcedControllers,
     container_defaults,
     cpu_weight,
     pod_values,
 )
-from agent.reconcile.diff import Cause
-from agent.reconcile.drivers.pod_cgroups import DirectoryCgroups
-from agent.reconcile.enforcer import Enforcer
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import Isolation, PodAllocation
-from agent.managers.cpu.parts import exclusive_cpus
-from agent.reconcile.desired.online import usable
-from sysfs.described.shapes import regular_host, with_offline
+from agent.managers.allocation import Isolation, PodAllocation
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.reconcile.target import usable
+from sysfs.described import regular_host, with_offline
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
@@ -15,7 +15,7 @@ from tests.agent.managers.ledgers import ledger_with
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
 
 HOST = regular_host(cores_per_node=8, threads=1)
 

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import CpuLimits, Isolation
-from agent.managers.allocations.origin import Origin
+from agent.managers.allocation import CpuLimits, Isolation, Origin
 from agent.pods.manifest import apply_defaults
 from agent.pods.model import ContainerKind
 from agent.pods.requests import aggregate
 from agent.pods.validation import find_problems
-from agent.reconcile.desired.quota import cpu_max, pod_quotas
+from agent.reconcile.quota import cpu_max, pod_quotas
 from cgroupfs.settings import UNLIMITED, CpuMax
 from tests.agent.managers.hosts import CONTAINER, NO_POLICY, POD, RESTRICTED, make_rules
 from tests.agent.pods import pods
@@ -23,10 +22,10 @@ from tests.agent.reconcile.pods import exclusive, on_host, pod, pod_shared
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
-    from agent.reconcile.desired.quota import PodQuotas
+    from agent.reconcile.quota import PodQuotas
 
 #: The least that the kernel takes: 1 ms in 100 ms.
 LEAST = 10

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind
-from agent.reconcile.desired.settings import Role, desired_cgroups
-from agent.reconcile.desired.state import Desired
-from agent.reconcile.identify.containers import (
+from agent.reconcile.desired import Role, desired_cgroups
+from agent.reconcile.identify import (
     IdentifiedBy,
     IdentifiedCgroups,
     Located,
@@ -16,6 +15,7 @@ from agent.reconcile.identify.containers import (
     OrphanedCgroup,
     Subgroup,
 )
+from agent.reconcile.target import Desired
 from cgroupfs.plan import Setting, make_plan
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (

@@ -5,14 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.allocations.bindings import Binding, Bindings
-from agent.reconcile.errors import BindingError
-from agent.reconcile.identify.binding import (
-    OtherBindings,
-    cgroup_named,
-    cgroup_of_pid,
-    make_binding,
-)
+from agent.managers.allocation import Binding, Bindings
+from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.report import BindingError
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import OTHER, UID, kernel, layout, mixed, path_of
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.bindings import NO_BINDINGS, Binding, Bindings
-from agent.reconcile.identify.containers import (
+from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
+from agent.reconcile.identify import (
     IdentifiedBy,
     IdentifiedCgroups,
     Subgroup,
@@ -14,7 +14,7 @@ from agent.reconcile.identify.containers import (
     identify_cgroups,
     name_match,
 )
-from agent.runtimes.identifier import RuntimeName
+from agent.runtimes import RuntimeName
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import (
     OTHER,
@@ -31,8 +31,8 @@ from tests.agent.reconcile.pods import (
 )
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.pods.identity import Named
+    from agent.managers.allocation import PodAllocation
+    from agent.pods.model import Named
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.state import WriterRecord
 

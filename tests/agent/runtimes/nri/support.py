@@ -6,13 +6,13 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agent.runtimes.nri.session import NriSession
+from agent.cluster.nri.session import NriSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from agent.runtimes.nri.values import (
+    from agent.cluster.nri.messages import (
         Adjustment,
         ContainerResources,
         PodSandbox,

@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.runtimes.nri.mux import (
+from agent.cluster.nri.protocol import (
     LONGEST_RECEIVED,
     LONGEST_SENT,
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
     Demultiplexer,
+    MessageReader,
     NriProtocolError,
+    TtrpcMessage,
+    encoded,
     framed,
 )
-from agent.runtimes.nri.ttrpc import MessageReader, TtrpcMessage, encoded
 from tests.fakes.nri_runtime import frame, ttrpc_message
 
 if TYPE_CHECKING:

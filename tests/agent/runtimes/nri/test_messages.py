@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.runtimes.nri.messages import EVENTS, V1ALPHA1, NriEvent, event_mask
-from agent.runtimes.nri.ttrpc import LONGEST_WORDS
-from agent.runtimes.nri.values import (
+from agent.cluster.nri.messages import (
+    EVENTS,
+    V1ALPHA1,
     Adjustment,
     ContainerResources,
+    NriEvent,
     PodSandbox,
     RuntimeContainer,
     RuntimeInfo,
     adjustment_message,
+    event_mask,
     update_message,
 )
+from agent.cluster.nri.protocol import LONGEST_WORDS
 from sysfs.mask import Mask
 from tests.agent.runtimes.nri.support import CONTAINER, POD
 

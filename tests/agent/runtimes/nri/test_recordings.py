@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from google.protobuf.json_format import ParseDict
 
-from agent.runtimes.nri.messages import EVENTS, V1ALPHA1
-from agent.runtimes.nri.values import ContainerResources, PodSandbox, RuntimeContainer
+from agent.cluster.nri.messages import (
+    EVENTS,
+    V1ALPHA1,
+    ContainerResources,
+    PodSandbox,
+    RuntimeContainer,
+)
 from tests.agent.runtimes.nri.support import RecordingHandler, serving
 from tests.agent.server.support import in_loop, until
 from tests.fakes.nri_runtime import FakeRuntime, running

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.runtimes.nri.handler import ContainerRejectedError
-from agent.runtimes.nri.messages import V1ALPHA1, NriEvent
-from agent.runtimes.nri.session import FIRST_PAUSE, LONGEST_PAUSE, SYNCHRONIZE_SECONDS
-from agent.runtimes.nri.ttrpc import MOST_REQUESTS
-from agent.runtimes.nri.values import Adjustment, ContainerResources
+from agent.cluster.nri.messages import V1ALPHA1, Adjustment, ContainerResources, NriEvent
+from agent.cluster.nri.protocol import MOST_REQUESTS
+from agent.cluster.nri.session import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    SYNCHRONIZE_SECONDS,
+    ContainerRejectedError,
+)
 from sysfs.mask import Mask
 from tests.agent.runtimes.nri.support import (
     CONTAINER,
@@ -620,7 +623,7 @@ async def test_more_requests_than_are_answered_at_a_time_wait_and_are_all_answer
 async def test_a_runtime_that_is_silent_about_updates_is_waited_for_until_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.runtimes.nri.session.UPDATE_SECONDS", 0.01)
+    monkeypatch.setattr("agent.cluster.nri.session.UPDATE_SECONDS", 0.01)
     runtime = FakeRuntime(tmp_path / "nri.sock", silent_updates=True)
     handler = RecordingHandler()
     large = Adjustment(cpus=Mask.from_ids(range(0, 4000, 2)))
@@ -637,7 +640,7 @@ async def test_a_runtime_that_is_silent_about_updates_is_waited_for_until_a_dead
 async def test_parts_of_synchronize_without_an_end_end_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.runtimes.nri.service.LONGEST_SYNCHRONIZE", 100_000)
+    monkeypatch.setattr("agent.cluster.nri.session.LONGEST_SYNCHRONIZE", 100_000)
     runtime = FakeRuntime(tmp_path / "nri.sock", synchronizes=False)
     clock = ManualClock()
     part = V1ALPHA1["SynchronizeRequest"](pods=[POD] * 100, more=True)

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.cluster import runtime_events
+from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
+from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.model import BesideKubeletConfig, CgroupDriver, OnReject
-from agent.runtimes.nri.values import (
-    Adjustment,
-    PodSandbox,
-    RuntimeContainer,
-)
-from agent.server.cluster import runtime_events
-from agent.server.cluster.runtime_events import RuntimeEvents
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.sources.source import SourceEntry, SourceReading
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
-from systemd.properties import allowed_cpus, cpu_weight
+from systemd.units import allowed_cpus, cpu_weight
 from tests.agent.server.sites import Site, make_site, site_config, with_agent
 from tests.agent.server.support import UID, make_world
 

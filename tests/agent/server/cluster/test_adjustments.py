@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.origin import Origin
+from agent.cluster.runtime_events import adjustment_of, still_shared
+from agent.managers.allocation import Origin
 from agent.reconcile.diff import Cause, Difference
-from agent.server.cluster.adjustments import adjustment_of, still_shared
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
@@ -27,7 +27,7 @@ from tests.agent.reconcile.pods import (
 from tests.agent.reconcile.pods import directories as enforcer_of
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
 
 POOL = ONLINE - mixed().exclusive_cpus
 

@@ -21,7 +21,7 @@ from agent.cli.main import run_command
 from agent.clock import SystemClock
 from agent.config.model import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
-from agent.server.metrics import names
+from agent.server import metrics as names
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import in_loop, make_world, running
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of

@@ -15,16 +15,16 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from agent.cluster.kubelet.source import KubeletPods
+from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
+from agent.cluster.opt_in import OptInAdmissions
 from agent.config.model import BesideKubeletConfig
-from agent.kubelet.evidence import ALONE_SECONDS, MISSING_SECONDS
-from agent.managers.device.given import given_devices
+from agent.managers.device.kubelet import given_devices
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.model import GivenDevice
-from agent.rpc.calls import CallError
-from agent.server.cluster.opt_in import OptInAdmissions
+from agent.rpc import CallError
+from agent.server import metrics as names
 from agent.server.errors import CheckpointFailedError
-from agent.server.metrics import names
-from agent.sources.kubelet import KubeletPods
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop, running, until
 from tests.fakes.device_manager import FakeDeviceManager
@@ -123,7 +123,7 @@ def directory() -> Iterator[Path]:
 @pytest.fixture
 def beside(world: World, directory: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Configure an agent beside a kubelet, whose decisions are not late on a slow machine."""
-    monkeypatch.setattr("agent.kubelet.exclusive_plugin.DECIDING_SECONDS", 60.0)
+    monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin.DECIDING_SECONDS", 60.0)
     world.kernel.mkdir("kubepods")
     kubelet = BesideKubeletConfig(enabled=True, directory=directory, nri_socket=None)
     world.config = replace(

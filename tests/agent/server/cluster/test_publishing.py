@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import INVALID_MANIFEST, FailedPodDocument
+from agent.cluster.kubelet.devices import KubeletDevices
+from agent.cluster.kubelet.source import KubeletPods
+from agent.cluster.publishing import CLUSTER_SOURCE, PERIOD_SECONDS, SETTLE_SECONDS
+from agent.cluster.topology import pod_fingerprint
 from agent.config.model import KubernetesConfig
-from agent.kubelet.devices.kubelet_devices import KubeletDevices
-from agent.kubernetes.fingerprint import pod_fingerprint
-from agent.managers.allocations.origin import Source
-from agent.managers.device.kubelet_listing import KubeletListing
+from agent.managers.allocation import Source
+from agent.managers.device.kubelet import KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import GivenDevice
-from agent.server.cluster.publishing import CLUSTER_SOURCE, PERIOD_SECONDS, SETTLE_SECONDS
 from agent.server.errors import StartError
-from agent.sources.kubelet import KubeletPods
 from sysfs.mask import Mask
 from tests.agent.server.start.test_lean import modules_after
 from tests.agent.server.support import (
@@ -246,7 +246,7 @@ def test_without_a_server_the_agent_does_not_start(
 def test_nothing_of_it_is_imported_where_nothing_is_published() -> None:
     found = modules_after("from agent.cli.agent import import_agent", "import_agent()")
     assert not any(name.startswith("agent.kubernetes") for name in found)
-    assert "agent.server.cluster.publishing" not in found
+    assert "agent.cluster.publishing" not in found
 
 
 @pytest.mark.usefixtures("cluster")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from agent.runtimes.nri.messages import V1ALPHA1
+from agent.cluster.nri.messages import V1ALPHA1
 from sysfs.mask import Mask
 from tests.agent.runtimes.nri.test_recordings import RECORDINGS, SAMPLES, connections, message
 from tests.agent.server.cluster.test_cluster import Cluster, container, until

@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.api.status import ManifestDocument
+from agent.api.documents import ManifestDocument
+from agent.cluster.nri.messages import ContainerResources, RuntimeInfo, subscription
+from agent.cluster.nri.session import ContainerRejectedError
+from agent.cluster.runtime_events import SUBJECT
 from agent.config.model import OnReject
 from agent.reconcile.diff import Cause, Difference
-from agent.runtimes.nri.handler import ContainerRejectedError
-from agent.runtimes.nri.messages import subscription
-from agent.runtimes.nri.values import (
-    ContainerResources,
-    RuntimeInfo,
-)
+from agent.server import metrics as names
 from agent.server.admissions import MOST_AT_ONCE
-from agent.server.cluster.runtime_events import SUBJECT
-from agent.server.metrics import names
-from agent.server.reporting.rejections import INVALID_REPORTED
-from agent.sources.errors import SourceUnreadableError
+from agent.server.reports import INVALID_REPORTED
+from agent.sources.source import SourceUnreadableError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
-from systemd.properties import cpu_quota
+from systemd.units import cpu_quota
 from tests.agent.server.cluster.beside import (
     OTHER,
     Beside,

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from agent.cluster.nri.session import ContainerRejectedError
 from agent.config.model import OnReject
-from agent.managers.allocations.origin import Source
-from agent.runtimes.nri.handler import ContainerRejectedError
-from agent.server.metrics import names
+from agent.managers.allocation import Source
+from agent.server import metrics as names
 from agent.state.checkpoint import SharedPod
 from tests.agent.server.cluster.beside import (
     OTHER,

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.runtimes.nri.values import (
-    ContainerResources,
-)
-from agent.server.cluster import runtime_events
+from agent.cluster import runtime_events
+from agent.cluster.nri.messages import ContainerResources
 from tests.agent.server.cluster.beside import (
     OTHER,
     Beside,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.api.documents import BindRequest, Document, encode
-from agent.api.maintenance import CordonRequest
+from agent.api.documents import BindRequest, CordonRequest, Document, encode
 from agent.progress import EndedError
 from agent.server.errors import RequestError
 from tests.agent.server.control.test_controller import Recorder, keeping, pod

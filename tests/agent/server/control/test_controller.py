@@ -12,10 +12,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
-from agent.managers.allocations.bindings import Binding
-from agent.managers.allocations.origin import Origin, Source
+from agent.managers.allocation import Binding, Origin, Source
 from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import (
@@ -27,22 +25,20 @@ from agent.managers.policy import (
     Policy,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport, PlannedChange
-from agent.server.configured_host import ConfiguredHost
+from agent.server import metrics as names
 from agent.server.controller import Controller
-from agent.server.endings import Lives
 from agent.server.errors import CheckpointFailedError, PodNotFoundError
-from agent.server.kernel.enforced import KernelEnforcement
-from agent.server.metrics import names
-from agent.server.metrics.exposition import Metrics
+from agent.server.gauges import Metrics
+from agent.server.kernel import KernelEnforcement, Lives
 from agent.server.queue import Worker
-from agent.server.state import AgentState
+from agent.server.state import AgentState, ConfiguredHost
 from agent.server.steps import Steps
-from agent.state.checkpoint import Checkpoint
-from agent.state.errors import CheckpointIOError, ReplacedDirectoryError
+from agent.state.checkpoint import Checkpoint, CheckpointIOError, ReplacedDirectoryError
 from agent.state.store import Store
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import observed_cgroup, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
@@ -51,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from agent.api.documents import KernelDocument
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
-    from agent.reconcile.desired.state import Desired
+    from agent.reconcile.target import Desired
     from sysfs.host import Host
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.managers.decision import Reason
 from agent.server.admissions import MOST_AT_ONCE, MOST_WITH_PREFERRED
 from agent.server.errors import CheckpointFailedError
-from agent.server.listeners.limits import Caller
+from agent.server.limits import Caller
 from agent.server.queue import QueueStopped, called_by
 from sysfs.mask import EMPTY
 from tests.agent.server.control.test_controller import Recorder, disk_full, keeping, pod
@@ -20,7 +20,7 @@ from tests.agent.server.support import in_loop, until
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument
-    from agent.managers.allocations.allocation import PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.server.controller import Controller
 

@@ -9,7 +9,7 @@ import pytest
 
 from agent.progress import EndedError, Progress
 from agent.server.errors import BusyError
-from agent.server.listeners.limits import Caller
+from agent.server.limits import Caller
 from agent.server.queue import (
     MOST_WAITING,
     QueueStopped,

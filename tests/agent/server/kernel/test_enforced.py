@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.documents import BindRequest
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
-from agent.managers.allocations.bindings import NO_BINDINGS
+from agent.managers.allocation import NO_BINDINGS, ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
-from agent.reconcile.desired.state import Desired
-from agent.reconcile.errors import BindingError
-from agent.reconcile.report import count_causes
+from agent.reconcile.report import BindingError, count_causes
 from agent.reconcile.start_checks import make_enforcer, make_layout
+from agent.reconcile.target import Desired
 from agent.server.errors import KernelUnreadableError
-from agent.server.kernel.enforced import KernelEnforcement
+from agent.server.kernel import KernelEnforcement
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.managers.ledgers import ledger_with

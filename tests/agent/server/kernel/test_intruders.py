@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.reconcile.intruding_tasks import IntruderKind, Task
 from agent.reconcile.report import EnforcementReport
-from agent.server.kernel.intruders import COUNT_SECONDS, COUNT_SHARE, IntruderCount
+from agent.reconcile.tasks import IntruderKind, Task
+from agent.server.kernel import COUNT_SECONDS, COUNT_SHARE, IntruderCount
 from sysfs.mask import Mask
 from tests.agent.server.kernel.test_enforced import allocation, target
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.kernel.watches import CgroupChanges, directory_changes, directory_names
+from agent.server.lifecycle import CgroupChanges, directory_changes, directory_names
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:

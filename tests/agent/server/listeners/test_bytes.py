@@ -11,19 +11,19 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.server import lifecycle as service_module
-from agent.server.api import MAX_BODY_BYTES
-from agent.server.listeners import protocol
-from agent.server.listeners.connections import PIECE_BYTES, Connections
-from agent.server.listeners.http import Response
-from agent.server.listeners.limits import Caller, Limit, Limits
-from agent.server.listeners.protocol import MAX_HEAD_BYTES, READ_BYTES, HttpConnection
-from agent.server.listeners.sockets import Address, open_tcp
+from agent.server import protocol
+from agent.server.connections import PIECE_BYTES, Connections
+from agent.server.handlers import MAX_BODY_BYTES
+from agent.server.http import Response
+from agent.server.limits import Caller, Limit, Limits
+from agent.server.protocol import MAX_HEAD_BYTES, READ_BYTES, HttpConnection
+from agent.server.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from agent.server.listeners.http import Answer, Request
+    from agent.server.http import Answer, Request
     from tests.agent.server.support import World
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

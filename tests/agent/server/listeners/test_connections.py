@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server.listeners import connections
-from agent.server.listeners.connections import TURNS, Connections
-from agent.server.listeners.http import Request, Response
-from agent.server.listeners.limits import Caller, Limit, Limits
-from agent.server.listeners.sockets import Address, open_tcp, tls_context
+from agent.server import connections
+from agent.server.connections import TURNS, Connections
+from agent.server.http import Request, Response
+from agent.server.limits import Caller, Limit, Limits
+from agent.server.sockets import Address, open_tcp, tls_context
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server.listeners import protocol
-from agent.server.listeners.connections import Connections
-from agent.server.listeners.http import Request, Response, Stream
-from agent.server.listeners.limits import Caller, Limit, Limits
-from agent.server.listeners.sockets import Address, open_tcp
+from agent.server import protocol
+from agent.server.connections import Connections
+from agent.server.http import Request, Response, Stream
+from agent.server.limits import Caller, Limit, Limits
+from agent.server.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from agent.server.listeners.http import Answer
+    from agent.server.http import Answer
     from tests.agent.server.support import World
 
 MAX_BYTES = 1000

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from structlog.testing import capture_logs
 
 from agent.server import lifecycle as service_module
-from agent.server.listeners.connections import Connections
-from agent.server.listeners.http import Response, Stream
-from agent.server.listeners.limits import Caller, Limit, Limits
-from agent.server.listeners.protocol import HttpConnection
-from agent.server.listeners.sockets import Address, open_tcp
+from agent.server.connections import Connections
+from agent.server.http import Response, Stream
+from agent.server.limits import Caller, Limit, Limits
+from agent.server.protocol import HttpConnection
+from agent.server.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from agent.server.listeners.http import Answer, Request
+    from agent.server.http import Answer, Request
     from tests.agent.server.support import World
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import structlog
 from structlog.testing import capture_logs
 
-from agent.server.listeners.protocol import COUNTING_SECONDS, LimitedLog
+from agent.server.protocol import COUNTING_SECONDS, LimitedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

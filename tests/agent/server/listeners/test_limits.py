@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.server.listeners.limits import Caller, FullError, Limit, Places
+from agent.server.limits import Caller, FullError, Limit, Places
 
 ONE, TWO, THREE = Caller("user 1"), Caller("user 2"), Caller("user 3")
 ROOT = Caller("user 0", privileged=True)

@@ -11,15 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.model import MetricsConfig
-from agent.reconcile.intruding_tasks import Task
-from agent.server.kernel.intruders import COUNT_SECONDS
+from agent.reconcile.tasks import Task
+from agent.server.kernel import COUNT_SECONDS
 from sysfs.mask import Mask
 from tests.agent.server.support import UID, in_loop, manifest, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.server.metrics.gauges import GaugeInput
+    from agent.server.gauges import GaugeInput
     from tests.agent.server.support import Running, World
 
 

@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from agent.server.listeners import sockets
-from agent.server.listeners.limits import Caller
-from agent.server.listeners.sockets import Peer, address_caller, peer_of, user_caller
+from agent.server import sockets
+from agent.server.limits import Caller
+from agent.server.sockets import Peer, address_caller, peer_of, user_caller
 
 
 def test_the_kernel_names_the_process_at_the_other_end() -> None:

@@ -12,12 +12,11 @@ from grpc import aio
 from msgspec.structs import replace
 
 from agent.config.model import PodResourcesConfig
-from agent.rpc.calls import LONGEST_MESSAGE, CallError, Client
-from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.rpc import LONGEST_MESSAGE, POD_RESOURCES_LISTER, V1, CallError, Client
+from agent.server import metrics as names
+from agent.server import pod_resources as module
 from agent.server.errors import StartError
-from agent.server.listeners import pod_resources as module
-from agent.server.listeners.pod_resources import PodResourcesListener, RateLimit
-from agent.server.metrics import names
+from agent.server.pod_resources import PodResourcesListener, RateLimit
 from tests.agent.server.support import (
     OTHER_UID,
     PATIENCE,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
     from tests.agent.server.support import Running, World
 
 LIST = V1["ListPodResourcesRequest"]()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.server.listeners.http import (
+from agent.server.http import (
     HttpError,
     MethodNotAllowedError,
     NotFoundError,

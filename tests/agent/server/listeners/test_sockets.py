@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.server.errors import StartError
-from agent.server.listeners.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable

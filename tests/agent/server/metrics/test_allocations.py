@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 
-from agent.api.host.mapped import map_of_allocations
+from agent.api.map import map_of_allocations
 from agent.managers import admission
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
-from agent.managers.assessment.verdict import verdict
-from agent.pods.model import ContainerKind, QosClass
-from agent.pods.requirements import Quality
-from agent.server.metrics import allocations, names
-from agent.server.metrics.allocations import LONGEST_LIST, AllocationSamples, shared_cores
+from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.quality import verdict
+from agent.pods.model import ContainerKind, QosClass, Quality
+from agent.server import gauges as allocations
+from agent.server import metrics as names
+from agent.server.gauges import LONGEST_LIST, AllocationSamples, shared_cores
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
 from tests.agent.managers.drafts import with_pod
@@ -23,10 +23,10 @@ from tests.agent.pods.pods import app, guaranteed, pod
 if TYPE_CHECKING:
     import pytest
 
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.assessment.verdict import Judgement
     from agent.managers.decision import MetricSpec
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.quality import Judgement
+    from agent.managers.rules import EffectivePolicy
     from tests.agent.api.maps import Occupied
 
 RULES = make_rules(SMT)

@@ -4,8 +4,8 @@ import pytest
 
 from agent.managers.decision import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
 from agent.managers.registry import MANAGERS
-from agent.server.metrics import names
-from agent.server.metrics.counters import MOST_SERIES, Counters, Histogram, UnknownCounterError
+from agent.server import metrics as names
+from agent.server.metrics import MOST_SERIES, Counters, Histogram, UnknownCounterError
 
 
 def test_known_label_values_are_there_from_the_start() -> None:

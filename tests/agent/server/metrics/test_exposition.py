@@ -7,14 +7,14 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.devices.plugins import plugin
-from agent.devices.plugins.metrics import ALLOCATION_DURATION, CALLS, METHODS, CallResult
+from agent.devices import plugins as plugin
+from agent.devices.plugin_limits import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.managers.decision import CONTAINER_ASSIGNMENTS
 from agent.managers.policy import NodeFit
 from agent.managers.registry import MANAGERS
-from agent.server.metrics import names
-from agent.server.metrics.counters import UnknownCounterError
-from agent.server.metrics.exposition import CONTENT_TYPE, Metrics
+from agent.server import metrics as names
+from agent.server.gauges import CONTENT_TYPE, Metrics
+from agent.server.metrics import UnknownCounterError
 from tests.agent.server.metrics.test_gauges import RULES, reading
 
 

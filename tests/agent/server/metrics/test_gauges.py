@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.managers import admission
-from agent.managers.allocations.allocation import DEVICES
-from agent.managers.allocations.ledger import Taken
+from agent.managers.advice import free_cpus
+from agent.managers.allocation import DEVICES
 from agent.managers.decision import ASSIGNED_CONTAINERS
-from agent.managers.effective_policy import EffectivePolicy
+from agent.managers.ledger import Taken
 from agent.managers.machine import Machine
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -26,12 +26,12 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.registry import MANAGERS
-from agent.managers.trials.capacity import free_cpus
+from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
+from agent.server import metrics as names
 from agent.server.conditions import ConditionType
-from agent.server.metrics import names
-from agent.server.metrics.gauges import GaugeInput, families, samples
-from sysfs.described.shapes import regular_host
+from agent.server.gauges import GaugeInput, families, samples
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import CONTAINER, make_rules
@@ -40,7 +40,7 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.server.support import manifest
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.pods.model import Container
 
 GIB = 1 << 30

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.managers.decision import (
-    CONTAINER_ASSIGNMENTS,
-    MetricSpec,
-    MetricType,
-    Reason,
-)
+from agent.managers.decision import CONTAINER_ASSIGNMENTS, MetricSpec, MetricType, Reason
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import Cause
-from agent.server.metrics import names
+from agent.server import metrics as names
 
 REFERENCE = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
 

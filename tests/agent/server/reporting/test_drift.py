@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server.reporting.outcomes import DRIFT_KEPT, DRIFT_NAMED
+from agent.server.reports import DRIFT_KEPT, DRIFT_NAMED
 from tests.agent.server.support import (
     OTHER_UID,
     UID,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.server.reporting.events import QUEUE_LENGTH, Events
+from agent.server.events import QUEUE_LENGTH, Events
 from tests.agent.server.support import FakeClock, in_loop
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.api.documents import EventDocument
-from agent.api.status import DriftDocument
+from agent.api.documents import DriftDocument, EventDocument
 from agent.managers.registry import MANAGERS
-from agent.server.metrics import names
-from agent.server.metrics.counters import Counters
-from agent.server.reporting.history import LONGEST_MESSAGE, HistoryRecorder
+from agent.server import metrics as names
+from agent.server.events import LONGEST_MESSAGE, HistoryRecorder
+from agent.server.metrics import Counters
 from agent.state.history import HistoryBounds, HistoryQuery, HistoryStore
 from tests.agent.server.support import PATIENCE, FakeClock, in_loop
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from agent.api.history import HistoryDocument, HistoryEntry
+    from agent.api.documents import HistoryDocument, HistoryEntry
 
 ALL = HistoryQuery(1000)
 

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocations.allocation import ContainerAllocation, PodAllocation
-from agent.managers.allocations.origin import KUBELET, Source
-from agent.pods.lifetime import End, Lifetime
-from agent.pods.model import ContainerKind, QosClass
-from agent.server.reporting.records import STARTING_SECONDS, Absence, PodRecord, PodRecords
+from agent.managers.allocation import KUBELET, ContainerAllocation, PodAllocation, Source
+from agent.pods.model import ContainerKind, End, Lifetime, QosClass
+from agent.server.conditions import STARTING_SECONDS, Absence, PodRecord, PodRecords
 from tests.agent.reconcile.pods import unenforced
 
 POD = PodAllocation(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from agent.api.documents import FailedPodDocument, decode
-from agent.managers.allocations.origin import API, Source
-from agent.pods.identity import PodIdentity
+from agent.managers.allocation import API, Source
+from agent.pods.model import PodIdentity
+from agent.server import metrics as names
+from agent.server.conditions import REJECTIONS_KEPT
 from agent.server.errors import InvalidManifestError
-from agent.server.metrics import names
-from agent.server.reporting.records import REJECTIONS_KEPT
-from agent.server.reporting.rejections import MISTAKES_SHOWN
-from agent.server.reporting.shorten import LONGEST
+from agent.server.log import LONGEST_TEXT
+from agent.server.reports import MISTAKES_SHOWN
 from agent.yaml import Mistake
 from tests.agent.server.control.test_controller import Recorder, keeping, pod
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
@@ -157,14 +157,14 @@ async def test_however_much_is_wrong_little_of_it_is_kept_and_reported() -> None
                 invalid(controller, PodIdentity(f"u-{number}"), 5000, "x" * 100_000)
             event = await next_event(watcher, "PodInvalid")
         (line, *_) = log
-        assert len(json.dumps(line)) < (MISTAKES_SHOWN + 2) * (LONGEST + 10)
+        assert len(json.dumps(line)) < (MISTAKES_SHOWN + 2) * (LONGEST_TEXT + 10)
         assert line["mistakes_left_out"] == 5000 - MISTAKES_SHOWN
-        assert len(event.message) == LONGEST
+        assert len(event.message) == LONGEST_TEXT
         kept = statuses(controller)
         assert len(kept) == REJECTIONS_KEPT
         assert kept[0].uid == "u-5"
         assert all(len(status.details) == MISTAKES_SHOWN for status in kept)
-        assert all(len(detail.message) == LONGEST for detail in kept[0].details)
+        assert all(len(detail.message) == LONGEST_TEXT for detail in kept[0].details)
 
 
 @in_loop

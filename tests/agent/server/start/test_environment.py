@@ -15,12 +15,12 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.clock import SystemClock
 from agent.config.load import load_config_file
+from agent.server import could_start as environment
+from agent.server.could_start import obstacles
 from agent.server.errors import StartError
-from agent.server.start import environment
-from agent.server.start.environment import obstacles
-from agent.server.start.service_manager import ServiceManager
-from agent.server.start.wiring import Fakes, Wiring
-from agent.state.errors import StateDirectoryError
+from agent.server.lifecycle import ServiceManager
+from agent.server.wiring import Fakes, Wiring
+from agent.state.checkpoint import StateDirectoryError
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.server.support import make_world

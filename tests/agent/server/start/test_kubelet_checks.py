@@ -10,11 +10,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.server.start.kubelet_checks import (
-    PERIOD_SECONDS,
-    KubeletNotReadyError,
-    kubelet_conditions,
-)
+from agent.cluster.checks import PERIOD_SECONDS, KubeletNotReadyError, kubelet_conditions
 from tests.agent.server.start.test_lean import modules_after
 from tests.agent.server.support import PATIENCE, in_loop, make_world, running
 from tests.agent.tools.doctor import hosts
@@ -84,7 +80,7 @@ async def test_status_shows_what_the_start_found(tmp_path: Path) -> None:
 def test_without_a_kubelet_nothing_of_the_checks_is_imported() -> None:
     found = modules_after("from agent.cli.agent import import_agent", "import_agent()")
     assert [name for name in found if name.startswith("agent.tools.doctor")] == []
-    assert "agent.server.start.kubelet_checks" not in found
+    assert "agent.cluster.checks" not in found
 
 
 @in_loop

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.start.memory import as_if_missing, parts_of, settle_memory
+from agent.server.memory import as_if_missing, parts_of, settle_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ def configure(world: World, path: Path | None) -> None:
 def without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let imports of gRPC fail, as without the extra."""
     ours = [name for name in sys.modules if name.startswith("agent.") and "pod_resources" in name]
-    for name in (*ours, "agent.rpc.calls", "agent.rpc.messages"):
+    for name in (*ours, "agent.rpc", "agent.rpc"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
 
@@ -36,7 +36,7 @@ async def test_without_a_socket_grpc_is_not_imported(
     without_grpc(monkeypatch)
     async with running(world) as agent:
         assert agent.service._listeners.pod_resources is None
-    assert "agent.rpc.calls" not in sys.modules
+    assert "agent.rpc" not in sys.modules
 
 
 @in_loop

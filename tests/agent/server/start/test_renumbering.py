@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from agent.managers.memory.state import memory_charge
 from agent.managers.registry import MANAGERS
-from agent.server.start.renumbering import node_moves, renumbered
+from agent.server.restart import node_moves, renumbered
 from agent.state.checkpoint import HostFacts, NodeFacts
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.config.model import ConfigError
-from agent.managers.allocations.origin import Source
-from agent.managers.assessment.violation import Rule
+from agent.managers.allocation import Source
+from agent.managers.decision import Rule
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -21,11 +21,11 @@ from agent.managers.policy import (
     TopologyManagerScope,
 )
 from agent.pods.quantity import Quantity
-from agent.server.configured_host import situate
-from agent.server.start import wiring as assembly
+from agent.server import wiring as assembly
+from agent.server.state import situate
 from agent.state.checkpoint import SharedPod, policy_summary
 from agent.state.store import CHECKPOINT_NAME
-from sysfs.described.shapes import regular_host, with_offline
+from sysfs.described import regular_host, with_offline
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.api.status import StatusDocument
+    from agent.api.documents import StatusDocument
     from agent.managers.policy import Policy
     from sysfs.host import Host
     from tests.agent.server.support import Running, World

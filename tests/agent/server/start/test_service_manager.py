@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.start.service_manager import ServiceManager
-from systemd.errors import SystemdError
+from agent.server.lifecycle import ServiceManager
+from systemd.units import SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

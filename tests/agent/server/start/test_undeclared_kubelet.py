@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.config.load import load_config
+from agent.server.could_start import PERIOD_SECONDS, check_undeclared, watch_undeclared
 from agent.server.errors import StartError
-from agent.server.start.service_manager import ServiceManager
-from agent.server.start.undeclared_kubelet import (
-    PERIOD_SECONDS,
-    check_undeclared,
-    watch_undeclared,
-)
-from agent.server.start.wiring import Fakes, Wiring
+from agent.server.lifecycle import ServiceManager
+from agent.server.wiring import Fakes, Wiring
 from systemd.notify import Notifier
 from tests.agent.server.support import in_loop, make_world, running, until
 from tests.agent.tools.doctor.hosts import PID, FakeHost

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api.client import AgentClient
-from agent.api.maintenance import CordonRequest
+from agent.api.documents import CordonRequest
 from agent.state.store import CHECKPOINT_NAME
 from tests.agent.server.start.test_process import CONFIG, Process, listening
 from tests.agent.server.support import PATIENCE, manifest

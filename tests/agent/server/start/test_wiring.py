@@ -11,16 +11,16 @@ from agent.cli.errors import ExitCode, exit_code_of, lines_of
 from agent.clock import SystemClock
 from agent.config.model import CgroupDriver, ConfigError, MetricsConfig
 from agent.managers.machine import Machine
-from agent.reconcile.errors import EnforcementStartError
-from agent.server.configured_host import situate
+from agent.reconcile.report import EnforcementStartError
 from agent.server.errors import StartError
-from agent.server.start.wiring import Fakes, Wiring
-from agent.state.errors import StateDirectoryError, StateDirectoryLockedError
+from agent.server.state import situate
+from agent.server.wiring import Fakes, Wiring
+from agent.state.checkpoint import StateDirectoryError, StateDirectoryLockedError
 from cgroupfs.errors import TreeLockedError
-from sysfs.described.shapes import with_offline
+from sysfs.described import with_offline
 from sysfs.files import SysfsError
 from sysfs.mask import Mask
-from systemd.errors import BusUnavailableError
+from systemd.units import BusUnavailableError
 from tests.agent.server.support import RecordingManager, two_packages
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.api.host.map import MapDocument
+from agent.api.map import MapDocument
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard import server
 from agent.tools.dashboard.server import FOLDER, LOG_SECONDS, MOST_LOG_LINES, ServerLog
 from agent.tools.map.parts import parts_of
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from tests.agent.server.support import in_loop
 from tests.bench.hosts import guaranteed_pod, rules_of
 from tests.browser.fake_agent import TOKEN, FakeAgent, dashboard_of

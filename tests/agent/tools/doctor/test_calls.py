@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.kubelet.pods_api import SERVICE as PODS
-from agent.kubelet.pods_api import V1ALPHA1
-from agent.rpc.calls import server
-from agent.tools.doctor.calls import SERVICE, V1, with_answers
+from agent.cluster.kubelet.pods_api import SERVICE as PODS
+from agent.cluster.kubelet.pods_api import V1ALPHA1
+from agent.rpc import server
 from agent.tools.doctor.facts import AskedWay, ReportedVersion
-from agent.tools.doctor.gathering import gather
+from agent.tools.doctor.gathering import SERVICE, V1, gather, with_answers
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.rpc.messages import Message
+    from agent.rpc import Message
     from agent.tools.doctor.facts import GatheredFacts
 
 RUNTIME = "/run/containerd/containerd.sock"

@@ -19,8 +19,8 @@ from tests.agent.managers.hosts import make_rules
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 #: CPUs 0-15 on two nodes, CPU 0 reserved; the memory manager is off unless a test turns it on.

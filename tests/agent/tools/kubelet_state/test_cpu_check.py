@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.policy import CpuManagerPolicy, CpuPolicy, Policy
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.tools.kubelet_state.cpu import cpu_problems, inert_budgets
 from tests.agent.managers.hosts import PLAIN, make_rules
 from tests.agent.tools.kubelet_state.machines import RULES, cpu_state

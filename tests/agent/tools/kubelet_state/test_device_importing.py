@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocations.delivery import Delivery
+from agent.managers.allocation import Delivery
 from agent.managers.device.manager import allocated_devices
 from agent.managers.policy import NodeFit, PluginDevice
 from agent.pods.model import QosClass
@@ -25,7 +25,7 @@ from tests.agent.pods.pods import app, guaranteed, pod, resources
 from tests.agent.tools.kubelet_state.machines import cpu_state
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import ContainerAllocation
+    from agent.managers.allocation import ContainerAllocation
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 RULES = make_rules(

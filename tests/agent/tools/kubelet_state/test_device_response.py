@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.allocations.delivery import NOTHING, Delivery, DeviceNode, Mount
-from agent.rpc.device_plugin import V1BETA1
+from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount
+from agent.rpc import V1BETA1
 from agent.tools.kubelet_state.devices import delivery_of, response_of
 from agent.tools.kubelet_state.format import MissingExtraError, UnreadableResponseError
 from tests.strategies import built
@@ -55,7 +55,7 @@ def test_a_damaged_response_is_an_error() -> None:
 def test_without_protobuf_only_what_is_empty_is_read_and_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("agent.rpc.device_plugin", "agent.rpc.messages"):
+    for name in ("agent.rpc", "agent.rpc"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "google.protobuf.descriptor_pb2", None)
     assert delivery_of(b"") == NOTHING

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.allocations.origin import Origin
-from agent.managers.cpu.parts import exclusive_cpus
+from agent.managers.allocation import Origin
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
-from agent.managers.topology.hints import NO_AFFINITY
+from agent.managers.topology.hint import NO_AFFINITY
 from agent.tools.kubelet_state.cpu import read_cpu_state
 from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
@@ -21,16 +21,16 @@ from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.format import CannotExportError
 from agent.tools.kubelet_state.importing import take_over
 from agent.tools.kubelet_state.memory import read_memory_state
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from tests.agent.managers.hosts import make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.tools.kubelet_state.machines import PATH, admitted
 
 if TYPE_CHECKING:
-    from agent.managers.allocations.allocation import PodAllocation
-    from agent.managers.allocations.ledger import Ledger
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2 memory=1Gi"))

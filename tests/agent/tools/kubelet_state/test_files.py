@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.state.files import OsFiles
+from agent.state.store import OsFiles
 from agent.tools.kubelet_state.files import (
     KubeletRelease,
     KubeletState,

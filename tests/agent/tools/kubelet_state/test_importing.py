@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit, remove
-from agent.managers.allocations.allocation import Isolation
-from agent.managers.allocations.origin import Origin
-from agent.managers.cpu.parts import exclusive_cpus, shared_pool
+from agent.managers.allocation import Isolation, Origin
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason
-from agent.pods.errors import ManifestError
-from agent.pods.model import ContainerKind, QosClass, spec_digest
+from agent.pods.model import ContainerKind, ManifestError, QosClass, spec_digest
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import UnfitStateError
 from agent.tools.kubelet_state.importing import read_pods, take_over

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import MemoryBlock
+from agent.managers.allocation import MemoryBlock
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.memory import (
     MemoryNode,
@@ -20,7 +20,7 @@ from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.tools.kubelet_state.machines import admitted
 
 if TYPE_CHECKING:
-    from agent.managers.effective_policy import EffectivePolicy
+    from agent.managers.rules import EffectivePolicy
 
 RULES: Final = make_rules(scope=CONTAINER)
 ONE: Final = pod(app("a", guaranteed("cpu=1 memory=2Gi")), uid="u")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocations.allocation import MemoryBlock
+from agent.managers.allocation import MemoryBlock
 from agent.tools.kubelet_state.format import UnreadableStateFileError
 from agent.tools.kubelet_state.memory import (
     MemoryFileVersion,

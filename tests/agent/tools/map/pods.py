@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.allocations.allocation import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.machine import Machine
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask

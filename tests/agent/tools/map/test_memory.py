@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.host.map import MapMemoryDocument, MapNodeDocument
-from agent.api.host.mapped import map_of_host
+from agent.api.map import MapMemoryDocument, MapNodeDocument, map_of_host
 from agent.tools.map.parts import plain
 from agent.tools.map.text import (
     BAR,
@@ -18,7 +17,7 @@ from agent.tools.map.text import (
     segments,
     size_text,
 )
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.host import Host, Node
 from sysfs.mask import Mask
 from tests.strategies import built

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.host.mapped import map_of_host
+from agent.api.map import map_of_host
 from agent.tools.map.parts import alike, cores_text, parts_of
-from sysfs.described.shapes import regular_host, with_offline
+from sysfs.described import regular_host, with_offline
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 from tests.sysfs.hosts import hosts

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.host.map import MapWarningDocument
-from agent.api.host.mapped import map_of_allocations, map_of_host
+from agent.api.map import MapWarningDocument, map_of_allocations, map_of_host
 from agent.managers.policy import Cordon
 from agent.tools.dashboard.server import page_files
 from agent.tools.map.svg import COLOURS, svg_of
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.host import Device
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
@@ -25,7 +24,7 @@ from tests.agent.tools.map.pods import machine_of, pod_with
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from agent.api.host.map import MapDocument
+    from agent.api.map import MapDocument
     from tests.agent.api.maps import Occupied
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.host.map import CpuUse, MapDocument
-from agent.api.host.mapped import map_of_allocations, map_of_host
-from agent.managers.device.kubelet_listing import KubeletListing
+from agent.api.map import CpuUse, MapDocument, map_of_allocations, map_of_host
+from agent.managers.device.kubelet import KubeletListing
 from agent.pods.model import GivenDevice
 from agent.tools.map.parts import painted, plain
 from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, id_list, map_lines
-from sysfs.described.shapes import regular_host, with_memory_only_nodes, with_offline
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
 from sysfs.host import Device
 from sysfs.mask import Mask
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.api.host.map import MapCpuDocument
+    from agent.api.map import MapCpuDocument
     from sysfs.host import Host
     from tests.agent.api.maps import Occupied
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.tools.playground import HOSTS, PlaygroundError, captured_host, described_host
-from sysfs.described.tree import write_tree
+from sysfs.described import write_tree
 from sysfs.discover import discover
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import pytest
 from agent.managers.machine import Machine
 from agent.tools.replay.reading import DescribedHost, HostReader
 from agent.yaml import Field, read_document
-from sysfs.described.shapes import regular_host
-from sysfs.described.tree import write_tree
+from sysfs.described import regular_host, write_tree
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

@@ -9,29 +9,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api.documents import decode, encode
-from agent.api.snapshot import NOTHING_GIVEN, SnapshotDocument, snapshot_document
+from agent.api.views import NOTHING_GIVEN, SnapshotDocument, snapshot_document
 from agent.config.load import load_config
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import managers_beside_kubelet, resolve
 from agent.managers.admission import admit, remove
-from agent.managers.effective_policy import EffectivePolicy
 from agent.managers.machine import Machine
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
 from agent.pods.model import GivenDevice
-from agent.state import codec
+from agent.state import checkpoint as codec
 from agent.state.checkpoint import Checkpoint
 from agent.tools.replay.play import Admit, StepOutcome, play
 from agent.tools.replay.reading import ReplayError, live_sequence
-from sysfs.described.shapes import regular_host
+from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.server.support import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocations.ledger import Ledger
+    from agent.managers.ledger import Ledger
     from agent.pods.model import GivenDevices
 
 CONFIG = """

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu.parts import shared_pool
+from agent.managers.cpu.manager import shared_pool
 from agent.managers.memory.state import memory_charge
 from agent.tools.replay.play import StepOutcome, play
 from tests.agent.tools.replay.texts import HEAD, admitting, sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.api.delivery import DeliveryDocument
-from agent.managers.allocations.delivery import DeviceNode, Mount
+from agent.api.documents import DeliveryDocument
+from agent.managers.allocation import DeviceNode, Mount
 from agent.tools.run import not_given
 
 NODE = DeviceNode(container_path="/dev/x", host_path="/dev/x", permissions="rw")

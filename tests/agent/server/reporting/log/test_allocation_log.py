@@ -4,14 +4,9 @@ import json
 from typing import Any
 
 from agent.managers.admission import admit
-from agent.managers.allocations.allocation import (
-    ContainerAllocation,
-    Isolation,
-    MemoryBlock,
-    PodAllocation,
-)
+from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBlock, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
-from agent.server.reporting.log.allocation_log import (
+from agent.server.log import (
     BYTES_LOGGED,
     CONTAINERS_LOGGED,
     DEVICES_LOGGED,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from agent.server.reporting.events import operation
-from agent.server.reporting.log import logs
-from agent.server.reporting.log.journal import FIELDS, JournalHandler
-from systemd.journal import Journal, encoded
+from agent.server import log as logs
+from agent.server.events import operation
+from agent.server.log import FIELDS, JournalHandler
+from systemd.notify import Journal, encoded
 from tests.fakes.journal import FakeJournal, fake_journal
 
 if TYPE_CHECKING:

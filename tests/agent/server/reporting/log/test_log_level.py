@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.client import AgentError
-from agent.api.maintenance import LogLevelRequest
+from agent.api.documents import LogLevelRequest
 from agent.config.model import LogLevel
 from agent.server.errors import RequestError
-from agent.server.reporting.log.log_level import LONGEST, LogLevelSwitch
+from agent.server.log import LONGEST, LogLevelSwitch
 from tests.agent.server.support import FakeClock, in_loop, running, until
 
 if TYPE_CHECKING:
-    from agent.api.maintenance import LogLevelDocument
+    from agent.api.documents import LogLevelDocument
     from tests.agent.server.support import World
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from agent.server.reporting.events import current_operation, operation
-from agent.server.reporting.log import logs
+from agent.server import log as logs
+from agent.server.events import current_operation, operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

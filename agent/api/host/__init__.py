@@ -1,1 +1,0 @@
-"""Documents about the host: what it is, and who uses it."""

@@ -1,0 +1,719 @@
+"""The map: every CPU, memory node and device of a host with who uses it (`GET /v1/map`).
+
+A map without an agent (`numawarden topology`) has the host alone: no policy, no pods.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypedDict
+
+from msgspec.structs import replace
+
+from agent.api.documents import (
+    Document,
+    PolicyDocument,  # msgspec reads the annotation
+)
+from agent.api.views import policy_document
+from agent.managers.allocation import Isolation
+from agent.managers.device.kubelet import NOT_LISTED, kubelet_devices
+from agent.managers.memory.state import hugepages_type, memory_charge
+from agent.managers.policy import NO_CORDON
+from agent.pods.model import MEMORY, ContainerKind, full_name
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.decision import Violation
+    from agent.managers.device.kubelet import KubeletListing
+    from agent.managers.ledger import Ledger
+    from agent.managers.policy import Policy
+    from agent.managers.rules import EffectivePolicy
+    from sysfs.host import Cpu, Device, Host, HugePages, Node
+
+
+class CpuUse(StrEnum):
+    """What a CPU is used for.
+
+    `OFFLINE` goes before all others, then `EXCLUSIVE` (one container has it), `POD` (it belongs to
+    a pod: its shared pool, or budget that no container may use now), `CORDONED`, `RESERVED` and
+    `SHARED` (the node's shared pool). `ONLINE`: nothing is known of pods.
+    """
+
+    OFFLINE = "offline"
+    EXCLUSIVE = "exclusive"
+    POD = "pod"
+    CORDONED = "cordoned"
+    RESERVED = "reserved"
+    SHARED = "shared"
+    ONLINE = "online"
+
+
+class MapOwnerDocument(Document, frozen=True):
+    """The user of a CPU: a pod by its uid, and one container of it or (null) the pod's pool."""
+
+    uid: str
+    container: str | None = None
+
+
+class MapCpuDocument(Document, frozen=True):
+    """One CPU; group ids as in `TopologyView`.
+
+    `owners` has one owner, or several if an import or a damaged checkpoint allocates a CPU twice.
+    An offline CPU keeps its owners. `cordoned`: nothing new is allocated from the CPU, which may
+    have owners still.
+    """
+
+    id: int
+    use: CpuUse
+    isolated: bool = False
+    core: int | None = None
+    die: int | None = None
+    package: int | None = None
+    node: int | None = None
+    uncore: int | None = None
+    kind: str = "standard"
+    owners: tuple[MapOwnerDocument, ...] = ()
+    cordoned: bool = False
+
+
+class MapMemoryDocument(Document, frozen=True):
+    """One memory type of one node, in bytes.
+
+    `total` of type `memory` includes huge pages. `reserved` cannot be allocated: reservations and,
+    of `memory`, huge pages. `allocated` is null where no memory manager allocates by node, `total`
+    where the host does not report it. What is left is free.
+    """
+
+    type: str
+    total: int | None
+    reserved: int = 0
+    allocated: int | None = None
+
+    @property
+    def free(self) -> int | None:
+        """The bytes that are left, never negative; None if they are not known."""
+        if self.total is None or self.allocated is None:
+            return None
+        return max(self.total - self.reserved - self.allocated, 0)
+
+
+class MapNodeDocument(Document, frozen=True):
+    """One NUMA node: its online CPUs as a list, its memory, its distances by node id as text.
+
+    `tier` is the number of its memory tier, a smaller one is faster; null without tiers.
+    `cordoned`: nothing new is allocated from the node.
+    """
+
+    id: int
+    cpus: str
+    memory: tuple[MapMemoryDocument, ...]
+    distances: dict[str, int]
+    tier: int | None = None
+    cordoned: bool = False
+
+
+class MapDeviceDocument(Document, frozen=True):
+    """One device.
+
+    Of the host: `kind` (`pci`, `net`), `name`, PCI `address` and class (`deviceClass`). Offered to
+    pods: `kind` is `resource`, `resource` the name of the extended resource, `name` the id. `nodes`
+    is empty where no node is known. `kubelet`: a plugin of the kubelet beside the agent offers it;
+    `pod` is then the `namespace/name` of a pod that has it without an allocation of the agent.
+    """
+
+    kind: str
+    name: str
+    nodes: str = ""
+    address: str = ""
+    device_class: str = ""
+    resource: str = ""
+    healthy: bool = True
+    owner: MapOwnerDocument | None = None
+    kubelet: bool = False
+    pod: str = ""
+
+
+class MapContainerDocument(Document, frozen=True):
+    """One container of a pod; `cpus` null: it runs in the node's shared pool."""
+
+    name: str
+    kind: str
+    isolation: str
+    cpus: str | None
+    mems: str
+
+
+class MapPodDocument(Document, frozen=True):
+    """One pod; `cpus` are those that are in no shared pool of the node, "" if it has none.
+
+    `not_found` are the containers that are to run and that were not found in a cgroup for longer
+    than a start takes (`PodDocument.not_found`).
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    cpus: str
+    containers: tuple[MapContainerDocument, ...]
+    not_found: tuple[str, ...] = ()
+
+
+class MapWarningDocument(Document, frozen=True):
+    """One thing to look at.
+
+    `reason` is `SharedCore`, `RemoteMemory`, `ContainerNotFound` or `AllocationInvalid`. `uids` are
+    the pods concerned.
+    """
+
+    reason: str
+    message: str
+    uids: tuple[str, ...] = ()
+    cpus: str = ""
+
+
+class MapDocument(Document, frozen=True):
+    """The map of a host: every present CPU once, every node once, in ascending order.
+
+    `policy` is null in a map without an agent. `uncore_bytes` has the size of each uncore cache
+    that is known, by its id as text. `warnings` has the first of each reason, `more_warnings`
+    counts the others. `hostname` is the host's, "" in a map without an agent; `time` is the Unix
+    time of the map.
+    """
+
+    cpus: tuple[MapCpuDocument, ...]
+    nodes: tuple[MapNodeDocument, ...]
+    uncore_bytes: dict[str, int]
+    devices: tuple[MapDeviceDocument, ...] = ()
+    pods: tuple[MapPodDocument, ...] = ()
+    policy: PolicyDocument | None = None
+    nohz_full: str = ""
+    warnings: tuple[MapWarningDocument, ...] = ()
+    more_warnings: int = 0
+    hostname: str = ""
+    time: float = 0.0
+
+
+# --- mapped ---------------------------------------------------------------------------------------
+# A host and the allocations on it as a map.
+
+#: The most warnings of one reason that are listed.
+WARNINGS_LISTED: Final = 32
+#: The most containers of a pod that a warning names.
+_NAMED: Final = 4
+
+
+def map_of_host(host: Host) -> MapDocument:
+    """Return the map of a host of which nothing but the hardware is known."""
+    return MapDocument(
+        cpus=tuple(_cpus(host, {}, None)),
+        nodes=tuple(_node(node, _total_memory(node)) for node in host.nodes),
+        devices=tuple(_host_devices(host)),
+        nohz_full=str(host.nohz_full),
+        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
+    )
+
+
+def map_of_allocations(
+    host: Host,
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    *,
+    not_found: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    invalid: Iterable[Violation] = (),
+    kubelet: KubeletListing = NOT_LISTED,
+) -> MapDocument:
+    """Return the map of a host with the allocations of a ledger under a policy.
+
+    `not_found` has the names of the containers that are to run and were not found, by pod uid.
+    `kubelet` is what a kubelet beside the agent lists. The cost follows the CPUs of the host, the
+    containers of the ledger and the devices.
+    """
+    allocations = tuple(ledger.allocations.values())
+    cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
+    pods = tuple(_pod(each, not_found.get(each.uid, ())) for each in allocations)
+    groups = (
+        _shared_cores(cpus, pods),
+        _remote_memory(host, allocations),
+        _not_found(pods),
+        _invalid(invalid),
+    )
+    listed = [list(group) for group in groups]
+    return MapDocument(
+        cpus=cpus,
+        nodes=tuple(
+            _node(
+                node,
+                _charged_memory(node, rules, ledger),
+                cordoned=node.id in rules.policy.cordon.nodes,
+            )
+            for node in host.nodes
+        ),
+        devices=(
+            *_host_devices(host),
+            *_offered(rules, allocations),
+            *_of_kubelet(rules, allocations, kubelet),
+        ),
+        pods=pods,
+        policy=policy_document(rules.policy),
+        nohz_full=str(host.nohz_full),
+        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
+        warnings=tuple(each for group in listed for each in group[:WARNINGS_LISTED]),
+        more_warnings=sum(max(len(group) - WARNINGS_LISTED, 0) for group in listed),
+    )
+
+
+def owners_of(allocations: Iterable[PodAllocation]) -> dict[int, list[MapOwnerDocument]]:
+    """Return the owners of every CPU that is in no shared pool of the node, by CPU.
+
+    A CPU of a container that lasts as long as its pod is that container's. Every other CPU of the
+    pod is the pod's: its shared pool, what standard init containers had, and unused budget.
+    """
+    found: dict[int, list[MapOwnerDocument]] = defaultdict(list)
+    for allocation in allocations:
+        rest = allocation.exclusive_cpus
+        for container in allocation.containers:
+            if _is_exclusive(container):
+                cpus = container.cpus or EMPTY
+                owner = MapOwnerDocument(uid=allocation.uid, container=container.name)
+                for cpu in cpus:
+                    found[cpu].append(owner)
+                rest -= cpus
+        owner = MapOwnerDocument(uid=allocation.uid)
+        for cpu in rest:
+            found[cpu].append(owner)
+    return found
+
+
+def _is_exclusive(container: ContainerAllocation) -> bool:
+    return container.isolation is Isolation.CONTAINER and container.kind is not ContainerKind.INIT
+
+
+def _cpus(
+    host: Host, owners: Mapping[int, list[MapOwnerDocument]], policy: Policy | None
+) -> Iterator[MapCpuDocument]:
+    """Yield the CPUs of a host; without a policy nothing is known of pods."""
+    reserved = frozenset(() if policy is None else policy.cpu.reserved)
+    cordon = NO_CORDON if policy is None else policy.cordon
+    cpus, nodes = frozenset(cordon.cpus), frozenset(cordon.nodes)
+    for cpu in host.cpus:
+        users = tuple(owners.get(cpu.id, ()))
+        cordoned = cpu.id in cpus or cpu.node in nodes
+        use = CpuUse.SHARED
+        if not cpu.online:
+            use = CpuUse.OFFLINE
+        elif policy is None:
+            use = CpuUse.ONLINE
+        elif users:
+            own = any(owner.container is not None for owner in users)
+            use = CpuUse.EXCLUSIVE if own else CpuUse.POD
+        elif cordoned:
+            use = CpuUse.CORDONED
+        elif cpu.id in reserved:
+            use = CpuUse.RESERVED
+        yield MapCpuDocument(
+            id=cpu.id,
+            use=use,
+            isolated=cpu.isolated,
+            core=cpu.core,
+            die=cpu.die,
+            package=cpu.package,
+            node=cpu.node,
+            uncore=cpu.uncore,
+            kind=cpu.kind.value,
+            owners=users,
+            cordoned=cordoned,
+        )
+
+
+def _node(
+    node: Node, memory: Iterable[MapMemoryDocument], *, cordoned: bool = False
+) -> MapNodeDocument:
+    return MapNodeDocument(
+        id=node.id,
+        cpus=str(node.cpus),
+        memory=tuple(memory),
+        distances={str(other): distance for other, distance in sorted(node.distances.items())},
+        tier=node.tier,
+        cordoned=cordoned,
+    )
+
+
+def _total_memory(node: Node) -> Iterator[MapMemoryDocument]:
+    yield MapMemoryDocument(type=MEMORY, total=node.memory_bytes)
+    for pool in node.hugepages:
+        yield MapMemoryDocument(
+            type=hugepages_type(pool.size_bytes), total=pool.size_bytes * pool.count
+        )
+
+
+def _charged_memory(
+    node: Node, rules: EffectivePolicy, ledger: Ledger
+) -> Iterator[MapMemoryDocument]:
+    """Yield the memory of a node with what of it is reserved and allocated, if that is known."""
+    facts = rules.memory
+    charged = memory_charge(ledger).get(node.id)
+    for part in _total_memory(node):
+        if not rules.static_memory or part.total is None or node.id not in facts.total:
+            yield part
+            continue
+        usable = facts.allocatable[node.id].get(part.type, 0)
+        taken = 0 if charged is None else charged.reserved.get(part.type, 0)
+        yield replace(part, reserved=part.total - usable, allocated=taken)
+
+
+def _host_devices(host: Host) -> Iterator[MapDeviceDocument]:
+    for device in host.devices:
+        yield MapDeviceDocument(
+            kind=device.kind,
+            name=device.name,
+            nodes="" if device.node is None else str(device.node),
+            address=device.address,
+            device_class=device.device_class,
+        )
+
+
+def _offered(
+    rules: EffectivePolicy, allocations: Iterable[PodAllocation]
+) -> Iterator[MapDeviceDocument]:
+    """Yield the devices that pods may ask for, with the container that has each."""
+    owners = {
+        (resource, device): MapOwnerDocument(uid=allocation.uid, container=container)
+        for allocation in allocations
+        for container, resource, device in allocation.allocated_devices()
+    }
+    for resource, inventory in sorted(rules.policy.devices.items()):
+        for device in inventory:
+            yield MapDeviceDocument(
+                kind="resource",
+                name=device.id,
+                nodes=str(device.nodes),
+                resource=resource,
+                healthy=device.healthy,
+                owner=owners.get((resource, device.id)),
+            )
+
+
+def _of_kubelet(
+    rules: EffectivePolicy, allocations: Collection[PodAllocation], kubelet: KubeletListing
+) -> Iterator[MapDeviceDocument]:
+    """Yield the devices of the kubelet's plugins, with the pod that has each.
+
+    A resource that the agent offers itself is left out.
+    """
+    for (resource, device), found in kubelet_devices(allocations, kubelet).items():
+        if resource not in rules.policy.devices:
+            holder = found.holder
+            yield MapDeviceDocument(
+                kind="resource",
+                name=device,
+                nodes=str(found.device.nodes),
+                resource=resource,
+                healthy=found.healthy,
+                kubelet=True,
+                owner=holder and MapOwnerDocument(uid=holder[0], container=holder[1]),
+                pod="" if found.pod is None else "/".join(found.pod),
+            )
+
+
+def _pod(allocation: PodAllocation, not_found: tuple[str, ...]) -> MapPodDocument:
+    return MapPodDocument(
+        uid=allocation.uid,
+        name=allocation.name,
+        namespace=allocation.namespace,
+        cpus=str(allocation.exclusive_cpus),
+        containers=tuple(
+            MapContainerDocument(
+                name=container.name,
+                kind=str(container.kind),
+                isolation=str(container.isolation),
+                cpus=None if container.cpus is None else str(container.cpus),
+                mems=str(container.mems),
+            )
+            for container in allocation.containers
+        ),
+        not_found=not_found,
+    )
+
+
+def _shared_cores(
+    cpus: Iterable[MapCpuDocument], pods: Iterable[MapPodDocument]
+) -> Iterator[MapWarningDocument]:
+    """Yield a warning for each core of which a container or pod has some threads only."""
+    names = {pod.uid: full_name(pod) for pod in pods}
+    cores: dict[int, list[MapCpuDocument]] = defaultdict(list)
+    for cpu in cpus:
+        if cpu.core is not None:
+            cores[cpu.core].append(cpu)
+    for core, threads in cores.items():
+        if not is_shared(threads):
+            continue
+        users: dict[str, list[int]] = defaultdict(list)
+        for cpu in threads:
+            for name in _users(cpu, names):
+                users[name].append(cpu.id)
+        said = "; ".join(f"CPU {Mask.from_ids(ids)} {name}" for name, ids in users.items())
+        yield MapWarningDocument(
+            reason="SharedCore",
+            message=f"core {core} is shared: {said}",
+            uids=tuple(dict.fromkeys(owner.uid for cpu in threads for owner in cpu.owners)),
+            cpus=str(Mask.from_ids(cpu.id for cpu in threads)),
+        )
+
+
+def is_shared(threads: Iterable[MapCpuDocument]) -> bool:
+    """Return whether the threads of a core have different users (`shared_by`)."""
+    return shared_by(
+        [frozenset((owner.uid, owner.container) for owner in cpu.owners) for cpu in threads]
+    )
+
+
+def shared_by(users: Collection[frozenset[tuple[str, str | None]]]) -> bool:
+    """Return whether a core has different users, one of them a pod or a container at least.
+
+    `users` has those of each thread. A core of which some threads are reserved and the others are
+    in the shared pool is not shared: the same processes may run on both.
+    """
+    return any(users) and (len(set(users)) > 1 or any(len(each) > 1 for each in users))
+
+
+def _users(cpu: MapCpuDocument, names: Mapping[str, str]) -> Iterator[str]:
+    if not cpu.owners:
+        aside = cpu.use in (CpuUse.RESERVED, CpuUse.CORDONED)
+        yield f"is {cpu.use}" if aside else "is in the node's shared pool"
+    for owner in cpu.owners:
+        container = f" container {owner.container}" if owner.container else ""
+        yield f"of {names[owner.uid]}{container}"
+
+
+def _remote_memory(
+    host: Host, allocations: Iterable[PodAllocation]
+) -> Iterator[MapWarningDocument]:
+    """Yield a warning for each container whose CPUs and pinned memory are on different nodes."""
+    node_of = {cpu.id: cpu.node for cpu in host.cpus if cpu.node is not None}
+    for allocation in allocations:
+        for container in allocation.containers:
+            mems = container.mems
+            if not mems or not container.cpus:
+                continue
+            nodes = Mask.from_ids({node_of[cpu] for cpu in container.cpus if cpu in node_of})
+            if nodes != mems:
+                yield MapWarningDocument(
+                    reason="RemoteMemory",
+                    message=f"{full_name(allocation)} container {container.name}: CPUs "
+                    f"{container.cpus} are on {_nodes(nodes)}, its memory on {_nodes(mems)}",
+                    uids=(allocation.uid,),
+                    cpus=str(container.cpus),
+                )
+
+
+def _nodes(nodes: Mask) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else "no known node"
+
+
+def _not_found(pods: Iterable[MapPodDocument]) -> Iterator[MapWarningDocument]:
+    for pod in pods:
+        if pod.not_found:
+            few = ", ".join(pod.not_found[:_NAMED])
+            left = len(pod.not_found) - _NAMED
+            more = f" and {left} more" if left > 0 else ""
+            yield MapWarningDocument(
+                reason="ContainerNotFound",
+                message=f"{full_name(pod)}: containers not found: {few}{more}",
+                uids=(pod.uid,),
+            )
+
+
+def _invalid(violations: Iterable[Violation]) -> Iterator[MapWarningDocument]:
+    for violation in violations:
+        yield MapWarningDocument(
+            reason="AllocationInvalid", message=str(violation), uids=(violation.uid,)
+        )
+
+
+# --- topology -------------------------------------------------------------------------------------
+# A host as JSON: what `numawarden topology --output json` prints and the API returns.
+
+
+class CpuView(TypedDict):
+    """One logical CPU; group ids as in `sysfs.host.Cpu`, null where there is no such group."""
+
+    id: int
+    online: bool
+    isolated: bool
+    core: int | None
+    cluster: int | None
+    die: int | None
+    package: int | None
+    node: int | None
+    uncore: int | None
+    kind: str
+
+
+class HugePagesView(TypedDict):
+    """The pool of one page size, in bytes and pages."""
+
+    size_bytes: int
+    count: int
+
+
+class NodeView(TypedDict):
+    """One NUMA node; `cpus` in the kernel's list format, distances by node id as text.
+
+    `memory_bytes` is null if the host does not report it, `tier` if there are no memory tiers; the
+    smaller one is faster.
+    """
+
+    id: int
+    cpus: str
+    memory_bytes: int | None
+    hugepages: list[HugePagesView]
+    distances: dict[str, int]
+    tier: int | None
+
+
+# The functional form, because `class` is a keyword.
+DeviceView = TypedDict(
+    "DeviceView",
+    {
+        "kind": str,
+        "name": str,
+        "address": str,
+        "node": int | None,
+        "cpus": str,
+        "vendor": str,
+        "device": str,
+        "class": str,
+    },
+)
+
+
+class Totals(TypedDict):
+    """Counts over the whole host; groups are those with an online CPU.
+
+    `threads_per_core` is that of the core with the most online threads, `memory_only_nodes` the
+    nodes without online CPUs, `memory_bytes` the sum over the nodes, null where one is unknown. A
+    group that the kernel does not report is counted 0 times.
+    """
+
+    cpus: int
+    online: int
+    memory_bytes: int | None
+    packages: int
+    dies: int
+    clusters: int
+    cores: int
+    threads_per_core: int
+    uncore_caches: int
+    nodes: int
+    memory_only_nodes: int
+
+
+class TopologyView(TypedDict):
+    """One host; sets of CPUs in the kernel's list format, a line for each odd file.
+
+    `uncore_bytes` is the size of each uncore cache by its id as text, where it is known.
+    """
+
+    cpus: list[CpuView]
+    nodes: list[NodeView]
+    devices: list[DeviceView]
+    offline: str
+    isolated: str
+    nohz_full: str
+    uncore_bytes: dict[str, int]
+    totals: Totals
+    warnings: list[str]
+
+
+def topology_view(host: Host) -> TopologyView:
+    """Return the host as plain values of JSON, everything in ascending order of ids."""
+    return TopologyView(
+        cpus=[_cpu_view(cpu) for cpu in host.cpus],
+        nodes=[_node_view(node) for node in host.nodes],
+        devices=[_device_view(device) for device in host.devices],
+        offline=str(host.offline),
+        isolated=str(host.isolated),
+        nohz_full=str(host.nohz_full),
+        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
+        totals=totals(host),
+        warnings=list(host.warnings),
+    )
+
+
+def totals(host: Host) -> Totals:
+    """Return the host's counts, enumerated and never divided."""
+    online = [cpu for cpu in host.cpus if cpu.online]
+    threads = Counter(cpu.core for cpu in online)
+    return Totals(
+        cpus=len(host.cpus),
+        online=len(online),
+        memory_bytes=_sum(node.memory_bytes for node in host.nodes),
+        packages=_groups(cpu.package for cpu in online),
+        dies=_groups(cpu.die for cpu in online),
+        clusters=_groups(cpu.cluster for cpu in online),
+        cores=len(threads),
+        threads_per_core=max(threads.values(), default=0),
+        uncore_caches=_groups(cpu.uncore for cpu in online),
+        nodes=len(host.nodes),
+        memory_only_nodes=len(host.memory_only_nodes),
+    )
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    found = list(amounts)
+    known = [amount for amount in found if amount is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def _groups(ids: Iterable[int | None]) -> int:
+    return len({group for group in ids if group is not None})
+
+
+def _cpu_view(cpu: Cpu) -> CpuView:
+    return CpuView(
+        id=cpu.id,
+        online=cpu.online,
+        isolated=cpu.isolated,
+        core=cpu.core,
+        cluster=cpu.cluster,
+        die=cpu.die,
+        package=cpu.package,
+        node=cpu.node,
+        uncore=cpu.uncore,
+        kind=cpu.kind.value,
+    )
+
+
+def _node_view(node: Node) -> NodeView:
+    return NodeView(
+        id=node.id,
+        cpus=str(node.cpus),
+        memory_bytes=node.memory_bytes,
+        hugepages=[_hugepages_view(pool) for pool in node.hugepages],
+        distances={str(other): distance for other, distance in sorted(node.distances.items())},
+        tier=node.tier,
+    )
+
+
+def _hugepages_view(pool: HugePages) -> HugePagesView:
+    return HugePagesView(size_bytes=pool.size_bytes, count=pool.count)
+
+
+def _device_view(device: Device) -> DeviceView:
+    return DeviceView(
+        {
+            "kind": device.kind,
+            "name": device.name,
+            "address": device.address,
+            "node": device.node,
+            "cpus": str(device.cpus),
+            "vendor": device.vendor,
+            "device": device.device,
+            "class": device.device_class,
+        }
+    )

@@ -1,0 +1,1 @@
+"""What exists only beside a kubelet: its pods, its devices, the runtime, the API server."""

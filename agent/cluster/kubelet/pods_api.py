@@ -1,0 +1,380 @@
+"""Client of the kubelet's Pods API (KEP-4188, `v1alpha1.Pods`), on a socket below its directory.
+
+Seen on kubelet v1.36.2: the gate is `PodsAPI`; the socket is made again at each start; every pod is
+listed before its admission and watched after it; INITIAL_SYNC_COMPLETE may come before the kubelet
+knows any pod.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from contextlib import aclosing
+from enum import IntEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from agent.cluster.kubelet.pods import (
+    PodsUnavailableError,
+    ReportedPod,
+    ReportedPods,
+    UnreadablePodError,
+    checked_uid,
+    is_terminal,
+)
+from agent.files import UntrustedPathError, read_trusted
+from agent.rpc import MAP, CallError, Client, Messages, RawMessage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from agent.rpc import Message, SocketClient
+    from agent.yaml import Plain
+
+
+# --- pod messages ---------------------------------------------------------------------------------
+# The part of `k8s.io.api.core.v1` that a pod is read from, as declared messages.
+#
+# Field numbers are those of `generated.proto` in k8s.io/api (v1.36). Messages have more fields,
+# which are passed over.
+
+CORE_V1: Final = Messages(
+    "k8s.io.api.core.v1",
+    {
+        "PodList": {"items": (2, "repeated bytes")},
+        "Pod": {
+            "metadata": (1, "ObjectMeta"),
+            "spec": (2, "PodSpec"),
+            "status": (3, "PodStatus"),
+        },
+        "ObjectMeta": {
+            "name": (1, "string"),
+            "namespace": (3, "string"),
+            "uid": (5, "string"),
+            "deletionTimestamp": (9, "Time"),
+            "annotations": (12, MAP),
+        },
+        "Time": {"seconds": (1, "int64")},
+        "PodSpec": {
+            "containers": (2, "repeated Container"),
+            "initContainers": (20, "repeated Container"),
+            "overhead": (32, "repeated Amount"),
+            "resources": (40, "ResourceRequirements"),
+        },
+        "Container": {
+            "name": (1, "string"),
+            "resources": (8, "ResourceRequirements"),
+            "restartPolicy": (24, "string"),
+        },
+        "ResourceRequirements": {
+            "limits": (1, "repeated Amount"),
+            "requests": (2, "repeated Amount"),
+        },
+        # An entry of a map of quantities, as it stands on the wire.
+        "Amount": {"key": (1, "string"), "value": (2, "Quantity")},
+        "Quantity": {"string": (1, "string")},
+        "PodStatus": {
+            "phase": (1, "string"),
+            "containerStatuses": (8, "repeated ContainerStatus"),
+            "initContainerStatuses": (10, "repeated ContainerStatus"),
+        },
+        "ContainerStatus": {"state": (2, "ContainerState")},
+        "ContainerState": {"running": (2, "ContainerStateRunning")},
+        "ContainerStateRunning": {},
+    },
+)
+
+
+def read_message(data: bytes) -> ReportedPod:
+    """Return one v1.Pod in protobuf; raises `UnreadablePodError`."""
+    try:
+        pod = CORE_V1["Pod"].FromString(data)
+    except DecodeError as error:
+        raise UnreadablePodError(f"it is not a pod ({error})") from error
+    status = pod.status
+    return ReportedPod(
+        uid=checked_uid(pod.metadata.uid),
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        specification=_specification(pod),
+        terminal=is_terminal(status.phase),
+        deleting=pod.metadata.HasField("deletionTimestamp"),
+        running=any(
+            each.state.HasField("running")
+            for each in (*status.containerStatuses, *status.initContainerStatuses)
+        ),
+    )
+
+
+def read_messages(pods: Iterable[bytes]) -> ReportedPods:
+    """Return the pods of an answer; one that cannot be read does not affect the others."""
+    read, unreadable = list[ReportedPod](), list[UnreadablePodError]()
+    for data in pods:
+        try:
+            read.append(read_message(data))
+        except UnreadablePodError as error:
+            unreadable.append(error)
+    return ReportedPods(tuple(read), tuple(unreadable))
+
+
+def _specification(pod: Message) -> Plain:
+    """Return what a manifest of the pod would say; a field with its default is left out."""
+    metadata, spec = pod.metadata, pod.spec
+    stated: dict[str, Plain] = {
+        "containers": [_container(each) for each in spec.containers],
+        "initContainers": [_container(each) for each in spec.initContainers],
+        "overhead": _amounts(spec.overhead),
+    }
+    if spec.HasField("resources"):
+        stated["resources"] = _resources(spec.resources)
+    named: dict[str, Plain] = {
+        key: text for key in ("uid", "name", "namespace") if (text := getattr(metadata, key))
+    }
+    named["annotations"] = dict(metadata.annotations)
+    return {"metadata": named, "spec": stated}
+
+
+def _container(container: Message) -> Plain:
+    stated: dict[str, Plain] = {
+        "name": container.name,
+        "resources": _resources(container.resources),
+    }
+    if container.restartPolicy:
+        stated["restartPolicy"] = container.restartPolicy
+    return stated
+
+
+def _resources(resources: Message) -> Plain:
+    return {"requests": _amounts(resources.requests), "limits": _amounts(resources.limits)}
+
+
+def _amounts(amounts: Iterable[Message]) -> dict[str, Plain]:
+    return {each.key: each.value.string for each in amounts}
+
+
+# --- allocated pods -------------------------------------------------------------------------------
+# The kubelet's file `allocated_pods_state`: what it allocated to each pod, by uid.
+#
+# Kubelets up to v1.36 keep there requests and limits by the names of containers, and of pods as a
+# whole. Which containers are init containers or sidecars is not in it, containers that cannot be
+# resized may be missing, and so are names, annotations and phases of pods. So nothing can be
+# decided from it: that a pod is there is known, not what it asks for. Later kubelets (version "v2")
+# add the whole pods as protobuf; a pod that such a kubelet took over from the older form is known
+# as little as before, which shows by its missing name.
+#
+# Neither version says that a pod has ended.
+
+FILE_NAME: Final = "allocated_pods_state"
+#: The longest file in bytes.
+LONGEST_FILE: Final = 64 << 20
+_WITH_PODS: Final = "v2"
+
+
+class AllocatedPods(Struct, frozen=True):
+    """What the file says: the uids of all its pods, and those by uid that it has whole."""
+
+    uids: frozenset[str] = frozenset()
+    pods: Mapping[str, ReportedPod] = MappingProxyType({})
+
+
+class _File(Struct, frozen=True):
+    data: str = ""
+    version: str = ""
+
+
+class _Data(Struct, frozen=True, rename={"pod_list": "podList"}):
+    entries: dict[str, Any] | None = None
+    pod_list: str = ""
+
+
+def read_allocated(directory: Path) -> AllocatedPods:
+    """Return what the file of a kubelet's directory says; raises `PodsUnavailableError`.
+
+    The checksum is the kubelet's affair: a file whose text can be read is used for nothing but
+    that a pod is there, or has all that a pod needs.
+    """
+    path = directory / FILE_NAME
+    try:
+        return _read(read_trusted(path, LONGEST_FILE))
+    except FileNotFoundError:
+        raise PodsUnavailableError(str(path), "there is no such file", expected=True) from None
+    except OSError as error:
+        raise PodsUnavailableError(str(path), error.strerror or str(error)) from error
+    except UntrustedPathError as error:
+        raise PodsUnavailableError(str(path), f"{error.risk}; {error.risk.remedy}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PodsUnavailableError(str(path), f"it cannot be decoded ({error})") from error
+    except (DecodeError, binascii.Error) as error:
+        raise PodsUnavailableError(str(path), f"its podList cannot be decoded ({error})") from error
+
+
+def _read(content: bytes) -> AllocatedPods:
+    file = msgspec.json.decode(content, type=_File)
+    data = msgspec.json.decode(file.data or "{}", type=_Data)
+    uids = frozenset(uid for uid in data.entries or () if _is_uid(uid))
+    if file.version != _WITH_PODS:
+        return AllocatedPods(uids)
+    raw = base64.b64decode(data.pod_list, validate=True)
+    listed = read_messages(CORE_V1["PodList"].FromString(raw).items)
+    whole = {pod.uid: pod for pod in listed.pods if pod.name}
+    return AllocatedPods(uids | whole.keys(), MappingProxyType(whole))
+
+
+def _is_uid(text: str) -> bool:
+    try:
+        checked_uid(text)
+    except UnreadablePodError:
+        return False
+    return True
+
+
+# --- pods api -------------------------------------------------------------------------------------
+
+SERVICE: Final = "v1alpha1.Pods"
+#: The socket below the kubelet's directory.
+SOCKET: Final = "pods-api/pods-api.sock"
+#: No kubelet runs as many pods; more in one list are rejected.
+MOST_PODS: Final = 10_000
+#: The most characters of the kubelet's own words in an error.
+_LONGEST_WORDS: Final = 500
+
+V1ALPHA1: Final = Messages(
+    "v1alpha1",
+    {
+        "WatchPodsRequest": {},
+        "WatchPodsEvent": {"type": (1, "int32"), "pod": (2, "bytes")},
+        "ListPodsRequest": {},
+        "ListPodsResponse": {"pods": (1, "repeated bytes")},
+        "GetPodRequest": {"podUID": (1, "string")},
+        "GetPodResponse": {"pod": (1, "bytes")},
+    },
+)
+
+
+class EventType(IntEnum):
+    """What happened to a pod (`v1alpha1.EventType`); ADDED does not mean that it is new."""
+
+    UNSPECIFIED = 0
+    ADDED = 1
+    MODIFIED = 2
+    DELETED = 3
+    INITIAL_SYNC_COMPLETE = 4
+
+
+class PodEvent(Struct, frozen=True):
+    """One event of a watch: the pod as it is now, or why it cannot be read; neither of a sync."""
+
+    type: EventType
+    pod: ReportedPod | None = None
+    error: UnreadablePodError | None = None
+
+
+def dial(socket: Path) -> SocketClient:
+    """Return a client of a kubelet's socket."""
+    return Client(socket, SERVICE)
+
+
+class PodsApi:
+    """The Pods API of one kubelet; its socket need not exist yet. Close it in the end."""
+
+    def __init__(self, directory: Path, dial: Callable[[Path], SocketClient] = dial) -> None:
+        self.socket = directory / SOCKET
+        self.way = f"Pods API ({self.socket})"
+        self._dial = dial
+        self._client: SocketClient | None = None
+
+    async def pods(self, seconds: float) -> ReportedPods:
+        """Return all pods of the kubelet, those before their admission included.
+
+        Raises `PodsUnavailableError`, also after `seconds`.
+        """
+        answer = await self._answer("ListPods", seconds)
+        if len(answer.pods) > MOST_PODS:
+            raise self._unavailable(f"it lists {len(answer.pods)} pods, more than {MOST_PODS}")
+        return read_messages(answer.pods)
+
+    async def pod(self, uid: str, seconds: float) -> ReportedPod | None:
+        """Return one pod, None if the kubelet has no pod of that uid.
+
+        Raises `UnreadablePodError`, and `PodsUnavailableError`, also after `seconds`.
+        """
+        try:
+            answer = await self._answer("GetPod", seconds, podUID=uid)
+        except PodsUnavailableError as error:
+            if error.code == "NOT_FOUND":
+                return None
+            raise
+        pod = read_message(answer.pod)
+        if pod.uid != uid:
+            raise UnreadablePodError(f"the kubelet answered with the pod of uid {pod.uid}", uid)
+        return pod
+
+    async def watch(self) -> AsyncGenerator[PodEvent, None]:
+        """Yield the events of all pods, first ADDED of each that is known; runs until it breaks.
+
+        Raises `PodsUnavailableError` when it breaks, also if the server ends it.
+        """
+        client = self._connected()
+        stream = client.stream("WatchPods", V1ALPHA1["WatchPodsRequest"](), RawMessage)
+        try:
+            async with aclosing(stream):
+                async for raw in stream:
+                    yield self._event(raw)
+        except CallError as error:
+            raise self._unavailable(_words(error), error.code) from error
+        raise self._unavailable("the kubelet ended the watch")
+
+    async def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _answer(self, method: str, seconds: float, **fields: str) -> Message:
+        request = V1ALPHA1[f"{method}Request"](**fields)
+        try:
+            raw = await self._connected().call(method, request, RawMessage, seconds)
+        except CallError as error:
+            raise self._unavailable(_words(error), error.code) from error
+        return self._decoded(f"{method}Response", raw)
+
+    def _decoded(self, name: str, raw: bytes) -> Message:
+        try:
+            return V1ALPHA1[name].FromString(raw)
+        except DecodeError as error:
+            raise self._unavailable(f"its answer cannot be decoded as {name}") from error
+
+    def _event(self, raw: bytes) -> PodEvent:
+        event = self._decoded("WatchPodsEvent", raw)
+        try:
+            kind = EventType(event.type)
+        except ValueError:  # of a later kubelet: the pod counts
+            kind = EventType.MODIFIED
+        if kind is EventType.INITIAL_SYNC_COMPLETE:
+            return PodEvent(kind)
+        try:
+            return PodEvent(kind, read_message(event.pod))
+        except UnreadablePodError as error:
+            return PodEvent(kind, error=error)
+
+    def _connected(self) -> SocketClient:
+        """Return the client; raises `PodsUnavailableError` where there is no socket to connect."""
+        if self._client is None:
+            # Without a socket gRPC would try for the whole deadline.
+            if not self.socket.exists():
+                raise PodsUnavailableError(self.way, "there is no such socket", expected=True)
+            self._client = self._dial(self.socket)
+        return self._client
+
+    def _unavailable(self, found: str, code: str = "") -> PodsUnavailableError:
+        return PodsUnavailableError(self.way, found, code=code)
+
+
+def _words(error: CallError) -> str:
+    text = str(error)[:_LONGEST_WORDS]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,1 +1,0 @@
-"""What pods hold: the ledger and its values, immutable."""

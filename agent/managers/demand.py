@@ -1,0 +1,439 @@
+"""The demand of a pod, computed once before the first resource manager is called.
+
+What a pod demands of each resource manager, and whether its containers may have it, is decided by
+that manager; here it is put together.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import Struct, field
+
+from agent.managers.allocation import (
+    DEVICES,
+    ContainerAllocation,
+    CpuLimits,
+    Isolation,
+    PodAllocation,
+)
+from agent.managers.decision import Eligibility
+from agent.managers.topology.hint import NO_AFFINITY, Hint
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass, spec_digest
+from agent.pods.quantity import ZERO
+from agent.pods.requests import (
+    has_pod_level_resources,
+    is_container_guaranteed,
+    is_memory_type,
+    pod_limits,
+    pod_requests,
+    qos_class,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.policy import Policy
+    from agent.pods.model import Container, Pod
+    from agent.pods.quantity import Quantity
+    from sysfs.mask import Mask
+
+
+#: Why a container of a pod with a budget has neither exclusive CPUs nor exclusive memory.
+NOT_GUARANTEED: Final = "its requests do not equal its limits for both cpu and memory"
+
+
+class PodRequest(Struct, frozen=True):
+    """A pod under a policy, as a resource manager is asked what the pod demands.
+
+    `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
+    resources but the gates are off, so it is admitted without alignment or exclusive resources.
+    `containers` are in the order of admission.
+    """
+
+    policy: Policy
+    pod: Pod
+    qos: QosClass
+    pod_level: bool
+    unmanaged: bool
+    containers: tuple[Container, ...]
+
+    @property
+    def from_budget(self) -> bool:
+        """Whether the pod's budget is allocated as a whole and divided among the containers."""
+        return self.pod_level and self.policy.topology.is_pod_scope
+
+    def lacks_guarantee(self, container: Container) -> bool:
+        """Return whether a container shares a budget since it is not Guaranteed itself (KEP-5526).
+
+        Its requests would have to equal its limits for cpu and memory.
+        """
+        return self.pod_level and not is_container_guaranteed(container)
+
+    def why_none(self) -> str | None:
+        """Return why no container may have exclusive CPUs or memory, None when some may."""
+        if self.unmanaged:
+            return "the pod has pod-level resources and the gate PodLevelResourceManagers is off"
+        if self.qos is not QosClass.GUARANTEED:
+            return f"the pod's QoS class is {self.qos}; exclusive resources need Guaranteed"
+        return None
+
+
+class Reasons(Protocol):
+    """The reason of each container, by its place: a tuple, or text that is made when it is read."""
+
+    def __getitem__(self, place: int, /) -> str:
+        """Return the reason of the container at a place."""
+        ...
+
+
+class ResourceDemand(Struct, frozen=True):
+    """What a pod demands of one resource manager, in the manager's own types.
+
+    `pod` is the demand of the pod, its budget if `PodDemand.pod_level`; `containers` are the
+    demands of the containers, in their order. `active`: the manager allocates to this pod.
+    `exclusive` says of each container whether it may have resources of its own, and `why` gives
+    the reason.
+    """
+
+    pod: Any
+    containers: tuple[Any, ...]
+    active: bool
+    exclusive: tuple[bool, ...]
+    why: Reasons
+
+
+class Demanding(Protocol):
+    """What computing a demand needs of a resource manager."""
+
+    @property
+    def name(self) -> str:
+        """The name of the manager."""
+        ...
+
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        """Return what a pod demands of the manager."""
+        ...
+
+
+class ContainerDemand(Struct, frozen=True):
+    """The demand of one container: what the demands of its pod have at its `place`."""
+
+    container: Container
+    of_pod: Mapping[str, ResourceDemand]
+    place: int
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return self.container.name
+
+    @property
+    def kind(self) -> ContainerKind:
+        """Standard init container, sidecar or app."""
+        return self.container.kind
+
+    @property
+    def is_standard_init(self) -> bool:
+        """Whether the container ends before the next one starts and its resources are reused."""
+        return self.container.kind is ContainerKind.INIT
+
+    def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
+        """Return what the container demands of a resource manager."""
+        return self.of_pod[manager].containers[self.place]
+
+    def may_have(self, manager: str) -> bool:
+        """Return whether a resource manager may give the container resources of its own."""
+        return self.of_pod[manager].exclusive[self.place]
+
+    def why(self, manager: str) -> str:
+        """Return why a resource manager may or may not do so, "" without the manager."""
+        part = self.of_pod.get(manager)
+        return "" if part is None else part.why[self.place]
+
+    @property
+    def cpus(self) -> int:
+        """The whole CPUs that the container requests; 0: it shares CPUs."""
+        cpus: int = self.of_pod[CPU].containers[self.place]
+        return cpus
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes by memory type that the container requests; empty: its memory is shared."""
+        memory: Mapping[str, int] = self.of_pod[MEMORY].containers[self.place]
+        return memory
+
+
+class PodDemand(Struct, frozen=True):
+    """The demand of one pod, by the name of the resource manager.
+
+    `pod_level`: its pod-level resources are managed (KEP-5526). `requests` counts against the
+    node's allocatable: effective requests by resource, with overhead, `cpu` in millicores and all
+    others in whole units. `containers` are in the order of admission: init containers first.
+    """
+
+    pod: Pod
+    qos: QosClass
+    pod_level: bool
+    parts: Mapping[str, ResourceDemand]
+    containers: tuple[ContainerDemand, ...]
+    requests: Mapping[str, int]
+    #: Warnings of fields of the pod that the policy's feature gates leave out.
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def cpus(self) -> int:
+        """The whole CPUs that the pod requests, its budget if `pod_level`."""
+        cpus: int = self.parts[CPU].pod
+        return cpus
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes by memory type that the pod requests, its budget if `pod_level`."""
+        memory: Mapping[str, int] = self.parts[MEMORY].pod
+        return memory
+
+    def active(self, manager: str) -> bool:
+        """Return whether a resource manager allocates to this pod."""
+        return self.parts[manager].active
+
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Return which containers may have exclusive resources, and why."""
+        return tuple(
+            Eligibility(
+                each.name,
+                {name: each.part(name) for name in self.parts if each.may_have(name)},
+                {name: part.why[each.place] for name, part in self.parts.items()},
+            )
+            for each in self.containers
+        )
+
+    @property
+    def has_standard_init(self) -> bool:
+        """Whether containers end before others start, which may reuse what they had."""
+        return any(container.is_standard_init for container in self.containers)
+
+    def init_containers(self) -> Iterator[ContainerDemand]:
+        """Yield standard init containers and sidecars, in order."""
+        return (c for c in self.containers if c.kind is not ContainerKind.APP)
+
+    def apps(self) -> Iterator[ContainerDemand]:
+        """Yield app containers, in order."""
+        return (c for c in self.containers if c.kind is ContainerKind.APP)
+
+
+def demand_of(
+    policy: Policy,
+    managers: Iterable[Demanding],
+    pod: Pod,
+    requests: Mapping[str, int] | None = None,
+) -> PodDemand:
+    """Return the demand of a pod under a policy; no total is above 2^63-1.
+
+    `requests` are the pod's `node_requests` where they are known already.
+    """
+    managed, gates = policy.pod_level_managers, policy.gates
+    has_budget = gates.pod_level_resources and has_pod_level_resources(pod)
+    containers = pod.all_containers()
+    request = PodRequest(
+        policy=policy,
+        pod=pod,
+        qos=qos_class(pod, pod_level_resources=gates.pod_level_resources),
+        pod_level=has_budget and managed,
+        unmanaged=has_budget and not managed,
+        containers=containers,
+    )
+    parts = {manager.name: manager.demand(request) for manager in managers}
+    return PodDemand(
+        pod=pod,
+        qos=request.qos,
+        pod_level=request.pod_level,
+        parts=parts,
+        containers=tuple(
+            [ContainerDemand(container, parts, place) for place, container in enumerate(containers)]
+        ),
+        requests=node_requests(policy, pod) if requests is None else requests,
+        dropped=_dropped(policy, pod),
+    )
+
+
+def _dropped(policy: Policy, pod: Pod) -> tuple[str, ...]:
+    """Return a warning for each field that counts for nothing, as the API server drops it."""
+    if policy.gates.pod_level_resources or not has_pod_level_resources(pod):
+        return ()
+    return ("spec.resources: the feature gate PodLevelResources is off, so it is left out",)
+
+
+def node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
+    """Return the effective requests as in `PodDemand.requests`, at most 2^63-1 each."""
+    requests = pod_requests(pod, pod_level_resources=policy.gates.pod_level_resources)
+    return {
+        name: amount.milli_value if name == CPU else amount.value
+        for name, amount in requests.items()
+    }
+
+
+# --- from parts -----------------------------------------------------------------------------------
+# Building the allocation of a pod: resources, isolation levels, limits and quotas.
+#
+# Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota Management".
+
+#: Without a pod-level limit, the pod has a limit of these only if every container has.
+_SUMMED: Final = (CPU, MEMORY)
+
+
+class PodPart(Struct):
+    """What one resource manager has allocated to a pod, in the manager's own types.
+
+    `containers` are by name, and lack those without a part; `pod` is the budget, None without one.
+    """
+
+    containers: dict[str, Any] = field(default_factory=dict)
+    pod: Any = None
+
+
+_NO_HINTS: Final[Mapping[str, Hint]] = MappingProxyType({})
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def make_allocation(
+    policy: Policy,
+    demand: PodDemand,
+    parts: Mapping[str, PodPart],
+    hints: Mapping[str, Hint] = _NO_HINTS,
+) -> PodAllocation:
+    """Return the allocation of the pod of `demand`: the `parts` of the managers, by their names.
+
+    `hints` are the alignments of the containers, by name.
+    """
+    pod, gates = demand.pod, policy.gates
+    containers = tuple(
+        [
+            _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY))
+            for each in demand.containers
+        ]
+    )
+    of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
+    limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
+    return PodAllocation(
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        qos=demand.qos,
+        spec_digest=spec_digest(pod),
+        containers=containers,
+        cpus=of_pod.pop(CPU, None),
+        memory=of_pod.pop(MEMORY, ()),
+        cpu=CpuLimits(
+            request_millis=demand.requests.get(CPU),
+            limit_millis=limits[CPU].milli_value if CPU in limits else None,
+        ),
+        quota_disabled=_pod_quota_disabled(policy, demand, containers),
+        requests=MappingProxyType(dict(demand.requests)),
+        limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
+        others=MappingProxyType(of_pod) if of_pod else _NONE,
+    )
+
+
+def _container(
+    policy: Policy,
+    demand: PodDemand,
+    container: ContainerDemand,
+    parts: Mapping[str, PodPart],
+    hint: Hint,
+) -> ContainerAllocation:
+    name = container.name
+    own = {key: part.containers[name] for key, part in parts.items() if name in part.containers}
+    cpus: Mask | None = own.pop(CPU, None)
+    isolation = _isolation(demand, container, cpus)
+    devices = dict(own.pop(DEVICES, {}))
+    resources = container.container.resources
+    lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
+    return ContainerAllocation(
+        name=name,
+        kind=container.kind,
+        isolation=isolation,
+        cpus=cpus,
+        memory=own.pop(MEMORY, ()),
+        devices=MappingProxyType(devices),
+        device_nodes=_device_nodes(policy, devices) if devices else _NONE,
+        hint=hint,
+        cpu=_cpu_limits(resources.requests, resources.limits),
+        quota_disabled=isolation is Isolation.CONTAINER and lifted,
+        limits=_memory_limits(resources.limits),
+        why=container.why(CPU),
+        others=MappingProxyType(own) if own else _NONE,
+    )
+
+
+def _device_nodes(
+    policy: Policy, devices: Mapping[str, tuple[str, ...]]
+) -> Mapping[str, Mapping[str, Mask]]:
+    """Return the NUMA nodes of allocated devices, as far as they are known."""
+    places = {
+        resource: {
+            device.id: device.nodes
+            for device in policy.devices[resource]
+            if device.nodes and device.id in ids
+        }
+        for resource, ids in devices.items()
+    }
+    return MappingProxyType({resource: nodes for resource, nodes in places.items() if nodes})
+
+
+def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None) -> Isolation:
+    """Return which containers share the CPUs of a container (KEP-5526, ResourceIsolationLevel)."""
+    if cpus is None:
+        return Isolation.HOST
+    if demand.pod_level and not container.cpus:
+        return Isolation.POD
+    return Isolation.CONTAINER
+
+
+def _pod_quota_disabled(
+    policy: Policy, demand: PodDemand, containers: tuple[ContainerAllocation, ...]
+) -> bool:
+    """Return whether the kubelet removes the pod's CPU quota.
+
+    It does so if any container has exclusive CPUs; with pod-level resources only if all have.
+    """
+    exclusive = [allocation.isolation is Isolation.CONTAINER for allocation in containers]
+    lifted = all(exclusive) if demand.pod_level else any(exclusive)
+    return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
+
+
+def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
+    """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
+
+    For cpu and memory: the pod-level limit, else the sum over its containers. If any container has
+    no limit, the pod has none.
+    """
+    limits = pod_limits(pod, pod_level_resources=pod_level)
+    stated = pod.resources.limits if pod_level and pod.resources is not None else {}
+    for name in _SUMMED:
+        if not stated.get(name, ZERO) and not all(
+            container.resources.limits.get(name, ZERO) for container in pod.all_containers()
+        ):
+            limits.pop(name, None)
+    return limits
+
+
+def _hugepages(requests: Mapping[str, int]) -> dict[str, int]:
+    """Return the limit of each huge page size, which equals the request (HugePageLimits)."""
+    return {name: size for name, size in requests.items() if name.startswith(HUGEPAGES_PREFIX)}
+
+
+def _memory_limits(limits: Mapping[str, Quantity]) -> Mapping[str, int]:
+    """Return the bytes by memory type; a limit of zero bytes means no limit."""
+    sizes = {name: size.value for name, size in limits.items() if is_memory_type(name)}
+    if not sizes.get(MEMORY):
+        sizes.pop(MEMORY, None)
+    return MappingProxyType(sizes)
+
+
+def _cpu_limits(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> CpuLimits:
+    return CpuLimits(
+        request_millis=requests[CPU].milli_value if CPU in requests else None,
+        limit_millis=limits[CPU].milli_value if CPU in limits else None,
+    )

@@ -1,0 +1,234 @@
+"""How good an allocation is: what each container has of what a latency-critical one wants.
+
+The policies decide whether less than that is a rejection; many admit the second best. A verdict
+says what an allocation has, and of what is lacking why, so that it is never silent; a pod can
+require parts of it (`agent.pods.model`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.allocation import Isolation, Origin
+from agent.managers.decision import ADMIT_AGAIN, Reason, Rejection, Rule, Violation, nodes_text
+from agent.managers.device.kubelet import given_devices
+from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+from agent.pods.model import Quality, near_nodes, required
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.host import HostPolicy
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
+
+
+# --- validity -------------------------------------------------------------------------------------
+# Violations: existing allocations that the current policy would not make, and why.
+#
+# Allocations are kept whatever changes (design, decision 4): the policy, an option, a reservation,
+# the CPUs, memory, nodes and devices of the host. Each resource manager says which of its resources
+# violate the current policy; what concerns the alignment of all resources is here.
+
+
+def invalid_allocations(
+    rules: EffectivePolicy, ledger: Ledger, offline: Mask = EMPTY
+) -> tuple[Violation, ...]:
+    """Return all violations of the current policy, in the order of admission.
+
+    `offline` are CPUs that exist but are offline. A pod just admitted under the same policy has no
+    violations, except for shared cores on hosts whose cores differ in size, where whole cores are
+    not guaranteed.
+    """
+    checks = [manager.violations(rules, ledger, offline) for manager in rules.managers]
+    found: list[Violation] = []
+    for allocation in ledger.allocations.values():
+        for check in checks:
+            found += check(allocation)
+        found += _of_alignment(rules, allocation)
+    return tuple(found)
+
+
+def _of_alignment(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator[Violation]:
+    topology = rules.policy.topology
+    if (
+        allocation.has_budget
+        and allocation.origin is not Origin.RECOVERED
+        and not (rules.policy.pod_level_managers and topology.is_pod_scope)
+    ):
+        message = "has a pod-level budget, which these gates and this scope do not allocate"
+        remedy = f"set PodLevelResourceManagers and the pod scope again, or {ADMIT_AGAIN}"
+        yield Violation.of(allocation, Rule.POD_BUDGET, message, remedy)
+    if topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        yield from _several_nodes(rules, allocation)
+    if topology.policy is TopologyManagerPolicy.RESTRICTED:
+        yield from _not_preferred(allocation)
+
+
+def _several_nodes(rules: EffectivePolicy, allocation: PodAllocation) -> Iterator[Violation]:
+    of_pod = rules.policy.topology.scope is not TopologyManagerScope.CONTAINER
+    for container in (None,) if of_pod else allocation.containers:
+        nodes = EMPTY
+        for manager in rules.managers:
+            nodes |= manager.nodes(rules, allocation, container)
+        if len(nodes) > 1:
+            message = f"is spread over nodes {nodes}, single-numa-node allows one"
+            name = None if container is None else container.name
+            yield Violation.of(allocation, Rule.TOPOLOGY_POLICY, message, container=name)
+
+
+def _not_preferred(allocation: PodAllocation) -> Iterator[Violation]:
+    """Yield containers whose recorded alignment was not preferred (policy restricted).
+
+    Allocations made under policy none have no recorded alignment, so they are not checked.
+    """
+    for container in allocation.containers:
+        if container.hint.nodes is not None and not container.hint.preferred:
+            nodes = Mask(container.hint.nodes)
+            message = f"is on nodes {nodes}, not a preferred alignment, which restricted rejects"
+            name = container.name
+            yield Violation.of(allocation, Rule.TOPOLOGY_POLICY, message, container=name)
+
+
+# --- verdict --------------------------------------------------------------------------------------
+
+
+class Judgement(Struct, frozen=True):
+    """Whether a container has one quality; `why` says why not, "" if it has."""
+
+    container: str
+    quality: Quality
+    why: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the container has it."""
+        return not self.why
+
+
+def verdict(rules: HostPolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
+    """Return what every container has of each quality that applies to it.
+
+    Of a container without CPUs of its own only pinned memory and devices are judged: that it shares
+    is what it asked for (its `why`), unless its specification is not known.
+    """
+    return tuple(
+        judgement
+        for container in allocation.containers
+        for judgement in _of(rules, container)
+        if not (judgement.quality is Quality.EXCLUSIVE and container.why and judgement.why)
+    )
+
+
+def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:
+    """Return why an allocation lacks what its pod requires, None if it lacks nothing."""
+    if not pod.annotations:
+        return None
+    asked = required(pod.annotations)
+    if nodes := near_nodes(pod.annotations):
+        far = _far_from(rules, nodes, allocation)
+        if far:
+            message = f"the pod would not be near {nodes_text(nodes)} as it requires: {far}"
+            return Rejection(Reason.REQUIREMENT, message)
+    if not asked:
+        return None
+    judged = [each for container in allocation.containers for each in _of(rules, container)]
+    for quality in sorted(asked - {each.quality for each in judged}):
+        message = f"the pod would not get what it requires: {quality}: {_NOTHING[quality]}"
+        return Rejection(Reason.REQUIREMENT, message)
+    lacking = [each for each in judged if each.quality in asked and each.why]
+    if not lacking:
+        return None
+    details = "; ".join(f"{each.container} is not {each.quality}: {each.why}" for each in lacking)
+    return Rejection(
+        Reason.REQUIREMENT,
+        f"the pod would not get what it requires: {details}",
+        container=lacking[0].container,
+    )
+
+
+#: Why a quality cannot be judged of any container of a pod.
+_NOTHING: Final = {
+    Quality.EXCLUSIVE: "the pod has no container",
+    Quality.ALIGNED: "no container has CPUs or pinned memory of its own",
+    Quality.WHOLE_CORES: "no container has CPUs of its own",
+    Quality.NEAR_DEVICE: "no container has a device and CPUs or pinned memory of its own",
+}
+
+
+def _far_from(rules: HostPolicy, nodes: Mask, allocation: PodAllocation) -> str:
+    """Return which containers are on none of some nodes, "" if each that is on any node is."""
+    of_cpus = rules.machine.cpus.nodes_of
+    places = {
+        container.name: place
+        for container in allocation.containers
+        if (place := of_cpus(container.cpus or EMPTY) or container.mems)
+    }
+    if not places:
+        return "none of its containers has CPUs or memory of its own"
+    far = (f"{name} is on {nodes_text(on)}" for name, on in places.items() if not on & nodes)
+    return ", ".join(far)
+
+
+def _of(rules: HostPolicy, container: ContainerAllocation) -> Iterator[Judgement]:
+    exclusive = container.isolation is Isolation.CONTAINER
+    why = container.why or "its specification is not known"
+    yield Judgement(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
+    cpus = (container.cpus or EMPTY) if exclusive else EMPTY
+    places = rules.machine.cpus.nodes_of(cpus)
+    if cpus or container.memory:
+        yield Judgement(container.name, Quality.ALIGNED, _spread(container, places))
+    if cpus:
+        yield Judgement(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus))
+    near = places or container.mems
+    devices = list(_devices(rules, container)) if near else []
+    if devices:
+        yield Judgement(container.name, Quality.NEAR_DEVICE, _far(devices, near))
+
+
+def _spread(container: ContainerAllocation, places: Mask) -> str:
+    """Return why CPUs and memory are not aligned, "" if they are."""
+    memory = container.mems
+    if len(places | memory) <= 1:
+        return ""
+    if container.hint.preferred and (not memory or not places or places <= memory):
+        return ""
+    parts = [
+        f"{what} on {nodes_text(nodes)}"
+        for what, nodes in (("CPUs", places), ("memory", memory))
+        if nodes
+    ]
+    return ", ".join(parts)
+
+
+def _shared_cores(rules: HostPolicy, cpus: Mask) -> str:
+    siblings = rules.machine.cpus.cores_of(cpus) - cpus
+    if not siblings:
+        return ""
+    noun = "CPU" if len(siblings) == 1 else "CPUs"
+    return f"not its own on the same cores: {noun} {siblings}"
+
+
+def _devices(rules: HostPolicy, container: ContainerAllocation) -> Iterator[tuple[str, str, Mask]]:
+    """Yield resource, id and nodes of every device, allocated by the agent or by the kubelet."""
+    for resource, ids in sorted(container.devices.items()):
+        places = {device.id: device.nodes for device in rules.policy.devices.get(resource, ())}
+        recorded = container.device_nodes.get(resource, {})
+        for each in ids:
+            yield resource, each, recorded.get(each) or places.get(each, EMPTY)
+    for given in given_devices(container):
+        yield given.resource, given.id, given.nodes
+
+
+def _far(devices: Iterable[tuple[str, str, Mask]], near: Mask) -> str:
+    far = [
+        f"{resource} {each} is on {nodes_text(nodes)}"
+        for resource, each, nodes in devices
+        if nodes and not nodes & near
+    ]
+    return f"{'; '.join(far)}, the container on {nodes_text(near)}" if far else ""

@@ -1,1 +1,0 @@
-"""Questions that are answered by deciding: what would help a rejected pod, and how many fit."""

@@ -1,0 +1,368 @@
+"""From the ledger to the settings that every cgroup of the pods should have.
+
+Pure: the settings follow from the ledger, the node's shared pool and the identified cgroups.
+
+The shared pool is written once, not into every container. The cgroups of the QoS classes Burstable
+and BestEffort carry the pool, and what is in them inherits. Guaranteed pods stand beside the pods
+with exclusive CPUs: one without exclusive CPUs carries the pool in its own cgroup, and what is in
+that inherits, unless the layout has a cgroup for all of these, which carries it. So a change of
+the pool writes the two classes and those pods, however many pods and containers there are. Three
+kinds of cgroups cannot inherit the pool and carry it themselves: a container that shares in a pod
+with exclusive CPUs, a container that was bound to a cgroup outside of its pod's, and all of a class
+in which a pod has CPUs of its own (no policy allocates them so; a recovered or imported allocation
+may).
+
+The cgroup of all pods has no cpuset of its own: one that another process wrote there confines every
+pod inside.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.reconcile.identify import IdentifiedBy
+from agent.reconcile.quota import (
+    EVERYTHING,
+    container_defaults,
+    container_settings,
+    default_settings,
+    pod_quotas,
+    pod_values,
+    quota_value,
+)
+from agent.reconcile.target import NO_PODS
+from cgroupfs.apply import CPUSET, NEEDED
+from cgroupfs.names import Tier
+from cgroupfs.plan import Setting
+from cgroupfs.settings import CPU_WEIGHT, UNLIMITED
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from agent.managers.allocation import PodAllocation
+    from agent.reconcile.identify import IdentifiedCgroups, Located, LocatedPod, OrphanedCgroup
+    from agent.reconcile.quota import ContainerSettings, EnforcedControllers
+    from agent.reconcile.target import Desired, PodClasses
+
+
+class Role(StrEnum):
+    """What a cgroup is to the ledger."""
+
+    POD = "pod"
+    CONTAINER = "container"
+    SUBGROUP = "subgroup"
+    SANDBOX = "sandbox"
+    UNIDENTIFIED = "unidentified"
+    ORPHANED = "orphaned"
+    #: The cgroup of a QoS class, above the pods of the class.
+    QOS_CLASS = "qos class"
+    #: The cgroup above the QoS classes and all pods.
+    ALL_PODS = "all pods"
+
+
+#: The cgroups that the agent creates above the pods.
+ABOVE_PODS: Final = frozenset({Role.QOS_CLASS, Role.ALL_PODS})
+
+
+_NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
+#: Cgroups in a pod that match no container of its specification.
+_WITHOUT_AN_ALLOCATION: Final = {
+    IdentifiedBy.SANDBOX: Role.SANDBOX,
+    IdentifiedBy.UNKNOWN: Role.UNIDENTIFIED,
+}
+
+
+class HostSets(Struct, frozen=True):
+    """The CPUs and memory nodes that the cgroup above all pods has; empty when not shown."""
+
+    cpus: Mask = EMPTY
+    mems: Mask = EMPTY
+
+
+UNKNOWN_HOST: Final = HostSets()
+
+
+class DesiredCgroup(Struct, frozen=True):
+    """One cgroup, what it is, and the settings it should have.
+
+    `pod` is the pod's uid, "" for an orphaned cgroup and for those above the pods. `container` is
+    the name of an identified container, also for its subgroups, else None.
+    """
+
+    setting: Setting
+    role: Role
+    pod: str
+    container: str | None = None
+    identity: IdentifiedBy | None = None
+
+    def needed(self, controllers: tuple[str, ...]) -> tuple[str, ...]:
+        """Return which of these controllers the cgroup needs: without a set of its own no cpuset.
+
+        systemd disables the cpuset controller where no unit has a set.
+        """
+        if not self.setting.inherits:
+            return controllers
+        return tuple(name for name in controllers if name != CPUSET)
+
+
+def desired_cgroups(
+    target: Desired,
+    identified: IdentifiedCgroups,
+    enforced: EnforcedControllers = EVERYTHING,
+    host: HostSets = UNKNOWN_HOST,
+    classes: PodClasses = NO_PODS,
+    known: KnownPods | None = None,
+) -> tuple[DesiredCgroup, ...]:
+    """Return what is desired of every cgroup, those above first.
+
+    A pod's set is the union of what its members may use: its budget where it has one, the sets of
+    its containers, the node's shared pool where a container runs there. Memory nodes are pinned
+    only where memory was allocated. A pod's own cgroup is listed although it may not exist yet.
+    Files of controllers that are not `enforced` are left as they are. `classes` are those of a
+    ledger before, from which the present ones are made; `known` is what was desired before.
+    """
+    classes = classes.of(target.ledger.allocations)
+    pool = SharedPool.of(target, identified, host, classes)
+    pods = known or KnownPods()
+    pods.start(pool, enforced, target.ledger.allocations)
+    desired: list[DesiredCgroup] = []
+    for uid, located in identified.pods.items():
+        desired.extend(pods.of(target.ledger.allocations[uid], located))
+    for orphan in identified.orphaned:
+        desired.extend(_orphaned(orphan, pool))
+    above = _above_pods(identified, pool, _nodes_of(desired, host), classes)
+    everything = (*above, *desired)
+    if set(NEEDED) <= enforced.controllers:
+        return everything
+    return tuple(replace(item, setting=_only(item.setting, enforced)) for item in everything)
+
+
+class SharedPool(Struct, frozen=True):
+    """The node's shared pool, and who carries it.
+
+    `carriers` are the cgroups of the QoS classes that carry the pool, each with a final slash;
+    `whole` are all CPUs of the host, those included that a pod has and that are offline.
+    """
+
+    cpus: Mask
+    whole: Mask
+    carriers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, target: Desired, identified: IdentifiedCgroups, host: HostSets, classes: PodClasses
+    ) -> SharedPool:
+        """Return the pool; a class carries it unless a pod of the class has CPUs of its own.
+
+        Of the pods that share, all that were not found to inherit are among the identified ones.
+        """
+        whole = host.cpus | target.shared_pool | exclusive_cpus(target.ledger)
+        if not target.shared_pool:
+            return cls(EMPTY, whole)
+        split = classes.split_classes()
+        shared = f"{identified.classes.get(Tier.SHARED, '')}/"
+        pods = target.ledger.allocations
+        if len(shared) > 1 and any(
+            pods[uid].exclusive_cpus
+            for uid, located in identified.pods.items()
+            if located.cgroup.startswith(shared)
+        ):
+            split |= {Tier.SHARED}
+        paths = identified.classes.items()
+        carriers = tuple(f"{path}/" for tier, path in paths if tier not in split)
+        return cls(target.shared_pool, whole, carriers)
+
+    def inherited(self, cgroup: str) -> Setting | None:
+        """Return the setting of a cgroup that inherits the pool from a class, None outside."""
+        return self.below(cgroup, self.cpus) if cgroup.startswith(self.carriers) else None
+
+    def below(self, cgroup: str, cpus: Mask | None) -> Setting:
+        """Return the setting of a cgroup that inherits `cpus`; None leaves its set as it is."""
+        return Setting(cgroup, cpus=cpus, whole_cpus=self.whole if cpus else EMPTY)
+
+
+class KnownPods:
+    """What is desired of the cgroups of each pod, made again only when an input changed.
+
+    The inputs are compared, not assumed: the allocation (the same object), the pod's cgroups as
+    they were found, the shared pool and the controllers that are enforced. What cgroups show is no
+    input.
+    """
+
+    def __init__(self) -> None:
+        self._pool = SharedPool(EMPTY, EMPTY)
+        self._enforced = EVERYTHING
+        self._pods: dict[str, tuple[PodAllocation, LocatedPod, tuple[DesiredCgroup, ...]]] = {}
+
+    def start(
+        self,
+        pool: SharedPool,
+        enforced: EnforcedControllers,
+        allocations: Mapping[str, PodAllocation],
+    ) -> None:
+        """Take the inputs that all pods have in common; forget the pods without an allocation."""
+        if pool != self._pool or enforced != self._enforced:
+            self._pool, self._enforced = pool, enforced
+            self._pods.clear()
+        if len(self._pods) > len(allocations):
+            self._pods = {uid: one for uid, one in self._pods.items() if uid in allocations}
+
+    def of(self, pod: PodAllocation, located: LocatedPod) -> tuple[DesiredCgroup, ...]:
+        """Return what is desired of a pod's cgroup and of those of its containers."""
+        before = self._pods.get(pod.uid)
+        if before is not None and before[0] is pod and before[1] == located:
+            return before[2]
+        desired = tuple(_pod(pod, located, self._pool, self._enforced))
+        if not located.boundary:  # of such a pod the containers are not known
+            self._pods[pod.uid] = (pod, located, desired)
+        return desired
+
+
+def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
+    """Return a setting without the files of controllers that are not enforced."""
+    sets = CPUSET in enforced.controllers
+    return replace(
+        setting,
+        cpus=setting.cpus if sets else None,
+        mems=setting.mems if sets else None,
+        exclusive=setting.exclusive and sets,
+        whole_cpus=setting.whole_cpus if sets else EMPTY,
+        whole_mems=setting.whole_mems if sets else EMPTY,
+        values=enforced.only(setting.values),
+    )
+
+
+def _nodes_of(desired: Iterable[DesiredCgroup], host: HostSets) -> Mask:
+    """Return all memory nodes: a node of a pod may be missing from what the host shows."""
+    nodes = host.mems
+    for item in desired:
+        if item.setting.mems is not None:
+            nodes |= item.setting.mems
+    return nodes
+
+
+def _above_pods(
+    identified: IdentifiedCgroups, pool: SharedPool, mems: Mask, classes: PodClasses
+) -> Iterator[DesiredCgroup]:
+    """Yield the agent's own cgroups above the pods: of all pods, then of the QoS classes."""
+    if identified.all_pods:
+        setting = Setting(identified.all_pods, whole_cpus=pool.whole, whole_mems=mems)
+        yield DesiredCgroup(setting, Role.ALL_PODS, "")
+    weights = classes.weights()
+    for tier, cgroup in identified.classes.items():
+        carries = f"{cgroup}/" in pool.carriers
+        setting = Setting(
+            cgroup,
+            cpus=pool.cpus if carries else None,
+            whole_cpus=EMPTY if carries else pool.whole,
+            whole_mems=mems,
+            values={CPU_WEIGHT: weights[tier]},
+        )
+        yield DesiredCgroup(setting, Role.QOS_CLASS, "")
+
+
+def _pod(
+    pod: PodAllocation, located: LocatedPod, pool: SharedPool, enforced: EnforcedControllers
+) -> Iterator[DesiredCgroup]:
+    quotas = pod_quotas(pod)
+    allocated = {c.name: container_settings(c, pool.cpus, quotas) for c in pod.containers}
+    others = {
+        # A sandbox does no work: without a pod shared pool it has what its pod has.
+        IdentifiedBy.SANDBOX: default_settings(pod, EMPTY),
+        IdentifiedBy.UNKNOWN: default_settings(pod, pool.cpus, quotas.unidentified),
+    }
+    own = f"{located.cgroup}/"
+    members = [
+        (m, others.get(m.identity) or _settings_of(pod, allocated, m)) for m in located.containers
+    ]
+    inside = (settings for member, settings in members if member.cgroup.startswith(own))
+    cpus = _union(pod.cpus, (each.cpus for each in (*allocated.values(), *inside))) or None
+    setting = replace(
+        pool.inherited(located.cgroup) or Setting(located.cgroup, cpus=cpus),
+        mems=_pod_mems(pod, allocated.values()),
+        exclusive=bool(pod.exclusive_cpus),
+        values=pod_values(pod, quotas.pod, enforced),
+    )
+    yield DesiredCgroup(setting, Role.POD, pod.uid)
+    limits = {c.name: container_defaults(c, enforced) for c in pod.containers}
+    for member, settings in members:
+        inherits = member.cgroup.startswith(own) and (
+            not pod.exclusive_cpus
+            or (member.identity is IdentifiedBy.SANDBOX and settings.cpus is None)
+        )
+        cpus, whole = (setting.cpus, pool.whole) if inherits else (settings.cpus, EMPTY)
+        yield from _member(pod, member, settings, limits, (cpus, EMPTY if cpus is None else whole))
+
+
+def _settings_of(
+    pod: PodAllocation, allocated: Mapping[str, ContainerSettings], member: Located
+) -> ContainerSettings:
+    container = member.container or pod.containers[0].name
+    if container not in allocated:
+        raise ValueError(f"pod {pod.uid} has no container {container!r}")
+    return allocated[container]
+
+
+def _member(
+    pod: PodAllocation,
+    member: Located,
+    settings: ContainerSettings,
+    limits: Mapping[str, Mapping[str, str]],
+    cpus: tuple[Mask | None, Mask],
+) -> Iterator[DesiredCgroup]:
+    role = _WITHOUT_AN_ALLOCATION.get(member.identity, Role.CONTAINER)
+    # A cgroup without a name is a container too where all containers are alike.
+    known = role is Role.CONTAINER
+    name = member.container or pod.containers[0].name
+    setting = Setting(
+        member.cgroup,
+        cpus=cpus[0],
+        whole_cpus=cpus[1],
+        mems=settings.mems,
+        exclusive=settings.exclusive,
+        values=quota_value(settings.cpu_max),
+        defaults=limits[name] if known else _NO_VALUES,
+    )
+    yield DesiredCgroup(setting, role, pod.uid, member.container, member.identity)
+    for subgroup in member.subgroups:
+        # The container's quota covers all cgroups inside; a quota of the subgroup, which a runtime
+        # may set (crun does), would throttle a second time.
+        ours = subgroup.quota and settings.cpu_max is not None
+        inner = replace(
+            setting,
+            cgroup=subgroup.cgroup,
+            values=quota_value(UNLIMITED if ours else None),
+            defaults=_NO_VALUES,
+        )
+        yield DesiredCgroup(inner, Role.SUBGROUP, pod.uid, member.container, member.identity)
+
+
+def _orphaned(orphan: OrphanedCgroup, pool: SharedPool) -> Iterator[DesiredCgroup]:
+    """Confine an orphaned cgroup to the node's shared pool, the only CPUs without an owner."""
+    own = pool.inherited(orphan.cgroup) or Setting(orphan.cgroup, cpus=pool.cpus or None)
+    yield DesiredCgroup(own, Role.ORPHANED, "")
+    for path in orphan.containers:
+        yield DesiredCgroup(pool.below(path, pool.cpus or None), Role.ORPHANED, "")
+
+
+def _pod_mems(pod: PodAllocation, allocated: Collection[ContainerSettings]) -> Mask | None:
+    """Return the nodes of a pod's cgroup, None while any container may use all of the host's."""
+    if not pod.memory and any(settings.mems is None for settings in allocated):
+        return None
+    budget = _union(None, (block.nodes for block in pod.memory))
+    return _union(budget, (settings.mems for settings in allocated)) or None
+
+
+def _union(first: Mask | None, others: Iterable[Mask | None]) -> Mask:
+    union = EMPTY if first is None else first
+    for mask in others:
+        if mask is not None:
+            union |= mask
+    return union

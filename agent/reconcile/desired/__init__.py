@@ -1,1 +1,0 @@
-"""What each cgroup should have, from the ledger."""

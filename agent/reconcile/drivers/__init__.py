@@ -1,1 +1,0 @@
-"""How pod cgroups are made and recorded: directories or systemd's slices."""

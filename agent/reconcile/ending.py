@@ -1,0 +1,186 @@
+"""Removing the cgroups of pods that ended, and unsetting those that were bound to their containers.
+
+No process is ever killed: a cgroup with processes stays, and the next enforcement confines them to
+the node's shared pool.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.reconcile.identify import given_up, orphaned, pod_cgroup, runs, subgroups
+from agent.reconcile.report import ReleaseReport
+from cgroupfs.errors import CgroupNameError
+from cgroupfs.settings import CPUS, MEMS
+from systemd.units import SystemdError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.managers.allocation import PodAllocation
+    from agent.reconcile.drivers import PodCgroups
+    from agent.reconcile.observe import ObservationCache
+    from agent.reconcile.target import Desired
+    from cgroupfs.names import Layout
+    from cgroupfs.plan import Setting
+    from cgroupfs.tree import CgroupTree
+
+
+# --- backoff --------------------------------------------------------------------------------------
+# Backoff for cgroups that another process rewrites after every repair.
+#
+# The first repairs of a cgroup are made at once. When the cgroup differs again soon after each of
+# them, another writer is at work, and repairing at every comparison would only waste CPU time and
+# fill the log: the next repair waits, twice as long every time, up to some minutes. A cgroup that
+# stays as desired for long enough is forgotten. When the desired setting changes, nothing waits,
+# since the other writer may not conflict with the new one. Only the same change made again counts;
+# several different changes in a row do not, up to a limit.
+
+#: This many repairs in a row are made without a pause.
+AT_ONCE: Final = 5
+FIRST_PAUSE: Final = 20.0
+LONGEST_PAUSE: Final = 300.0
+#: A cgroup that differs again within this many seconds after a repair (and its pause) counts as
+#: differing in a row.
+IN_A_ROW: Final = 60.0
+#: More different changes in a row than this count as a conflict as well.
+_DIFFERENT: Final = 16
+
+
+class WriterConflict(Struct, frozen=True):
+    """A cgroup that differed after it was repaired: how often, and how long it rests (seconds).
+
+    `times` counts how often a change was found that had been found before (`seen`).
+    """
+
+    setting: Setting
+    times: int
+    since: float
+    pause: float
+    seen: frozenset[str]
+
+    @property
+    def ends(self) -> float:
+        """When the next repair may be made, on the clock of `since`."""
+        return self.since + self.pause
+
+
+class Backoff:
+    """Remembers which cgroups had to be repaired, and which of them rest (seconds)."""
+
+    def __init__(self) -> None:
+        self._contests: dict[str, WriterConflict] = {}
+
+    def resting(self, now: float) -> Mapping[str, WriterConflict]:
+        """Return the cgroups that are not to be repaired yet."""
+        return {path: one for path, one in self._contests.items() if now < one.ends}
+
+    def note(
+        self, repaired: Iterable[tuple[Setting, str]], now: float
+    ) -> Mapping[str, WriterConflict]:
+        """Note what was repaired just now and how it differed; return the cgroups that now rest."""
+        self._contests = {
+            path: one for path, one in self._contests.items() if now < one.ends + IN_A_ROW
+        }
+        begun: dict[str, WriterConflict] = {}
+        for setting, found in repaired:
+            contest = _next(self._contests.get(setting.cgroup), setting, found, now)
+            self._contests[setting.cgroup] = contest
+            if contest.pause:
+                begun[setting.cgroup] = contest
+        return begun
+
+
+def _next(
+    before: WriterConflict | None, setting: Setting, found: str, now: float
+) -> WriterConflict:
+    if before is None or before.setting != setting:
+        return WriterConflict(setting, 1, now, 0.0, frozenset((found,)))
+    again = found in before.seen or len(before.seen) >= _DIFFERENT
+    times = before.times + 1 if again else before.times
+    seen = before.seen if again else before.seen | {found}
+    return WriterConflict(setting, times, now, _pause(times) if again else 0.0, seen)
+
+
+def _pause(times: int) -> float:
+    if times < AT_ONCE:
+        return 0.0
+    return min(FIRST_PAUSE * 2.0 ** (times - AT_ONCE), LONGEST_PAUSE)
+
+
+# --- releaser -------------------------------------------------------------------------------------
+
+_SETS: Final = (CPUS, MEMS)
+
+
+class Releaser:
+    """Removes cgroups by a driver (`pods`); `cache` is that of the enforcer of the same tree."""
+
+    def __init__(
+        self, tree: CgroupTree, layout: Layout, pods: PodCgroups, cache: ObservationCache
+    ) -> None:
+        self._tree = tree
+        self._layout = layout
+        self._pods = pods
+        self._memory = cache
+
+    def pod(self, pod: PodAllocation) -> ReleaseReport:
+        """Remove the cgroup of a pod that is no longer in the ledger.
+
+        A cgroup with processes stays. Raises `OSError` only when the tree itself fails.
+        """
+        try:
+            return self._remove(pod.uid, pod_cgroup(self._tree, self._layout, pod))
+        except CgroupNameError:
+            # The pod never had a cgroup.
+            return ReleaseReport("", removed=True)
+
+    def orphaned(self, target: Desired) -> tuple[ReleaseReport, ...]:
+        """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
+        found = orphaned(self._tree, self._layout, target.ledger)
+        return tuple(self._remove("", orphan.cgroup) for orphan in found)
+
+    def bound(self, target: Desired) -> frozenset[str]:
+        """Clear the cpusets of cgroups that were bound and in which no process runs now.
+
+        A process that starts there later belongs to no container of a pod, so it must not start on
+        the CPUs of one. Returns the cgroups that need not be remembered: the cleared ones, and
+        those that no longer exist.
+        """
+        bindings, living = target.bindings, target.ledger.allocations
+        elsewhere = given_up(self._layout, target.ledger, bindings)
+        return frozenset(
+            path
+            for path in bindings.given_up(living)
+            if (path in elsewhere and not runs(self._tree, path) and self._clear(path))
+            or (path not in elsewhere and not self._tree.exists(path))
+        )
+
+    def _clear(self, cgroup: str) -> bool:
+        """Unset the cpusets of a cgroup and its subgroups; return whether that was possible."""
+        try:
+            with suppress(FileNotFoundError):
+                for path in (cgroup, *(each.cgroup for each in subgroups(self._tree, cgroup))):
+                    for file, text in zip(_SETS, self._tree.read_many(path, _SETS), strict=True):
+                        if (text or "").strip():
+                            self._tree.write(path, file, "\n")
+            self._pods.forget(cgroup)
+        except (OSError, SystemdError):
+            # A process started there meanwhile (the kernel does not clear a set under processes),
+            # or systemd would write the set again: the cgroup is confined, and cleared later.
+            return False
+        return True
+
+    def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
+        if not self._tree.exists(cgroup):
+            report = ReleaseReport(cgroup, removed=True)
+        elif self._pods.makes:
+            report = self._pods.remove(cgroup)
+        else:
+            report = ReleaseReport(cgroup, removed=False)
+        if report.removed or self._pods.makes:  # the kubelet's unit keeps what was recorded
+            self._memory.forget_recorded(uid, cgroup)
+        return report

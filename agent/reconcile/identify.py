@@ -1,0 +1,609 @@
+"""Which cgroup is which container.
+
+Containers are started by container runtimes, so their cgroups are found, not created. A cgroup
+directly in a pod's cgroup is identified as, in this order:
+
+1. the container that was bound to it (`numawarden bind`);
+2. what a `ContainerIdentifier` (the files of a container runtime) says: that container, or the
+   pod's sandbox, or, where the pod has no container of that name, none (7);
+3. the container whose name is the unit's or directory's name without suffix, or its end after one
+   of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
+   wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
+4. the only container of the pod;
+5. any container, when all containers of the pod have the same settings;
+6. the only container with exactly the CPUs that the cgroup, as the only one in its pod, shows
+   already: the cgroup was identified and pinned before the agent was restarted;
+7. none: the cgroup gets the pod's safe default (`desired.container.default_settings`) and is
+   reported.
+
+A sandbox (pause) keeps a pod's namespaces open and does no work. It has no part in the allocation:
+it gets the safe default, never a container's own CPUs, and is not reported.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from enum import StrEnum
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.recovery import ObservedContainer, ObservedPod
+from agent.pods.model import QosClass
+from agent.reconcile.quota import all_alike
+from agent.runtimes import RuntimeName
+from cgroupfs.errors import CgroupNameError
+from cgroupfs.names import (
+    RUNTIME_SUBGROUPS,
+    Runtime,
+    Tier,
+    containers,
+    containers_if_there,
+    parse_container,
+)
+from cgroupfs.settings import CPU_MAX, CPUS
+from cgroupfs.state import EVENTS, CgroupState, effective_sets, read_state
+from cgroupfs.tree import join, parent
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from agent.managers.allocation import Binding, Bindings, PodAllocation
+    from agent.managers.ledger import Ledger
+    from agent.reconcile.target import AffectedPods
+    from agent.runtimes import ContainerIdentifier
+    from cgroupfs.names import Layout
+    from cgroupfs.tree import CgroupTree
+
+
+_SEPARATORS: Final = "-_.@"
+_TIERS: Final = {qos: Tier(str(qos)) for qos in QosClass}
+_BY_CGROUP: Final = attrgetter("cgroup")
+_NAMED_BY_USERS: Final = (Runtime.SYSTEMD, Runtime.PLAIN)
+
+
+class IdentifiedBy(StrEnum):
+    """How it is known which container a cgroup is."""
+
+    BOUND = "bound"
+    RUNTIME = "by the runtime's files"
+    NAME = "by its name"
+    ONLY = "the only container"
+    ALIKE = "all containers have the same settings"
+    CPUS = "by the CPUs it has"
+    SANDBOX = "the pod's sandbox"
+    UNKNOWN = "unknown"
+
+
+class Subgroup(Struct, frozen=True):
+    """A cgroup with sets of its own that a runtime made inside a container's for the process.
+
+    `quota` says whether it has a `cpu.max` of its own too.
+    """
+
+    cgroup: str
+    quota: bool
+
+
+class Located(Struct, frozen=True):
+    """A container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
+
+    `subgroups` are cgroups that the runtime made inside it (crun's `container`).
+    """
+
+    cgroup: str
+    container: str | None
+    identity: IdentifiedBy
+    subgroups: tuple[Subgroup, ...] = ()
+
+
+class LocatedPod(Struct, frozen=True):
+    """A pod's cgroup, whether it exists, and the container cgroups of the pod.
+
+    `boundary`: only the pod's own cgroup is observed, its containers are not known.
+    """
+
+    cgroup: str
+    exists: bool
+    containers: tuple[Located, ...] = ()
+    boundary: bool = False
+
+
+class OrphanedCgroup(Struct, frozen=True):
+    """A pod cgroup without a pod in the ledger, with the container cgroups in it.
+
+    `bound`: the cgroup lies outside the pods' and is no longer bound to a container.
+    """
+
+    cgroup: str
+    containers: tuple[str, ...]
+    bound: bool = False
+
+
+class IdentifiedCgroups(Struct, frozen=True):
+    """The cgroups of the ledger's pods by uid, and the orphaned cgroups.
+
+    `unnamed` maps the uids of pods that cannot have a cgroup (the uid is not usable as a name) to
+    the reason. `classes` are the cgroups of the levels that have one, `all_pods` is the cgroup of
+    all pods.
+    """
+
+    pods: Mapping[str, LocatedPod]
+    orphaned: tuple[OrphanedCgroup, ...] = ()
+    unnamed: Mapping[str, str] = MappingProxyType({})
+    classes: Mapping[Tier, str] = MappingProxyType({})
+    all_pods: str = ""
+
+
+def identify_cgroups(
+    tree: CgroupTree,
+    layout: Layout,
+    ledger: Ledger,
+    bindings: Bindings,
+    finder: ContainerIdentifier | None = None,
+    scope: AffectedPods | None = None,
+) -> IdentifiedCgroups:
+    """Return the cgroups of every pod, or of those in `scope`.
+
+    Raises `OSError` as the tree does, but not for missing cgroups.
+    """
+    allocations = ledger.allocations
+    if scope is not None:
+        allocations = {uid: allocations[uid] for uid in (*scope.pods, *scope.boundaries)}
+    paths, unnamed = _paths(tree, layout, allocations)
+    boundaries = frozenset[str]() if scope is None else scope.boundaries
+    inner = {uid: path for uid, path in paths.items() if uid not in boundaries}
+    bound = _bound(tree, layout, ledger, bindings, inner)
+    released = frozenset(bindings.released)
+    pods = {
+        uid: LocatedPod(path, tree.exists(path), boundary=True)
+        if uid in boundaries
+        else _identified_pod(
+            tree, ledger.allocations[uid], path, bound.get(uid, {}), finder, released
+        )
+        for uid, path in paths.items()
+    }
+    if scope is None:
+        left = tuple(_orphaned(tree, layout, set(paths.values())))
+    elif scope.orphaned:
+        # The orphaned cgroups of the other levels inherit the shared pool from their level's.
+        left = tuple(_orphaned(tree, layout, set(paths.values()), (Tier.GUARANTEED,)))
+    else:
+        left = _left_of(tree, layout, scope.gone, set(paths.values()))
+    others = (*left, *_strays(tree, layout, ledger, bindings))
+    return IdentifiedCgroups(pods, others, unnamed, _classes(layout), layout.pods())
+
+
+def _classes(layout: Layout) -> Mapping[Tier, str]:
+    """Return the cgroups of the levels; Guaranteed pods with CPUs are siblings of these."""
+    without = (Tier.GUARANTEED, *(() if layout.shares else (Tier.SHARED,)))
+    return {tier: layout.tier(tier) for tier in Tier if tier not in without}
+
+
+def orphaned(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
+    """Return the pod cgroups without a pod in the ledger; raises `OSError` as the tree does."""
+    paths, _ = _paths(tree, layout, ledger.allocations)
+    return tuple(_orphaned(tree, layout, set(paths.values())))
+
+
+def pod_cgroup(tree: CgroupTree, layout: Layout, pod: PodAllocation) -> str:
+    """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid.
+
+    A cgroup is where it is: whether a pod has CPUs of its own may change, and may have been decided
+    before the layout did. Only one that does not exist is placed by what the pod has now.
+    """
+    path = layout.pod(pod.uid, _TIERS[pod.qos])
+    if not layout.shares or pod.qos is not QosClass.GUARANTEED:
+        return path
+    shared = layout.pod(pod.uid, Tier.SHARED)
+    if tree.exists(shared) or not (pod.exclusive_cpus or tree.exists(path)):
+        return shared
+    return path
+
+
+def subgroups(
+    tree: CgroupTree, cgroup: str, released: Collection[str] = ()
+) -> tuple[Subgroup, ...]:
+    """Return the cgroups inside a container's that have sets of their own.
+
+    These are the ones that a runtime made there, and those of `released` that lie in it. A cgroup
+    without the cpuset controller follows the container and is left out.
+    """
+    paths = [f"{cgroup}/{name}" for name in RUNTIME_SUBGROUPS]
+    if released:
+        paths.extend(sorted({p for p in released if p.startswith(f"{cgroup}/")} - {*paths}))
+    found: list[Subgroup] = []
+    for path in paths:
+        # Nearly no container has one, and an error for each missing one costs more than the look.
+        subgroup = _subgroup(tree, path) if tree.exists(path) else None
+        if subgroup is not None:
+            found.append(subgroup)
+    return tuple(found)
+
+
+def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:
+    try:
+        cpus, cpu_max = tree.read_many(path, (CPUS, CPU_MAX))
+    except FileNotFoundError:
+        return None
+    return None if cpus is None else Subgroup(path, cpu_max is not None)
+
+
+def identify(
+    pod: PodAllocation, cgroups: Iterable[str], finder: ContainerIdentifier | None = None
+) -> tuple[tuple[str | None, IdentifiedBy], ...]:
+    """Return which container each unbound cgroup is, and how that is known (rules 2 to 5).
+
+    The containers of a pod that was recovered from its cgroups are named after the directories.
+    """
+    found = [_recognized(pod, cgroup, finder) for cgroup in cgroups]
+    if None not in found:
+        return tuple(each for each in found if each is not None)
+    alike = bool(pod.containers) and all_alike(pod)
+    other = (None, IdentifiedBy.ALIKE if alike else IdentifiedBy.UNKNOWN)
+    return tuple(each or other for each in found)
+
+
+def _recognized(
+    pod: PodAllocation, cgroup: str, finder: ContainerIdentifier | None
+) -> tuple[str | None, IdentifiedBy] | None:
+    """Return which container a cgroup is by rules 2 to 4, None where these do not say."""
+    directory = cgroup.rpartition("/")[2]
+    if pod.container(directory) is not None:
+        return directory, IdentifiedBy.NAME
+    if finder is not None:
+        said = finder.container_of(pod, cgroup)
+        if said is not None:
+            return _as_said(pod, said)
+    named = name_match(directory, (c.name for c in pod.containers))
+    if named is not None:
+        return named, IdentifiedBy.NAME
+    if len(pod.containers) == 1:
+        return pod.containers[0].name, IdentifiedBy.ONLY
+    return None
+
+
+def _as_said(pod: PodAllocation, said: RuntimeName) -> tuple[str | None, IdentifiedBy]:
+    if said.container is None:
+        return None, IdentifiedBy.SANDBOX
+    if pod.container(said.container) is not None:
+        return said.container, IdentifiedBy.RUNTIME
+    # Such as an ephemeral container for debugging, which is not in the specification.
+    return None, IdentifiedBy.UNKNOWN
+
+
+def name_match(directory: str, names: Iterable[str]) -> str | None:
+    """Return the longest of the names that matches a cgroup's directory (rule 3)."""
+    parsed = parse_container(directory)
+    if parsed is None or parsed.runtime not in _NAMED_BY_USERS:
+        return None
+    matching = [name for name in names if _called(parsed.id, name)]
+    return max(matching, key=len, default=None)
+
+
+def _called(stem: str, name: str) -> bool:
+    return stem == name or (stem.endswith(name) and stem[-len(name) - 1] in _SEPARATORS)
+
+
+def _paths(
+    tree: CgroupTree, layout: Layout, allocations: Mapping[str, PodAllocation]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the pods' cgroups by uid, and the reasons of those that cannot have one."""
+    paths: dict[str, str] = {}
+    unnamed: dict[str, str] = {}
+    for uid, pod in allocations.items():
+        try:
+            paths[uid] = pod_cgroup(tree, layout, pod)
+        except CgroupNameError as error:
+            unnamed[uid] = str(error)
+    return paths, unnamed
+
+
+def _bound(
+    tree: CgroupTree,
+    layout: Layout,
+    ledger: Ledger,
+    bindings: Bindings,
+    paths: Mapping[str, str],
+) -> dict[str, dict[str, str]]:
+    """Return {pod uid: {cgroup: container}} of the bindings that can be enforced.
+
+    These are the bindings of the pods of `paths`, and others that lie in the bound cgroups of
+    these pods.
+    """
+    if not bindings:
+        return {}
+    near = _near(bindings, paths)
+    others = {
+        b.pod_uid: ledger.allocations[b.pod_uid] for b in near if b.pod_uid in ledger.allocations
+    }
+    homes, _ = _paths(tree, layout, others)
+    valid = {
+        binding.cgroup: binding
+        for binding in near
+        if (path := homes.get(binding.pod_uid)) is not None
+        and binding.is_of(ledger.allocations)
+        and _may_be_of(layout, path, binding.cgroup)
+        and tree.exists(binding.cgroup)
+    }
+    bound: dict[str, dict[str, str]] = {}
+    for cgroup, binding in valid.items():
+        # Of two nested cgroups the inner one is the container.
+        if not any(other.startswith(f"{cgroup}/") for other in valid):
+            bound.setdefault(binding.pod_uid, {})[cgroup] = binding.container
+    return bound
+
+
+def _near(bindings: Bindings, paths: Mapping[str, str]) -> tuple[Binding, ...]:
+    own = tuple(f"{binding.cgroup}/" for binding in bindings if binding.pod_uid in paths)
+    return tuple(
+        binding
+        for binding in bindings
+        if binding.pod_uid in paths or f"{binding.cgroup}/".startswith(own)
+    )
+
+
+def _may_be_of(layout: Layout, own: str, cgroup: str) -> bool:
+    return cgroup.startswith(f"{own}/") or not f"{cgroup}/".startswith(f"{layout.pods()}/")
+
+
+def _identified_pod(
+    tree: CgroupTree,
+    pod: PodAllocation,
+    path: str,
+    bound: dict[str, str],
+    finder: ContainerIdentifier | None,
+    released: frozenset[str] = frozenset(),
+) -> LocatedPod:
+    found = containers_if_there(tree, path)
+    located = [
+        Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
+        for cgroup, container in bound.items()
+    ]
+    # A cgroup around a bound one is not a container itself; its settings stay as they are.
+    unbound = [
+        cgroup
+        for cgroup in found or ()
+        if not bound
+        or not (cgroup in bound or any(inner.startswith(f"{cgroup}/") for inner in bound))
+    ]
+    identified = zip(unbound, identify(pod, unbound, finder), strict=True)
+    located += [
+        Located(cgroup, name, identity, subgroups(tree, cgroup, released))
+        for cgroup, (name, identity) in identified
+    ]
+    located = _by_cpus(tree, pod, located)
+    return LocatedPod(path, found is not None, tuple(sorted(located, key=_BY_CGROUP)))
+
+
+def _by_cpus(tree: CgroupTree, pod: PodAllocation, located: list[Located]) -> list[Located]:
+    """Identify the cgroups that only their CPUs distinguish (rule 6)."""
+    unknown = [member.cgroup for member in located if member.identity is IdentifiedBy.UNKNOWN]
+    if not unknown:
+        return located
+    shown = {cgroup: _cpus_of(tree, cgroup) for cgroup in unknown}
+    texts = Counter(shown.values())
+    allocated = Counter(str(one.cpus) for one in pod.containers)
+    taken = {member.container for member in located}
+    names = {
+        str(one.cpus): one.name
+        for one in pod.containers
+        if one.cpus
+        and one.name not in taken
+        and allocated[str(one.cpus)] == 1
+        and texts[str(one.cpus)] == 1
+    }
+    return [
+        replace(member, container=names[text], identity=IdentifiedBy.CPUS)
+        if (text := shown.get(member.cgroup, "")) in names
+        else member
+        for member in located
+    ]
+
+
+def _cpus_of(tree: CgroupTree, cgroup: str) -> str:
+    try:
+        return (tree.read_many(cgroup, (CPUS,))[0] or "").strip()
+    except FileNotFoundError:  # it has ended
+        return ""
+
+
+def _strays(
+    tree: CgroupTree, layout: Layout, ledger: Ledger, bindings: Bindings
+) -> Iterator[OrphanedCgroup]:
+    """Yield cgroups outside the pods' that are no longer bound, and have processes or CPUs set.
+
+    Such a cgroup has the CPUs of its former container until it is confined, both for the processes
+    in it and for those that start there next, while these CPUs may be given to other pods.
+    """
+    inner: set[str] = set()
+    for cgroup in given_up(layout, ledger, bindings):
+        if cgroup not in inner and (runs(tree, cgroup) or _cpus_of(tree, cgroup)):
+            below = tuple(each.cgroup for each in subgroups(tree, cgroup))
+            inner.update(below)
+            yield OrphanedCgroup(cgroup, below, bound=True)
+
+
+def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, ...]:
+    """Return the cgroups outside the pods' that are no longer bound, sorted.
+
+    A cgroup in a pod's cgroup has no more CPUs than the pod; a cgroup in or around a bound one is
+    covered by the binding. Both are left out.
+    """
+    living = ledger.allocations
+    bound = [f"{binding.cgroup}/" for binding in bindings if binding.is_of(living)]
+    return tuple(
+        cgroup
+        for cgroup in bindings.given_up(living)
+        if not f"{cgroup}/".startswith(f"{layout.pods()}/")
+        and not any(b.startswith(f"{cgroup}/") or f"{cgroup}/".startswith(b) for b in bound)
+    )
+
+
+def runs(tree: CgroupTree, cgroup: str) -> bool:
+    """Return whether processes live in a cgroup or below."""
+    try:
+        return "populated 1" in tree.read(cgroup, EVENTS)
+    except FileNotFoundError:
+        return False
+
+
+def _left_of(
+    tree: CgroupTree, layout: Layout, gone: Iterable[PodAllocation], known: set[str]
+) -> tuple[OrphanedCgroup, ...]:
+    paths, _ = _paths(tree, layout, {pod.uid: pod for pod in gone})
+    return tuple(
+        OrphanedCgroup(path, containers(tree, path))
+        for path in paths.values()
+        if path not in known and tree.exists(path)
+    )
+
+
+def _orphaned(
+    tree: CgroupTree, layout: Layout, known: set[str], tiers: Iterable[Tier] = Tier
+) -> Iterator[OrphanedCgroup]:
+    for tier in tiers:
+        above = layout.tier(tier)
+        try:
+            names = tree.children(above)
+        except FileNotFoundError:
+            continue
+        for path in (join(above, name) for name in names):
+            if path not in known and layout.parse_pod(path) is not None:
+                yield OrphanedCgroup(path, containers(tree, path))
+
+
+# --- running pods ---------------------------------------------------------------------------------
+# What runs in the pods' cgroups, as the kernel shows it, in the ledger or not.
+
+_QOS: Final = {tier: QosClass(str(tier)) for tier in Tier if tier is not Tier.SHARED} | {
+    Tier.SHARED: QosClass.GUARANTEED
+}
+#: The limit of a cgroup (cgroup-v2.rst, "Memory Interface Files").
+MEMORY_MAX: Final = "memory.max"
+
+
+def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) -> frozenset[str]:
+    """Return the uids of all pods that have a cgroup, of those `doubted` one with processes.
+
+    Raises `OSError` as the tree does.
+    """
+    paths = (path for tier in Tier for path in _pod_paths(tree, layout, tier))
+    named = ((path, layout.parse_pod(path)) for path in paths)
+    return frozenset(
+        name.uid
+        for path, name in named
+        if name is not None and (name.uid not in doubted or _is_populated(tree, path))
+    )
+
+
+def _is_populated(tree: CgroupTree, path: str) -> bool:
+    (events,) = tree.read_many(path, (EVENTS,))
+    return events is not None and "populated 1" in events
+
+
+def seen_pods(
+    tree: CgroupTree, layout: Layout, finder: ContainerIdentifier | None = None
+) -> tuple[ObservedPod, ...]:
+    """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
+
+    Containers that `finder` identifies have their own names, others those of their directories.
+    A cgroup that inherits the shared pool from its QoS class is shown with the pool.
+    """
+    whole, _ = effective_sets(tree, parent(layout.pods()))
+    found = (each for tier in Tier for each in _of_tier(tree, layout, tier, whole))
+    return tuple(pod if finder is None else _as_named(finder, path, pod) for path, pod in found)
+
+
+class _Unnamed(Struct, frozen=True):
+    """A pod with only the uid known (an `agent.pods.model.Named`)."""
+
+    uid: str
+    name: str = ""
+    namespace: str = ""
+
+
+def _as_named(finder: ContainerIdentifier, path: str, pod: ObservedPod) -> ObservedPod:
+    """Use the names that the runtime knows, and leave out the sandbox, which has no allocation."""
+    named = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
+    times = Counter(each.container for each in named if each is not None)
+    containers = (
+        replace(seen, name=known.container)
+        if known is not None and known.container and times[known.container] == 1
+        else seen
+        for seen, known in zip(pod.containers, named, strict=True)
+        if known != RuntimeName(None)
+    )
+    return replace(pod, containers=tuple(containers))
+
+
+def _of_tier(
+    tree: CgroupTree, layout: Layout, tier: Tier, whole: Mask
+) -> Iterator[tuple[str, ObservedPod]]:
+    pool = EMPTY
+    if tier is not Tier.GUARANTEED:
+        of_class = _state(tree, layout.tier(tier))
+        pool = EMPTY if of_class is None else _own_cpus(of_class, whole)
+    for path in _pod_paths(tree, layout, tier):
+        named, own = layout.parse_pod(path), _state(tree, path)
+        if named is not None and own is not None and own.populated:
+            inside = ((each, _state(tree, each)) for each in containers(tree, path))
+            running = tuple(
+                _seen(tree, each, state, _own_cpus(state, whole) or pool)
+                for each, state in inside
+                if state is not None and state.populated
+            )
+            seen = _seen(tree, path, own, _own_cpus(own, whole) or pool)
+            yield path, ObservedPod(named.uid, _QOS[tier], seen, running)
+
+
+def _pod_paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:
+    """Return the children of the cgroup of a tier, in which the pods are."""
+    above = layout.tier(tier)
+    try:
+        return tuple(join(above, name) for name in tree.children(above))
+    except FileNotFoundError:
+        return ()
+
+
+def _state(tree: CgroupTree, path: str) -> CgroupState | None:
+    """Return what a cgroup shows, None when it is gone or being removed (ENODEV)."""
+    try:
+        return read_state(tree, path)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return None
+
+
+def _own_cpus(state: CgroupState, whole: Mask) -> Mask:
+    """Return the CPUs of a cgroup's own; with all CPUs as with none it has what its parent has."""
+    cpus = state.cpus or EMPTY
+    return EMPTY if whole and whole <= cpus else cpus
+
+
+def _seen(tree: CgroupTree, path: str, state: CgroupState, cpus: Mask) -> ObservedContainer:
+    return ObservedContainer(
+        path.rpartition("/")[2],
+        cpus,
+        state.mems or EMPTY,
+        cpus == (state.cpus_effective or cpus),
+        _memory_limit(tree, path),
+    )
+
+
+def _memory_limit(tree: CgroupTree, path: str) -> int:
+    """Return `memory.max` in bytes, 0 for "max" and where the controller is not enabled."""
+    try:
+        (text,) = tree.read_many(path, (MEMORY_MAX,))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return 0
+    limit = (text or "").strip()
+    return int(limit) if limit.isdecimal() else 0

@@ -1,1 +1,0 @@
-"""Which cgroup is which container."""

@@ -1,0 +1,295 @@
+"""Which part of the cgroup tree has to be observed for one change.
+
+Observing all cgroups costs time in proportion to the containers of the host, while most changes
+concern one pod. Cgroups that are left out are not compared, so no CPU that a change gives to a pod
+may depend on them:
+
+- a part is observed only after all cgroups were observed and enforced, and as long as every change
+  since was enforced too. After any failure the next change observes all cgroups;
+- a pod without exclusive CPUs takes none from other pods, so only its own cgroups are observed, all
+  of them, and read back;
+- when CPUs change hands (a pod that changed, or a pod that was asked for, has exclusive CPUs, or
+  the shared pool changed), any container may run on CPUs that are about to be given away: one that
+  started meanwhile, one that another process moved or widened. A previous observation is not proof.
+  But no container has more CPUs than the cgroups above it. So the boundaries are observed: the
+  cgroups of the QoS classes, in which all pods of a class inherit the shared pool, and the own
+  cgroup of every Guaranteed pod that does not inherit the pool, too. Observed in full are the pods
+  that changed, those that run in the shared pool beside exclusive CPUs of their own, and those
+  bound to cgroups outside of the pods';
+- where another process changed the own cgroup of such a pod, all cgroups are observed after all,
+  and where a pod of another class than Guaranteed has CPUs of its own, so that its class does not
+  confine; the cgroup of a class is repaired, and confines all that is inside again;
+- the cgroup of a removed pod is observed, since it stays as long as processes live in it.
+
+What another process changed or started meanwhile in the part that was left out is found by the
+next comparison, which covers all cgroups.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.allocation import NO_BINDINGS, Isolation
+from agent.managers.ledger import Taken, differences
+from agent.pods.model import CPU, QosClass
+from agent.reconcile.quota import cpu_weight
+from cgroupfs.names import Tier
+from sysfs.mask import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from agent.managers.allocation import (
+        Binding,
+        Bindings,
+        ContainerAllocation,
+        MemoryBlock,
+        PodAllocation,
+    )
+    from agent.managers.ledger import Ledger
+    from sysfs.host import Host
+    from sysfs.mask import Mask
+
+
+# --- classes --------------------------------------------------------------------------------------
+# The pods of a ledger by their QoS class, as far as the cgroups of the classes depend on them.
+
+
+class PodClasses(Struct, frozen=True):
+    """Which pods are Guaranteed, which of other classes have CPUs of their own, what they request.
+
+    `guaranteed` and `split` are uids. The sums of CPU requests are in millicores: of the Burstable
+    pods, and of the Guaranteed ones without CPUs of their own. Made again from the one before, a
+    value costs as much as the ledger changed.
+    """
+
+    allocations: Mapping[str, PodAllocation] = MappingProxyType({})
+    guaranteed: frozenset[str] = frozenset()
+    split: frozenset[str] = frozenset()
+    burstable_millis: int = 0
+    sharing_millis: int = 0
+
+    def of(self, allocations: Mapping[str, PodAllocation]) -> PodClasses:
+        """Return the classes of other allocations."""
+        old = self.allocations
+        changed = differences(old, allocations)
+        if not changed:
+            return self
+        gone = [old[uid] for uid in changed if uid in old]
+        new = [allocations[uid] for uid in changed if uid in allocations]
+        return PodClasses(
+            allocations,
+            (self.guaranteed - _uids(gone)) | {pod.uid for pod in new if _is_guaranteed(pod)},
+            (self.split - _uids(gone))
+            | {pod.uid for pod in new if pod.exclusive_cpus and not _is_guaranteed(pod)},
+            self.burstable_millis + _millis(new, _is_burstable) - _millis(gone, _is_burstable),
+            self.sharing_millis + _millis(new, _shares) - _millis(gone, _shares),
+        )
+
+    def split_classes(self) -> frozenset[Tier]:
+        """Return the classes in which a pod has CPUs of its own, so that others cannot inherit.
+
+        No policy allocates them so; a recovered or imported allocation may be one.
+        """
+        return frozenset(Tier(str(self.allocations[uid].qos)) for uid in self.split)
+
+    def weights(self) -> Mapping[Tier, str]:
+        """Return the weight of the cgroup of each class: that of the requests of its pods.
+
+        BestEffort pods request nothing, so theirs is the smallest. Source: the kubelet's
+        qos_container_manager_linux.go.
+        """
+        return {
+            Tier.BURSTABLE: str(cpu_weight(self.burstable_millis)),
+            Tier.BEST_EFFORT: str(cpu_weight(0)),
+            Tier.SHARED: str(cpu_weight(self.sharing_millis)),
+        }
+
+
+NO_PODS = PodClasses()
+
+
+def _uids(pods: list[PodAllocation]) -> set[str]:
+    return {pod.uid for pod in pods}
+
+
+def _is_guaranteed(pod: PodAllocation) -> bool:
+    return pod.qos is QosClass.GUARANTEED
+
+
+def _is_burstable(pod: PodAllocation) -> bool:
+    return pod.qos is QosClass.BURSTABLE
+
+
+def _shares(pod: PodAllocation) -> bool:
+    return _is_guaranteed(pod) and not pod.exclusive_cpus
+
+
+def _millis(pods: list[PodAllocation], counts: Callable[[PodAllocation], bool]) -> int:
+    return sum(pod.cpu.request_millis or 0 for pod in pods if counts(pod))
+
+
+# --- online ---------------------------------------------------------------------------------------
+# What of a ledger the host can enforce now: CPUs that are online, memory nodes that exist.
+#
+# The kernel runs a cgroup whose CPUs are all offline on its parent's CPUs, which other pods use
+# too. So a container that lost all of its CPUs runs on what is left of its pod's budget, or in the
+# node's shared pool, until the CPUs are online again. The allocations themselves do not change.
+
+
+def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
+    """Return a ledger as the host can enforce it; the same object when nothing is missing.
+
+    `known` is a ledger that this host can enforce in full: its allocations are not checked again.
+    """
+    # The kernel rejects a cpuset.mems that names a node without memory.
+    nodes = host.nodes_with_memory
+    allocations = ledger.allocations
+    new = allocations if known is None else differences(known.allocations, allocations)
+    fitting = {uid: _pod(allocations[uid], host, nodes) for uid in new if uid in allocations}
+    reduced = {
+        uid: allocation for uid, allocation in fitting.items() if allocation is not allocations[uid]
+    }
+    if not reduced:
+        return ledger
+    left = MappingProxyType({**allocations, **reduced})
+    exclusive = EMPTY
+    for allocation in left.values():
+        exclusive |= allocation.exclusive_cpus
+    return replace(ledger, allocations=left).with_part(CPU, Taken(exclusive))
+
+
+def _pod(allocation: PodAllocation, host: Host, nodes: Mask) -> PodAllocation:
+    if allocation.exclusive_cpus <= host.online and _all_there(allocation, nodes):
+        return allocation
+    budget = allocation.cpus if allocation.cpus is None else _running(allocation.cpus, host)
+    containers = tuple(_container(one, budget, host, nodes) for one in allocation.containers)
+    return replace(
+        allocation, cpus=budget, memory=_present(allocation.memory, nodes), containers=containers
+    )
+
+
+def _container(
+    allocation: ContainerAllocation, budget: Mask | None, host: Host, nodes: Mask
+) -> ContainerAllocation:
+    memory = _present(allocation.memory, nodes)
+    if allocation.cpus is None:
+        return replace(allocation, memory=memory)
+    own = _running(allocation.cpus, host)
+    if own is not None:
+        return replace(allocation, memory=memory, cpus=own)
+    isolation = Isolation.HOST if budget is None else Isolation.POD
+    return replace(
+        allocation, memory=memory, cpus=budget, isolation=isolation, quota_disabled=False
+    )
+
+
+def _running(cpus: Mask, host: Host) -> Mask | None:
+    """Return the CPUs that exist, None when none of them runs."""
+    return cpus & (host.online | host.offline) if cpus & host.online else None
+
+
+def _all_there(allocation: PodAllocation, nodes: Mask) -> bool:
+    blocks = (*allocation.memory, *(block for one in allocation.containers for block in one.memory))
+    return all(block.nodes <= nodes for block in blocks)
+
+
+def _present(blocks: Iterable[MemoryBlock], nodes: Mask) -> tuple[MemoryBlock, ...]:
+    left = (replace(block, nodes=block.nodes & nodes) for block in blocks)
+    return tuple(block for block in left if block.nodes)
+
+
+# --- state ----------------------------------------------------------------------------------------
+# What the kernel should enforce, independent of the cgroups that exist.
+
+
+class Desired(Struct, frozen=True):
+    """What the kernel should enforce: allocations, the node's shared pool, explicit bindings."""
+
+    ledger: Ledger
+    shared_pool: Mask
+    bindings: Bindings = NO_BINDINGS
+
+
+# --- affected -------------------------------------------------------------------------------------
+
+
+class AffectedPods(Struct, frozen=True):
+    """A part of the tree: the cgroups of `pods` (uids) and of `gone` pods.
+
+    Of the pods of `boundaries` (uids) only the pod's own cgroup is observed. With `orphaned` also
+    the cgroups of Guaranteed pods that are not in the ledger.
+    """
+
+    pods: frozenset[str]
+    gone: tuple[PodAllocation, ...] = ()
+    boundaries: frozenset[str] = frozenset()
+    orphaned: bool = False
+
+
+def scope_of(
+    before: Desired | None,
+    after: Desired,
+    uids: Collection[str],
+    shares: Callable[[str, Mask], bool],
+    inheriting: AbstractSet[str],
+    all_pods: str,
+    classes: PodClasses,
+) -> AffectedPods | None:
+    """Return what has to be observed so that the kernel enforces `after`; None is everything.
+
+    `before` was enforced in full (None: unknown), the pods `uids` are observed in any case,
+    `shares` returns whether a container of a pod (uid) runs in a shared pool, `inheriting` are the
+    pods (uids) that a cgroup above them confines. `all_pods` is the cgroup of all pods, `classes`
+    are those of the pods in `after`.
+    """
+    if before is None:
+        return None
+    old, new = before.ledger.allocations, after.ledger.allocations
+    # An allocation may be made again with the same content; nearly all are the same object.
+    changed = [each for each in differences(old, new) if old.get(each) != new.get(each)]
+    concerned = {*changed, *_rebound(before.bindings, after.bindings), *uids}
+    pods = {each for each in concerned if each in new}
+    gone = tuple(old[each] for each in changed if each in old)
+    exclusive = any(new[each].exclusive_cpus for each in pods)
+    if not exclusive and before.shared_pool == after.shared_pool:
+        return AffectedPods(frozenset(pods), gone)
+    splits = any(new[each].exclusive_cpus for each in pods & inheriting)
+    if splits or classes.split or any(map(_splits_its_class, gone)):
+        return None
+    pods |= {each.pod_uid for each in _elsewhere(after.bindings, all_pods) if each.pod_uid in new}
+    guaranteed = classes.guaranteed - pods - inheriting
+    pods |= {
+        each for each in guaranteed if new[each].exclusive_cpus and shares(each, before.shared_pool)
+    }
+    return AffectedPods(frozenset(pods), gone, guaranteed - pods, orphaned=True)
+
+
+def _splits_its_class(pod: PodAllocation) -> bool:
+    return pod.qos is not QosClass.GUARANTEED and bool(pod.exclusive_cpus)
+
+
+def _elsewhere(bindings: Iterable[Binding], all_pods: str) -> Iterable[Binding]:
+    return (one for one in bindings if not one.cgroup.startswith(f"{all_pods}/"))
+
+
+def _rebound(old: Bindings, new: Bindings) -> set[str]:
+    """Return the pods (uids) that a changed binding concerns.
+
+    Of two nested cgroups the inner one counts, whichever pod it is bound to.
+    """
+    if old == new:
+        return set()
+    differing = set(old) ^ set(new)
+    beside = {one.pod_uid for one in new for each in differing if _nested(one, each)}
+    return {each.pod_uid for each in differing} | beside
+
+
+def _nested(one: Binding, other: Binding) -> bool:
+    first, second = f"{one.cgroup}/", f"{other.cgroup}/"
+    return first.startswith(second) or second.startswith(first)

@@ -1,0 +1,164 @@
+"""Intruding tasks: tasks that may run on the exclusive CPUs of a pod they do not belong to.
+
+Every thread counts whose affinity (`sched_getaffinity(2)`) includes an exclusive CPU and whose
+process lives outside the cgroups of the pod that has the CPU. Kernel threads bound to a single CPU
+(`ksoftirqd/3`, `migration/3`) do not count: no setting moves them. Other kernel threads are marked
+as such, since cpusets do not confine them; `isolcpus=` does.
+
+A task that may run on every CPU was never confined, like the whole system as long as nothing keeps
+it off the exclusive CPUs. Such a task is distinguished from a task that was placed on these CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.reconcile.binding import cgroup_of_pid
+from agent.reconcile.report import BindingError
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+
+_KTHREADD: Final = 2
+_LONGEST_NAME: Final = 64
+
+
+class Task(Struct, frozen=True):
+    """The threads of one process that have the same affinity; `cgroup` is None when unknown."""
+
+    pid: int
+    name: str
+    affinity: Mask
+    cgroup: str | None = None
+    threads: int = 1
+    kernel: bool = False
+
+
+class ExclusiveTerritory(Struct, frozen=True):
+    """The exclusive CPUs of a pod, and the cgroups that may run on them."""
+
+    pod: str
+    cpus: Mask
+    cgroups: tuple[str, ...]
+
+    def holds(self, cgroup: str | None) -> bool:
+        """Return whether a cgroup is one of the pod's or below one of them."""
+        return cgroup is not None and any(
+            cgroup == own or cgroup.startswith(f"{own}/") for own in self.cgroups
+        )
+
+
+class IntruderKind(StrEnum):
+    """How a task came to be allowed on the CPUs of a pod."""
+
+    #: It was placed there: it may not run on every CPU.
+    CONFINED = "confined"
+    #: It may run on every CPU, as any task that nothing keeps off.
+    UNCONFINED = "unconfined"
+    KERNEL = "kernel"
+
+
+class IntrudingTask(Struct, frozen=True):
+    """A task, the exclusive CPUs of other pods that it may use, and the uids of these pods.
+
+    `confined` is False when the task may run on every online CPU.
+    """
+
+    task: Task
+    cpus: Mask
+    pods: tuple[str, ...]
+    confined: bool
+
+    @property
+    def kind(self) -> IntruderKind:
+        """Whether it is confined; threads of the kernel are a kind of their own."""
+        if self.task.kernel:
+            return IntruderKind.KERNEL
+        return IntruderKind.CONFINED if self.confined else IntruderKind.UNCONFINED
+
+
+def intruding_tasks(
+    tasks: Iterable[Task], territories: Iterable[ExclusiveTerritory], online: Mask
+) -> tuple[IntrudingTask, ...]:
+    """Return the tasks that may run on CPUs of pods they do not belong to."""
+    lands = tuple(territories)
+    return tuple(found for task in tasks if (found := _intruding(task, lands, online)) is not None)
+
+
+def count_threads(found: Iterable[IntrudingTask]) -> Mapping[str, int]:
+    """Return the number of threads by `IntruderKind`, 0 for a kind without any."""
+    counted = dict.fromkeys(map(str, IntruderKind), 0)
+    for each in found:
+        counted[each.kind] += each.task.threads
+    return MappingProxyType(counted)
+
+
+def _intruding(
+    task: Task, lands: Iterable[ExclusiveTerritory], online: Mask
+) -> IntrudingTask | None:
+    if task.kernel and len(task.affinity) == 1:
+        return None
+    entered = [land for land in lands if land.cpus & task.affinity and not land.holds(task.cgroup)]
+    cpus = EMPTY
+    for land in entered:
+        cpus |= land.cpus & task.affinity
+    if not cpus:
+        return None
+    confined = not online <= task.affinity
+    return IntrudingTask(task, cpus, tuple(land.pod for land in entered), confined)
+
+
+def read_tasks(proc: Path) -> Iterator[Task]:
+    """Yield the tasks of all processes, without those that exit meanwhile.
+
+    In a container this needs the host's processes (`hostPID`).
+    """
+    import psutil  # noqa: PLC0415  # costs memory, and is needed for this alone
+
+    for process in psutil.process_iter(("name", "ppid")):
+        pid = process.pid
+        kernel = _KTHREADD in (pid, process.info["ppid"])
+        for affinity, threads in _affinities(proc, pid).items():
+            yield Task(
+                pid,
+                printable(process.info["name"] or ""),
+                affinity,
+                None if kernel else _cgroup(proc, pid),
+                threads,
+                kernel,
+            )
+
+
+def printable(name: str) -> str:
+    """Return a name that fits on a line: any user may name a process with arbitrary bytes."""
+    return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME])
+
+
+def _affinities(proc: Path, pid: int) -> Mapping[Mask, int]:
+    found: dict[Mask, int] = {}
+    try:
+        threads = [int(name) for name in os.listdir(proc / str(pid) / "task")]  # noqa: PTH208  # names alone, for thousands of threads
+    except OSError:  # it has ended
+        return found
+    for thread in threads:
+        try:
+            affinity = Mask.from_ids(os.sched_getaffinity(thread))
+        except OSError:  # as above
+            continue
+        found[affinity] = found.get(affinity, 0) + 1
+    return found
+
+
+def _cgroup(proc: Path, pid: int) -> str | None:
+    try:
+        return cgroup_of_pid(proc, pid)
+    except BindingError:  # the process has exited, or its cgroup is outside the visible hierarchy
+        return None

@@ -1,1 +1,0 @@
-"""What container runtimes leave in files about the containers they run."""

@@ -1,1 +1,0 @@
-"""Life beside a kubelet: what of the agent's state answers the container runtime."""

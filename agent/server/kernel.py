@@ -1,0 +1,638 @@
+"""Enforcement for the controller: runs the enforcer and turns its reports into results."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.api.documents import (
+    AncestorDocument,
+    DifferenceDocument,
+    IntrudingTaskDocument,
+    KernelDocument,
+    VerificationDocument,
+    VerifiedDocument,
+)
+from agent.pods.model import End, full_name
+from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
+from agent.reconcile.desired import ABOVE_PODS, Role
+from agent.reconcile.diff import Cause, Difference
+from agent.reconcile.ending import Backoff
+from agent.reconcile.identify import pod_cgroup, runs
+from agent.reconcile.observe import steadily
+from agent.reconcile.report import EnforcementReport
+from agent.reconcile.tasks import ExclusiveTerritory, IntruderKind, count_threads, intruding_tasks
+from agent.server.errors import readable
+from cgroupfs.apply import HUGETLB, NEEDED, enabled
+from cgroupfs.errors import CgroupError
+from cgroupfs.settings import CPU_MAX, CPUS, MEMS, VALUES
+from cgroupfs.tree import ancestors
+from systemd.units import SystemdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from agent.api.documents import BindRequest
+    from agent.managers.allocation import Binding, Bindings, PodAllocation
+    from agent.reconcile.drivers import UnitState
+    from agent.reconcile.ending import WriterConflict
+    from agent.reconcile.enforcer import Enforcer
+    from agent.reconcile.report import CgroupReport, PlannedChange, ReleaseReport
+    from agent.reconcile.target import Desired
+    from agent.reconcile.tasks import IntrudingTask, Task
+    from cgroupfs.names import Layout
+    from cgroupfs.plan import Setting
+    from cgroupfs.tree import CgroupTree
+    from sysfs.mask import Mask
+
+
+# --- verification ---------------------------------------------------------------------------------
+# The document of a comparison of the kernel with the ledger.
+
+#: How many unconfined tasks are listed; the rest is counted.
+_NAMED: Final = 20
+
+
+def verification(
+    tree: CgroupTree,
+    target: Desired,
+    report: EnforcementReport,
+    tasks: Iterable[Task],
+    online: Mask,
+) -> VerificationDocument:
+    """Return the document of a comparison.
+
+    `agrees` is true if no setting differs and no confined task may run on another pod's exclusive
+    CPUs. Unconfined tasks are listed but do not affect it.
+    """
+    found_tasks = intruding_tasks(tasks, territories(target, report), online)
+    intruders = [found for found in found_tasks if found.kind is IntruderKind.CONFINED]
+    unconfined = [found for found in found_tasks if found.kind is IntruderKind.UNCONFINED]
+    threads = count_threads(found_tasks)
+    above = tuple(_ancestors(tree, report))
+    differences = tuple(difference.detail for difference in report.differences)
+    differs = differences or intruders or any(each.differences for each in report.cgroups)
+    return VerificationDocument(
+        agrees=not differs and not any(each.lacking for each in above),
+        cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
+        ancestors=above,
+        intruding=tuple(map(_intruding, intruders)),
+        unconfined=tuple(map(_intruding, unconfined[:_NAMED])),
+        unconfined_tasks=threads[IntruderKind.UNCONFINED],
+        kernel_threads=threads[IntruderKind.KERNEL],
+        differences=differences,
+        notes=report.notes,
+    )
+
+
+def kernel_document(report: CgroupReport) -> KernelDocument:
+    """Return the files of one cgroup as they were read."""
+    cgroup, state = f"/{report.desired.setting.cgroup}", report.state
+    if state is None:
+        return KernelDocument(cgroup=cgroup)
+    sets = (state.cpus, state.cpus_effective, state.mems, state.mems_effective)
+    cpus, cpus_effective, mems, mems_effective = (
+        None if mask is None else str(mask) for mask in sets
+    )
+    values: dict[str, Any] = {row.field: state.values.get(row.file) for row in VALUES}
+    values[HUGETLB] = {f: text for f, text in state.values.items() if f.startswith(HUGETLB)}
+    return KernelDocument(
+        cgroup=cgroup,
+        cpus=cpus,
+        cpus_effective=cpus_effective,
+        mems=mems,
+        mems_effective=mems_effective,
+        **values,
+    )
+
+
+def territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
+    """Yield the exclusive CPUs of each pod, with the cgroups of the pod that were observed."""
+    owned: dict[str, list[str]] = {
+        uid: [] for uid, pod in target.ledger.allocations.items() if pod.exclusive_cpus
+    }
+    for each in report.cgroups:
+        if each.desired.pod in owned:
+            owned[each.desired.pod].append(each.desired.setting.cgroup)
+    for uid, cgroups in owned.items():
+        yield ExclusiveTerritory(uid, target.ledger.allocations[uid].exclusive_cpus, tuple(cgroups))
+
+
+def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[AncestorDocument]:
+    needed: dict[str, set[str]] = {}
+    for each in report.cgroups:
+        names = each.desired.needed(NEEDED)
+        for above in ancestors(each.desired.setting.cgroup):
+            needed.setdefault(above, set()).update(names)
+    for path, wanting in needed.items():
+        on = enabled(tree, path)
+        yield AncestorDocument(
+            cgroup=f"/{path}",
+            enabled=tuple(sorted(on)),
+            lacking=tuple(name for name in NEEDED if name in wanting and name not in on),
+        )
+
+
+def _matters(report: CgroupReport) -> bool:
+    """Return whether a cgroup is to be listed: not the unset cgroup of all pods."""
+    state = report.state
+    unset = state is not None and not state.cpus and not state.mems
+    return bool(report.differences) or not (report.desired.role is Role.ALL_PODS and unset)
+
+
+def _cgroup(target: Desired, report: CgroupReport) -> VerifiedDocument:
+    desired, state = report.desired, report.state
+    setting = desired.setting
+    values = dict(setting.values_beside({} if state is None else state.values))
+    shown = (None, None) if state is None else (state.cpus, state.mems)
+    cpus, mems = setting.sets_beside(*shown)
+    if setting.whole_cpus and setting.cpus is not None:
+        cpus = setting.cpus
+    allocation = target.ledger.allocations.get(desired.pod)
+    return VerifiedDocument(
+        uid=desired.pod,
+        pod="" if allocation is None else full_name(allocation),
+        container=desired.container,
+        role=str(desired.role),
+        cpus=None if cpus is None else str(cpus),
+        mems=None if mems is None else str(mems),
+        cpu_max=values.pop(CPU_MAX, None),
+        kernel=kernel_document(report),
+        values=values,
+        differences=tuple(map(_difference, report.differences)),
+        inherits=bool(setting.whole_cpus),
+    )
+
+
+def _difference(difference: Difference) -> DifferenceDocument:
+    writer = difference.writer
+    return DifferenceDocument(
+        file=difference.file,
+        cause=str(difference.cause),
+        detail=difference.detail,
+        writer=writer,
+    )
+
+
+def _intruding(found: IntrudingTask) -> IntrudingTaskDocument:
+    task = found.task
+    return IntrudingTaskDocument(
+        pid=task.pid,
+        name=task.name,
+        threads=task.threads,
+        cgroup=None if task.cgroup is None else f"/{task.cgroup}",
+        affinity=str(task.affinity),
+        cpus=str(found.cpus),
+        pods=found.pods,
+    )
+
+
+# --- intruders ------------------------------------------------------------------------------------
+# Counts intruding tasks beside the comparisons, for the metrics.
+
+#: The shortest time between two counts, in seconds.
+COUNT_SECONDS: Final = 60.0
+#: A count may take this share of the time: reading 5,000 threads takes about 0.35 s, in which an
+#: admission waits.
+COUNT_SHARE: Final = 0.005
+
+
+class IntruderCount:
+    """Counts intruding tasks, once a minute at most and less often where that takes long.
+
+    `tasks` reads the tasks of the host, `monotonic` is a clock in seconds.
+    """
+
+    def __init__(self, tasks: Callable[[], Iterable[Task]], monotonic: Callable[[], float]) -> None:
+        self._tasks = tasks
+        self._monotonic = monotonic
+        self._next = float("-inf")
+
+    def count(
+        self, target: Desired, report: EnforcementReport, online: Mask
+    ) -> Mapping[str, int] | None:
+        """Return the number of threads by `IntruderKind`, None where it is too early to count.
+
+        `report` is a comparison of all pods. Without exclusive CPUs no task is read.
+        """
+        started = self._monotonic()
+        if started < self._next:
+            return None
+        owned = tuple(territories(target, report))
+        tasks = self._tasks() if owned else ()
+        counted = count_threads(intruding_tasks(tasks, owned, online))
+        ended = self._monotonic()
+        self._next = ended + max(COUNT_SECONDS, (ended - started) / COUNT_SHARE)
+        return counted
+
+
+# --- endings --------------------------------------------------------------------------------------
+# Which pods have ended by themselves: with their processes, or with their systemd unit.
+
+#: How long a pod that ends with its processes may wait for the first one, in seconds.
+START_SECONDS: Final = 300.0
+#: How long a unit must be stopped before its pod ends, in seconds: a restart takes less.
+STOPPED_SECONDS: Final = 30.0
+
+
+class Lives(Struct, frozen=True):
+    """What was observed of the pods that end by themselves.
+
+    `inhabited` are the uids of pods in whose cgroups processes live. `units` are the states of
+    units by name; one that is missing is not known now. `restarted` are the uids of pods whose unit
+    runs in a new cgroup, which has none of the pod's sets.
+    """
+
+    inhabited: frozenset[str]
+    units: Mapping[str, UnitState]
+    restarted: frozenset[str] = frozenset()
+
+
+class Changes(Struct, frozen=True):
+    """What follows: pods (uids) that ended, each with the reason; pods whose processes started.
+
+    `moved` are pods whose unit has a cgroup that their container is not bound to, with the cgroup.
+    """
+
+    ended: tuple[tuple[str, str], ...] = ()
+    started: tuple[str, ...] = ()
+    moved: tuple[tuple[str, str], ...] = ()
+
+
+class Endings:
+    """Remembers since when pods have been without processes or without their unit."""
+
+    def __init__(self) -> None:
+        self._without: dict[str, float] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether no pod is without processes or without its unit."""
+        return not self._without
+
+    def changes(
+        self,
+        allocations: Iterable[PodAllocation],
+        bindings: Bindings,
+        lives: Lives,
+        now: float,
+    ) -> Changes:
+        """Return what follows for some pods from what was observed; `now` is monotonic, seconds."""
+        ended: list[tuple[str, str]] = []
+        started: list[str] = []
+        moved: list[tuple[str, str]] = []
+        without: dict[str, float] = {}
+        for allocation in allocations:
+            uid, lifetime = allocation.uid, allocation.lifetime
+            bound = [binding.cgroup for binding in bindings.of_pod(uid)]
+            if lifetime.end is End.UNIT:
+                unit = lives.units.get(lifetime.unit)
+                if unit is not None and unit.running:
+                    if unit.cgroup and bound != [unit.cgroup]:
+                        moved.append((uid, unit.cgroup))
+                    continue
+                reason, patience = f"{lifetime.unit} is stopped", STOPPED_SECONDS
+                if unit is None:
+                    continue
+            elif uid in lives.inhabited:
+                if not lifetime.started:
+                    started.append(uid)
+                continue
+            elif lifetime.started or bound:
+                ended.append((uid, "its last process has ended"))
+                continue
+            else:
+                reason, patience = "none of its processes has started", START_SECONDS
+            since = without[uid] = self._without.get(uid, now)
+            if now - since >= patience:
+                ended.append((uid, f"{reason} for {patience:.0f} s"))
+        self._without = without
+        return Changes(tuple(ended), tuple(started), tuple(moved))
+
+
+# --- enforced -------------------------------------------------------------------------------------
+
+
+class HostProbes(Struct, frozen=True):
+    """What is read apart from the tree: the tasks of the host, and a clock in seconds."""
+
+    tasks: Callable[[], Iterable[Task]] = tuple
+    monotonic: Callable[[], float] = time.monotonic
+
+
+ALONE: Final = HostProbes()
+
+
+class KernelEnforcement:
+    """The cgroup tree behind the enforcer; all calls block, and the one worker thread makes them.
+
+    `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
+    `probes` reads the tasks of the host and the time. A cgroup that appeared since the last
+    observation never had its settings, so that applying them is not drift.
+    """
+
+    def __init__(
+        self,
+        enforcer: Enforcer,
+        tree: CgroupTree,
+        layout: Layout,
+        mount: Path,
+        proc: Path,
+        own: str = "",
+        probes: HostProbes = ALONE,
+    ) -> None:
+        self._enforcer = enforcer
+        self._tree = tree
+        self._layout = layout
+        self._mount = mount
+        self._proc = proc
+        self._own = own
+        self._probes = probes
+        self._intruders = IntruderCount(probes.tasks, probes.monotonic)
+        self._backoff = Backoff()
+        #: Why the next repair of a cgroup is delayed, to be reported once it differs again.
+        self._unreported: dict[str, str] = {}
+        #: The cgroups of the last observation, by pod ("": not of a pod).
+        self._seen: dict[str, set[str]] | None = None
+
+    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
+        """Make the kernel enforce a ledger to which pods were added or in which they changed."""
+
+        def enforce() -> EnforcementReport:
+            report = self._enforcer.enforce_change(target, *uids)
+            self._observed(report)
+            return report
+
+        return _guarded(enforce, *uids)
+
+    def plan(self, target: Desired, uid: str) -> PlannedChange:
+        """Return what `admitted` would create and write, without writing."""
+        with readable():
+            return self._enforcer.plan(target, uid)
+
+    def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
+        """Release a pod that is no longer in the ledger and apply the changes for other pods."""
+
+        def release() -> EnforcementReport:
+            released = self._enforcer.releaser.pod(allocation)
+            # A unit that was bound may be started again at once, on what it had before.
+            self._enforcer.releaser.bound(target)
+            report = self._enforcer.enforce_change(target)
+            self._observed(report)
+            return _noted(report, released.reason)
+
+        return _guarded(release)
+
+    def changed(self, target: Desired) -> EnforcementReport:
+        """Make the kernel enforce another shared pool."""
+
+        def enforce() -> EnforcementReport:
+            report = self._enforcer.enforce_change(target)
+            self._observed(report)
+            return report
+
+        return _guarded(enforce)
+
+    def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
+        """Compare the kernel with the ledger and repair what differs.
+
+        Cgroups that another writer keeps modifying are skipped during their backoff, unless
+        `insist` is set.
+        """
+
+        def repair() -> EnforcementReport:
+            now = self._probes.monotonic()
+            resting = {} if insist else self._backoff.resting(now)
+            settings = {path: contest.setting for path, contest in resting.items()}
+            report = self._enforcer.repair(target, settings)
+            kept = self._enforcer.releaser.orphaned(target)
+            ended = self._enforcer.releaser.bound(target)
+            # At the first observation all differences are drift from before the start, except for
+            # memory that is in use, what the kubelet did, and what was never enforced: containers
+            # that started meanwhile, and cgroups of no pod, have no set yet.
+            unset = {each.cgroup for each in report.found if each.observed == ""}
+            drift = (
+                report.drift
+                if self._seen is not None
+                else tuple(
+                    difference
+                    for difference in report.found
+                    if difference.cause not in (Cause.IN_USE, Cause.KUBELET)
+                    and difference.cgroup not in unset
+                    and (difference.pod or difference.cause is not Cause.CONTROLLER_LOST)
+                )
+            )
+            settled = self._observed(report)
+            begun = self._backoff.note(_repaired(report, drift), now)
+            return replace(
+                _noted(_calmed(report), *(left.reason for left in kept)),
+                drift=drift,
+                settled=tuple(sorted(settled)),
+                given_way=self._delays(report, drift, begun),
+                ended=ended,
+                orphaned=frozenset(self._orphaned(kept)),
+            )
+
+        return _guarded(repair)
+
+    def verify(self, target: Desired, online: Mask) -> VerificationDocument:
+        """Compare the kernel with the ledger and look for intruding tasks, without writing."""
+        tasks = tuple(self._probes.tasks())
+        with readable():
+            report = self._enforcer.verify(target)
+            return verification(self._tree, target, report, tasks, online)
+
+    def count_intruders(
+        self, target: Desired, outcome: EnforcementReport, online: Mask
+    ) -> Mapping[str, int] | None:
+        """Return the threads that intrude by `IntruderKind`, None if it is too early to count.
+
+        `outcome` is that of `reconcile`; one that could not read the tree names no cgroups, and
+        the pods' own tasks would seem to intrude.
+        """
+        return self._intruders.count(target, outcome, online) if outcome.compared else None
+
+    def observe(
+        self, target: Desired, allocation: PodAllocation
+    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
+        """Return the settings of a pod's cgroups by container (None: the pod's own cgroup)."""
+        seen: dict[str | None, tuple[KernelDocument, ...]] = {}
+        with readable():
+            reports = self._enforcer.cgroups_of(target, allocation.uid)
+        for report in reports:
+            container = report.desired.container
+            seen[container] = (*seen.get(container, ()), kernel_document(report))
+        return seen
+
+    def locate(
+        self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
+    ) -> Binding:
+        """Return the binding that was asked for, checked; raises `BindingError`."""
+        if request.pid is not None:
+            cgroup = cgroup_of_pid(self._proc, request.pid)
+        else:
+            cgroup = cgroup_named(request.cgroup or "", self._mount)
+        with readable():
+            return make_binding(
+                self._tree,
+                self._layout,
+                allocation,
+                container,
+                cgroup,
+                others=OtherBindings(target.bindings, target.ledger.allocations.keys()),
+                own=self._own,
+            )
+
+    def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
+        """Return which of some pods have processes, and the states of their units.
+
+        A unit about which systemd does not answer is left out; comparisons report that.
+        """
+        inhabited: set[str] = set()
+        restarted: set[str] = set()
+        units: dict[str, UnitState] = {}
+        for allocation in allocations:
+            uid, unit = allocation.uid, allocation.lifetime.unit
+            if unit:
+                with suppress(SystemdError):
+                    found = self._enforcer.unit(unit)
+                    if found is not None:
+                        units[unit] = found
+                        if found.running and self._lacks_sets(target, uid):
+                            restarted.add(uid)
+                continue
+            bound = (binding.cgroup for binding in target.bindings.of_pod(uid))
+            with readable():
+                cgroups = (pod_cgroup(self._tree, self._layout, allocation), *bound)
+                if steadily(lambda: any(runs(self._tree, path) for path in cgroups)):  # noqa: B023  # called at once
+                    inhabited.add(uid)
+        return Lives(frozenset(inhabited), units, frozenset(restarted))
+
+    def _lacks_sets(self, target: Desired, uid: str) -> bool:
+        """Return whether a cgroup of a pod has no set although it should, as a new one has none."""
+        with readable():
+            reports = self._enforcer.cgroups_of(target, uid)
+        differences = (each for report in reports for each in report.differences)
+        return any(each.file in (CPUS, MEMS) and not each.observed for each in differences)
+
+    def _orphaned(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
+        """Yield the uids of the pods whose cgroups still exist."""
+        for left in kept:
+            named = None if left.removed else self._layout.parse_pod(left.cgroup)
+            if named is not None:
+                yield named.uid
+
+    def _delays(
+        self,
+        report: EnforcementReport,
+        drift: Iterable[Difference],
+        begun: Mapping[str, WriterConflict],
+    ) -> tuple[str, ...]:
+        """Return the reason of each delayed repair, once per delay, if the cgroup differs again."""
+        waiting = dict.fromkeys(difference.cgroup for difference in report.postponed)
+        reasons = tuple(
+            self._unreported.pop(cgroup) for cgroup in waiting if cgroup in self._unreported
+        )
+        self._unreported.update(_delay_reasons(self._mount, drift, begun))
+        return reasons
+
+    def _observed(self, report: EnforcementReport) -> frozenset[str]:
+        """Store which cgroups exist; return those that appeared since the last observation.
+
+        The first observation returns none: its differences arose while the agent was stopped.
+        """
+        there: dict[str, set[str]] = {}
+        for cgroup in report.cgroups:
+            there.setdefault(cgroup.desired.pod, set()).add(cgroup.desired.setting.cgroup)
+        before = self._seen
+        if report.pods is None or before is None:
+            self._seen = there
+            same = before is None or before == there
+            return frozenset() if same else _all(there) - _all(before or {})
+        appeared = _all(there).difference(*(before.pop(uid, ()) for uid in report.pods))
+        # Only a part of the cgroups without a pod was observed.
+        there.setdefault("", set()).update(before.get("", ()))
+        before.update(there)
+        return appeared
+
+
+def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    return frozenset().union(*cgroups.values())
+
+
+def _guarded(action: Callable[[], EnforcementReport], *uids: str) -> EnforcementReport:
+    """Run an action on the tree; an error becomes a difference of each pod that it is for."""
+    try:
+        return action()
+    except (OSError, CgroupError, SystemdError) as error:
+        detail = f"the cgroup tree failed: {error}"
+        failures = (Difference("", detail, Cause.UNKNOWN, uid) for uid in uids or ("",))
+        return EnforcementReport(differences=tuple(failures), compared=False)
+
+
+def _noted(report: EnforcementReport, *further: str) -> EnforcementReport:
+    """Return a report with further notes, without empty ones."""
+    return replace(report, notes=(*report.notes, *filter(None, further)))
+
+
+def _calmed(report: EnforcementReport) -> EnforcementReport:
+    """Return a report with constant details for delayed repairs.
+
+    Otherwise each write of the other writer would be reported as a new difference.
+    """
+    waiting = {difference.cgroup for difference in report.postponed}
+    cgroups = (
+        replace(each, differences=tuple(replace(p, detail=_calm(p)) for p in each.differences))
+        if each.desired.setting.cgroup in waiting
+        else each
+        for each in report.cgroups
+    )
+    return replace(report, cgroups=tuple(cgroups)) if waiting else report
+
+
+def _calm(difference: Difference) -> str:
+    return (
+        f"another writer modifies {difference.file} of /{difference.cgroup}; its repair is delayed"
+    )
+
+
+def _repaired(
+    report: EnforcementReport, drift: Iterable[Difference]
+) -> Iterator[tuple[Setting, str]]:
+    """Yield the settings of cgroups that differed, with the differences."""
+    # A delay for the cgroup of a QoS class would delay all pods in it.
+    desired = {
+        each.desired.setting.cgroup: each.desired.setting
+        for each in report.cgroups
+        if each.desired.role not in ABOVE_PODS
+    }
+    found: dict[str, list[str]] = {}
+    for difference in drift:
+        found.setdefault(difference.cgroup, []).append(difference.detail)
+    for path, details in found.items():
+        if path in desired:
+            yield desired[path], "; ".join(details)
+
+
+def _delay_reasons(
+    mount: Path, drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
+) -> Iterator[tuple[str, str]]:
+    for difference in drift:
+        contest = begun.get(difference.cgroup)
+        if contest is not None:
+            writer = difference.writer
+            file = shlex.quote(str(mount / difference.cgroup / difference.file))
+            found = (
+                f"identify the writer: auditctl -w {file} -p w" if writer is None else writer.line()
+            )
+            why = (
+                f"{difference.detail} ({difference.cause}); {contest.times} repairs were reverted, "
+                f"next repair in {contest.pause:.0f} s; {found}"
+            )
+            yield difference.cgroup, why

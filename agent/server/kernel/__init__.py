@@ -1,1 +1,0 @@
-"""The controller's interface to the kernel: reconciling, and watches on what changes."""

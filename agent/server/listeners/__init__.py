@@ -1,1 +1,0 @@
-"""The API listener and the metrics listener."""

@@ -1,0 +1,379 @@
+"""The log: one line per event on standard error, for this project and libraries.
+
+Where standard error is the journal, lines go there as entries with priority and fields
+(`agent.server.log`). The format is JSON or console. The fields that an operation
+bound (`agent.server.events`) are on all its lines, in every thread. Manifests and
+environments are never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeAlias, TypeVar
+
+import msgspec
+import structlog
+from structlog.stdlib import ProcessorFormatter
+
+from agent.api.documents import LogLevelDocument
+from agent.clock import wait_for
+from agent.config.model import LogLevel
+from agent.managers.sharing import shares, unused_budget
+from agent.server.errors import RequestError
+from agent.yaml import Mistake
+from sysfs.mask import EMPTY
+from systemd.notify import JournalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from structlog.typing import EventDict, Processor
+
+    from agent.api.documents import LogLevelRequest
+    from agent.clock import Clock
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.sharing import Share
+    from sysfs.mask import Mask
+    from systemd.notify import Journal
+
+
+# --- journal --------------------------------------------------------------------------------------
+# Log lines as entries of the journal: with their priority and with fields to search by.
+#
+# The text of an entry is the same line that standard error would have.
+
+#: The fields of an entry, by the key of the log event that they are made of.
+FIELDS: Final = {
+    "event": "EVENT",
+    "operation": "OPERATION",
+    "action": "ACTION",
+    "pod": "POD",
+    "uid": "POD_UID",
+    "container": "CONTAINER",
+    "cgroup": "CGROUP",
+    "logger": "LOGGER",
+}
+#: The identifier by which `journalctl -t` finds the agent.
+IDENTIFIER: Final = "numawarden"
+#: From `logging`'s levels to those of syslog(3).
+_PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+)
+_DEBUG: Final = 7
+
+
+class JournalHandler(logging.Handler):
+    """Writes log lines to the journal; to another handler while the journal is away.
+
+    Lines for which a journal that does not keep up has no room are lost, and counted in the next
+    line that arrives (field `LINES_LOST`): the agent never waits for its log.
+    """
+
+    def __init__(self, journal: Journal, instead: logging.Handler) -> None:
+        super().__init__()
+        self._journal = journal
+        self._instead = instead
+        self._lost = 0
+        self._fields: dict[str, str] = {}
+
+    def keep_fields(self, _logger: object, _method: str, event: EventDict) -> EventDict:
+        """Keep the fields of an event that is being formatted, before it becomes a text.
+
+        The first processor of this handler's formatter; under the handler's lock.
+        """
+        found = {FIELDS[key]: event.get(key) for key in FIELDS}
+        self._fields = {name: str(value) for name, value in found.items() if value is not None}
+        return event
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; an error costs the line, not its caller, as of all handlers."""
+        try:
+            self._write(record)
+        except Exception:  # noqa: BLE001  # reported as logging reports every handler's errors
+            self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        fields = {
+            "MESSAGE": text,
+            "PRIORITY": str(priority(record.levelno)),
+            "SYSLOG_IDENTIFIER": IDENTIFIER,
+            **self._fields,
+        }
+        if self._lost:
+            fields["LINES_LOST"] = str(self._lost)
+        try:
+            self._journal.send(fields)
+        except JournalError as error:
+            if error.full:
+                self._lost += 1
+            else:
+                self._instead.handle(record)
+        else:
+            self._lost = 0
+
+
+def priority(level: int) -> int:
+    """Return the priority of syslog(3) of a level of `logging`."""
+    return next((number for least, number in _PRIORITIES if level >= least), _DEBUG)
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+CONSOLE: Final = "console"
+#: The packages of this project; of all others only warnings are logged.
+OURS: Final = ("agent", "cgroupfs", "sysfs", "systemd")
+
+
+def configure(
+    log_format: str, level: str, stream: TextIO | None = None, journal: Journal | None = None
+) -> None:
+    """Log events of at least `level` (`debug` ... `error`) to `stream`, standard error if None.
+
+    With a `journal` they go there, and to the stream only while the journal is away. `log_format`
+    is `json` or `console`.
+    """
+    target = sys.stderr if stream is None else stream
+    rendering = _rendering(log_format, colors=target.isatty())
+    handler: logging.Handler = logging.StreamHandler(target)
+    handler.setFormatter(_formatter(rendering))
+    if journal is not None:
+        handler = JournalHandler(journal, instead=handler)
+        handler.setFormatter(_formatter([handler.keep_fields, *rendering]))
+    logging.getLogger().handlers = [handler]
+    set_level(level)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_common(),
+            ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _formatter(rendering: list[Processor]) -> ProcessorFormatter:
+    return ProcessorFormatter(
+        foreign_pre_chain=_common(),
+        processors=[ProcessorFormatter.remove_processors_meta, *rendering],
+    )
+
+
+def set_level(level: str) -> None:
+    """Log events of at least `level` from now on."""
+    # Debug and info lines of libraries are of use to their developers only.
+    root = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
+    logging.getLogger().setLevel(root)
+    for package in OURS:
+        logging.getLogger(package).setLevel(level.upper())
+
+
+def _common() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _rendering(log_format: str, *, colors: bool) -> list[Processor]:
+    if log_format == CONSOLE:
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
+        return [_on_one_line, renderer]
+    return [
+        structlog.processors.format_exc_info,
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.JSONRenderer(),
+    ]
+
+
+def _on_one_line(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape line breaks and terminal control sequences in values chosen by clients."""
+    return {key: _escaped(value) if key != "exception" else value for key, value in event.items()}
+
+
+def _escaped(value: object) -> object:
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return value.encode("unicode_escape").decode("ascii")
+
+
+# --- log level ------------------------------------------------------------------------------------
+# The level of the log at run time: another one for a while, then the configured one again.
+
+log = structlog.get_logger(__name__)
+
+#: The longest time for another level than the configured one, in seconds: a week.
+LONGEST: Final = 7 * 24 * 3600.0
+_ORDER: Final = tuple(LogLevel)
+
+
+class LogLevelSwitch:
+    """Which level is in effect; a restart begins with the `configured` one."""
+
+    def __init__(
+        self, configured: LogLevel = LogLevel.INFO, apply: Callable[[str], None] = set_level
+    ) -> None:
+        self._configured = configured
+        self._level = configured
+        #: When the configured level returns: the monotonic and the Unix time; None: never.
+        self._until: tuple[float, float] | None = None
+        self._apply = apply
+        self._changed = asyncio.Event()
+
+    def document(self) -> LogLevelDocument:
+        """Return the level in effect, the configured one, and until when they differ."""
+        until = None if self._until is None else self._until[1]
+        return LogLevelDocument(level=self._level, configured=self._configured, until=until)
+
+    def switch(self, request: LogLevelRequest, clock: Clock) -> LogLevelDocument:
+        """Log at another level, for a time or until the agent ends; raises `RequestError`."""
+        try:
+            level = LogLevel(request.level)
+        except ValueError:
+            message = f"level is one of {', '.join(LogLevel)}, found {request.level[:32]!r}"
+            raise RequestError(message, (Mistake("level", "unknown"),)) from None
+        seconds = request.seconds
+        if seconds is not None and not 0 < seconds <= LONGEST:
+            message = f"seconds are more than 0 and at most {LONGEST:.0f}, found {seconds:g}"
+            raise RequestError(message, (Mistake("seconds", "out of bounds"),))
+        self._until = None
+        if seconds is not None and level is not self._configured:
+            self._until = clock.monotonic() + seconds, clock.time() + seconds
+        self._take(level, seconds)
+        self._changed.set()
+        return self.document()
+
+    async def serve(self, clock: Clock) -> NoReturn:
+        """Return to the configured level when the time is over."""
+        while True:
+            if self._until is None:
+                await self._changed.wait()
+            else:
+                await wait_for(self._changed, self._until[0] - clock.monotonic(), clock)
+            self._changed.clear()
+            if self._until is not None and self._until[0] <= clock.monotonic():
+                self._until = None
+                self._take(self._configured, None)
+
+    def _take(self, level: LogLevel, seconds: float | None) -> None:
+        """Use a level; the change itself is logged at the more talkative of both levels."""
+        if _ORDER.index(level) > _ORDER.index(self._level):
+            log.warning("log level changed", level=str(level), seconds=seconds)
+            self._apply(level)
+        else:
+            self._apply(level)
+            log.warning("log level changed", level=str(level), seconds=seconds)
+        self._level = level
+
+
+# --- shorten --------------------------------------------------------------------------------------
+# Cuts texts and lists of clients to a length that fits into a log line.
+
+_Item = TypeVar("_Item")
+
+#: The longest text, in characters.
+LONGEST_TEXT: Final = 512
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text of at most `longest` characters, with an ellipsis if it was cut."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def first(items: Sequence[_Item], most: int) -> tuple[Sequence[_Item], int]:
+    """Return the first items, and the number of the others."""
+    return items[:most], max(0, len(items) - most)
+
+
+# --- allocation log -------------------------------------------------------------------------------
+# A pod's allocation and its reasons, as fields of a log line; and in a line, for events.
+#
+# A pod may have a thousand containers and a host thousands of CPUs, while journald cuts a line at
+# 48 KiB: containers are logged in their order as far as they fit, with the number of the others.
+
+#: How many containers are logged, and in how many bytes of JSON.
+CONTAINERS_LOGGED: Final = 64
+BYTES_LOGGED: Final = 16 << 10
+#: How many devices of a resource are logged.
+DEVICES_LOGGED: Final = 32
+#: The longest set of CPUs or nodes, name or reason, in characters.
+_LONGEST: Final = 256
+
+_Value: TypeAlias = "str | dict[str, list[str]] | None"
+
+
+def allocation_fields(allocation: PodAllocation, shared_pool: Mask) -> dict[str, object]:
+    """Return the allocation of each container and why it is not exclusive.
+
+    `containers` has one entry each; `containers_left_out` is set if there are more, and
+    `unused_budget` (by resource, CPUs or bytes) if no container can use some of the budget.
+    """
+    logged: list[dict[str, _Value]] = []
+    room = BYTES_LOGGED
+    for container, share in zip(allocation.containers, shares(allocation), strict=True):
+        entry = _entry(container, share, shared_pool)
+        room -= len(msgspec.json.encode(entry))
+        if logged and (room < 0 or len(logged) == CONTAINERS_LOGGED):
+            break
+        logged.append(entry)
+    fields: dict[str, object] = {"containers": logged}
+    if left_out := len(allocation.containers) - len(logged):
+        fields["containers_left_out"] = left_out
+    if unused := {each.resource: each.unused for each in unused_budget(allocation)}:
+        fields["unused_budget"] = unused
+    return fields
+
+
+def allocation_line(allocation: PodAllocation) -> str:
+    """Return what a pod has for itself in a line, "" where it shares all: for events."""
+    nodes, devices = EMPTY, Counter[str]()
+    for container in allocation.containers:
+        if container.memory:
+            nodes |= container.mems
+        devices.update({name: len(ids) for name, ids in container.devices.items()})
+    parts = [f"exclusive CPUs {allocation.exclusive_cpus}"] if allocation.exclusive_cpus else []
+    if nodes:
+        parts.append(f"memory on node{'s' * (len(nodes) > 1)} {nodes}")
+    parts.extend(f"{count} {name}" for name, count in sorted(devices.items()))
+    return ", ".join(parts)
+
+
+def _entry(container: ContainerAllocation, share: Share, shared_pool: Mask) -> dict[str, _Value]:
+    cpus = shared_pool if container.cpus is None else container.cpus
+    return {
+        "name": shortened(container.name, _LONGEST),
+        "cpus": shortened(str(cpus), _LONGEST),
+        "isolation": str(container.isolation),
+        "sharing": str(share.sharing),
+        "mems": shortened(str(container.mems), _LONGEST) if container.memory else None,
+        "devices": _devices(container),
+        **{name: shortened(_json(part), _LONGEST) for name, part in container.others.items()},
+        "why": shortened(container.why, _LONGEST),
+    }
+
+
+def _json(part: object) -> str:
+    return msgspec.json.encode(part).decode()
+
+
+def _devices(container: ContainerAllocation) -> dict[str, list[str]]:
+    logged: dict[str, list[str]] = {}
+    for resource, ids in sorted(container.devices.items()):
+        listed, left_out = first(ids, DEVICES_LOGGED)
+        logged[resource] = [shortened(device, _LONGEST) for device in listed]
+        if left_out:
+            logged[resource].append(f"and {left_out} more")
+    return logged

@@ -1,0 +1,577 @@
+"""The service's metrics: full name, type, labels and meaning; those of managers stand with them.
+
+`agent.managers.decision.Decision.counters` uses `name` and the label values in the order of
+`labels`. The `kubelet_` and `resource_manager_` metrics keep the names, types, labels and buckets
+of kubelet v1.36 (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboards carry
+over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate, product
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from agent.devices.plugin_limits import (
+    ALLOCATION_DURATION,
+    CALLS,
+    CONNECTED,
+    IGNORED_PREFERENCES,
+    METHODS,
+    REGISTRATIONS,
+    CallResult,
+)
+from agent.managers.decision import (
+    ASSIGNED_CONTAINERS,
+    DECISION_COUNTERS,
+    MetricSpec,
+    MetricType,
+    Reason,
+    _counter,
+    gauge,
+    out_of,
+)
+from agent.reconcile.diff import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from agent.managers.decision import CounterKey
+    from agent.managers.resource_manager import ResourceManager
+
+
+CAUSES: Final = tuple(str(cause) for cause in Cause)
+#: One more reason is added for each other resource at its first rejection.
+REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> MetricSpec:
+    return MetricSpec(name, MetricType.HISTOGRAM, text, labels, buckets=buckets)
+
+
+# --- the kubelet's histogram -------------------------------------------------------------------
+
+TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
+    "kubelet_topology_manager_admission_duration_ms",
+    "Time to decide one admission that the topology manager was asked to align, in milliseconds.",
+    tuple(0.05 * 2**power for power in range(15)),
+)
+
+# --- the kubelet's counters of the podresources API ---------------------------------------------
+
+_V1: Final = ("v1",)
+POD_RESOURCES_REQUESTS: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_total",
+    "Requests to the podresources API, by its version.",
+    server_api_version=(*_V1, "v1alpha1"),
+)
+POD_RESOURCES_LIST: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_list",
+    "Requests to List of the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_GET: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_get",
+    "Requests to Get of the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_GET_ALLOCATABLE: Final = _counter(
+    "kubelet_pod_resources_endpoint_requests_get_allocatable",
+    "Requests to GetAllocatableResources of the podresources API, by its version.",
+    server_api_version=_V1,
+)
+POD_RESOURCES_GET_ERRORS: Final = _counter(
+    "kubelet_pod_resources_endpoint_errors_get",
+    "Requests to Get of the podresources API for a pod that does not exist, by its version.",
+    server_api_version=_V1,
+)
+
+# --- our own: allocations -----------------------------------------------------------------------
+
+BUILD_INFO: Final = gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
+STARTED: Final = gauge(
+    "numawarden_start_timestamp_seconds", "When the agent was started (Unix time)."
+)
+PODS: Final = gauge("numawarden_pods", "Pods in the ledger.")
+CONTAINERS: Final = gauge(
+    "numawarden_containers",
+    "Containers in the ledger by isolation of their CPUs (host, pod, container).",
+    "isolation",
+)
+ALLOCATABLE: Final = gauge(
+    "numawarden_allocatable",
+    "What pods may request of the node: cpu in millicores, memory and hugepages-... in bytes, "
+    "pods and devices as numbers.",
+    "resource",
+)
+REQUESTED: Final = gauge(
+    "numawarden_requested",
+    "What the pods in the ledger request together, in the units of numawarden_allocatable.",
+    "resource",
+)
+FREE_CPUS: Final = gauge(
+    "numawarden_free_cpus",
+    "CPUs that may still be allocated exclusively: all of them, those in cores that are free as a "
+    "whole (whole_cores), and the most that one NUMA node has (on_one_node).",
+    "measure",
+)
+CPU_FRAGMENTATION: Final = gauge(
+    "numawarden_cpu_fragmentation_ratio",
+    "Share of the free CPUs that one request on one NUMA node cannot get of what would fit a node: "
+    "1 - on_one_node / min(all, the most that a node has without pods); 0 on an empty host.",
+)
+UNENFORCED_PODS: Final = gauge(
+    "numawarden_unenforced_pods",
+    "Admitted pods whose allocation the kernel does not yet enforce in full.",
+)
+CONTAINERS_NOT_FOUND: Final = gauge(
+    "numawarden_containers_not_found",
+    "Containers of admitted pods without processes in a cgroup of their pod for 60 s, by reason: "
+    "none of the pod was ever there (not_started), or ended or outside of the pod (not_found).",
+    "reason",
+)
+INVALID_ALLOCATIONS: Final = gauge(
+    "numawarden_invalid_allocations",
+    "Allocations that the current policy would not make, by violated rule.",
+    "rule",
+)
+CONDITIONS: Final = gauge(
+    "numawarden_conditions",
+    "Conditions that 'numawarden status' lists at present, by type.",
+    "type",
+)
+READY: Final = gauge("numawarden_ready", "1 if the agent can admit pods (/readyz), else 0.")
+CONTESTED_CGROUPS: Final = gauge(
+    "numawarden_contested_cgroups",
+    "Cgroups that another writer keeps modifying and whose repair is delayed.",
+)
+MANIFESTS: Final = gauge(
+    "numawarden_manifests",
+    "Files of the manifest directory, and what other sources of pods ask for, by state.",
+    "state",
+)
+LAST_RECONCILE: Final = gauge(
+    "numawarden_reconcile_last_success_timestamp_seconds",
+    "When the kernel last agreed with the ledger after a comparison (Unix time); 0 before.",
+)
+RECONCILE_PERIOD: Final = gauge(
+    "numawarden_reconcile_period_seconds",
+    "Longest time between two comparisons of the kernel with the ledger, as configured.",
+)
+LAST_PUBLICATION: Final = gauge(
+    "numawarden_node_topology_last_success_timestamp_seconds",
+    "When the NodeResourceTopology was last published (Unix time); 0 before, and where it is not.",
+)
+POLICY_INFO: Final = gauge(
+    "numawarden_policy_info",
+    "Always 1; the effective policies, the options that are on, the scope, and whether budgets of "
+    "pods are managed.",
+    "cpu_manager_policy",
+    "cpu_manager_policy_options",
+    "memory_manager_policy",
+    "topology_manager_policy",
+    "topology_manager_policy_options",
+    "topology_manager_scope",
+    "pod_level_resource_managers",
+)
+VERDICTS: Final = gauge(
+    "numawarden_container_verdicts",
+    "Containers to which a quality applies (exclusive, aligned, whole-cores, near-device), by "
+    "whether their allocation has it.",
+    "quality",
+    "met",
+)
+SHARED_CORES: Final = gauge(
+    "numawarden_shared_cores",
+    "Physical cores whose threads have different users, one of them a pod or container.",
+)
+INTRUDING_TASKS: Final = gauge(
+    "numawarden_intruding_tasks",
+    "Threads that may run on exclusive CPUs of a pod they do not belong to: confined to some CPUs, "
+    "unconfined, or of the kernel.",
+    "kind",
+)
+CONTAINER_INFO: Final = gauge(
+    "numawarden_container_info",
+    "Always 1; the CPUs and memory nodes of a container, empty where they are not its own or its "
+    "pod's (agent.metrics.containers).",
+    "namespace",
+    "pod",
+    "uid",
+    "container",
+    "isolation",
+    "cpus",
+    "memory_nodes",
+)
+CONTAINER_CPUS: Final = gauge(
+    "numawarden_container_exclusive_cpus",
+    "Exclusive CPUs of a container on a NUMA node (agent.metrics.containers).",
+    "namespace",
+    "pod",
+    "uid",
+    "container",
+    "numa_node",
+)
+CONTAINERS_OMITTED: Final = gauge(
+    "numawarden_containers_omitted",
+    "Containers beyond agent.metrics.containers, which are not exported one by one.",
+)
+
+# --- our own: what happened ---------------------------------------------------------------------
+
+ADMISSIONS: Final = _counter(
+    "numawarden_admissions_total",
+    "Requests to admit a pod, by outcome; invalid: the manifest is not a valid pod.",
+    result=("admitted", "conflict", "failed", "invalid", "rejected", "repeated"),
+)
+REJECTIONS: Final = _counter(
+    "numawarden_rejections_total", "Pods rejected, by reason.", reason=REASONS
+)
+REMOVALS: Final = _counter("numawarden_removals_total", "Pods removed.")
+DRIFT_FOUND: Final = _counter(
+    "numawarden_drift_found_total",
+    "Settings in the kernel that differed from the ledger, by cause.",
+    cause=CAUSES,
+)
+DRIFT_REPAIRED: Final = _counter(
+    "numawarden_drift_repaired_total",
+    "Differing settings that were repaired, by cause.",
+    cause=CAUSES,
+)
+REPAIRS_POSTPONED: Final = _counter(
+    "numawarden_repairs_postponed_total",
+    "Delays before the next repair of a cgroup that another writer keeps modifying.",
+)
+RECONCILES: Final = _counter(
+    "numawarden_reconciles_total",
+    "Comparisons of the kernel with the ledger, by outcome.",
+    result=("clean", "repaired", "failed"),
+)
+ENFORCEMENT_FAILURES: Final = _counter(
+    "numawarden_enforcement_failures_total",
+    "Changes that the kernel or systemd rejected.",
+)
+CHECKPOINT_FAILURES: Final = _counter(
+    "numawarden_checkpoint_failures_total",
+    "Saves of the checkpoint that failed; the requested changes were rejected.",
+)
+HOST_CHANGES: Final = _counter(
+    "numawarden_host_changes_total",
+    "Changes of the hardware that were noticed and applied.",
+)
+EVENTS_DROPPED: Final = _counter(
+    "numawarden_watch_events_dropped_total",
+    "Events not delivered because a watcher read too slowly.",
+)
+HISTORY_LOST: Final = _counter(
+    "numawarden_history_lost_total",
+    "Entries missing in the history, by reason: too many waited (queue), not written (disk), too "
+    "large (size), cut off by a crash (torn).",
+    reason=("disk", "queue", "size", "torn"),
+)
+
+#: What becomes of a request to the API server (`agent.cluster.api_server.Outcome`, which is
+#: imported only where something is published).
+_API_RESULTS: Final = (
+    "done",
+    "credentials",
+    "forbidden",
+    "not_found",
+    "not_served",
+    "conflict",
+    "rejected",
+    "tls",
+    "timeout",
+    "unavailable",
+)
+TOPOLOGY_PUBLICATIONS: Final = _counter(
+    "numawarden_node_topology_publications_total",
+    "Attempts to publish the NodeResourceTopology, by outcome (agent.kubernetes.publishTopology).",
+    result=_API_RESULTS,
+)
+#: The requests of a runtime that are subscribed to (`agent.cluster.nri.messages`).
+_RUNTIME_METHODS: Final = (
+    "Synchronize",
+    "RunPodSandbox",
+    "UpdatePodSandbox",
+    "StopPodSandbox",
+    "RemovePodSandbox",
+    "CreateContainer",
+    "PostStartContainer",
+    "UpdateContainer",
+    "StopContainer",
+    "RemoveContainer",
+)
+RUNTIME_REQUESTS: Final = _counter(
+    "numawarden_runtime_requests_total",
+    "Requests of the container runtime (NRI), by method and result; late and failed ones were "
+    "answered as if the agent had nothing to say.",
+    method=_RUNTIME_METHODS,
+    result=("answered", "rejected", "late", "failed"),
+)
+CONTAINERS_NOT_READY: Final = _counter(
+    "numawarden_containers_not_ready_total",
+    "CreateContainer requests that came before the pod was decided (undecided), before its CPUs "
+    "had left the shared pool (still_shared), or while a pod that may have ended had an allocation "
+    "(ending): the kubelet was to try again (rejected), or the container started in the shared "
+    "pool (shared).",
+    reason=("undecided", "still_shared", "ending"),
+    result=("rejected", "shared"),
+)
+OPT_IN_ANSWERS: Final = _counter(
+    "numawarden_opt_in_answers_total",
+    "Answers to the kubelet about pods that opted in (agent.kubelet.exclusiveResource), by result; "
+    "undecided pods pass, and are decided when their containers are created.",
+    result=("admitted", "rejected", "undecided"),
+)
+POD_EVENTS: Final = _counter(
+    "numawarden_pod_events_total",
+    "Requests to write an Event on a pod of the cluster, by outcome (agent.kubernetes.events).",
+    result=_API_RESULTS,
+)
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+ADMISSION_DURATION: Final = _histogram(
+    "numawarden_admission_duration_seconds",
+    "Time from a request to its answer: decided, saved, enforced and verified.",
+    _SECONDS,
+)
+RECONCILE_DURATION: Final = _histogram(
+    "numawarden_reconcile_duration_seconds",
+    "Time to compare the kernel with the ledger and to repair what differs.",
+    _SECONDS,
+)
+
+RUNTIME_REQUEST_DURATION: Final = _histogram(
+    "numawarden_runtime_request_duration_seconds",
+    "Time from a request of the container runtime (NRI) to its answer, by method; the container of "
+    "a CreateContainer waits for that, and the runtime asks for no other meanwhile.",
+    (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+    "method",
+)
+
+#: The counters that the service increments.
+SERVICE_COUNTERS: Final = (
+    ADMISSIONS,
+    REJECTIONS,
+    REMOVALS,
+    DRIFT_FOUND,
+    DRIFT_REPAIRED,
+    REPAIRS_POSTPONED,
+    RECONCILES,
+    ENFORCEMENT_FAILURES,
+    CHECKPOINT_FAILURES,
+    HOST_CHANGES,
+    EVENTS_DROPPED,
+    HISTORY_LOST,
+    TOPOLOGY_PUBLICATIONS,
+    POD_EVENTS,
+    RUNTIME_REQUESTS,
+    CONTAINERS_NOT_READY,
+    OPT_IN_ANSWERS,
+    POD_RESOURCES_REQUESTS,
+    POD_RESOURCES_LIST,
+    POD_RESOURCES_GET,
+    POD_RESOURCES_GET_ALLOCATABLE,
+    POD_RESOURCES_GET_ERRORS,
+)
+#: The counters of device plugins; their labels are resources, known once a plugin registered.
+PLUGIN_COUNTERS: Final = (REGISTRATIONS, CALLS, IGNORED_PREFERENCES)
+HISTOGRAMS: Final = (
+    TOPOLOGY_ADMISSION_DURATION,
+    RUNTIME_REQUEST_DURATION,
+    ADMISSION_DURATION,
+    RECONCILE_DURATION,
+    ALLOCATION_DURATION,
+)
+GAUGES: Final = (
+    BUILD_INFO,
+    STARTED,
+    PODS,
+    CONTAINERS,
+    ASSIGNED_CONTAINERS,
+    ALLOCATABLE,
+    FREE_CPUS,
+    CPU_FRAGMENTATION,
+    REQUESTED,
+    UNENFORCED_PODS,
+    CONTAINERS_NOT_FOUND,
+    INVALID_ALLOCATIONS,
+    CONDITIONS,
+    READY,
+    CONTESTED_CGROUPS,
+    MANIFESTS,
+    LAST_RECONCILE,
+    RECONCILE_PERIOD,
+    LAST_PUBLICATION,
+    POLICY_INFO,
+    VERDICTS,
+    SHARED_CORES,
+    INTRUDING_TASKS,
+    CONTAINER_INFO,
+    CONTAINER_CPUS,
+    CONTAINERS_OMITTED,
+    CONNECTED,
+)
+
+
+def expected(
+    offered: Iterable[str], plugins: Iterable[str]
+) -> Iterator[tuple[MetricSpec, tuple[str, ...]]]:
+    """Yield the counters' label values that become known with a resource, each with its metric.
+
+    `offered` are the resources that pods can ask for, `plugins` those of device plugins.
+    """
+    for resource in offered:
+        yield REJECTIONS, (out_of(resource),)
+    for resource in plugins:
+        yield REGISTRATIONS, (resource,)
+        yield IGNORED_PREFERENCES, (resource,)
+        for method, result in product(METHODS, CallResult):
+            yield CALLS, (resource, method, str(result))
+
+
+def counters_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
+    """Return all counters: of decisions, the service, device plugins and these managers."""
+    own = (metric for manager in managers for metric in manager.counters)
+    return (*DECISION_COUNTERS, *SERVICE_COUNTERS, *PLUGIN_COUNTERS, *own)
+
+
+def gauges_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
+    """Return all gauges: those of every manager and of the service, and of these managers."""
+    return (*GAUGES, *(metric for manager in managers for metric in manager.gauges))
+
+
+def all_of(managers: Sequence[ResourceManager]) -> tuple[MetricSpec, ...]:
+    """Return all metrics of an agent with these resource managers."""
+    return (*counters_of(managers), *HISTOGRAMS, *gauges_of(managers))
+
+
+# --- counters -------------------------------------------------------------------------------------
+# Counters and histograms since the start, by the names of `agent.server.metrics`.
+
+TOTAL: Final = "_total"
+#: The most label values of one counter. A pod can ask for a resource of any name, and the reason of
+#: its rejection names it: without a limit, every new name would be a series for ever.
+MOST_SERIES: Final = 1000
+#: What label values beyond the limit are counted as.
+OTHER: Final = "other"
+
+
+class UnknownCounterError(LookupError):
+    """A counter that the table of names does not have, or with other labels."""
+
+    def __init__(self, name: str, labels: tuple[str, ...]) -> None:
+        super().__init__(f"no counter {name} with {len(labels)} label values: {labels}")
+        self.name = name
+        self.labels_given = labels
+
+
+class Counters:
+    """Every counter of the table; those whose label values are known start at 0."""
+
+    def __init__(self, managers: Iterable[ResourceManager]) -> None:
+        self._metrics = {metric.name: metric for metric in counters_of(managers)}
+        self._values: dict[str, dict[tuple[str, ...], int]] = {
+            metric.name: dict.fromkeys(metric.initial(), 0) for metric in self._metrics.values()
+        }
+
+    def add(self, metric: MetricSpec, *labels: str, by: int = 1) -> None:
+        """Increment one sample; raises `UnknownCounterError`."""
+        self.add_key((metric.name, labels), by)
+
+    def expect(self, metric: MetricSpec, labels: tuple[str, ...]) -> None:
+        """Export one sample from now on, as 0 unless it was incremented already."""
+        self._values[metric.name].setdefault(labels, 0)
+
+    def add_key(self, key: CounterKey, by: int) -> None:
+        """Increment the sample of a decision's key; raises `UnknownCounterError`."""
+        name, labels = key
+        metric = self._metrics.get(name)
+        if metric is None or len(labels) != len(metric.labels):
+            raise UnknownCounterError(name, labels)
+        values = self._values[name]
+        if labels not in values and len(values) >= MOST_SERIES:
+            labels = (OTHER,) * len(labels)
+        values[labels] = values.get(labels, 0) + by
+
+    def add_all(self, increments: Mapping[CounterKey, int]) -> None:
+        """Increment what one decision caused."""
+        for key, by in increments.items():
+            self.add_key(key, by)
+
+    def value(self, metric: MetricSpec, *labels: str) -> int:
+        """Return one sample; 0 when it was never incremented."""
+        return self._values[metric.name].get(labels, 0)
+
+    def families(self) -> Iterator[Metric]:
+        """Yield every counter as a metric family of the Prometheus library."""
+        for name, metric in self._metrics.items():
+            yield _counter_family(metric, self._values[name])
+
+
+def _counter_family(metric: MetricSpec, values: Mapping[tuple[str, ...], int]) -> Metric:
+    if metric.name.endswith(TOTAL):
+        family: Metric = CounterMetricFamily(metric.name, metric.help)
+    else:
+        # The library's counters always end in _total; the kubelet has some that do not.
+        family = Metric(metric.name, metric.help, "counter")
+    for labels, value in values.items():
+        family.add_sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value)
+    return family
+
+
+class Histogram:
+    """Observations of one metric, counted by its buckets for each combination of labels."""
+
+    def __init__(self, metric: MetricSpec) -> None:
+        self._metric = metric
+        self._observed: dict[tuple[str, ...], _Observations] = {}
+        if not metric.labels:
+            self._observed[()] = _Observations(metric.buckets)
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one observation, in the metric's unit; raises `UnknownCounterError`."""
+        if len(labels) != len(self._metric.labels):
+            raise UnknownCounterError(self._metric.name, labels)
+        found = self._observed.get(labels)
+        if found is None:
+            found = self._observed[labels] = _Observations(self._metric.buckets)
+        found.add(value)
+
+    def expect(self, *labels: str) -> None:
+        """Export these labels from now on, without an observation unless there was one already."""
+        self._observed.setdefault(labels, _Observations(self._metric.buckets))
+
+    @property
+    def count(self) -> int:
+        """How many observations there were, with any labels."""
+        return sum(sum(observations.counts) for observations in self._observed.values())
+
+    def family(self) -> Metric:
+        """Return the histogram as a metric family of the Prometheus library."""
+        family = HistogramMetricFamily(
+            self._metric.name, self._metric.help, labels=self._metric.labels
+        )
+        for labels, observations in self._observed.items():
+            family.add_metric(labels, observations.cumulative(), observations.sum)
+        return family
+
+
+class _Observations:
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self.counts = [0] * (len(buckets) + 1)
+        self.sum = 0.0
+        self._buckets = buckets
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self._buckets, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return for each upper bound how many observations were not above."""
+        bounds = (*(f"{bound:g}" for bound in self._buckets), "+Inf")
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))

@@ -1,1 +1,0 @@
-"""Log, events, status and health of the agent."""

@@ -1,1 +1,0 @@
-"""The log: its lines, where they go, and from which level on."""

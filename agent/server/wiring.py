@@ -1,0 +1,657 @@
+"""Builds a service from a configuration: opens, checks and restores everything it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.api.map import topology_view
+from agent.config.resolve import managers_beside_kubelet
+from agent.devices.cdi import CdiFiles
+from agent.devices.host import host_devices
+from agent.devices.providers import Providers, allocated_nodes
+from agent.managers.policy import NO_CORDON, PluginDevice
+from agent.managers.registry import MANAGERS
+from agent.pods.manifest import load_pod
+from agent.progress import Progress, moved
+from agent.reconcile.binding import cgroup_of_pid
+from agent.reconcile.diff import unknown_writer
+from agent.reconcile.identify import pod_uids, seen_pods
+from agent.reconcile.quota import EnforcedControllers
+from agent.reconcile.report import BindingError
+from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
+from agent.reconcile.tasks import read_tasks
+from agent.runtimes import RuntimeFiles
+from agent.server.conditions import details
+from agent.server.controller import Controller
+from agent.server.could_start import ROOT, check_undeclared, watch_undeclared
+from agent.server.errors import StartError, missing_extra
+from agent.server.events import HistoryRecorder
+from agent.server.gauges import Metrics
+from agent.server.handlers import Api
+from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.kernel import HostProbes, KernelEnforcement
+from agent.server.lifecycle import (
+    CgroupChanges,
+    Companion,
+    HostInputs,
+    Listeners,
+    Service,
+    directory_changes,
+    directory_names,
+)
+from agent.server.log import LogLevelSwitch
+from agent.server.queue import Worker
+from agent.server.restart import orphaned_since, recover_pods, restored_state
+from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.state import AgentState, situate
+from agent.server.steps import Steps
+from agent.sources.manifests import ManifestDirectory, ManifestFormat
+from agent.state.history import HistoryBounds, HistoryStore
+from agent.state.store import Store
+from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.writers import CgroupWriters, Fanotify
+from sysfs.discover import discover
+from sysfs.links import watch_hotplug
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from agent.clock import Clock
+    from agent.cluster.kubelet.devices import KubeletDevices
+    from agent.cluster.kubelet.source import KubeletPods
+    from agent.config.model import Config
+    from agent.devices.plugin_limits import Measure
+    from agent.devices.provider import DeviceProvider
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.recovery import ObservedPod
+    from agent.managers.resource_manager import ResourceManager
+    from agent.reconcile.diff import WriterOf
+    from agent.reconcile.tasks import Task
+    from agent.runtimes import ContainerIdentifier
+    from agent.server.lifecycle import ServiceManager
+    from agent.server.state import ConfiguredHost
+    from agent.sources.source import PodSource
+    from agent.state.store import Files, LoadResult
+    from cgroupfs.tree import CgroupTree
+    from sysfs.host import Host
+    from sysfs.mask import Mask
+    from systemd.bus import Systemd
+
+
+# --- kubelet devices ------------------------------------------------------------------------------
+# The devices that a kubelet beside the agent gave; gRPC is imported only with one.
+
+
+def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
+    """Return the devices of the kubelet beside the agent, None without one.
+
+    Raises `StartError` without the extra grpc.
+    """
+    if not config.agent.kubelet.enabled:
+        return None
+    try:
+        from agent.cluster.kubelet.devices import KubeletDevices  # noqa: PLC0415  # needs the extra
+    except ImportError as error:
+        raise missing_extra("agent.kubelet.enabled", error) from error
+    kubelet = config.agent.kubelet
+    return KubeletDevices(kubelet.directory, worker.run, kubelet.exclusive_resource)
+
+
+# --- pod resources --------------------------------------------------------------------------------
+# Opens the podresources listener, if it is configured; gRPC is imported only then.
+
+#: As the kubelet makes the directory: for its user and group alone.
+_DIRECTORY_MODE: Final = 0o750
+
+
+def with_pod_resources(listeners: Listeners, config: Config, controller: Controller) -> Listeners:
+    """Return the listeners with that of podresources, unchanged if it is not configured.
+
+    Its directory is created. Raises `StartError` if another process listens on the socket, if the
+    path cannot be used, or without the extra grpc.
+    """
+    path, version = config.agent.pod_resources.socket, config.agent.pod_resources.version
+    if path is None:
+        return listeners
+    try:
+        from agent.server.pod_resources import PodResourcesListener  # noqa: PLC0415  # needs the extra
+    except ImportError as error:
+        raise missing_extra("agent.podResources.socket", error) from error
+    _make_directory(path.parent)
+    counters = controller.metrics.counters
+    listener = PodResourcesListener(path, controller.state, counters, controller.clock, version)
+    return replace(listeners, pod_resources=listener)
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+        path.chmod(_DIRECTORY_MODE)
+    except FileExistsError:
+        return
+    except OSError as error:
+        remedy = f"create the directory: install -d -m 0750 {path}"
+        raise StartError(f"directory {path}", error.strerror or str(error), remedy) from error
+
+
+# --- providers ------------------------------------------------------------------------------------
+# The providers of devices that a configuration asks for; gRPC is imported only for plugins.
+
+
+class ProviderInputs(Struct, frozen=True):
+    """What providers are made of.
+
+    `allocated` are the NUMA nodes of the devices that are allocated when the agent starts, by id by
+    resource: until they are offered again they are not healthy.
+    """
+
+    config: Config
+    allocated: Mapping[str, Mapping[str, Mask]]
+    clock: Clock
+    measure: Measure
+
+
+#: Makes a provider of devices as configured, None if it is not configured; raises `StartError`.
+ProviderFactory: TypeAlias = "Callable[[ProviderInputs], DeviceProvider | None]"
+
+
+def own_devices(inputs: ProviderInputs) -> DeviceProvider | None:
+    """Return the provider of the host's own devices (`agent.hostDevices`)."""
+    return host_devices(inputs.config, inputs.allocated)
+
+
+def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
+    """Return the provider of the devices of plugins (`agent.devicePlugins`).
+
+    Raises `StartError` without the extra `grpc`.
+    """
+    agent = inputs.config.agent
+    if not agent.device_plugins.enabled:
+        return None
+    try:
+        from agent.devices.plugin_limits import Deadlines  # noqa: PLC0415  # needs the extra
+        from agent.devices.plugins import DevicePlugins  # noqa: PLC0415
+    except ImportError as error:
+        raise missing_extra("agent.devicePlugins.enabled", error) from error
+    known = {
+        resource: tuple(PluginDevice(*each, healthy=False) for each in sorted(nodes.items()))
+        for resource, nodes in inputs.allocated.items()
+    }
+    return DevicePlugins(
+        agent.device_plugins.directory,
+        inputs.clock,
+        inputs.measure,
+        configured={*agent.devices, *(each.resource for each in agent.host_devices)},
+        known=known,
+        deadlines=Deadlines.of_calls(agent.device_plugins.call_timeout),
+        registry=agent.device_plugins.registry_directory,
+        watch=directory_names,
+    )
+
+
+#: The providers of devices, in the order in which they get a resource that several offer.
+PROVIDERS: Final[tuple[ProviderFactory, ...]] = (own_devices, device_plugins)
+
+
+def make_providers(
+    factories: Iterable[ProviderFactory],
+    config: Config,
+    allocations: Mapping[str, PodAllocation],
+    clock: Clock,
+    measure: Measure,
+) -> Providers:
+    """Return all providers that the configuration asks for; raises `StartError`."""
+    inputs = ProviderInputs(config, allocated_nodes(allocations), clock, measure)
+    made = [make(inputs) for make in factories]
+    return Providers([each for each in made if each is not None], config.agent.devices)
+
+
+# --- wiring ---------------------------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
+
+#: Processes are those of the running kernel, whatever `agent.sysfsRoot` is.
+PROC: Final = Path("/proc")
+_ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
+
+
+class Fakes(Struct, frozen=True):
+    """Replacements for parts of the system, for tests and the demo.
+
+    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` the tasks of the host, `files` the
+    files of the checkpoint. `root` is where a kubelet is looked for in proc (None: beside a `tree`
+    nowhere). `runtimes` is the root of the files of container runtimes. With `live`
+    False neither netlink nor inotify on cgroups is used. `writer_of` knows who wrote the files of
+    `tree`.
+    """
+
+    tree: CgroupTree | None = None
+    systemd: Systemd | None = None
+    live: bool = True
+    tasks: Callable[[], Iterable[Task]] | None = None
+    root: Path | None = None
+    runtimes: Path | None = None
+    files: Files | None = None
+    writer_of: WriterOf = unknown_writer
+
+
+class SourceInputs(Struct, frozen=True):
+    """What sources of pods are made of.
+
+    `cgroups` returns the uids of the pods that have a cgroup, and for those that it gets one with
+    processes; raises `OSError`. `same_boot`: the host was not booted since the checkpoint.
+    """
+
+    config: Config
+    clock: Clock
+    cgroups: Callable[[Collection[str]], Collection[str]]
+    same_boot: bool
+
+
+def manifest_directory(inputs: SourceInputs) -> PodSource | None:
+    """Return the manifest directory (`staticPodPath`) as a source of pods, None without one."""
+    config = inputs.config
+    if config.static_pod_path is None:
+        return None
+    limit = config.agent.limits.manifest_bytes
+    load = partial(load_pod, max_bytes=limit, pod_level=config.gates.pod_level_resources)
+    return ManifestDirectory(config.static_pod_path, ManifestFormat(load, limit), directory_changes)
+
+
+def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
+    """Return the kubelet beside the agent (`agent.kubelet`) as a source of pods, None without one.
+
+    Raises `StartError` without the extra `grpc`.
+    """
+    kubelet = inputs.config.agent.kubelet
+    if not kubelet.enabled:
+        return None
+    try:
+        from agent.cluster.kubelet.devices import DeviceCheckpoint  # noqa: PLC0415
+        from agent.cluster.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
+        from agent.cluster.kubelet.source import KubeletPods, KubeletWays  # noqa: PLC0415
+    except ImportError as error:
+        raise missing_extra("agent.kubelet.enabled", error) from error
+    endpoint = None
+    if kubelet.pods_endpoint:
+        from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint  # noqa: PLC0415  # the whole of aiohttp
+
+        trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
+        endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
+    ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
+    gate = inputs.config.gates.pod_level_resources
+    awaits = DeviceCheckpoint(kubelet.directory, kubelet.exclusive_resource).awaits
+    return KubeletPods(
+        ways,
+        inputs.clock,
+        inputs.cgroups,
+        pod_level=gate,
+        awaits=awaits,
+        same_boot=inputs.same_boot,
+    )
+
+
+#: Makes a source of pods as configured, None if it is not configured; raises `StartError`.
+SourceFactory: TypeAlias = "Callable[[SourceInputs], PodSource | None]"
+#: The sources of pods beside the API, in the order in which they are read.
+SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory, kubelet_pods)
+
+
+class Wiring:
+    """A service and the resources that it keeps open; use it as a context manager.
+
+    `sources` makes the sources of pods beside the API, `managers` are the resource managers,
+    `providers` makes the providers of devices beside the configuration. The cgroup tree and the
+    state directory are locked. Raises errors that keep the agent from starting: `StartError`,
+    `EnforcementStartError`, `CgroupRootError`, `TreeLockedError`, `StateDirectoryError`,
+    `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        manager: ServiceManager,
+        clock: Clock,
+        fakes: Fakes | None = None,
+        sources: Iterable[SourceFactory] = SOURCES,
+        managers: tuple[ResourceManager, ...] = MANAGERS,
+        providers: Iterable[ProviderFactory] = PROVIDERS,
+    ) -> None:
+        self._config = config
+        self._managers = (*managers_beside_kubelet(config), *managers)
+        self._fakes = fakes or Fakes()
+        self._warned: frozenset[str] = frozenset()
+        self._unreadable: str | None = None
+        self._boot_id = _boot_id()
+        self._root = self._fakes.root or (None if self._fakes.tree is not None else ROOT)
+        if self._root is not None:
+            check_undeclared(config, self._root)
+        self._beside = _kubelet_conditions(config)
+        with ExitStack() as opened:
+            store = Store(config.agent.state_directory, self._fakes.files)
+            self._store = opened.enter_context(store)
+            self._metrics = Metrics(self._managers)
+            self._history = self._make_history(clock, opened)
+            self._tree = self._open_tree()
+            opened.callback(self._tree.lock().release)
+            self._layout = self._make_layout()
+            self._finder = self._make_finder()
+            self._loaded = self._store.load()
+            self._running = self._observe_pods()
+            state = self._loaded.state
+            saved = {} if state is None else state.ledger.allocations
+            self._providers = make_providers(providers, config, saved, clock, self._metrics)
+            allocated = bool(self._running) or _has_pods(self._loaded)
+            self._configured = situate(
+                config,
+                self._read_host(),
+                allocated=allocated,
+                managers=self._managers,
+                offer=self._providers.offer(),
+                cordon=NO_CORDON if state is None else state.cordons.total,
+            )
+            self.listeners = self._open_listeners(opened)
+            self.controller = self._restore(clock, opened)
+            self.listeners = with_pod_resources(self.listeners, config, self.controller)
+            self._intakes = self._register(sources, clock)
+            self.service = Service(
+                self.controller,
+                self._api(),
+                self.listeners,
+                self._inputs(opened),
+                manager,
+                clock,
+                config.cpu_manager_reconcile_period,
+            )
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Service:
+        return self.service
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _make_history(self, clock: Clock, opened: ExitStack) -> HistoryRecorder | None:
+        config = self._config.agent.history
+        if not config.max_bytes:
+            return None
+        bounds = HistoryBounds(config.max_bytes, config.max_age)
+        directory = self._config.agent.state_directory
+        recorder = HistoryRecorder(
+            HistoryStore(directory, bounds, self._store.check), clock, self._metrics.counters
+        )
+        opened.callback(recorder.close)
+        return recorder
+
+    def _open_tree(self) -> CgroupTree:
+        if self._fakes.tree is not None:
+            return self._fakes.tree
+        return open_tree(self._config.agent.cgroup_mount)
+
+    def _observe_pods(self) -> tuple[ObservedPod, ...]:
+        """Return the running pods if the checkpoint may not know all of them, else none.
+
+        The checkpoint may be lost, or older than the pods. Raises `OSError` if the tree cannot be
+        read and there is no checkpoint.
+        """
+        saved = self._loaded.state
+        try:
+            if saved is not None:
+                known = saved.ledger.allocations.keys() | orphaned_since(saved, self._boot_id)
+                if pod_uids(self._tree, self._layout) <= known:
+                    return ()
+            return seen_pods(self._tree, self._layout, self._finder)
+        except OSError as error:
+            if saved is None:
+                raise
+            self._unreadable = (
+                f"the cgroups of running pods cannot be read: {error.strerror or error}; pods that "
+                "the checkpoint does not know may be running; see the kernel log, then restart the "
+                "agent"
+            )
+            log.error("running pods cannot be read", why=self._unreadable)  # noqa: TRY400  # not a defect of the agent
+            return ()
+
+    def _read_host(self) -> Host:
+        # Devices of pods are listed in the configuration; the host's own list is for display only.
+        host = discover(self._config.agent.sysfs_root, devices=False)
+        for warning in sorted({*host.warnings} - self._warned):
+            log.warning("unexpected host data", why=warning)
+        self._warned = frozenset(host.warnings)
+        return host
+
+    def _open_listeners(self, opened: ExitStack) -> Listeners:
+        agent, metrics = self._config.agent, self._config.agent.metrics
+        address = Address(metrics.address, metrics.port, metrics.tls_certificate, metrics.tls_key)
+        tls = tls_context(address)
+        self.group = None if agent.socket_group is None else group_id(agent.socket_group)
+        admission = open_unix(agent.socket_path, self.group)
+        opened.callback(admission.close)
+        monitoring = open_tcp(address)
+        opened.callback(monitoring.close)
+        return Listeners(admission, monitoring, tls)
+
+    def _make_layout(self) -> Layout:
+        """Return where pods stand; a shared cgroup that was asked for before is still used."""
+        config = self._config
+        layout = make_layout(config.cgroup_driver, config.cgroup_root)
+        shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
+        return replace(layout, shares=shares and not config.agent.kubelet.enabled)
+
+    def _restore(self, clock: Clock, opened: ExitStack) -> Controller:
+        enforcer = make_enforcer(
+            self._tree,
+            self._layout,
+            self._systemd(opened),
+            self._finder,
+            self._enforced(),
+            self._writer_of(opened),
+            beside_kubelet=self._config.agent.kubelet.enabled,
+        )
+        prepared = enforcer.prepare()
+        config, progress = self._config, Progress(clock)
+        worker = Worker(progress)
+        durable, changed = restored_state(self._configured, self._loaded, self._boot_id)
+        state = AgentState(
+            self._configured,
+            durable,
+            self._boot_id,
+            started=clock.time(),
+            changed_before=changed,
+            progress=progress,
+            log_level=LogLevelSwitch(config.agent.logging.level),
+            providers=self._providers,
+            kubelet_devices=devices_of_kubelet(config, worker),
+            directory=config.agent.state_directory,
+            cdi_files=CdiFiles(config.agent.cdi_directory),
+            history=self._history,
+            unenforced=prepared.differences,
+            reconcile_period=config.cpu_manager_reconcile_period,
+            exported_containers=config.agent.metrics.containers,
+        )
+        recover_pods(state, self._loaded, self._running)
+        state.conditions.update(self._beside)
+        if self._unreadable is not None:
+            state.conditions["running pods"] = self._unreadable
+        for note in prepared.notes:
+            log.warning("cgroup controller unavailable", note=note)
+        if state.unenforced:
+            log.error("pods cgroup not ready", conditions=details(state.unenforced))
+        kernel = KernelEnforcement(
+            enforcer,
+            self._tree,
+            self._layout,
+            self._config.agent.cgroup_mount,
+            PROC,
+            _own_cgroup(),
+            HostProbes(self._tasks(), clock.monotonic),
+        )
+        steps = Steps(state, self._metrics, kernel, self._store, worker, clock)
+        controller = Controller(steps)
+        controller.note_invalid()
+        return controller
+
+    def _writer_of(self, opened: ExitStack) -> WriterOf:
+        """Return who names the processes that write cgroup files, where the kernel reports them."""
+        if self._fakes.tree is not None:
+            return self._fakes.writer_of
+        mount = self._config.agent.cgroup_mount
+        try:
+            events = Fanotify(mount)
+        except OSError as error:
+            log.info("writers of cgroup files not known", why=error.strerror)
+            return unknown_writer
+        writers = CgroupWriters(mount, PROC, events)
+        opened.callback(writers.close)
+        log.info("writers of cgroup files are recorded")
+        return writers.writer_of
+
+    def _enforced(self) -> EnforcedControllers:
+        nodes = self._configured.host.nodes
+        sizes = {page.size_bytes for node in nodes for page in node.hugepages}
+        controllers = frozenset(map(str, self._config.agent.enforce))
+        return EnforcedControllers(controllers, tuple(sorted(sizes)))
+
+    def _tasks(self) -> Callable[[], Iterable[Task]]:
+        """Return the reader of tasks; tasks of this kernel are not in a fake tree."""
+        if self._fakes.tasks is not None:
+            return self._fakes.tasks
+        return partial(read_tasks, PROC) if self._fakes.tree is None else tuple
+
+    def _make_finder(self) -> ContainerIdentifier | None:
+        """Return the identifier of containers; containers of this host are not in a fake tree."""
+        if self._fakes.tree is not None and self._fakes.runtimes is None:
+            return None
+        root = self._fakes.runtimes or Path("/")
+        return RuntimeFiles(root, lambda why: log.warning("runtime file unusable", why=why))
+
+    def _systemd(self, opened: ExitStack) -> Systemd | None:
+        if self._layout.driver is Driver.CGROUPFS or self._fakes.systemd is not None:
+            return self._fakes.systemd
+        from systemd.bus import SystemBus  # noqa: PLC0415  # the cgroupfs driver saves its memory
+
+        bus = SystemBus(answered=moved)
+        opened.callback(bus.close)
+        return bus
+
+    def _api(self) -> Api:
+        limits, group = self._config.agent.limits, self.group
+        size = limits.message_bytes
+        return Api(self.controller, _topology, self._config, group, size, PROC)
+
+    def _inputs(self, opened: ExitStack) -> HostInputs:
+        live = self._fakes.live
+        return HostInputs(
+            discover=self._configure_host,
+            fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
+            hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
+            cgroups=self._cgroup_changes(opened) if live else None,
+            intakes=self._intakes,
+            offered=self._take_offer if self._providers.all else None,
+            companions=self._companions(),
+        )
+
+    def _companions(self) -> tuple[Companion, ...]:
+        agent = self._config.agent
+        found: list[Companion] = []
+        if self._root is not None and not agent.kubelet.enabled and not agent.kubelet.ignored:
+            watch = partial(watch_undeclared, self.controller, self._config, self._root)
+            found.append(Companion("look for a kubelet", watch))
+        if agent.kubelet.enabled:
+            from agent.cluster.checks import KubeletWatch  # noqa: PLC0415  # only for it
+            from agent.cluster.companions import companions  # noqa: PLC0415  # only for it
+
+            checks = KubeletWatch(self._config, self.controller, self._beside)
+            found.append(Companion("kubelet checks", checks.serve))
+            found.extend(companions(agent.kubelet, self.controller, self._intakes))
+        if agent.kubernetes.enabled:
+            from agent.cluster.publishing import publishing  # noqa: PLC0415  # only for it
+
+            found.append(publishing(agent.kubernetes, self.controller))
+        return tuple(found)
+
+    def _configure_host(self) -> ConfiguredHost:
+        return self._situated(self._read_host())
+
+    def _take_offer(self) -> ConfiguredHost:
+        """Return the policy with the devices that are offered now, on the host as last read."""
+        return self._situated(self.controller.state.configured.host)
+
+    def _situated(self, host: Host) -> ConfiguredHost:
+        state = self.controller.state
+        return situate(
+            self._config,
+            host,
+            state.configured,
+            managers=self._managers,
+            offer=self._providers.offer(),
+            cordon=state.durable.cordons.total,
+        )
+
+    def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
+        changes = CgroupChanges(self._config.agent.cgroup_mount)
+        opened.callback(changes.close)
+        return changes
+
+    def _register(self, sources: Iterable[SourceFactory], clock: Clock) -> tuple[PodIntake, ...]:
+        """Register the sources of pods that are configured, and return their intakes."""
+        cgroups, saved = partial(pod_uids, self._tree, self._layout), self._loaded.state
+        same_boot = saved is not None and bool(self._boot_id) and saved.boot_id == self._boot_id
+        inputs = SourceInputs(self._config, clock, cgroups, same_boot)
+        made = [source for make in sources if (source := make(inputs)) is not None]
+        for source in made:
+            self.controller.state.register(source)
+        admissions = SourceAdmissions(self.controller)
+        return tuple(PodIntake(source, admissions) for source in made)
+
+
+def _boot_id() -> str:
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # hidden by a sandbox: a reboot then counts as a restart
+        return ""
+
+
+def _kubelet_conditions(config: Config) -> Mapping[str, str]:
+    """Return what is not as it should be beside a kubelet; raises `KubeletNotReadyError`."""
+    if not config.agent.kubelet.enabled:
+        return {}
+    from agent.cluster.checks import kubelet_conditions  # noqa: PLC0415  # only beside one
+
+    return kubelet_conditions(config)
+
+
+def _own_cgroup() -> str:
+    try:
+        return cgroup_of_pid(PROC, os.getpid())
+    except BindingError:  # no cgroup v2 (emulated tree), or another cgroup namespace
+        return ""
+
+
+def _has_pods(loaded: LoadResult) -> bool:
+    return loaded.state is not None and bool(loaded.state.ledger.allocations)
+
+
+def _topology(host: Host) -> bytes:
+    return json.dumps(topology_view(host)).encode() + b"\n"
+
+
+def _fingerprint(root: Path) -> str:
+    """Return the online CPUs and nodes as text; cheap enough for every reconcile."""
+    return "\n".join(_text(root / file) for file in _ONLINE_FILES)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,1 +1,0 @@
-"""Hosts that are described rather than discovered, and their trees."""
