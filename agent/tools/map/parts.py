@@ -67,6 +67,7 @@ def indented(by: int, spans: Line) -> Line:
 
 #: By how much more than its first line a line continues to the right.
 _CONTINUED: Final = 4
+_PIECES: Final = re.compile(r" +|[^ ]+")
 
 
 def broken(spans: Line, width: int) -> Iterator[Line]:
@@ -103,7 +104,7 @@ def _words(spans: Line) -> Iterator[tuple[str, list[TextSpan]]]:
     """Yield each word, whose letters may have several tones, after the blanks before it."""
     blank, word = "", list[TextSpan]()
     for span in spans:
-        for piece in re.findall(r" +|[^ ]+", span.text):
+        for piece in _PIECES.findall(span.text):
             if not piece.startswith(" "):
                 word.append(TextSpan(piece, span.tone))
                 continue
