@@ -491,10 +491,17 @@ def _option_problems(
 
 
 def cpu_options(options: Mapping[str, str]) -> CpuPolicyOptions:
-    """Return valid options as values; the field of an option has `_` for `-`."""
-    return CpuPolicyOptions(
-        **{name.replace("-", "_"): _is_on(options, name) for name in CPU_OPTIONS}
-    )
+    """Return valid options as values."""
+    return CpuPolicyOptions(**{_field(name): _is_on(options, name) for name in CPU_OPTIONS})
+
+
+def option_is_on(options: CpuPolicyOptions, name: str) -> bool:
+    """Return whether an option of the CPU manager is on."""
+    return getattr(options, _field(name)) is True
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def prefers_closest(options: Mapping[str, str]) -> bool:

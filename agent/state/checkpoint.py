@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from agent.config.model import CPU_OPTIONS, GATES, PREFER_CLOSEST, option_is_on
 from agent.managers.allocation import (
     NO_BINDINGS,
     NO_CORDONS,
@@ -230,23 +231,14 @@ def _amount(size: int | None) -> str:
 
 
 def _switches(policy: Policy) -> Iterator[tuple[str, str]]:
-    cpu, topology, gates = policy.cpu.options, policy.topology, policy.gates
-    quota_lifted = gates.disable_cpu_quota_with_exclusive_cpus
-    for section, name, on in (
-        (_OPTIONS, "full-pcpus-only", cpu.full_pcpus_only),
-        (_OPTIONS, "distribute-cpus-across-numa", cpu.distribute_cpus_across_numa),
-        (_OPTIONS, "align-by-socket", cpu.align_by_socket),
-        (_OPTIONS, "distribute-cpus-across-cores", cpu.distribute_cpus_across_cores),
-        (_OPTIONS, "strict-cpu-reservation", cpu.strict_cpu_reservation),
-        (_OPTIONS, "prefer-align-cpus-by-uncorecache", cpu.prefer_align_cpus_by_uncorecache),
-        (_TOPOLOGY_OPTIONS, "prefer-closest-numa-nodes", topology.prefer_closest_numa_nodes),
-        (_GATES, "PodLevelResources", gates.pod_level_resources),
-        (_GATES, "PodLevelResourceManagers", gates.pod_level_resource_managers),
-        (_GATES, "DisableCPUQuotaWithExclusiveCPUs", quota_lifted),
-        (_GATES, "CPUManagerPolicyAlphaOptions", gates.cpu_manager_policy_alpha_options),
-        (_GATES, "CPUManagerPolicyBetaOptions", gates.cpu_manager_policy_beta_options),
+    """Yield every policy option and feature gate, and whether it is on."""
+    for section, switches in (
+        (_OPTIONS, {name: option_is_on(policy.cpu.options, name) for name in CPU_OPTIONS}),
+        (_TOPOLOGY_OPTIONS, {PREFER_CLOSEST: policy.topology.prefer_closest_numa_nodes}),
+        (_GATES, {name: gate.is_on(policy.gates) for name, gate in GATES.items()}),
     ):
-        yield f"{section}.{name}", "true" if on else "false"
+        for name, on in switches.items():
+            yield f"{section}.{name}", "true" if on else "false"
 
 
 def _reserved_memory(policy: Policy) -> Iterator[tuple[str, str]]:

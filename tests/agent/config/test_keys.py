@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from agent import __version__
-from agent.config.keys import Section, paths
+from agent.config.keys import Section, paths, schema
 from agent.config.load import override
 from agent.config.model import GATES, Config, ConfigError
 from agent.pods.quantity import Quantity
@@ -42,6 +42,17 @@ def test_every_key_is_explained_in_sentences_and_says_since_when_there_is_one(pa
     assert re.fullmatch(r"[A-Z].*\.", key.help, flags=re.DOTALL)
     assert "  " not in key.help
     assert _version(key.since) <= _version(__version__)
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_the_schema_explains_every_key_and_has_its_default(path: str) -> None:
+    of: dict[str, Any] = schema(Config)
+    for name in path.split("."):
+        of = of["properties"][name]
+    key = KEYS[path]
+    for said in (key.help, *key.values, *key.values.values()):
+        assert said in of["description"]
+    assert of["default"] == key.written_default
 
 
 @pytest.mark.parametrize("path", VALUES)
