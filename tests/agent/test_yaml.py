@@ -89,6 +89,19 @@ def test_only_whole_numbers_within_bounds_are_integers(value: str) -> None:
     assert "from 0 to 10" in reader.problems[0].message
 
 
+def test_a_number_of_thousands_of_digits_is_rejected() -> None:
+    reader = Reader()
+    assert reader.integer(_field(f'{{"a": {"9" * 5000}}}', "a"), 0, 10) is None
+    assert len(reader.problems[0].message) < 200
+
+
+def test_an_item_without_a_value_is_not_a_text() -> None:
+    reader = Reader()
+    (item,) = reader.items(_field("a: [null]\n", "a"))
+    assert reader.text(item) is None
+    assert reader.problems[0].message.startswith("expected a text, found nothing")
+
+
 def test_bounds_of_an_integer_are_allowed() -> None:
     reader = Reader()
     assert reader.integer(_field("a: 0", "a"), 0, 10) == 0
