@@ -85,29 +85,28 @@ DEVICE_INVENTORY: Final = mapping_kind(
 )
 
 
-def _criterion(pattern: str, rule: str, *, folded: bool = False) -> str:
+def _criterion(pattern: re.Pattern[str], rule: str, *, folded: bool = False) -> str:
     """Declare a criterion: what is kept is the group of the pattern; `rule` says what to write.
 
     With `folded` the case of letters does not matter.
     """
-    compiled = re.compile(pattern, re.ASCII)
 
     def parse(text: str) -> str:
-        found = compiled.fullmatch(text)
+        found = pattern.fullmatch(text)
         if found is None:
             raise ValueError(f"{shown(text)} matches no device: {rule}")
         return found[1].lower() if folded else found[1]
 
-    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}
+    schema = {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
     return key("", text_kind("text", schema, parse), rule)
 
 
-_HEX_CLASS: Final = r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})"
-_HEX_ID: Final = r"(?:0[xX])?([0-9a-fA-F]{4})"
+_HEX_CLASS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})", re.ASCII)
+_HEX_ID: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]{4})", re.ASCII)
 _ID_RULE: Final = "use 4 hexadecimal digits, such as"
-_DRIVER: Final = r"([A-Za-z0-9_][-A-Za-z0-9_.]{0,63})"
+_DRIVER: Final = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_.]{0,63})", re.ASCII)
 #: Names of interfaces have 15 characters; a range in brackets takes several to match one.
-_WILDCARDS: Final = r"([^\s/\x00-\x1f\x7f]{1,64})"
+_WILDCARDS: Final = re.compile(r"([^\s/\x00-\x1f\x7f]{1,64})", re.ASCII)
 _WILDCARDS_RULE: Final = (
     "use up to 64 characters, no spaces or slashes, such as {}; *, ? and [] are wildcards"
 )

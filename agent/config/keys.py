@@ -7,7 +7,6 @@ A key is declared once, at the field of the section (a struct) that holds its va
 
 from __future__ import annotations
 
-import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -120,7 +119,8 @@ class _SectionType(StructMeta):
 
 
 def _camel_case(field: str) -> str:
-    return re.sub("_([a-z])", lambda found: found[1].upper(), field)
+    first, *words = field.split("_")
+    return "".join((first, *map(str.capitalize, words)))
 
 
 class Section(Struct, frozen=True, metaclass=_SectionType):

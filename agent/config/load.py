@@ -11,7 +11,6 @@ What contradicts itself whatever the host is found here; what does not fit a hos
 from __future__ import annotations
 
 import json
-import re
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -132,7 +131,7 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
 
 def _checked(config: Config, misread: Sequence[Mistake], source: str, document: Node) -> Config:
     # The first key of `agent.metrics.port`, of `reservedMemory[0].limits`.
-    unread = frozenset(re.split(r"[.\[]", problem.path, maxsplit=1)[0] for problem in misread)
+    unread = frozenset(problem.path.replace("[", ".").partition(".")[0] for problem in misread)
     found = tuple(find_problems(config, unread))
     lines = places(document, [problem.path for problem in found])
     contradictions = (replace(problem, line=lines[problem.path]) for problem in found)
