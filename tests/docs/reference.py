@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agent.yaml import Plain
 
 _WIDTH: Final = 100
-#: The keys that say what the document is; what they default to is of no interest.
-_MARKERS: Final = ("apiVersion", "kind")
+#: The release whose keys do not say since when they exist.
+_FIRST: Final = "0.1.0"
 
 #: What the example changes, because its reader uses KEP-5526 on a systemd host. Of evictionHard
 #: only the signal is shown that counts.
@@ -71,7 +71,7 @@ mistakes of a file are reported at once, each with path and line.
 
 Each command but the last takes `--set KEY=VALUE`, which lays a single setting over the file, such
 as `--set agent.metrics.port=9465`. A commented example is
-[deploy/config.yaml](../deploy/config.yaml).
+[deploy/config.yaml](../deploy/config.yaml). Keys exist since 0.1.0 if they do not say otherwise.
 """
 
 
@@ -149,14 +149,17 @@ def _described(key: Key, path: str) -> Iterator[str]:
         )
     if key.example:
         yield f"```yaml\n{key.name}:\n{textwrap.indent(key.example, '  ')}```\n"
-    facts = f"Type: {_escaped(key.kind.words)}."
-    if key.name not in _MARKERS and key.inner is None:
+    listed = f"one of {', '.join(key.values)}"
+    facts = "" if key.kind.words == listed else f"Type: {_escaped(key.kind.words)}."
+    if key.stored and not isinstance(key.kind, Section):
         remark = f" ({key.remark})" if key.remark else ""
-        facts += f" Default: `{_default(key)}`{remark}."
-    yield _markdown(f"{facts} Since: {key.since}.", escaped=True)
-    if key.inner is not None:
-        for inner in key.inner.keys:
-            yield from _described(inner, f"{path}.{inner.name}")
+        facts = f"{facts} Default: `{_default(key, section)}`{remark}.".lstrip()
+    if key.since != _FIRST:
+        facts += f" Since: {key.since}."
+    yield _markdown(facts, escaped=True)
+    if isinstance(key.kind, Section):
+        for inner in key.kind.keys:
+            yield from _described(inner, key.kind, f"{path}.{inner.name}")
 
 
 def _default(key: Key) -> str:
