@@ -56,7 +56,6 @@ PAGES: Final[Mapping[str, Page | PlaygroundPage]] = {
         {
             "pod-scope": {},
             "container-scope": {"topologyManagerScope": "container"},
-            "policy-none": {"topologyManagerPolicy": "none"},
         },
         fresh=True,
     ),
