@@ -187,7 +187,6 @@ class Incidents:
             self.host.start("mixed")
             yield self._ask("check", code=0)
             yield self._ask("admit", f"{EXAMPLES}/empty-pool.yaml", code=1)
-            yield self._ask("show", "empty-pool", code=1)
             (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")
             yield self._ask("admit", f"{EXAMPLES}/guaranteed.yaml", code=7)
             yield self._ask("verify", code=1)
@@ -200,7 +199,6 @@ class Incidents:
             yield self._ask("config", "check", new, "--against-state", code=1)
             unfit = self._changed("unfit", '"0,16"', '"0,99"')
             yield self._ask("config", "check", unfit, code=3)
-            yield self._ask("config", "check", new, code=0)
             config = ("--config", f"{self.folder}/pod.yaml")
             taken = self._ask("agent", *config, "--emulate-cgroups", code=5)
         checkpoint = self.folder / "state" / CHECKPOINT_NAME
@@ -213,7 +211,6 @@ class Incidents:
     def _maintenance(self) -> Iterator[str]:
         yield self._ask("drain", "--dry-run", "core:1", code=0)
         yield self._ask("cordon", "core:8-9", "--reason", "fan 2", code=0)
-        yield self._ask("map", code=0)
         yield self._ask("uncordon", "core:8-9", code=0)
 
     def _changed(self, name: str, *replaced: str) -> str:
