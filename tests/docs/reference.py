@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from agent.yaml import Plain
 
 _WIDTH: Final = 100
+#: The keys that say what the document is; what they default to is of no interest.
+_MARKERS: Final = ("apiVersion", "kind")
 #: The release whose keys do not say since when they exist.
 _FIRST: Final = "0.1.0"
 
@@ -151,15 +153,15 @@ def _described(key: Key, path: str) -> Iterator[str]:
         yield f"```yaml\n{key.name}:\n{textwrap.indent(key.example, '  ')}```\n"
     listed = f"one of {', '.join(key.values)}"
     facts = "" if key.kind.words == listed else f"Type: {_escaped(key.kind.words)}."
-    if key.stored and not isinstance(key.kind, Section):
+    if key.name not in _MARKERS and key.inner is None:
         remark = f" ({key.remark})" if key.remark else ""
-        facts = f"{facts} Default: `{_default(key, section)}`{remark}.".lstrip()
+        facts = f"{facts} Default: `{_default(key)}`{remark}.".lstrip()
     if key.since != _FIRST:
         facts += f" Since: {key.since}."
     yield _markdown(facts, escaped=True)
-    if isinstance(key.kind, Section):
-        for inner in key.kind.keys:
-            yield from _described(inner, key.kind, f"{path}.{inner.name}")
+    if key.inner is not None:
+        for inner in key.inner.keys:
+            yield from _described(inner, f"{path}.{inner.name}")
 
 
 def _default(key: Key) -> str:
