@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from agent.managers.admission import admit
 from agent.managers.decision import BOUNDED_CHOICES
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.topology import many_nodes as hint_family
+from agent.managers.topology import many_nodes
 from tests.agent.pods.pods import app, guaranteed, init, pod
 from tests.bench import hosts
 
@@ -151,7 +151,7 @@ def tried(name: str, case: Case) -> Measured:
     best: int | None = None
     decision = _decide(case, ledger)
     for _ in range(3):
-        hint_family._smallest.cache_clear()
+        many_nodes._smallest.cache_clear()
         gc.collect(0)
         started = thread_time_ns()
         decision = _decide(case, ledger)
@@ -181,7 +181,7 @@ def _print(name: str, measured: Sequence[Measured], show: int) -> None:
 def _profile(name: str, case: Case) -> None:
     print(tried(name, case))
     profile = Profile()
-    hint_family._smallest.cache_clear()
+    many_nodes._smallest.cache_clear()
     profile.runcall(_decide, case, hosts.ledger_on(name, case.state))
     profile.print_stats("tottime")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from itertools import accumulate, combinations
+from itertools import combinations
 from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -41,10 +41,17 @@ NO_AFFINITY = Hint(None, preferred=False)
 class DistanceBound:
     """Distances as if nodes lay in a row of nested groups: never more than they really are.
 
-    Of two neighbours in the row, `gap` is the least distance between any node up to the one and any
-    from the other on; two nodes are as far apart as the widest gap between them. On a machine
-    whose nodes are numbered package by package that is the distance itself. In nested groups the
-    least total of so many nodes is computed group by group instead of set by set.
+    Of two neighbours in the row, the gap is the least distance between any node up to the one and
+    any from the other on; two nodes are as far apart as the widest gap between them. On a machine
+    whose nodes are numbered package by package that is the distance itself.
+
+    An example: six nodes in two packages; 10 is a node's distance to itself, 24 there and back
+    within a package, 42 between packages.
+
+        gaps between neighbours:           0 -24- 1 -24- 2 -42- 3 -24- 4 -24- 5
+        0, 1, 2, 3 nodes of a package:     at least 0, 10, 44, 102 in all
+        four nodes of both, 3 + 1:         102 + 10 + 3 * 1 * 42 = 238
+                            2 + 2:         44 + 44 + 2 * 2 * 42 = 256; so at least 238
     """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
@@ -61,59 +68,39 @@ class DistanceBound:
         `near` is by node its distance to and from those that are chosen already, all of them
         behind the first nodes.
         """
-        if not more:
-            return 0
-        sums = [0]
-        *inner, (start, end, gap) = self._seen_from(first)
-        for begin, stop, step in inner:
-            group = _moved(self._within(begin, stop), min(near[begin:stop]))
-            sums = _combined(sums, group, step, more)
-        least, to_chosen = self._within(start, end), min(near[start:end])
-        return min(
-            [
-                total + least[more - taken] + (more - taken) * (to_chosen + taken * gap)
-                for taken, total in enumerate(sums)
-                if 0 <= more - taken < len(least)
-            ]
-        )
+        totals = [0]
+        for start, end, gap in self._seen_from(first):
+            nearest = min(near[start:end])
+            group = [t + n * nearest for n, t in enumerate(self._within(start, end))]
+            totals = _combined(totals, group, gap, more)
+        return totals[more]
 
     def _seen_from(self, first: int) -> list[tuple[int, int, int]]:
         """Return the first nodes in groups as they are seen from behind them, outwards.
 
         A group is its start, its end, and the distance of its nodes from all nearer nodes.
         """
-        groups = self._groups.get(first)
-        if groups is None:
-            groups = self._groups[first] = []
-            end, gap = first, self._gaps[first - 1]
+        if first not in self._groups:
+            groups, end = [], first
             while end:
-                start = end - 1
+                start, gap = end - 1, self._gaps[end - 1]
                 while start and self._gaps[start - 1] <= gap:
                     start -= 1
                 groups.append((start, end, gap))
-                end, gap = start, self._gaps[start - 1] if start else 0
-        return groups
+                end = start
+            self._groups[first] = groups
+        return self._groups[first]
 
     def _within(self, start: int, end: int) -> list[int]:
         """Return the least total of 0, 1, 2, ... of the nodes from `start` to before `end`."""
-        known = self._least.get((start, end))
-        if known is None:
-            if end - start == 1:
-                known = [0, self._own[start]]
-            else:
-                gaps = self._gaps[start : end - 1]
-                widest = max(gaps)
-                middle = end - 1 - gaps[::-1].index(widest)
-                known = _combined(
-                    self._within(start, middle), self._within(middle, end), widest, end - start
-                )
-            self._least[start, end] = known
-        return known
-
-
-def _moved(least: Sequence[int], far: int) -> list[int]:
-    """Return the least totals of a group whose nodes all have this distance from outer nodes."""
-    return [total + count * far for count, total in enumerate(least)]
+        if end - start == 1:
+            return [0, self._own[start]]
+        if (start, end) not in self._least:
+            gap = max(self._gaps[start : end - 1])
+            middle = max([at for at in range(start, end - 1) if self._gaps[at] == gap]) + 1
+            groups = self._within(start, middle), self._within(middle, end)
+            self._least[start, end] = _combined(*groups, gap, end - start)
+        return self._least[start, end]
 
 
 def _combined(one: Sequence[int], other: Sequence[int], gap: int, most: int) -> list[int]:
@@ -122,11 +109,11 @@ def _combined(one: Sequence[int], other: Sequence[int], gap: int, most: int) -> 
     return [
         min(
             [
-                one[count - taken] + other[taken] + (count - taken) * taken * gap
-                for taken in range(max(0, count - len(one) + 1), min(count, len(other) - 1) + 1)
+                one[n - k] + other[k] + (n - k) * k * gap
+                for k in range(max(0, n - len(one) + 1), min(n, len(other) - 1) + 1)
             ]
         )
-        for count in range(size + 1)
+        for n in range(size + 1)
     ]
 
 
@@ -306,7 +293,7 @@ def _interchangeable(rows: Mapping[int, Mapping[int, int]], one: int, other: int
 
 
 class NodeDistances:
-    """How near some nodes are to one another: bounds and good guesses for a search among them.
+    """How near some nodes are to one another: bounds for a search among them.
 
     Nodes are identified by position, ascending; a set is a mask of node ids as everywhere.
     """
@@ -324,29 +311,12 @@ class NodeDistances:
             for first in range(len(ids) + 1)
         ]
 
-    def total(self, chosen: int, first: int) -> int:
-        """Return the distances of `chosen` and all of the first nodes to one another, added up."""
-        total, sums = self._chosen(chosen)
-        return total + sum(sums[:first]) + self._first[first]
-
     def at_least(self, chosen: int, first: int, more: int) -> int:
         """Return a lower bound on the total of `chosen` and `more` of the first nodes."""
         total, sums = self._chosen(chosen)
+        if more == first:
+            return total + sum(sums[:first]) + self._first[first]
         return total + self._nested.at_least(sums, first, more)
-
-    def guess(self, size: int, is_allowed: Callable[[int], bool]) -> int | None:
-        """Return the least total of the allowed sets made of one node and those closest to it."""
-        allowed = filter(is_allowed, {around[size - 1] for around in self._around})
-        return min([self._chosen(nodes)[0] for nodes in allowed], default=None)
-
-    @cached_property
-    def _around(self) -> list[list[int]]:
-        """For each node the sets of it and its closest others, one, two, three, ... nodes."""
-        sets = []
-        for at, row in enumerate(self._rows):
-            order = sorted(range(len(row)), key=lambda other: (other != at, row[other]))
-            sets.append(list(accumulate([self._nodes[other] for other in order])))
-        return sets
 
     def _chosen(self, chosen: int) -> tuple[int, list[int]]:
         """Return the total of a set, and how far each node is from and to all of it."""

@@ -49,3 +49,8 @@ def test_a_remainder_is_put_together() -> None:
     ]
     five = 5 * 10 + 6 * 24 + 4 * 42
     assert DistanceBound(rows).at_least([0] * 12, 12, 5) == five
+
+
+def test_the_least_total_of_the_example() -> None:
+    rows = [[10 if a == b else 24 if a // 3 == b // 3 else 42 for b in range(6)] for a in range(6)]
+    assert DistanceBound(rows).at_least([0] * 6, 6, 4) == 238

@@ -43,7 +43,7 @@ def test_the_total_of_chosen_and_all_first_nodes_is_that_of_the_set(
     bits = [1 << node for node in iter_bits(nodes)]
     first = data.draw(st.integers(0, len(bits)))
     chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
-    total = NodeDistances(closest, bits).total(chosen, first)
+    total = NodeDistances(closest, bits).at_least(chosen, first, first)
     assert total == closest.total(chosen | sum(bits[:first]))
 
 
@@ -62,19 +62,3 @@ def test_nodes_that_are_alike_can_be_swapped_in_any_set(nodes: int, data: st.Dat
 def test_nodes_of_one_package_are_alike() -> None:
     machine = Machine.of(regular_host(packages=2, nodes_per_package=3))
     assert machine.closest.alike == {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}
-
-
-@given(nodes=node_sets(), data=st.data())
-def test_a_guess_is_the_total_of_an_allowed_set(nodes: int, data: st.DataObject) -> None:
-    closest = Closest(data.draw(distances_of(nodes)))
-    near = NodeDistances(closest, [1 << node for node in iter_bits(nodes)])
-    size = data.draw(st.integers(1, nodes.bit_count()))
-    seen: list[int] = []
-
-    def is_allowed(mask: int) -> bool:
-        seen.append(mask)
-        return mask % 3 > 0
-
-    guess = near.guess(size, is_allowed)
-    totals = [closest.total(mask) for mask in seen if mask % 3 and mask.bit_count() == size]
-    assert guess == min(totals, default=None)

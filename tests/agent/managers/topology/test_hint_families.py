@@ -14,7 +14,7 @@ from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
-from agent.managers.topology import many_nodes as hint_family
+from agent.managers.topology import many_nodes
 from agent.managers.topology.hint import Hint, SearchBudget
 from agent.managers.topology.many_nodes import (
     Cover,
@@ -183,7 +183,7 @@ def _admitted(
 ) -> Ledger:
     answers: list[Decision] = []
     for most in (8, 0):
-        lists.setattr(hint_family, "MOST_LISTED", most)
+        lists.setattr(many_nodes, "MOST_LISTED", most)
         answers.append(admit(rules, ledger, asked))
     by_lists, by_rules = answers
     assert by_rules.allocation == by_lists.allocation
