@@ -7,7 +7,7 @@ from typing import Final, Protocol, Self
 
 from msgspec import Struct
 
-from agent.managers.decision import MetricSpec, MetricType, gauge
+from agent.managers.metrics import MetricSpec, MetricType, gauge
 
 # --- limits ---------------------------------------------------------------------------------------
 # What device plugins get of the agent at most: time, devices, bytes; and how time passes.

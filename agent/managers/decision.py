@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import StrEnum
 from functools import cached_property
-from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 from msgspec import Struct
 
@@ -17,11 +15,12 @@ from agent.pods.validation import find_warnings
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
-    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.answers import Shortage
     from agent.managers.ledger import Ledger
+    from agent.managers.metrics import CounterKey
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
 
@@ -89,9 +88,6 @@ class Violation(Struct, frozen=True):
 
 # --- decision -------------------------------------------------------------------------------------
 
-#: One sample of a counter: its full name and its label values, in the order of the metric.
-CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
-
 
 class Reason(StrEnum):
     """Why a pod was rejected; the kubelet's reasons keep their names.
@@ -153,6 +149,12 @@ class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod'
 
     def __str__(self) -> str:
         return self.cause.explain().message
+
+
+def reject_if(cause: RejectionCause | None) -> None:
+    """Raise `Rejected` if there is a cause."""
+    if cause is not None:
+        raise Rejected(cause)
 
 
 class Unanswered(Exception):  # noqa: N818  (not an error: the decision is made with the answers)
@@ -285,164 +287,6 @@ class Decision(Struct, frozen=True, dict=True):
     def admitted(self) -> bool:
         """Whether the pod was admitted."""
         return self.allocation is not None
-
-
-class MetricType(StrEnum):
-    """The metric types of the Prometheus exposition format that are used here."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class MetricSpec(Struct, frozen=True):
-    """One metric family.
-
-    `name` is the full name in the exposition. `domain` holds, label by label, the values that are
-    exported as 0 from the start (empty: unknown beforehand), so that a rate shows the first
-    increment. `buckets` are the upper bounds of a histogram, in the metric's unit.
-    """
-
-    name: str
-    type: MetricType
-    help: str
-    labels: tuple[str, ...] = ()
-    domain: tuple[tuple[str, ...], ...] = ()
-    buckets: tuple[float, ...] = ()
-
-    def initial(self) -> Iterator[tuple[str, ...]]:
-        """Yield the label values that exist from the start (one empty tuple without labels)."""
-        if len(self.domain) == len(self.labels):
-            yield from product(*self.domain)
-
-
-class Sample(NamedTuple):
-    """One value of a gauge with its label values, in the order of the metric's labels."""
-
-    metric: MetricSpec
-    labels: tuple[str, ...]
-    value: float
-
-
-def gauge(name: str, text: str, *labels: str) -> MetricSpec:
-    """Return a gauge whose label values are not known beforehand."""
-    return MetricSpec(name, MetricType.GAUGE, text, labels)
-
-
-SCOPES: Final = ("container", "pod")
-BOUNDARIES: Final = ("numa_node", "physical_cpu", "uncore_cache")
-RESOURCES: Final = ("cpu", "memory")
-SOURCES: Final = ("node", "pod")
-ASSIGNMENT_TYPES: Final = ("node_exclusive", "pod_exclusive", "pod_shared")
-
-
-def _counter(name: str, text: str, **labels: tuple[str, ...]) -> MetricSpec:
-    return MetricSpec(name, MetricType.COUNTER, text, tuple(labels), tuple(labels.values()))
-
-
-# --- the kubelet's counters: incremented by decisions -------------------------------------------
-
-CPU_PINNING_REQUESTS: Final = _counter(
-    "kubelet_cpu_manager_pinning_requests_total",
-    "Containers and pods that the CPU manager was asked to pin.",
-)
-CPU_PINNING_ERRORS: Final = _counter(
-    "kubelet_cpu_manager_pinning_errors_total",
-    "Requests for pinned CPUs that the CPU manager could not serve.",
-)
-MEMORY_PINNING_REQUESTS: Final = _counter(
-    "kubelet_memory_manager_pinning_requests_total",
-    "Containers and pods that the memory manager was asked to pin.",
-)
-MEMORY_PINNING_ERRORS: Final = _counter(
-    "kubelet_memory_manager_pinning_errors_total",
-    "Requests for pinned memory that the memory manager could not serve.",
-)
-TOPOLOGY_ADMISSION_REQUESTS: Final = _counter(
-    "kubelet_topology_manager_admission_requests_total",
-    "Admissions that the topology manager was asked to align.",
-)
-TOPOLOGY_ADMISSION_ERRORS: Final = _counter(
-    "kubelet_topology_manager_admission_errors_total",
-    "Admissions that the topology manager rejected.",
-)
-ALIGNED_COUNT: Final = _counter(
-    "kubelet_container_aligned_compute_resources_count",
-    "Allocations that ended up aligned to a boundary of the hardware.",
-    scope=SCOPES,
-    boundary=BOUNDARIES,
-)
-ALIGNED_FAILURE_COUNT: Final = _counter(
-    "kubelet_container_aligned_compute_resources_failure_count",
-    "Allocations that should have been aligned to a boundary of the hardware and were not.",
-    scope=SCOPES,
-    boundary=BOUNDARIES,
-)
-ALLOCATIONS: Final = _counter(
-    "resource_manager_allocations_total",
-    "Exclusive allocations, by whether they came from the node's pool or from a pod's budget.",
-    resource_name=RESOURCES,
-    source=SOURCES,
-)
-ALLOCATION_ERRORS: Final = _counter(
-    "resource_manager_allocation_errors_total",
-    "Exclusive allocations that failed, by the pool they were meant to come from.",
-    resource_name=RESOURCES,
-    source=SOURCES,
-)
-CONTAINER_ASSIGNMENTS: Final = _counter(
-    "resource_manager_container_assignments",
-    "Containers given something exclusive, or their pod's pool, since the start (cumulative).",
-    resource_name=RESOURCES,
-    assignment_type=ASSIGNMENT_TYPES,
-)
-BOUNDED_CHOICES: Final = _counter(
-    "numawarden_bounded_choices_total",
-    "Choices among sets of NUMA nodes that ended at their budget of work: valid, maybe not best.",
-)
-
-
-#: The assignment type of containers without resources of their own or of their pod.
-SHARED: Final = "shared"
-ASSIGNED_CONTAINERS: Final = gauge(
-    "numawarden_container_assignments",
-    "Containers in the ledger by assignment: exclusive from the node or from the pod's budget, the "
-    "pod shared pool, or the node's shared pool.",
-    "resource_name",
-    "assignment_type",
-)
-
-
-def assignment_samples(
-    resource: str,
-    ledger: Ledger,
-    assignment: Callable[[PodAllocation, ContainerAllocation], str],
-) -> Iterator[Sample]:
-    """Yield how many containers have each assignment type of a resource."""
-    counted = Counter(
-        assignment(allocation, container)
-        for allocation in ledger.allocations.values()
-        for container in allocation.containers
-    )
-    for kind in (*ASSIGNMENT_TYPES, SHARED):
-        yield Sample(ASSIGNED_CONTAINERS, (resource, kind), counted[kind])
-
-
-#: The counters that decisions increment.
-DECISION_COUNTERS: Final = (
-    CPU_PINNING_REQUESTS,
-    CPU_PINNING_ERRORS,
-    MEMORY_PINNING_REQUESTS,
-    MEMORY_PINNING_ERRORS,
-    TOPOLOGY_ADMISSION_REQUESTS,
-    TOPOLOGY_ADMISSION_ERRORS,
-    ALIGNED_COUNT,
-    ALIGNED_FAILURE_COUNT,
-    ALLOCATIONS,
-    ALLOCATION_ERRORS,
-    CONTAINER_ASSIGNMENTS,
-    BOUNDED_CHOICES,
-)
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -15,17 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import (
-        Answers,
-        CounterKey,
-        HintTrace,
-        MetricSpec,
-        Question,
-        Reason,
-        Rejection,
-        Sample,
-        Violation,
-    )
+    from agent.managers.decision import Answers, HintTrace, Question, Reason, Rejection, Violation
     from agent.managers.demand import (
         ContainerDemand,
         PodDemand,
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
     )
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
+    from agent.managers.metrics import CounterKey, MetricSpec, Sample
     from agent.managers.topology.hint import Hint, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
     from sysfs.mask import Mask

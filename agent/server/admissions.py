@@ -24,7 +24,8 @@ from agent.devices.providers import DeliveryError
 from agent.managers.admission import remove
 from agent.managers.allocation import KUBELET, Origin
 from agent.managers.cpu.manager import shared_cpus
-from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS, Decision, Reason, Rejection
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
 from agent.pods.model import extended_resource_fault, full_name
 from agent.progress import EndedError, moved, pause
 from agent.server import metrics as names

@@ -17,7 +17,8 @@ from agent.api.map import owners_of, shared_by
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
 from agent.managers.advice import free_cpus
 from agent.managers.allocation import Isolation
-from agent.managers.decision import Rule, Sample
+from agent.managers.decision import Rule
+from agent.managers.metrics import Sample
 from agent.managers.node_fit import PODS
 from agent.managers.quality import verdict
 from agent.pods.model import Quality
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import MetricSpec
     from agent.managers.ledger import Ledger
+    from agent.managers.metrics import MetricSpec
     from agent.managers.policy import Policy
     from agent.managers.quality import Judgement
     from agent.managers.resource_manager import ResourceManager

@@ -23,22 +23,21 @@ from agent.devices.plugin_limits import (
     REGISTRATIONS,
     CallResult,
 )
-from agent.managers.decision import (
+from agent.managers.decision import Reason, out_of
+from agent.managers.metrics import (
     ASSIGNED_CONTAINERS,
     DECISION_COUNTERS,
     MetricSpec,
     MetricType,
-    Reason,
-    _counter,
+    counter,
     gauge,
-    out_of,
 )
 from agent.reconcile.diff import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.decision import CounterKey
+    from agent.managers.metrics import CounterKey
     from agent.managers.resource_manager import ResourceManager
 
 
@@ -62,27 +61,27 @@ TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
 # --- the kubelet's counters of the podresources API ---------------------------------------------
 
 _V1: Final = ("v1",)
-POD_RESOURCES_REQUESTS: Final = _counter(
+POD_RESOURCES_REQUESTS: Final = counter(
     "kubelet_pod_resources_endpoint_requests_total",
     "Requests to the podresources API, by its version.",
     server_api_version=(*_V1, "v1alpha1"),
 )
-POD_RESOURCES_LIST: Final = _counter(
+POD_RESOURCES_LIST: Final = counter(
     "kubelet_pod_resources_endpoint_requests_list",
     "Requests to List of the podresources API, by its version.",
     server_api_version=_V1,
 )
-POD_RESOURCES_GET: Final = _counter(
+POD_RESOURCES_GET: Final = counter(
     "kubelet_pod_resources_endpoint_requests_get",
     "Requests to Get of the podresources API, by its version.",
     server_api_version=_V1,
 )
-POD_RESOURCES_GET_ALLOCATABLE: Final = _counter(
+POD_RESOURCES_GET_ALLOCATABLE: Final = counter(
     "kubelet_pod_resources_endpoint_requests_get_allocatable",
     "Requests to GetAllocatableResources of the podresources API, by its version.",
     server_api_version=_V1,
 )
-POD_RESOURCES_GET_ERRORS: Final = _counter(
+POD_RESOURCES_GET_ERRORS: Final = counter(
     "kubelet_pod_resources_endpoint_errors_get",
     "Requests to Get of the podresources API for a pod that does not exist, by its version.",
     server_api_version=_V1,
@@ -221,51 +220,51 @@ CONTAINERS_OMITTED: Final = gauge(
 
 # --- our own: what happened ---------------------------------------------------------------------
 
-ADMISSIONS: Final = _counter(
+ADMISSIONS: Final = counter(
     "numawarden_admissions_total",
     "Requests to admit a pod, by outcome; invalid: the manifest is not a valid pod.",
     result=("admitted", "conflict", "failed", "invalid", "rejected", "repeated"),
 )
-REJECTIONS: Final = _counter(
+REJECTIONS: Final = counter(
     "numawarden_rejections_total", "Pods rejected, by reason.", reason=REASONS
 )
-REMOVALS: Final = _counter("numawarden_removals_total", "Pods removed.")
-DRIFT_FOUND: Final = _counter(
+REMOVALS: Final = counter("numawarden_removals_total", "Pods removed.")
+DRIFT_FOUND: Final = counter(
     "numawarden_drift_found_total",
     "Settings in the kernel that differed from the ledger, by cause.",
     cause=CAUSES,
 )
-DRIFT_REPAIRED: Final = _counter(
+DRIFT_REPAIRED: Final = counter(
     "numawarden_drift_repaired_total",
     "Differing settings that were repaired, by cause.",
     cause=CAUSES,
 )
-REPAIRS_POSTPONED: Final = _counter(
+REPAIRS_POSTPONED: Final = counter(
     "numawarden_repairs_postponed_total",
     "Delays before the next repair of a cgroup that another writer keeps modifying.",
 )
-RECONCILES: Final = _counter(
+RECONCILES: Final = counter(
     "numawarden_reconciles_total",
     "Comparisons of the kernel with the ledger, by outcome.",
     result=("clean", "repaired", "failed"),
 )
-ENFORCEMENT_FAILURES: Final = _counter(
+ENFORCEMENT_FAILURES: Final = counter(
     "numawarden_enforcement_failures_total",
     "Changes that the kernel or systemd rejected.",
 )
-CHECKPOINT_FAILURES: Final = _counter(
+CHECKPOINT_FAILURES: Final = counter(
     "numawarden_checkpoint_failures_total",
     "Saves of the checkpoint that failed; the requested changes were rejected.",
 )
-HOST_CHANGES: Final = _counter(
+HOST_CHANGES: Final = counter(
     "numawarden_host_changes_total",
     "Changes of the hardware that were noticed and applied.",
 )
-EVENTS_DROPPED: Final = _counter(
+EVENTS_DROPPED: Final = counter(
     "numawarden_watch_events_dropped_total",
     "Events not delivered because a watcher read too slowly.",
 )
-HISTORY_LOST: Final = _counter(
+HISTORY_LOST: Final = counter(
     "numawarden_history_lost_total",
     "Entries missing in the history, by reason: too many waited (queue), not written (disk), too "
     "large (size), cut off by a crash (torn).",
@@ -286,7 +285,7 @@ _API_RESULTS: Final = (
     "timeout",
     "unavailable",
 )
-TOPOLOGY_PUBLICATIONS: Final = _counter(
+TOPOLOGY_PUBLICATIONS: Final = counter(
     "numawarden_node_topology_publications_total",
     "Attempts to publish the NodeResourceTopology, by outcome (agent.kubernetes.publishTopology).",
     result=_API_RESULTS,
@@ -304,14 +303,14 @@ _RUNTIME_METHODS: Final = (
     "StopContainer",
     "RemoveContainer",
 )
-RUNTIME_REQUESTS: Final = _counter(
+RUNTIME_REQUESTS: Final = counter(
     "numawarden_runtime_requests_total",
     "Requests of the container runtime (NRI), by method and result; late and failed ones were "
     "answered as if the agent had nothing to say.",
     method=_RUNTIME_METHODS,
     result=("answered", "rejected", "late", "failed"),
 )
-CONTAINERS_NOT_READY: Final = _counter(
+CONTAINERS_NOT_READY: Final = counter(
     "numawarden_containers_not_ready_total",
     "CreateContainer requests that came before the pod was decided (undecided), before its CPUs "
     "had left the shared pool (still_shared), or while a pod that may have ended had an allocation "
@@ -320,13 +319,13 @@ CONTAINERS_NOT_READY: Final = _counter(
     reason=("undecided", "still_shared", "ending"),
     result=("rejected", "shared"),
 )
-OPT_IN_ANSWERS: Final = _counter(
+OPT_IN_ANSWERS: Final = counter(
     "numawarden_opt_in_answers_total",
     "Answers to the kubelet about pods that opted in (agent.kubelet.exclusiveResource), by result; "
     "undecided pods pass, and are decided when their containers are created.",
     result=("admitted", "rejected", "undecided"),
 )
-POD_EVENTS: Final = _counter(
+POD_EVENTS: Final = counter(
     "numawarden_pod_events_total",
     "Requests to write an Event on a pod of the cluster, by outcome (agent.kubernetes.events).",
     result=_API_RESULTS,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from grpc.aio import Server
 
     from agent.clock import Clock
-    from agent.managers.decision import MetricSpec
+    from agent.managers.metrics import MetricSpec
     from agent.rpc import Handler, Message, MessageClass
     from agent.server.metrics import Counters
     from agent.server.state import AgentState

@@ -17,7 +17,7 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING
 
 from agent.managers.admission import admit
-from agent.managers.decision import BOUNDED_CHOICES
+from agent.managers.metrics import BOUNDED_CHOICES
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.topology import many_nodes
 from tests.agent.pods.pods import app, guaranteed, init, pod

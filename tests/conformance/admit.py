@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from agent.config.model import ConfigError
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu.manager import shared_pool
-from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.memory.state import free_memory, memory_charge
+from agent.managers.metrics import DECISION_COUNTERS
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import pod_from_document

@@ -10,8 +10,9 @@ from statistics import pstdev
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.decision import ALIGNED_COUNT, Reason
+from agent.managers.decision import Reason
 from agent.managers.memory.state import memory_charge
+from agent.managers.metrics import ALIGNED_COUNT
 from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
 from sysfs.mask import Mask
 from tests.conformance.effective import (

@@ -11,7 +11,8 @@ import yaml
 
 from agent.cli.main import numawarden
 from agent.config.model import Config
-from agent.managers.decision import ASSIGNMENT_TYPES, Reason, Rule
+from agent.managers.decision import Reason, Rule
+from agent.managers.metrics import ASSIGNMENT_TYPES
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
 from tests.docs.consoles import shown_in

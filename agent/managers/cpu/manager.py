@@ -18,6 +18,16 @@ from agent.managers.cpu.take import (
 )
 from agent.managers.decision import (
     ADMIT_AGAIN,
+    Reason,
+    Rejected,
+    Rejection,
+    Rule,
+    Violation,
+    cpus_text,
+)
+from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
+from agent.managers.ledger import Taken
+from agent.managers.metrics import (
     ALIGNED_COUNT,
     ALIGNED_FAILURE_COUNT,
     ALLOCATION_ERRORS,
@@ -26,18 +36,10 @@ from agent.managers.decision import (
     CPU_PINNING_ERRORS,
     CPU_PINNING_REQUESTS,
     SHARED,
-    Reason,
-    Rejected,
-    Rejection,
-    Rule,
     Sample,
-    Violation,
     assignment_samples,
-    cpus_text,
     gauge,
 )
-from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
-from agent.managers.ledger import Taken
 from agent.managers.policy import CpuManagerPolicy
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget

@@ -19,13 +19,12 @@ from agent.managers.decision import (
     Rejected,
     Rejection,
     Rule,
-    Sample,
     Unanswered,
     Violation,
-    gauge,
 )
 from agent.managers.demand import PodPart, ResourceDemand
 from agent.managers.ledger import Taken
+from agent.managers.metrics import Sample, gauge
 from agent.managers.policy import PluginDevice
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hint import SearchBudget, SubsetIndex, choices, subset_sums

@@ -14,23 +14,14 @@ from msgspec.structs import replace
 from agent.managers.allocation import Isolation
 from agent.managers.decision import (
     ADMIT_AGAIN,
-    ALLOCATION_ERRORS,
-    ALLOCATIONS,
-    CONTAINER_ASSIGNMENTS,
-    MEMORY_PINNING_ERRORS,
-    MEMORY_PINNING_REQUESTS,
-    SHARED,
     ManagerError,
     MemoryAssignmentError,
     Reason,
     Rejected,
     Rejection,
     Rule,
-    Sample,
     UnknownMemoryTypeError,
     Violation,
-    assignment_samples,
-    gauge,
     size_text,
 )
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
@@ -51,6 +42,17 @@ from agent.managers.memory.state import (
     memory_charge,
     release,
     renumbered_nodes,
+)
+from agent.managers.metrics import (
+    ALLOCATION_ERRORS,
+    ALLOCATIONS,
+    CONTAINER_ASSIGNMENTS,
+    MEMORY_PINNING_ERRORS,
+    MEMORY_PINNING_REQUESTS,
+    SHARED,
+    Sample,
+    assignment_samples,
+    gauge,
 )
 from agent.managers.policy import MemoryManagerPolicy
 from agent.managers.resource_manager import ResourceManager

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.decision import (
+from agent.managers.decision import HintTrace, Rejected
+from agent.managers.metrics import (
     ALIGNED_COUNT,
     ALIGNED_FAILURE_COUNT,
     BOUNDED_CHOICES,
     TOPOLOGY_ADMISSION_ERRORS,
     TOPOLOGY_ADMISSION_REQUESTS,
-    HintTrace,
-    Rejected,
 )
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.rejection import affinity_rejection

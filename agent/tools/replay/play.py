@@ -20,10 +20,10 @@ from agent.api.documents import (
 from agent.api.views import explanation_document, given_document, rejection_document
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu.manager import shared_cpus, shared_pool
-from agent.managers.decision import DECISION_COUNTERS
 from agent.managers.device.kubelet import given_devices
 from agent.managers.ledger import Ledger  # noqa: TC001  # msgspec reads the annotation
 from agent.managers.memory.state import free_memory, memory_charge
+from agent.managers.metrics import DECISION_COUNTERS
 from agent.managers.rules import restored
 from agent.pods.model import full_name
 from agent.reconcile.quota import pod_quotas
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
-    from agent.managers.decision import CounterKey, Decision
+    from agent.managers.decision import Decision
+    from agent.managers.metrics import CounterKey
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from cgroupfs.settings import CpuMax

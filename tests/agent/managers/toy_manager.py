@@ -10,17 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.decision import (
-    MetricSpec,
-    MetricType,
-    Reason,
-    Rejected,
-    Rejection,
-    Sample,
-    Violation,
-    gauge,
-)
+from agent.managers.decision import Reason, Rejected, Rejection, Violation
 from agent.managers.demand import PodPart, ResourceDemand
+from agent.managers.metrics import MetricSpec, MetricType, Sample, gauge
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
-    from agent.managers.decision import MetricSpec
+    from agent.managers.metrics import MetricSpec
     from agent.managers.policy import PluginDevice
 
 GPU: Final = "example.com/gpu"

@@ -7,8 +7,9 @@ import pytest
 from agent.managers.admission import admit
 from agent.managers.cpu.manager import smt_misalignment
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.decision import ALIGNED_COUNT, ALIGNED_FAILURE_COUNT, Reason
+from agent.managers.decision import Reason
 from agent.managers.machine import Machine, MachineNode
+from agent.managers.metrics import ALIGNED_COUNT, ALIGNED_FAILURE_COUNT
 from agent.managers.quality import verdict
 from agent.pods.model import Quality
 from sysfs.described import regular_host

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.decision import BOUNDED_CHOICES
 from agent.managers.machine import Machine
+from agent.managers.metrics import BOUNDED_CHOICES
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
 from agent.managers.allocation import Binding, Origin, Source
-from agent.managers.decision import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
+from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,

@@ -23,8 +23,8 @@ from tests.agent.pods.pods import app, guaranteed, pod
 if TYPE_CHECKING:
     import pytest
 
-    from agent.managers.decision import MetricSpec
     from agent.managers.ledger import Ledger
+    from agent.managers.metrics import MetricSpec
     from agent.managers.quality import Judgement
     from agent.managers.rules import EffectivePolicy
     from tests.agent.api.maps import Occupied

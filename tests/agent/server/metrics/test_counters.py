@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.decision import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
+from agent.managers.metrics import ALLOCATIONS, CPU_PINNING_REQUESTS, MetricSpec, MetricType
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
 from agent.server.metrics import MOST_SERIES, Counters, Histogram, UnknownCounterError

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.devices import plugins as plugin
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CALLS, METHODS, CallResult
-from agent.managers.decision import CONTAINER_ASSIGNMENTS
+from agent.managers.metrics import CONTAINER_ASSIGNMENTS
 from agent.managers.policy import NodeFit
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from agent.managers import admission
 from agent.managers.advice import free_cpus
 from agent.managers.allocation import DEVICES
-from agent.managers.decision import ASSIGNED_CONTAINERS
 from agent.managers.ledger import Taken
 from agent.managers.machine import Machine
+from agent.managers.metrics import ASSIGNED_CONTAINERS
 from agent.managers.policy import (
     CpuManagerPolicy,
     CpuPolicy,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.managers.decision import CONTAINER_ASSIGNMENTS, MetricSpec, MetricType, Reason
+from agent.managers.decision import Reason
+from agent.managers.metrics import CONTAINER_ASSIGNMENTS, MetricSpec, MetricType
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import Cause
 from agent.server import metrics as names
