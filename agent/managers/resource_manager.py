@@ -105,13 +105,13 @@ class ResourceManager(ABC):
         """
 
     @abstractmethod
-    def amount(self, demanded: Any, resource: str) -> int:  # noqa: ANN401  (the manager's own type)
+    def amount(self, demanded: Any, resource: str) -> int:
         """Return how much of a resource a demand of this manager has, of a container or a pod."""
 
     # --- the decision ---------------------------------------------------------------------------
 
     @abstractmethod
-    def start(self, rules: HostPolicy, part: Any) -> PodPart:  # noqa: ANN401  (own type)
+    def start(self, rules: HostPolicy, part: Any) -> PodPart:
         """Return the part of a new draft, from the part of the ledger."""
 
     @abstractmethod
@@ -135,19 +135,19 @@ class ResourceManager(ABC):
         for container in draft.demand.containers:
             self.allocate(draft, container, hint)
 
-    def node_order(self, draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:  # noqa: ARG002  (the default)
+    def node_order(self, draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:
         """Return which of equally preferred sets of nodes come first (container None: the pod)."""
         return None
 
-    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:  # noqa: ARG002  (the default)
+    def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
         """Return why the containers that share the pod's budget would get nothing, None if not."""
         return None
 
     def veto(
         self,
-        draft: Draft,  # noqa: ARG002  (the default)
-        ledger: Ledger,  # noqa: ARG002
-        allocation: PodAllocation,  # noqa: ARG002
+        draft: Draft,
+        ledger: Ledger,
+        allocation: PodAllocation,
     ) -> Rejection | None:
         """Return why a pod may not have what all managers have allocated, None if it may.
 
@@ -162,7 +162,7 @@ class ResourceManager(ABC):
         What ended init containers of the pod leave is free.
         """
 
-    def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (the default)
+    def amount_text(self, resource: str, amount: int) -> str:
         """Return an amount for people."""
         return str(amount)
 
@@ -176,9 +176,9 @@ class ResourceManager(ABC):
 
     def nodes(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (the default)
-        allocation: PodAllocation,  # noqa: ARG002
-        container: ContainerAllocation | None,  # noqa: ARG002
+        rules: HostPolicy,
+        allocation: PodAllocation,
+        container: ContainerAllocation | None,
     ) -> Mask:
         """Return the NUMA nodes of what a container or the pod (None) has.
 
@@ -186,15 +186,15 @@ class ResourceManager(ABC):
         """
         return EMPTY
 
-    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:  # noqa: ARG002  (the default)
+    def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         """Return what all pods together may request, by resource, in the units of requests."""
         return {}
 
     def beyond_allocatable(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (the default)
-        part: Any,  # noqa: ANN401, ARG002
-        resource: str,  # noqa: ARG002
+        rules: HostPolicy,
+        part: Any,
+        resource: str,
     ) -> int:
         """Return how much of a resource is allocated and is no longer part of `allocatable`.
 
@@ -205,25 +205,25 @@ class ResourceManager(ABC):
     # --- the ledger -----------------------------------------------------------------------------
 
     @abstractmethod
-    def empty(self, rules: HostPolicy) -> Any:  # noqa: ANN401  (the manager's own type)
+    def empty(self, rules: HostPolicy) -> Any:
         """Return the part of a ledger without allocations."""
 
     @abstractmethod
-    def charged(self, rules: HostPolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
+    def charged(self, rules: HostPolicy, part: Any, allocation: PodAllocation) -> Any:
         """Return the part of the ledger with an allocation added, in full, as a fact."""
 
     @abstractmethod
-    def released(self, rules: HostPolicy, part: Any, allocation: PodAllocation) -> Any:  # noqa: ANN401
+    def released(self, rules: HostPolicy, part: Any, allocation: PodAllocation) -> Any:
         """Return the part of the ledger without what only this allocation has."""
 
-    def settled(self, draft: Draft, allocation: PodAllocation) -> Any:  # noqa: ANN401
+    def settled(self, draft: Draft, allocation: PodAllocation) -> Any:
         """Return the part of the ledger after the allocation that a draft has become."""
         return self.charged(draft.rules, draft.ledger.parts[self.name], allocation)
 
     def finished(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (the default)
-        part: Any,  # noqa: ANN401
+        rules: HostPolicy,
+        part: Any,
         containers: Sequence[ContainerAllocation],
     ) -> tuple[Any, Sequence[ContainerAllocation]]:
         """Return the part of the ledger and what containers have left after they have ended.
@@ -234,7 +234,7 @@ class ResourceManager(ABC):
         return part, containers
 
     @abstractmethod
-    def loaded(self, saved: Any, allocations: Iterable[PodAllocation]) -> Any:  # noqa: ANN401
+    def loaded(self, saved: Any, allocations: Iterable[PodAllocation]) -> Any:
         """Return the part of the ledger of these allocations.
 
         `saved` is what a checkpoint has beside them, None for managers other than the kubelet's:
@@ -243,17 +243,17 @@ class ResourceManager(ABC):
 
     def restored(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (the default)
-        part: Any,  # noqa: ANN401, ARG002
+        rules: HostPolicy,
+        part: Any,
         allocations: Mapping[str, PodAllocation],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Return a saved part of the ledger under the current policy, with all allocations.
 
         The part is None when none was saved. By default it follows from the allocations.
         """
         return self.loaded(None, allocations.values())
 
-    def renumbered(self, allocated: Any, moves: Mapping[int, int]) -> Any:  # noqa: ANN401, ARG002  (the default)
+    def renumbered(self, allocated: Any, moves: Mapping[int, int]) -> Any:
         """Return what a container or a pod has after {old: new} numbers of NUMA nodes."""
         return allocated
 
@@ -268,9 +268,9 @@ class ResourceManager(ABC):
 
     def violations(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (the default)
-        ledger: Ledger,  # noqa: ARG002
-        offline: Mask,  # noqa: ARG002
+        rules: HostPolicy,
+        ledger: Ledger,
+        offline: Mask,
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         """Return a function that is called with every allocation, in the order of admission.
 
@@ -279,6 +279,6 @@ class ResourceManager(ABC):
         """
         return lambda _allocation: ()
 
-    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:  # noqa: ARG002  (the default)
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:
         """Return the samples of the manager's gauges."""
         return ()

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from agent.managers.allocation import Isolation
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
-from agent.managers.cpu.pod_level import apart_budget, divide_cpus, empty_pool_problem
+from agent.managers.cpu.pod_level import CpuPart, apart_budget, divide_cpus, empty_pool_problem
 from agent.managers.cpu.take import (
     NotEnoughCpusError,
     SocketOrder,
@@ -24,6 +24,7 @@ from agent.managers.decision import (
     Rule,
     Violation,
     cpus_text,
+    reject_if,
 )
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
 from agent.managers.ledger import Taken
@@ -359,7 +360,7 @@ class CpuManager(ResourceManager):
         """Return the whole CPUs that a pod requests, and which containers may have them."""
         return cpu_demand(request)
 
-    def amount(self, demanded: int, resource: str) -> int:  # noqa: ARG002  (there is one resource)
+    def amount(self, demanded: int, resource: str) -> int:
         """Return the CPUs that a container or a pod demands."""
         return demanded
 
@@ -388,33 +389,46 @@ class CpuManager(ResourceManager):
         own = cpus_of(draft)
         draft.count(CPU_PINNING_REQUESTS.name)
         try:
-            _require_whole_cores(draft, container.cpus, container.name)
-            cpus = _take(draft, container.cpus, hint, container.name)
+            cpus = _take_aligned(draft, container.cpus, hint, container.name)
         except Rejected:
-            _count_container_error(draft)
+            draft.count(CPU_PINNING_ERRORS.name)
+            draft.count(ALLOCATION_ERRORS.name, CPU, _NODE)
             raise
         own.containers[container.name] = cpus
         if container.is_standard_init:
             own.reusable |= cpus
         else:
             own.reusable -= cpus
-        _count_whole_cores(draft, cpus, _CONTAINER)
         draft.count(ALLOCATIONS.name, CPU, _NODE)
         draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Take the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
+        # KEP-5526, "Pod Scope Allocation and Partitioning Algorithm"; numbers as in the kubelet.
+        demand, own = draft.demand, cpus_of(draft)
+        # 1. The budget in whole CPUs. Without one, all containers share CPUs with other pods.
         if not _serves(draft):
             return
         try:
-            _require_shared_pool(draft)
-            bubble = _take_budget(draft, hint)
-            cpus_of(draft).pod = bubble
-            _divide(draft, bubble)
+            # 2. A container that shares the budget must not be left without CPUs. The hints were
+            #    empty then, but best-effort does not reject a pod for that.
+            reject_if(self.empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL))
+            # 3. With `full-pcpus-only` the budget has to be whole cores, the parts need not.
+            # 4. Take the budget as a whole.
+            own.pod = budget = _take_aligned(draft, demand.cpus, hint, None)
+            # 5. Divide the budget in the order in which the containers start.
+            parts = _divided_budget(draft, budget)
         except Rejected:
             draft.count(CPU_PINNING_ERRORS.name)
             draft.count(ALLOCATION_ERRORS.name, CPU, _POD)
             raise
+        for name, part in parts.items():
+            own.containers[name] = part.cpus
+            if part.exclusive:
+                draft.count(CPU_PINNING_REQUESTS.name)
+                draft.count(ALLOCATIONS.name, CPU, _POD)
+                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive")
+            else:
+                draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
 
     def node_order(self, draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
         """Return how `align-by-socket` orders sets of nodes; None without exclusive CPUs."""
@@ -428,9 +442,10 @@ class CpuManager(ResourceManager):
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
         """Return why the pod shared pool would have no CPUs, None if it would have some."""
-        return _empty_pool(draft, reason)
+        problem = empty_pool_problem(draft.demand) if _serves(draft) else None
+        return None if problem is None else Rejection(reason, problem, resource=CPU)
 
-    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:  # noqa: ARG002  (there is one)
+    def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         """Return how many CPUs are free on each NUMA node."""
         return free_cpus_by_node(draft.rules, cpus_of(draft).available)
 
@@ -490,20 +505,20 @@ class CpuManager(ResourceManager):
         """Return the samples of the gauges of CPUs."""
         return cpu_samples(rules, ledger)
 
-    def empty(self, rules: HostPolicy) -> Taken[Mask]:  # noqa: ARG002  (of any policy)
+    def empty(self, rules: HostPolicy) -> Taken[Mask]:
         """Return that no CPU is allocated exclusively."""
         return Taken(EMPTY)
 
     def charged(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,
         part: Taken[Mask],
         allocation: PodAllocation,
     ) -> Taken[Mask]:
         """Return the exclusive CPUs of all pods with those of one more."""
         return part.added(allocation.exclusive_cpus)
 
-    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> Taken[Mask]:  # noqa: ARG002  (follows from the allocations)
+    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> Taken[Mask]:
         """Return the exclusive CPUs of all pods."""
         part = Taken(EMPTY)
         for allocation in allocations:
@@ -512,7 +527,7 @@ class CpuManager(ResourceManager):
 
     def released(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,
         part: Taken[Mask],
         allocation: PodAllocation,
     ) -> Taken[Mask]:
@@ -526,21 +541,12 @@ def free_cpus_by_node(rules: HostPolicy, free: Mask) -> dict[int, int]:
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
 
 
-def _divide(draft: Draft, bubble: Mask) -> None:
-    rules = draft.rules
-    options = rules.policy.cpu.options
+def _divided_budget(draft: Draft, budget: Mask) -> dict[str, CpuPart]:
+    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
     try:
-        parts = divide_cpus(rules.machine.cpus, options, bubble, draft.demand, draft.work)
+        return divide_cpus(topology, options, budget, draft.demand, draft.work)
     except NotEnoughCpusError as error:
-        raise Rejected(_not_enough(draft, error.asked, bubble, None)) from error
-    for name, part in parts.items():
-        cpus_of(draft).containers[name] = part.cpus
-        if part.exclusive:
-            draft.count(CPU_PINNING_REQUESTS.name)
-            draft.count(ALLOCATIONS.name, CPU, _POD)
-            draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_exclusive")
-        else:
-            draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
+        raise Rejected(_not_enough(draft, error.asked, budget, None)) from error
 
 
 def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
@@ -580,6 +586,26 @@ def _hints(draft: Draft, count: int) -> ProviderHints:
     tie = cpus_of(draft).reusable if draft.tied else EMPTY
     usable = _usable(draft, count)
     return {CPU: offer(rules.machine.cpus, rules.policy.cpu.options, usable, tie, count)}
+
+
+def _take_aligned(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
+    """Take the CPUs of a container (None: the pod); with `full-pcpus-only` in whole cores."""
+    whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
+    scope = _POD if container is None else _CONTAINER
+    try:
+        if whole_cores:
+            reject_if(_smt_rejection(draft, count, container))
+        cpus = _take(draft, count, hint, container)
+    except Rejected:
+        if whole_cores:
+            draft.count(ALIGNED_FAILURE_COUNT.name, scope, _PHYSICAL_CPU)
+        raise
+    if whole_cores:
+        # Where cores differ in size whole ones are preferred, not guaranteed.
+        whole = draft.rules.machine.cpus.cores_of(cpus) == cpus
+        metric = ALIGNED_COUNT if whole else ALIGNED_FAILURE_COUNT
+        draft.count(metric.name, scope, _PHYSICAL_CPU)
+    return cpus
 
 
 def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
@@ -631,60 +657,29 @@ def _near_hint(draft: Draft, usable: Mask, count: int, hint: Hint) -> Mask:
         rest, more = usable - taken, count - len(taken)
         taken |= take_by_topology(topology, options, rest, more, draft.work())
         if options.align_by_socket and near:
-            taken = _on_fewer_sockets(draft, usable, taken)
+            # Sockets of the hint and others were needed; perhaps fewer of all will do.
+            whole = options.full_pcpus_only
+            inside = on_fewer_sockets(topology, usable, taken, whole_cores=whole)
+            if inside is not None:
+                taken = take_by_topology(topology, options, inside, len(taken), draft.work())
     return taken
 
 
-def _on_fewer_sockets(draft: Draft, usable: Mask, taken: Mask) -> Mask:
-    """Return as many CPUs on fewer sockets, where the hint's nodes and others were both needed."""
-    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
-    inside = on_fewer_sockets(topology, usable, taken, whole_cores=options.full_pcpus_only)
-    if inside is None:
-        return taken
-    return take_by_topology(topology, options, inside, len(taken), draft.work())
-
-
-def _take_budget(draft: Draft, hint: Hint) -> Mask:
-    """Take a pod's budget; with `full-pcpus-only` count whether the CPUs are whole cores."""
-    whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
-    try:
-        _require_whole_cores(draft, draft.demand.cpus, None)
-        budget = _take(draft, draft.demand.cpus, hint, None)
-    except Rejected:
-        if whole_cores:
-            draft.count(ALIGNED_FAILURE_COUNT.name, _POD, _PHYSICAL_CPU)
-        raise
-    _count_whole_cores(draft, budget, _POD)
-    return budget
-
-
-def _count_whole_cores(draft: Draft, cpus: Mask, scope: str) -> None:
-    """Count with `full-pcpus-only` whether CPUs are whole cores, as the verdict says."""
-    if draft.rules.policy.cpu.options.full_pcpus_only:
-        whole = draft.rules.machine.cpus.cores_of(cpus) == cpus
-        metric = ALIGNED_COUNT if whole else ALIGNED_FAILURE_COUNT
-        draft.count(metric.name, scope, _PHYSICAL_CPU)
-
-
-def _require_whole_cores(draft: Draft, count: int, container: str | None) -> None:
-    """Reject what `full-pcpus-only` cannot serve in whole physical cores (KEP-2625)."""
-    if not draft.rules.policy.cpu.options.full_pcpus_only:
-        return
+def _smt_rejection(draft: Draft, count: int, container: str | None) -> Rejection | None:
     problem = _smt_misalignment(draft, count)
-    if problem is not None:
-        raise Rejected(
-            Rejection(
-                Reason.SMT_ALIGNMENT,
-                problem.message,
-                resource=CPU,
-                container=container,
-                asked=count,
-                free=free_cpus_by_node(draft.rules, _free_physical(draft)),
-            )
-        )
+    if problem is None:
+        return None
+    return Rejection(
+        Reason.SMT_ALIGNMENT,
+        problem,
+        resource=CPU,
+        container=container,
+        asked=count,
+        free=free_cpus_by_node(draft.rules, _free_physical(draft)),
+    )
 
 
-def _smt_misalignment(draft: Draft, count: int) -> SmtMisalignment | None:
+def _smt_misalignment(draft: Draft, count: int) -> str | None:
     return smt_misalignment(draft.rules.machine.cpus, _free_physical(draft), count)
 
 
@@ -694,18 +689,6 @@ def _free_physical(draft: Draft) -> Mask:
     if topology.cores_alike:
         return topology.whole_cores_in(free)
     return free - draft.rules.closed_physical_cpus
-
-
-def _require_shared_pool(draft: Draft) -> None:
-    """Reject a pod whose exclusive containers leave no CPUs to its shared ones (KEP-5526)."""
-    rejection = _empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL)
-    if rejection is not None:
-        raise Rejected(rejection)
-
-
-def _empty_pool(draft: Draft, reason: Reason) -> Rejection | None:
-    problem = empty_pool_problem(draft.demand) if _serves(draft) else None
-    return None if problem is None else Rejection(reason, problem, resource=CPU)
 
 
 def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Rejection:
@@ -719,44 +702,20 @@ def _not_enough(draft: Draft, count: int, available: Mask, container: str | None
     )
 
 
-def _count_container_error(draft: Draft) -> None:
-    draft.count(CPU_PINNING_ERRORS.name)
-    draft.count(ALLOCATION_ERRORS.name, CPU, _NODE)
-    if draft.rules.policy.cpu.options.full_pcpus_only:
-        draft.count(ALIGNED_FAILURE_COUNT.name, _CONTAINER, _PHYSICAL_CPU)
-
-
-class SmtMisalignment(Struct, frozen=True):
-    """Why `asked` CPUs cannot be whole cores; `free` are the free CPUs outside reserved cores.
-
-    `threads` is the number of CPUs per core.
-    """
-
-    asked: int
-    free: int
-    threads: int
-    message: str
-
-
-def smt_misalignment(
-    topology: CpuTopology, free_physical: Mask, count: int
-) -> SmtMisalignment | None:
-    """Return why `count` CPUs cannot be whole cores, None when they can.
+def smt_misalignment(topology: CpuTopology, free_physical: Mask, count: int) -> str | None:
+    """Return why `count` CPUs cannot be whole cores, None when they can (KEP-2625).
 
     `free_physical` are the free CPUs without those of cores that have a reserved thread. The rules
     are the kubelet's (`validateSMTAlignment`): the count is a multiple of the CPUs per core, and so
     many CPUs are free. Where cores differ in size (hybrid cores, offline threads) the kubelet's
     average is used for all cores; whole cores are then preferred, but not guaranteed.
     """
-    threads = topology.cpus_per_core
-    free = len(free_physical)
+    threads, free = topology.cpus_per_core, len(free_physical)
     if count % threads:
-        message = f"{cpus_text(count)} asked, not a multiple of the {threads} CPUs of a core"
-    elif count > free:
+        return f"{cpus_text(count)} asked, not a multiple of the {threads} CPUs of a core"
+    if count > free:
         are = "is" if free == 1 else "are"
-        message = (
+        return (
             f"{cpus_text(count)} asked, {free} {are} free in physical cores without reserved CPUs"
         )
-    else:
-        return None
-    return SmtMisalignment(count, free, threads, message)
+    return None

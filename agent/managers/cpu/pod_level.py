@@ -7,7 +7,6 @@ containers start. Standard init containers may use what apps get later, sidecars
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -89,8 +88,17 @@ def divide_cpus(
     parts = _divided(budget, demand, lambda container, pool: take(pool, container.cpus))
     if not options.full_pcpus_only or not _shares_a_core(topology, demand, parts):
         return parts
+    # Sidecars and apps run at the same time: choose their slices together, core by core.
     slices = slices_by_core(topology, take, budget, _long_running(demand))
-    return _divided(budget, demand, partial(_slice, topology, take, budget, slices))
+
+    def choose(container: ContainerDemand, pool: Mask) -> Mask:
+        if container.name in slices:
+            return slices[container.name]
+        # A standard init container avoids the cores of sidecars.
+        apart = budget - topology.cores_of(budget - pool)
+        return take(apart if len(apart) >= container.cpus else pool, container.cpus)
+
+    return _divided(budget, demand, choose)
 
 
 def apart_budget(
@@ -119,40 +127,27 @@ def _divided(
     budget: Mask, demand: PodDemand, choose: Callable[[ContainerDemand, Mask], Mask]
 ) -> dict[str, CpuPart]:
     """Divide the budget; `choose` takes a container's exclusive CPUs from the remaining CPUs."""
-    exclusive: dict[str, CpuPart] = {}
+    parts: dict[str, CpuPart] = {}
+    # a. Init containers run one after the other, so each may have all that the sidecars before it
+    #    have not; a sidecar keeps its CPUs as long as the pod runs.
     sidecars = EMPTY
     for container in demand.init_containers():
         pool = budget - sidecars
         if container.cpus:
-            cpus = choose(container, pool)
-            exclusive[container.name] = CpuPart(cpus, exclusive=True)
+            parts[container.name] = CpuPart(choose(container, pool), exclusive=True)
             if container.kind is ContainerKind.SIDECAR:
-                sidecars |= cpus
+                sidecars |= parts[container.name].cpus
         elif container.is_standard_init:
-            exclusive[container.name] = CpuPart(pool, exclusive=False)
+            parts[container.name] = CpuPart(pool, exclusive=False)
+    # b. Apps run at the same time, each with CPUs of its own.
     shared = budget - sidecars
     for container in demand.apps():
         if container.cpus:
-            cpus = choose(container, shared)
-            exclusive[container.name] = CpuPart(cpus, exclusive=True)
-            shared -= cpus
+            parts[container.name] = CpuPart(choose(container, shared), exclusive=True)
+            shared -= parts[container.name].cpus
+    # c. What is left is the pod shared pool, of all other apps and sidecars.
     pool_part = CpuPart(shared, exclusive=False)
-    return {c.name: exclusive.get(c.name, pool_part) for c in demand.containers}
-
-
-def _slice(
-    topology: CpuTopology,
-    take: Take,
-    budget: Mask,
-    slices: Mapping[str, Mask],
-    container: ContainerDemand,
-    pool: Mask,
-) -> Mask:
-    """Return a container's slice; a standard init container avoids the cores of sidecars."""
-    if container.name in slices:
-        return slices[container.name]
-    apart = budget - topology.cores_of(budget - pool)
-    return take(apart if len(apart) >= container.cpus else pool, container.cpus)
+    return {c.name: parts.get(c.name, pool_part) for c in demand.containers}
 
 
 def _long_running(demand: PodDemand) -> dict[str, int]:

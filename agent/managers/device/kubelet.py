@@ -67,7 +67,7 @@ class GivenDeviceManager(ResourceManager):
         """Return how many devices of a resource a container or the pod has."""
         return sum(device.resource == resource for device in demanded)
 
-    def start(self, rules: HostPolicy, part: None) -> PodPart:  # noqa: ARG002  (of any policy)
+    def start(self, rules: HostPolicy, part: None) -> PodPart:
         """Return the draft of a pod, with nothing recorded."""
         return PodPart()
 
@@ -79,7 +79,7 @@ class GivenDeviceManager(ResourceManager):
         """Return the sets of nodes that reach the devices of all containers, by resource."""
         return _hints(draft, draft.demand.parts[KUBELET_DEVICES].pod)
 
-    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:  # noqa: ARG002  (wherever they are)
+    def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         """Record the devices of the container."""
         devices: _Devices = container.part(KUBELET_DEVICES)
         if devices:

@@ -300,7 +300,7 @@ class DeviceManager(ResourceManager):
         """Return the number of devices that a container or a pod demands."""
         return demanded.get(resource, 0)
 
-    def start(self, rules: HostPolicy, part: TakenDevices) -> DeviceDraft:  # noqa: ARG002  (of any policy)
+    def start(self, rules: HostPolicy, part: TakenDevices) -> DeviceDraft:
         """Return the draft of a pod, with the devices of all other pods."""
         return DeviceDraft(allocated={resource: taken.ids for resource, taken in part.items()})
 
@@ -357,8 +357,8 @@ class DeviceManager(ResourceManager):
     def violations(
         self,
         rules: HostPolicy,
-        ledger: Ledger,  # noqa: ARG002  (follows from the allocations)
-        offline: Mask,  # noqa: ARG002  (CPUs)
+        ledger: Ledger,
+        offline: Mask,
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         """Return a function that returns the violations of one allocation after the other."""
 
@@ -378,11 +378,11 @@ class DeviceManager(ResourceManager):
             yield Sample(DEVICE_COUNT, (resource, "allocated"), len(allocated))
             yield Sample(DEVICE_COUNT, (resource, "free"), len(free))
 
-    def empty(self, rules: HostPolicy) -> TakenDevices:  # noqa: ARG002  (of any policy)
+    def empty(self, rules: HostPolicy) -> TakenDevices:
         """Return that no device is allocated."""
         return {}
 
-    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> TakenDevices:  # noqa: ARG002  (follows from the allocations)
+    def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> TakenDevices:
         """Return the devices of all pods."""
         part: TakenDevices = {}
         for allocation in allocations:
@@ -391,7 +391,7 @@ class DeviceManager(ResourceManager):
 
     def charged(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,
         part: TakenDevices,
         allocation: PodAllocation,
     ) -> TakenDevices:
@@ -400,7 +400,7 @@ class DeviceManager(ResourceManager):
 
     def released(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,
         part: TakenDevices,
         allocation: PodAllocation,
     ) -> TakenDevices:

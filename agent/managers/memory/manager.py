@@ -22,6 +22,7 @@ from agent.managers.decision import (
     Rule,
     UnknownMemoryTypeError,
     Violation,
+    reject_if,
     size_text,
 )
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
@@ -322,7 +323,7 @@ class MemoryManager(ResourceManager):
         """Return the bytes of a memory type that a container or a pod demands."""
         return demanded.get(resource, 0)
 
-    def start(self, rules: HostPolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:  # noqa: ARG002  (of any policy)
+    def start(self, rules: HostPolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:
         """Return the draft of a pod, with the charge of all other pods."""
         return MemoryDraft(charge=part)
 
@@ -357,35 +358,52 @@ class MemoryManager(ResourceManager):
             draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "node_exclusive")
 
     def allocate_pod(self, draft: Draft, hint: Hint) -> None:
-        """Charge the pod's budget and divide it (KEP-5526, partitioning algorithm)."""
-        if not draft.demand.active(MEMORY):
+        # KEP-5526, "Pod Scope Allocation and Partitioning Algorithm".
+        demand, own = draft.demand, memory_of(draft)
+        # 1. The budget by memory type.
+        if not demand.active(MEMORY):
             return
         draft.count(MEMORY_PINNING_REQUESTS.name)
         try:
-            _require_shared_pool(draft)
-            blocks = _assign(draft, draft.demand.memory, hint, None)
+            # 2. A container that shares the budget must not be left without memory. The hints were
+            #    empty then, but best-effort does not reject a pod for that.
+            reject_if(self.empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL))
+            # 3. Charge the budget as a whole.
+            blocks = _assign(draft, demand.memory, hint, None)
         except Rejected:
             _count_error(draft, _POD)
             raise
-        if blocks:
-            memory_of(draft).pod = blocks
-            _divide(draft, blocks[0].nodes)
+        if not blocks:
+            return
+        own.pod = blocks
+        # 4. Divide the budget. All blocks are on the same nodes.
+        for name, part in divide_memory(blocks[0].nodes, demand).items():
+            own.containers[name] = part.blocks
+            if part.exclusive:
+                draft.count(ALLOCATIONS.name, MEMORY, _POD)
+                draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_exclusive")
+            else:
+                draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_shared")
+        # The kubelet counts a request for every init container, and for exclusive apps.
+        requests = [*demand.init_containers(), *[app for app in demand.apps() if app.memory]]
+        draft.count(MEMORY_PINNING_REQUESTS.name, by=len(requests))
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
         """Return why shared containers would have no memory of some type, None if they would."""
-        return _empty_pool(draft, reason)
+        empty = empty_memory_pool(draft.demand) if draft.demand.active(MEMORY) else None
+        return None if empty is None else Rejection(reason, empty.message, resource=empty.resource)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         """Return the free bytes of a memory type on each NUMA node."""
         return free_memory(draft.rules.memory, memory_of(draft).charge, resource)
 
-    def amount_text(self, resource: str, amount: int) -> str:  # noqa: ARG002  (all types in bytes)
+    def amount_text(self, resource: str, amount: int) -> str:
         """Return bytes in binary units."""
         return size_text(amount)
 
     def nodes(
         self,
-        rules: HostPolicy,  # noqa: ARG002  (of any policy)
+        rules: HostPolicy,
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
@@ -431,8 +449,8 @@ class MemoryManager(ResourceManager):
     def violations(
         self,
         rules: HostPolicy,
-        ledger: Ledger,  # noqa: ARG002  (follows from the allocations)
-        offline: Mask,  # noqa: ARG002  (CPUs)
+        ledger: Ledger,
+        offline: Mask,
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
         """Return a function that returns the violations of one allocation after the other."""
         return memory_violations(rules)
@@ -465,12 +483,12 @@ class MemoryManager(ResourceManager):
     def loaded(
         self,
         saved: Mapping[int, NodeMemory] | None,
-        allocations: Iterable[PodAllocation],  # noqa: ARG002  (the charge depends on releases, too)
+        allocations: Iterable[PodAllocation],
     ) -> Mapping[int, NodeMemory]:
         """Return the saved charge."""
         return saved or {}
 
-    def settled(self, draft: Draft, allocation: PodAllocation) -> Mapping[int, NodeMemory]:  # noqa: ARG002  (charged while it was allocated)
+    def settled(self, draft: Draft, allocation: PodAllocation) -> Mapping[int, NodeMemory]:
         """Return the charge with what the draft has allocated."""
         return memory_of(draft).charge
 
@@ -558,37 +576,6 @@ def _reuse_init_memory(
             earlier[init.name] = own.containers[init.name]
     own.containers.update(shrink_reused(earlier, blocks))
     own.reusable = reusable_after(own.reusable, blocks, standard_init=container.is_standard_init)
-
-
-def _require_shared_pool(draft: Draft) -> None:
-    """Reject a pod whose exclusive containers leave no memory to its shared ones (KEP-5526)."""
-    rejection = _empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL)
-    if rejection is not None:
-        raise Rejected(rejection)
-
-
-def _empty_pool(draft: Draft, reason: Reason) -> Rejection | None:
-    problem = empty_memory_pool(draft.demand) if draft.demand.active(MEMORY) else None
-    return (
-        None if problem is None else Rejection(reason, problem.message, resource=problem.resource)
-    )
-
-
-def _divide(draft: Draft, nodes: Mask) -> None:
-    for name, part in divide_memory(nodes, draft.demand).items():
-        memory_of(draft).containers[name] = part.blocks
-        if part.exclusive:
-            draft.count(ALLOCATIONS.name, MEMORY, _POD)
-            draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_exclusive")
-        else:
-            draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_shared")
-    draft.count(MEMORY_PINNING_REQUESTS.name, by=_partition_requests(draft))
-
-
-def _partition_requests(draft: Draft) -> int:
-    """Count what the kubelet counts as requests: every init container, and exclusive apps."""
-    inits = sum(1 for _ in draft.demand.init_containers())
-    return inits + sum(1 for app in draft.demand.apps() if app.memory)
 
 
 def _rejection(

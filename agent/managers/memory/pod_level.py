@@ -6,7 +6,7 @@ init containers may use what apps get later, sidecars keep what they got.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -30,13 +30,10 @@ class MemoryPart(Struct, frozen=True):
     exclusive: bool
 
 
-class EmptyMemoryPool(Struct, frozen=True):
-    """Some container would have no memory; sizes are in bytes."""
+class EmptyMemoryPool(NamedTuple):
+    """The memory type of which some container would have none, and why."""
 
     resource: str
-    budget: int
-    left: int
-    container: str | None
     message: str
 
 
@@ -47,23 +44,35 @@ def empty_memory_pool(demand: PodDemand) -> EmptyMemoryPool | None:
     the pod use up the budget while another container has to share it, or sidecars leave too
     little to a standard init container. `memory` is checked before huge pages.
     """
-    left = _by_type(demand.memory)
+    budget, left = demand.memory, _by_type(demand.memory)
     shares = False
     for container in demand.containers:
-        if container.kind is ContainerKind.INIT:
-            problem = _init_problem(demand.memory, left, container.name, container.memory)
-            if problem is not None:
-                return problem
-        elif container.memory:
+        if not container.is_standard_init:
             left = _less(left, container.memory)
-        else:
-            shares = True
-    if not shares:
-        return None
-    return next(
-        (_nothing_shared(name, demand.memory[name]) for name, size in left.items() if size <= 0),
-        None,
-    )
+            shares |= not container.memory
+            continue
+        for resource, size in left.items():
+            asked = container.memory.get(resource, 0)
+            if asked > size:
+                return EmptyMemoryPool(
+                    resource,
+                    f"init container {container.name} asks for {asked} bytes of {resource},"
+                    f" the pod's budget of {budget[resource]} leaves {size} beside its sidecars",
+                )
+            if not container.memory and size <= 0:
+                return EmptyMemoryPool(
+                    resource,
+                    f"sidecars take all {budget[resource]} bytes of {resource} of the pod's budget,"
+                    f" none is left for the shared init container {container.name}",
+                )
+    for resource, size in left.items():
+        if shares and size <= 0:
+            return EmptyMemoryPool(
+                resource,
+                f"exclusive containers take all {budget[resource]} bytes of {resource} of the pod's"
+                " budget, none is left for its shared containers",
+            )
+    return None
 
 
 def divide_memory(nodes: Mask, demand: PodDemand) -> dict[str, MemoryPart]:
@@ -74,6 +83,8 @@ def divide_memory(nodes: Mask, demand: PodDemand) -> dict[str, MemoryPart]:
     """
     parts: dict[str, MemoryPart] = {}
     left = _by_type(demand.memory)
+    # a. Init containers run one after the other, so each may have all that the sidecars before it
+    #    have not; a sidecar keeps its memory as long as the pod runs.
     for container in demand.init_containers():
         if container.memory:
             parts[container.name] = MemoryPart(_blocks(nodes, container.memory), exclusive=True)
@@ -81,39 +92,14 @@ def divide_memory(nodes: Mask, demand: PodDemand) -> dict[str, MemoryPart]:
                 left = _less(left, container.memory)
         elif container.is_standard_init:
             parts[container.name] = MemoryPart(_blocks(nodes, left), exclusive=False)
+    # b. Apps run at the same time, each with memory of its own.
     for container in demand.apps():
         if container.memory:
             parts[container.name] = MemoryPart(_blocks(nodes, container.memory), exclusive=True)
             left = _less(left, container.memory)
+    # c. What is left is of all other apps and sidecars.
     shared = MemoryPart(_blocks(nodes, left), exclusive=False)
     return {container.name: parts.get(container.name, shared) for container in demand.containers}
-
-
-def _init_problem(
-    budget: Mapping[str, int], left: Mapping[str, int], name: str, asked: Mapping[str, int]
-) -> EmptyMemoryPool | None:
-    for resource, size in left.items():
-        if asked and asked.get(resource, 0) > size:
-            message = (
-                f"init container {name} asks for {asked[resource]} bytes of {resource},"
-                f" the pod's budget of {budget[resource]} leaves {size} beside its sidecars"
-            )
-            return EmptyMemoryPool(resource, budget[resource], size, name, message)
-        if not asked and size <= 0:
-            message = (
-                f"sidecars take all {budget[resource]} bytes of {resource} of the pod's budget,"
-                f" none is left for the shared init container {name}"
-            )
-            return EmptyMemoryPool(resource, budget[resource], size, name, message)
-    return None
-
-
-def _nothing_shared(resource: str, budget: int) -> EmptyMemoryPool:
-    message = (
-        f"exclusive containers take all {budget} bytes of {resource} of the pod's budget,"
-        " none is left for its shared containers"
-    )
-    return EmptyMemoryPool(resource, budget, 0, None, message)
 
 
 def _by_type(amounts: Mapping[str, int]) -> dict[str, int]:

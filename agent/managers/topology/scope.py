@@ -6,7 +6,7 @@ provider allocates with the merged hint, before the next container's turn.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from agent.managers.decision import HintTrace, Rejected
 from agent.managers.metrics import (
@@ -22,11 +22,11 @@ from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import DeferredMerge, merge_or_defer
 
 if TYPE_CHECKING:
-    from agent.managers.demand import ContainerDemand
-    from agent.managers.resource_manager import Draft, Managers
-    from agent.managers.topology.hint import Tiebreak
+    from collections.abc import Sequence
 
-_NUMA_NODE: Final = "numa_node"
+    from agent.managers.demand import ContainerDemand
+    from agent.managers.metrics import MetricSpec
+    from agent.managers.resource_manager import Draft, Managers
 
 
 def align_and_allocate(managers: Managers, draft: Draft) -> None:
@@ -34,142 +34,94 @@ def align_and_allocate(managers: Managers, draft: Draft) -> None:
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     try:
         if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
-            _without_alignment(managers, draft)
-        else:
-            _aligned(managers, draft)
+            # No hints, and no budgets (kubelet v1.36). Failures are not the topology manager's.
+            _allocate(managers, draft, draft.demand.containers, NO_AFFINITY)
+            return
+        try:
+            _align(managers, draft)
+        except Rejected:
+            draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
+            raise
     finally:
-        _count_bounded_choices(draft)
+        bounded = sum([work.exceeded for work in draft.works])
+        if bounded:
+            draft.count(BOUNDED_CHOICES.name, by=bounded)
 
 
-def _aligned(managers: Managers, draft: Draft) -> None:
-    topology = draft.rules.policy.topology
-    try:
-        if topology.scope is TopologyManagerScope.CONTAINER:
-            _by_container(managers, draft)
-        elif draft.demand.pod_level:
-            _by_pod_budget(managers, draft)
-        else:
-            _by_pod(managers, draft)
-    except Rejected:
-        draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
-        raise
-
-
-def _count_bounded_choices(draft: Draft) -> None:
-    bounded = sum([work.exceeded for work in draft.works])
-    if bounded:
-        draft.count(BOUNDED_CHOICES.name, by=bounded)
-
-
-def _without_alignment(managers: Managers, draft: Draft) -> None:
-    """Allocate each container by itself: policy none requests no hints and manages no budgets.
-
-    Its failures are not counted as the topology manager's (kubelet v1.36).
-    """
-    for container in draft.demand.containers:
+def _align(managers: Managers, draft: Draft) -> None:
+    """Align and allocate container by container, or the pod as a whole."""
+    containers = draft.demand.containers
+    if draft.rules.policy.topology.scope is TopologyManagerScope.CONTAINER:
+        for container in containers:
+            draft.hints[container.name] = _best(managers, draft, container)
+            _allocate(managers, draft, [container], draft.hints[container.name])
+            _count_guaranteed(draft, ALIGNED_COUNT)
+        return
+    best = _best(managers, draft, None)
+    draft.hints.update({container.name: best for container in containers})
+    if draft.demand.pod_level:
+        # One budget for the pod, which each provider divides (KEP-5526).
         for provider in managers:
-            provider.allocate(draft, container, NO_AFFINITY)
+            provider.allocate_pod(draft, best)
+    else:
+        _allocate(managers, draft, containers, best)
+    _count_guaranteed(draft, ALIGNED_COUNT)
 
 
-def _by_container(managers: Managers, draft: Draft) -> None:
-    for container in draft.demand.containers:
-        best = _known(draft) or _merged(managers, draft, container)
-        draft.hints[container.name] = best
+def _allocate(
+    managers: Managers, draft: Draft, containers: Sequence[ContainerDemand], hint: Hint
+) -> None:
+    for container in containers:
         for provider in managers:
-            provider.allocate(draft, container, best)
-        _count_alignment(draft)
+            provider.allocate(draft, container, hint)
 
 
-def _by_pod(managers: Managers, draft: Draft) -> None:
-    best = _best_for_pod(managers, draft)
-    for container in draft.demand.containers:
-        for provider in managers:
-            provider.allocate(draft, container, best)
-    _count_alignment(draft)
-
-
-def _by_pod_budget(managers: Managers, draft: Draft) -> None:
-    """Pod scope with pod-level resources: one budget for the pod, then divided (KEP-5526)."""
-    best = _best_for_pod(managers, draft)
-    for provider in managers:
-        provider.allocate_pod(draft, best)
-    _count_alignment(draft)
-
-
-def _best_for_pod(managers: Managers, draft: Draft) -> Hint:
-    best = _known(draft) or _merged(managers, draft, None)
-    for container in draft.demand.containers:
-        draft.hints[container.name] = best
-    return best
-
-
-def _known(draft: Draft) -> Hint | None:
-    """Return the next alignment that was worked out before the decision was suspended."""
-    if not draft.aligned:
-        return None
-    trace = draft.aligned.pop(0)
-    draft.traces.append(trace)
-    return trace.merged
-
-
-def _merged(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Hint:
-    """Return the alignment of a container (None: the pod).
-
-    Hints have the nodes of all that ended init containers left, as the kubelet's. On uneven hosts,
-    where more may be left than by the kubelet, that must not cost the alignment.
-    """
-    trace = _aligned_trace(managers, draft, container)
-    if not _is_preferred(trace) and container is not None and _may_untie(draft):
+def _best(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Hint:
+    """Return the alignment of a container (None: the pod); raises `Rejected`."""
+    # 1. It was worked out already, before the decision was suspended.
+    if draft.aligned:
+        draft.traces.append(draft.aligned.pop(0))
+        return draft.traces[-1].merged
+    # 2. Ask all providers and merge.
+    trace = _merge(managers, draft, container)
+    # 3. Hints have the nodes of all that ended init containers left, as the kubelet's. On uneven
+    #    hosts, where more may be left than by the kubelet, that must not cost the alignment.
+    may_untie = draft.demand.has_standard_init and not draft.rules.host_is_even
+    if container is not None and may_untie and not _is_preferred(trace):
         draft.tied = False
-        untied = _aligned_trace(managers, draft, container)
+        untied = _merge(managers, draft, container)
         draft.tied = True
         trace = untied if _is_preferred(untied) else trace
     draft.traces.append(trace)
+    # 4. The policy may reject what is not preferred.
     if not trace.admitted or isinstance(trace.alignment, DeferredMerge):
-        policy = draft.rules.policy.topology
-        if _alignment_is_guaranteed(draft):
-            draft.count(ALIGNED_FAILURE_COUNT.name, policy.scope.value, _NUMA_NODE)
+        _count_guaranteed(draft, ALIGNED_FAILURE_COUNT)
         raise Rejected(affinity_rejection(managers, draft, trace.container, trace.providers))
     return trace.merged
 
 
-def _aligned_trace(
-    managers: Managers, draft: Draft, container: ContainerDemand | None
-) -> HintTrace:
+def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) -> HintTrace:
     if container is None:
-        offered = tuple([(p.name, p.pod_hints(draft)) for p in managers])
+        offered = tuple([(each.name, each.pod_hints(draft)) for each in managers])
     else:
-        offered = tuple([(p.name, p.container_hints(draft, container)) for p in managers])
+        offered = tuple([(each.name, each.container_hints(draft, container)) for each in managers])
+    orders = (each.node_order(draft, container) for each in managers)
     best, admitted = merge_or_defer(
         draft.rules.machine,
         draft.rules.policy.topology,
         [hints for _, hints in offered],
         draft.work(),
-        _order(managers, draft, container),
+        next((order for order in orders if order is not None), None),
     )
     return HintTrace(None if container is None else container.name, offered, best, admitted)
-
-
-def _may_untie(draft: Draft) -> bool:
-    return draft.demand.has_standard_init and not draft.rules.host_is_even
 
 
 def _is_preferred(trace: HintTrace) -> bool:
     return isinstance(trace.alignment, Hint) and trace.alignment.preferred
 
 
-def _order(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:
-    for manager in managers:
-        order = manager.node_order(draft, container)
-        if order is not None:
-            return order
-    return None
-
-
-def _count_alignment(draft: Draft) -> None:
-    if _alignment_is_guaranteed(draft):
-        draft.count(ALIGNED_COUNT.name, draft.rules.policy.topology.scope.value, _NUMA_NODE)
-
-
-def _alignment_is_guaranteed(draft: Draft) -> bool:
-    return draft.rules.policy.topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE
+def _count_guaranteed(draft: Draft, metric: MetricSpec) -> None:
+    """Count an alignment, kept or missed, where the policy guarantees one NUMA node."""
+    topology = draft.rules.policy.topology
+    if topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
+        draft.count(metric.name, topology.scope.value, "numa_node")

@@ -41,9 +41,7 @@ def test_whole_cores_are_aligned(count: int) -> None:
 def test_half_a_core_is_rejected() -> None:
     problem = smt_misalignment(TWO_SOCKETS, TWO_SOCKETS.all, 5)
 
-    assert problem is not None
-    assert (problem.asked, problem.free, problem.threads) == (5, 16, 2)
-    assert "5 CPUs asked, not a multiple of the 2 CPUs of a core" in problem.message
+    assert problem == "5 CPUs asked, not a multiple of the 2 CPUs of a core"
 
 
 def test_siblings_of_reserved_cpus_do_not_count_as_free() -> None:
@@ -52,8 +50,7 @@ def test_siblings_of_reserved_cpus_do_not_count_as_free() -> None:
 
     problem = smt_misalignment(TWO_SOCKETS, free, 14)
 
-    assert problem is not None
-    assert "14 CPUs asked, 12 are free" in problem.message
+    assert "14 CPUs asked, 12 are free" in (problem or "")
     assert smt_misalignment(TWO_SOCKETS, free, 12) is None
 
 
@@ -68,11 +65,9 @@ def test_the_average_core_stands_for_all_where_cores_differ() -> None:
 
 def test_one_cpu_is_one_cpu() -> None:
     half = smt_misalignment(TWO_SOCKETS, Mask.parse("0-3"), 1)
-    assert half is not None
-    assert half.message == "1 CPU asked, not a multiple of the 2 CPUs of a core"
+    assert half == "1 CPU asked, not a multiple of the 2 CPUs of a core"
     busy = smt_misalignment(TWO_SOCKETS, Mask.of(1), 2)
-    assert busy is not None
-    assert "2 CPUs asked, 1 is free in physical cores" in busy.message
+    assert "2 CPUs asked, 1 is free in physical cores" in (busy or "")
 
 
 #: Four nodes of two cores of two threads (n and n + 8); CPUs 0 and 1 are reserved, 8 and 9 are not.

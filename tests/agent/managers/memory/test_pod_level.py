@@ -92,7 +92,8 @@ def test_huge_pages_are_divided_beside_memory_and_nothing_means_no_block() -> No
     )
     problem = empty_memory_pool(demand)
     assert problem is not None
-    assert (problem.resource, problem.budget, problem.container) == ("hugepages-2Mi", 8 * MI, None)
+    assert problem.resource == "hugepages-2Mi"
+    assert f"exclusive containers take all {8 * MI} bytes of hugepages-2Mi" in problem.message
     assert divide_memory(NODES, demand)["b"] == shared(3 * GI)
 
 
@@ -119,7 +120,7 @@ def test_sidecars_that_leave_nothing_to_a_later_sharing_init_container_are_found
     guard, setup = one("guard", SIDECAR, memory=GI), one("setup", INIT)
     problem = empty_memory_pool(pod(budget, guard, setup))
     assert problem is not None
-    assert (problem.container, problem.left) == ("setup", 0)
+    assert "none is left for the shared init container setup" in problem.message
     assert empty_memory_pool(pod(budget, setup, guard)) is None
 
 
@@ -129,7 +130,9 @@ def test_an_init_container_larger_than_what_sidecars_leave_is_found() -> None:
     )
     problem = empty_memory_pool(demand)
     assert problem is not None
-    assert (problem.container, problem.left, problem.resource) == ("i", 2 * GI, "memory")
+    assert problem.resource == "memory"
+    assert f"init container i asks for {3 * GI} bytes" in problem.message
+    assert f"leaves {2 * GI} beside its sidecars" in problem.message
 
 
 def test_memory_is_named_before_huge_pages_when_both_are_used_up() -> None:
