@@ -357,25 +357,20 @@ class CpuManager(ResourceManager):
     gauges = CPU_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:
-        """Return the whole CPUs that a pod requests, and which containers may have them."""
         return cpu_demand(request)
 
     def amount(self, demanded: int, resource: str) -> int:
-        """Return the CPUs that a container or a pod demands."""
         return demanded
 
     def start(self, rules: HostPolicy, part: Taken[Mask]) -> CpuDraft:
-        """Return the draft of a pod, with all CPUs that may be allocated and are free."""
         return CpuDraft(free=rules.open_cpus - part.ids)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        """Return the sets of nodes on which the container's CPUs are free."""
         if not container.may_have(CPU):
             return {}
         return _hints(draft, container.cpus)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
-        """Return the sets of nodes on which the pod's CPUs are free; none if a pool is empty."""
         if not _serves(draft):
             return {}
         if draft.demand.pod_level and empty_pool_problem(draft.demand) is not None:
@@ -383,7 +378,6 @@ class CpuManager(ResourceManager):
         return _hints(draft, draft.demand.cpus)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Allocate the container's CPUs, from the hint's nodes as far as these suffice."""
         if not container.may_have(CPU):
             return
         own = cpus_of(draft)
@@ -431,7 +425,6 @@ class CpuManager(ResourceManager):
                 draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "pod_shared")
 
     def node_order(self, draft: Draft, container: ContainerDemand | None) -> SocketOrder | None:
-        """Return how `align-by-socket` orders sets of nodes; None without exclusive CPUs."""
         rules = draft.rules
         if not rules.policy.cpu.options.align_by_socket:
             return None
@@ -441,12 +434,10 @@ class CpuManager(ResourceManager):
         return SocketOrder.of(rules.machine.cpus, _usable(draft, count), count)
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
-        """Return why the pod shared pool would have no CPUs, None if it would have some."""
         problem = empty_pool_problem(draft.demand) if _serves(draft) else None
         return None if problem is None else Rejection(reason, problem, resource=CPU)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        """Return how many CPUs are free on each NUMA node."""
         return free_cpus_by_node(draft.rules, cpus_of(draft).available)
 
     def nodes(
@@ -455,16 +446,12 @@ class CpuManager(ResourceManager):
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
-        """Return the nodes of exclusive CPUs; with `align-by-socket`, one node for a socket."""
         cpus = allocation.exclusive_cpus if container is None else container.cpus or EMPTY
         return nodes_of_cpus(rules, cpus)
 
     def veto(self, draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
-        """Return why a pod may not have its exclusive CPUs beside a cordon, None if it may.
-
-        Reserved CPUs are never allocated, so the node's shared pool keeps these, unless they are
-        cordoned.
-        """
+        # Reserved CPUs are never allocated, so the node's shared pool keeps these, unless they are
+        # cordoned.
         rules, before = draft.rules, draft.ledger
         if not rules.policy.cordon or not allocation.exclusive_cpus:
             return None
@@ -480,7 +467,7 @@ class CpuManager(ResourceManager):
         )
 
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
-        """Return the online CPUs that are not cordoned in millicores, less the reservation."""
+        # Cordoned and offline CPUs are left out.
         fit = rules.policy.fit
         reserved = 0 if fit is None else fit.reserved.get(CPU, 0)
         cpus = rules.machine.cpus.all - rules.cordoned_cpus
@@ -492,21 +479,17 @@ class CpuManager(ResourceManager):
         part: Taken[Mask],
         resource: str,
     ) -> int:
-        """Return the millicores of cordoned CPUs that pods have exclusively."""
         return 1000 * len(part.ids & rules.cordoned_cpus) if resource == CPU else 0
 
     def violations(
         self, rules: HostPolicy, ledger: Ledger, offline: Mask
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
-        """Return a function that returns the violations of one allocation after the other."""
         return cpu_violations(rules, ledger, offline)
 
     def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:
-        """Return the samples of the gauges of CPUs."""
         return cpu_samples(rules, ledger)
 
     def empty(self, rules: HostPolicy) -> Taken[Mask]:
-        """Return that no CPU is allocated exclusively."""
         return Taken(EMPTY)
 
     def charged(
@@ -515,11 +498,9 @@ class CpuManager(ResourceManager):
         part: Taken[Mask],
         allocation: PodAllocation,
     ) -> Taken[Mask]:
-        """Return the exclusive CPUs of all pods with those of one more."""
         return part.added(allocation.exclusive_cpus)
 
     def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> Taken[Mask]:
-        """Return the exclusive CPUs of all pods."""
         part = Taken(EMPTY)
         for allocation in allocations:
             part = part.added(allocation.exclusive_cpus)
@@ -531,7 +512,6 @@ class CpuManager(ResourceManager):
         part: Taken[Mask],
         allocation: PodAllocation,
     ) -> Taken[Mask]:
-        """Return the exclusive CPUs of all pods without those that only this pod has."""
         return part.removed(allocation.exclusive_cpus)
 
 

@@ -52,7 +52,6 @@ class GivenDeviceManager(ResourceManager):
     name = KUBELET_DEVICES
 
     def demand(self, request: PodRequest) -> ResourceDemand:
-        """Return the devices that the containers and the pod have."""
         given = request.pod.given_devices
         devices = tuple([given.get(each.name, ()) for each in request.containers])
         return ResourceDemand(
@@ -64,35 +63,29 @@ class GivenDeviceManager(ResourceManager):
         )
 
     def amount(self, demanded: _Devices, resource: str) -> int:
-        """Return how many devices of a resource a container or the pod has."""
         return sum(device.resource == resource for device in demanded)
 
     def start(self, rules: HostPolicy, part: None) -> PodPart:
-        """Return the draft of a pod, with nothing recorded."""
         return PodPart()
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        """Return the sets of nodes that reach the devices of the container, by resource."""
         return _hints(draft, container.part(KUBELET_DEVICES))
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
-        """Return the sets of nodes that reach the devices of all containers, by resource."""
         return _hints(draft, draft.demand.parts[KUBELET_DEVICES].pod)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Record the devices of the container."""
         devices: _Devices = container.part(KUBELET_DEVICES)
         if devices:
             draft.parts[KUBELET_DEVICES].containers[container.name] = by_resource(devices)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        """Return how many devices of the pod are on each NUMA node; none is left to choose."""
+        # None is left to choose: those of the pod itself.
         devices: _Devices = draft.demand.parts[KUBELET_DEVICES].pod
         own = [device.nodes for device in devices if device.resource == resource]
         return {node: sum(node in nodes for nodes in own) for node in _union(own)}
 
     def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
-        """Return where the devices of the pod are, for a rejection."""
         nodes = nodes_text(Mask.from_ids(self.free(draft, resource)))
         return f"{asked} of {resource}, which the kubelet gave on {nodes}, {fit}"
 
@@ -109,7 +102,6 @@ class GivenDeviceManager(ResourceManager):
         """Return nothing, as `empty`."""
 
     def renumbered(self, allocated: Part, moves: Mapping[int, int]) -> Part:
-        """Return the devices of a container after {old: new} numbers of NUMA nodes."""
         return {
             resource: {
                 device: str(Mask.from_ids(moves.get(node, node) for node in Mask.parse(nodes)))

@@ -282,7 +282,7 @@ class DeviceManager(ResourceManager):
     gauges = (DEVICE_COUNT,)
 
     def demand(self, request: PodRequest) -> ResourceDemand:
-        """Return the devices that a pod requests; pods of any QoS class may have them."""
+        # Pods of any QoS class may have devices.
         inventory = request.policy.devices
         amounts = tuple(
             [_requests(each.resources.limits, inventory) for each in request.containers]
@@ -297,26 +297,19 @@ class DeviceManager(ResourceManager):
         )
 
     def amount(self, demanded: Mapping[str, int], resource: str) -> int:
-        """Return the number of devices that a container or a pod demands."""
         return demanded.get(resource, 0)
 
     def start(self, rules: HostPolicy, part: TakenDevices) -> DeviceDraft:
-        """Return the draft of a pod, with the devices of all other pods."""
         return DeviceDraft(allocated={resource: taken.ids for resource, taken in part.items()})
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        """Return the sets of nodes from which the container's devices are reached."""
         return _hints(draft, container.part(DEVICES)) | _near(draft)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
-        """Return the sets of nodes from which the pod's devices are reached."""
         return _hints(draft, draft.demand.parts[DEVICES].pod) | _near(draft)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Allocate the container's devices, from the hint's nodes as far as these suffice.
-
-        Raises `Unanswered` with the questions to all device plugins that have a preference.
-        """
+        # All device plugins that have a preference are asked at once.
         own = _own(draft)
         questions: list[Question] = []
         for resource, count in container.part(DEVICES).items():
@@ -336,18 +329,15 @@ class DeviceManager(ResourceManager):
             raise Unanswered(tuple(questions))
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        """Return how many devices are free on each NUMA node; one counts on all of its nodes."""
         return _free(draft, resource)
 
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
-        """Return the number of healthy devices of each resource that are not cordoned."""
         return {
             resource: sum(device.healthy for device in inventory)
             for resource, inventory in rules.devices.items()
         }
 
     def beyond_allocatable(self, rules: HostPolicy, part: TakenDevices, resource: str) -> int:
-        """Return how many allocated devices of a resource are gone, cordoned or not healthy."""
         taken = part.get(resource)
         if taken is None:
             return 0
@@ -360,8 +350,6 @@ class DeviceManager(ResourceManager):
         ledger: Ledger,
         offline: Mask,
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
-        """Return a function that returns the violations of one allocation after the other."""
-
         @cache
         def usable(resource: str) -> Mapping[str, bool]:
             devices = rules.policy.devices.get(resource, ())
@@ -371,7 +359,6 @@ class DeviceManager(ResourceManager):
         return partial(_violations, usable, earlier)
 
     def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
-        """Yield how many devices of each resource are allocated, and free."""
         for resource, devices in rules.devices.items():
             allocated = allocated_devices(ledger).get(resource, _NONE)
             free = [device for device in devices if device.healthy and device.id not in allocated]
@@ -379,11 +366,9 @@ class DeviceManager(ResourceManager):
             yield Sample(DEVICE_COUNT, (resource, "free"), len(free))
 
     def empty(self, rules: HostPolicy) -> TakenDevices:
-        """Return that no device is allocated."""
         return {}
 
     def loaded(self, saved: None, allocations: Iterable[PodAllocation]) -> TakenDevices:
-        """Return the devices of all pods."""
         part: TakenDevices = {}
         for allocation in allocations:
             part = _added(part, allocation)
@@ -395,7 +380,6 @@ class DeviceManager(ResourceManager):
         part: TakenDevices,
         allocation: PodAllocation,
     ) -> TakenDevices:
-        """Return the devices of all pods with those of one more."""
         return _added(part, allocation)
 
     def released(
@@ -404,7 +388,6 @@ class DeviceManager(ResourceManager):
         part: TakenDevices,
         allocation: PodAllocation,
     ) -> TakenDevices:
-        """Return the devices of all pods without those that only this pod has."""
         ids = _of_allocation(allocation)
         if not ids:
             return part

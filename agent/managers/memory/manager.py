@@ -316,25 +316,20 @@ class MemoryManager(ResourceManager):
     gauges = MEMORY_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:
-        """Return the bytes that a pod requests, and which containers may have them."""
         return memory_demand(request)
 
     def amount(self, demanded: Mapping[str, int], resource: str) -> int:
-        """Return the bytes of a memory type that a container or a pod demands."""
         return demanded.get(resource, 0)
 
     def start(self, rules: HostPolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:
-        """Return the draft of a pod, with the charge of all other pods."""
         return MemoryDraft(charge=part)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        """Return the sets of nodes on which the container's memory is free."""
         if not draft.demand.active(MEMORY):
             return {}
         return _hints(draft, container.memory, container.name)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
-        """Return the sets of nodes on which the pod's memory is free; none if a pool is empty."""
         if not draft.demand.active(MEMORY):
             return {}
         if draft.demand.pod_level and empty_memory_pool(draft.demand) is not None:
@@ -342,7 +337,6 @@ class MemoryManager(ResourceManager):
         return _hints(draft, draft.demand.memory, None)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
-        """Pin the container's memory to the hint's nodes, or to those that memory allows."""
         if not draft.demand.active(MEMORY):
             return
         draft.count(MEMORY_PINNING_REQUESTS.name)
@@ -389,16 +383,13 @@ class MemoryManager(ResourceManager):
         draft.count(MEMORY_PINNING_REQUESTS.name, by=len(requests))
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
-        """Return why shared containers would have no memory of some type, None if they would."""
         empty = empty_memory_pool(draft.demand) if draft.demand.active(MEMORY) else None
         return None if empty is None else Rejection(reason, empty.message, resource=empty.resource)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        """Return the free bytes of a memory type on each NUMA node."""
         return free_memory(draft.rules.memory, memory_of(draft).charge, resource)
 
     def amount_text(self, resource: str, amount: int) -> str:
-        """Return bytes in binary units."""
         return size_text(amount)
 
     def nodes(
@@ -407,7 +398,6 @@ class MemoryManager(ResourceManager):
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
-        """Return the nodes of pinned memory."""
         if container is not None:
             return container.mems
         nodes = EMPTY
@@ -416,11 +406,8 @@ class MemoryManager(ResourceManager):
         return nodes
 
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
-        """Return the bytes of each memory type, less the reservation; none of an unknown amount.
-
-        Huge pages are taken out of memory, in which they count. Where memory is pinned, that of
-        cordoned nodes is left out.
-        """
+        # Huge pages are taken out of memory, in which they count. Where memory is pinned, that of
+        # cordoned nodes is left out.
         fit, machine = rules.policy.fit, rules.machine
         capacity = machine_capacity(machine)
         del capacity[CPU]
@@ -442,7 +429,6 @@ class MemoryManager(ResourceManager):
     def beyond_allocatable(
         self, rules: HostPolicy, part: Mapping[int, NodeMemory], resource: str
     ) -> int:
-        """Return the bytes of a memory type that pods have on cordoned nodes."""
         nodes = (node for node in rules.memory.cordoned if node in part)
         return sum(part[node].reserved.get(resource, 0) for node in nodes)
 
@@ -452,27 +438,24 @@ class MemoryManager(ResourceManager):
         ledger: Ledger,
         offline: Mask,
     ) -> Callable[[PodAllocation], Iterable[Violation]]:
-        """Return a function that returns the violations of one allocation after the other."""
         return memory_violations(rules)
 
     def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterable[Sample]:
-        """Return the samples of the gauges of memory."""
         return memory_samples(rules, ledger)
 
     def empty(self, rules: HostPolicy) -> Mapping[int, NodeMemory]:
-        """Return the charge without allocated memory; no node is charged under policy None."""
+        # Under policy None no node is charged.
         return initial_memory(rules.memory) if rules.static_memory else {}
 
     def charged(
         self, rules: HostPolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
     ) -> Mapping[int, NodeMemory]:
-        """Return the charge with all memory of a pod, in full even where a node has less."""
+        # In full, even where a node has less.
         return charge_allocation(rules.memory, part, allocation) if part else part
 
     def released(
         self, rules: HostPolicy, part: Mapping[int, NodeMemory], allocation: PodAllocation
     ) -> Mapping[int, NodeMemory]:
-        """Return the charge by node without the memory of a pod."""
         if allocation.memory:
             return release(rules.memory, part, allocation.memory)
         for container in allocation.containers:
@@ -485,11 +468,11 @@ class MemoryManager(ResourceManager):
         saved: Mapping[int, NodeMemory] | None,
         allocations: Iterable[PodAllocation],
     ) -> Mapping[int, NodeMemory]:
-        """Return the saved charge."""
+        # The charge depends on releases, too, not only on the allocations.
         return saved or {}
 
     def settled(self, draft: Draft, allocation: PodAllocation) -> Mapping[int, NodeMemory]:
-        """Return the charge with what the draft has allocated."""
+        # It was charged while it was allocated.
         return memory_of(draft).charge
 
     def finished(
@@ -498,7 +481,7 @@ class MemoryManager(ResourceManager):
         part: Mapping[int, NodeMemory],
         containers: Sequence[ContainerAllocation],
     ) -> tuple[Mapping[int, NodeMemory], Sequence[ContainerAllocation]]:
-        """Release the memory of ended containers (kubelet v1.36, memorymanager AddContainer)."""
+        # As the kubelet v1.36 releases it (memorymanager, AddContainer).
         charge = release_finished(rules.memory, part, [each.memory for each in containers])
         return charge, [replace(each, memory=()) if each.memory else each for each in containers]
 
@@ -508,13 +491,10 @@ class MemoryManager(ResourceManager):
         part: Mapping[int, NodeMemory] | None,
         allocations: Mapping[str, PodAllocation],
     ) -> Mapping[int, NodeMemory]:
-        """Return the saved charge if nodes and memory types are the same.
-
-        Its division over NUMA groups depends on the order of earlier releases. Otherwise (another
-        memory policy, another machine) the charge is computed again from the allocations: in full,
-        even where a node has less than is allocated, so that no memory is allocated twice. Nodes
-        that the machine no longer has are left out.
-        """
+        # The saved charge is kept if nodes and memory types are the same: its division over NUMA
+        # groups depends on the order of earlier releases. Otherwise (another memory policy, another
+        # machine) it is computed again from the allocations, in full even where a node has less, so
+        # that no memory is allocated twice, and without nodes that the machine no longer has.
         if part is not None and _same_shape(self.empty(rules), part):
             return part
         charge = self.empty(rules)
@@ -525,7 +505,6 @@ class MemoryManager(ResourceManager):
     def renumbered(
         self, allocated: tuple[MemoryBlock, ...], moves: Mapping[int, int]
     ) -> tuple[MemoryBlock, ...]:
-        """Return the blocks on the same nodes under their new numbers."""
         return tuple(
             replace(block, nodes=renumbered_nodes(block.nodes, moves)) for block in allocated
         )
