@@ -154,6 +154,19 @@ def test_an_init_containers_preferred_devices_are_required_for_the_next_containe
     ]
 
 
+def test_each_container_keeps_the_alignment_that_it_had_before_the_question() -> None:
+    rules = preferring({GPU: DEVICES})
+    each = guaranteed(f"cpu=6 memory=1Gi {GPU}=1")
+    first = Question(GPU, frozenset("abcd"), NONE, 1)
+    second = Question(GPU, frozenset("ef"), NONE, 1)
+    asked = pod(app("a", each), app("b", each))
+    decision = outcome(rules, asked, {first: ("d",), second: ("f",)})
+    assert decision.allocation is not None
+    containers = decision.allocation.containers
+    assert [dict(each.devices) for each in containers] == [{GPU: ("d",)}, {GPU: ("f",)}]
+    assert [each.hint.nodes for each in containers] == [0b01, 0b10]
+
+
 @settings(EVERY_SEQUENCE)
 @given(rules=rule_sets(), asked=pods("u-1"), data=st.data())
 def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(

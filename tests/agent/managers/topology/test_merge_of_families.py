@@ -14,6 +14,7 @@ from agent.managers.topology.many_nodes import (
     Cover,
     CoverDemand,
     HintFamily,
+    Span,
     best_common,
     best_intersection,
     size_order,
@@ -76,6 +77,25 @@ def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
     chosen = best_intersection(drawn, nodes, desired, by_value, work)
     reachable = reachable_masks([listed(hints) for hints in drawn], nodes)
     assert chosen in reachable if reachable else chosen is None
+
+
+@given(nodes=node_sets(), data=st.data(), desired=st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_the_best_intersection_is_the_best_that_can_come_out(
+    nodes: int, data: st.DataObject, desired: int
+) -> None:
+    drawn = data.draw(offers(nodes))
+    reachable = reachable_masks([listed(hints) for hints in drawn], nodes)
+    expected = min(
+        reachable, key=lambda mask: (size_order(mask.bit_count(), desired), mask), default=None
+    )
+    assert best_intersection(drawn, nodes, desired, by_value, SearchBudget()) == expected
+
+
+def test_a_set_of_the_fewest_nodes_is_preferred_on_any_sockets() -> None:
+    anywhere = Cover(0b1111, (CoverDemand.by_node(1, dict.fromkeys(range(4), 1)),))
+    family = HintFamily((), anywhere, 1, Span((0b0011, 0b1100), touching=2))
+    assert best_common([family], 0b1111, Order(by_value), SearchBudget()) == 0b0001
 
 
 def capacity(nodes: int, amount: int, need: int, fewest: int) -> HintFamily:
