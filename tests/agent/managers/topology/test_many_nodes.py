@@ -102,6 +102,15 @@ def test_only_the_node_that_has_enough_is_found_without_trying_pairs() -> None:
     assert SearchBudget().left - work.left < 100
 
 
+def test_interchangeable_nodes_are_tried_in_one_order_only() -> None:
+    """Each demand alone could be met, both cannot: of 12,870 sets one for each mixture is tried."""
+    even = CoverDemand.by_node(17, {node: 1 if node % 2 else 3 for node in range(16)})
+    odd = CoverDemand.by_node(17, {node: 3 if node % 2 else 1 for node in range(16)})
+    work = SearchBudget()
+    assert Search([Cover(0xFFFF, (even, odd))], 0xFFFF, work).best(8, by_value) is None
+    assert not work.exceeded
+
+
 def test_without_work_nothing_is_found_and_one_pass_still_gives_a_member() -> None:
     cover = Cover(FULL, (CoverDemand.by_node(9, dict.fromkeys(range(64), 2)),))
     work = SearchBudget(left=3)
