@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.cluster.nri.messages import V1ALPHA1, Adjustment, NriEvent
 from sysfs.mask import Mask
-from tests.agent.runtimes.nri.support import CONTAINER, POD, RecordingHandler, serving
+from tests.agent.cluster.nri.support import CONTAINER, POD, RecordingHandler, serving
 from tests.bench.measure import of_samples
 from tests.bench.storm.creations import creations
 from tests.fakes.nri_runtime import FakeRuntime, running

@@ -21,7 +21,7 @@ from agent.cluster.nri.protocol import (
 )
 from agent.cluster.nri.session import PluginService
 from sysfs.mask import Mask
-from tests.agent.runtimes.nri.support import CONTAINER, POD, RecordingHandler
+from tests.agent.cluster.nri.support import CONTAINER, POD, RecordingHandler
 from tests.fakes.nri_runtime import TTRPC, frame, ttrpc_message
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand

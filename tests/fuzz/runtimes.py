@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from agent.runtimes import RuntimeFiles, RuntimeName
+from tests.agent.bundles import ID, STATES, TASKS, bundle, cri, runc_state
 from tests.agent.reconcile.pods import UID, mixed, path_of
-from tests.agent.runtimes.bundles import ID, STATES, TASKS, bundle, cri, runc_state
 from tests.fuzz.damage import damaged_bytes, damaged_document
 from tests.fuzz.target import Target, demand
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.agent.server.listeners.test_monitoring import fetch
 from tests.agent.server.support import FakeClock
+from tests.agent.server.test_monitoring import fetch
 from tests.prometheus import ROOT, program
 
 if TYPE_CHECKING:

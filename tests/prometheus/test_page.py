@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.config.model import MetricsConfig
-from tests.agent.server.listeners.test_monitoring import fetch
 from tests.agent.server.support import in_loop, make_world, manifest, running
+from tests.agent.server.test_monitoring import fetch
 from tests.prometheus import program
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from agent.server.conditions import ConditionType
 from agent.server.handlers import RENDERED_SECONDS
 from agent.state.store import OsFiles
 from sysfs.mask import Mask
-from tests.agent.server.listeners.test_monitoring import fetch
 from tests.agent.server.support import OTHER_UID, in_loop, manifest, running, two_packages
+from tests.agent.server.test_monitoring import fetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

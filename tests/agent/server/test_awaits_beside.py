@@ -22,8 +22,8 @@ from agent.pods.manifest import load_pod
 from agent.progress import EndedError
 from agent.rpc import CallError
 from agent.server.errors import EXPECTED
+from tests.agent.cluster.test_cluster import MIXED, Cluster, container, pod
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
-from tests.agent.server.cluster.test_cluster import MIXED, Cluster, container, pod
 from tests.agent.server.support import (
     OTHER_UID,
     UID,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from structlog.testing import capture_logs
 
 from agent.state.store import CHECKPOINT_NAME
-from tests.agent.runtimes.bundles import ID, OTHER_ID, bundle, cri, runc_state
+from tests.agent.bundles import ID, OTHER_ID, bundle, cri, runc_state
 from tests.agent.server.support import UID, in_loop, manifest, running
 
 if TYPE_CHECKING:

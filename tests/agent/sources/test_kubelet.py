@@ -21,7 +21,7 @@ from agent.cluster.kubelet.source import (
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.pods.model import PodIdentity
 from agent.rpc import CallError
-from tests.agent.kubelet.test_allocated_pods import v1, v2, write
+from tests.agent.cluster.kubelet.test_allocated_pods import v1, v2, write
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
 from tests.fakes.kubelet_devices import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message

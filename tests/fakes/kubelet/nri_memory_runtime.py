@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.cluster.nri.messages import NriEvent
 from agent.rpc import CallError
 from cgroupfs.tree import join
-from tests.agent.runtimes.bundles import bundle
-from tests.agent.runtimes.bundles import cri as cri_annotations
+from tests.agent.bundles import bundle
+from tests.agent.bundles import cri as cri_annotations
 from tests.fakes.kubelet import cri
 from tests.fakes.kubelet.memory_runtime import MemoryRuntime, scope_of
 from tests.fakes.nri_runtime import FakeRuntime

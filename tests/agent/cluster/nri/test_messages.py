@@ -1,0 +1,136 @@
+"""What is read of NRI's messages and written into them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.cluster.nri.messages import (
+    EVENTS,
+    V1ALPHA1,
+    Adjustment,
+    ContainerResources,
+    NriEvent,
+    PodSandbox,
+    RuntimeContainer,
+    RuntimeInfo,
+    adjustment_message,
+    event_mask,
+    update_message,
+)
+from agent.cluster.nri.protocol import LONGEST_WORDS
+from sysfs.mask import Mask
+from tests.agent.cluster.nri.support import CONTAINER, POD
+
+
+def test_fields_that_are_not_declared_are_skipped() -> None:
+    # Field 10 of a pod (its addresses) and field 9 of a container (a mount) are not declared.
+    pod = V1ALPHA1["PodSandbox"](**POD).SerializeToString() + b"\x52\x0810.0.0.1"
+    container = V1ALPHA1["Container"](**CONTAINER).SerializeToString() + b"\x4a\x06\x0a\x04/etc"
+    assert PodSandbox.of(V1ALPHA1["PodSandbox"].FromString(pod)).uid == "uid-1"
+    assert RuntimeContainer.of(V1ALPHA1["Container"].FromString(container)).name == "app"
+
+
+def test_an_adjustment_has_the_bytes_of_the_wire_format() -> None:
+    adjustment = Adjustment(cpus=Mask.parse("2-3"), quota_us=-1, environment={"A": "1"})
+    assert adjustment_message(adjustment).SerializeToString() == (
+        b"\x22\x06\x0a\x01A\x12\x011"
+        b"\x32\x16\x12\x14\x12\x12\x12\x0b\x08" + b"\xff" * 9 + b"\x01\x32\x032-3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("adjustment", "cpu"),
+    [
+        (Adjustment(), {}),
+        (Adjustment(cpus=Mask.parse("0,4-6")), {"cpus": "0,4-6"}),
+        (Adjustment(mems=Mask.of(1)), {"mems": "1"}),
+        (Adjustment(quota_us=-1), {"quota": {"value": -1}}),
+        (
+            Adjustment(quota_us=150_000, period_us=100_000),
+            {"quota": {"value": 150_000}, "period": {"value": 100_000}},
+        ),
+    ],
+)
+def test_only_what_is_adjusted_is_in_a_message(
+    adjustment: Adjustment, cpu: dict[str, object]
+) -> None:
+    expected = {"resources": {"cpu": cpu}} if cpu else None
+    message = adjustment_message(adjustment)
+    assert message == V1ALPHA1["ContainerAdjustment"](linux=expected)
+    update = update_message("c1", adjustment, ignore_failure=False)
+    assert update == V1ALPHA1["ContainerUpdate"](container_id="c1", linux=expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"), [("CPUs", {"cpus": Mask()}), ("memory nodes", {"mems": Mask()})]
+)
+def test_an_adjustment_to_an_empty_set_cannot_be_made(name: str, sets: dict[str, Mask]) -> None:
+    with pytest.raises(ValueError, match=f"an adjustment to no {name}"):
+        Adjustment(**sets)  # type: ignore[arg-type]
+
+
+def test_resources_that_are_given_as_zero_are_not_given() -> None:
+    empty = V1ALPHA1["LinuxResources"](
+        memory={"limit": {}}, cpu={"shares": {}, "quota": {}, "period": {}}
+    )
+    assert ContainerResources.of(empty) == ContainerResources()
+
+
+def test_a_quota_that_is_none_is_given() -> None:
+    unlimited = V1ALPHA1["LinuxResources"](cpu={"quota": {"value": -1}})
+    assert ContainerResources.of(unlimited) == ContainerResources(quota_us=-1)
+
+
+def test_other_resources_of_a_sandbox_replace_those_that_they_give() -> None:
+    sandbox = PodSandbox("s", "u", "n", "p", cpu_quota=100, cpu_period=1000, cpu_shares=2)
+    changed = sandbox.with_resources(ContainerResources(quota_us=-1, shares=5))
+    assert (changed.cpu_quota, changed.cpu_period, changed.cpu_shares) == (-1, 1000, 5)
+    assert changed.with_resources(ContainerResources(period_us=50)) == replace(
+        changed, cpu_period=50
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [
+        (0, "unknown"),
+        (1, "created"),
+        (3, "running"),
+        (4, "stopped"),
+        (9, "unknown"),
+        (-1, "unknown"),
+    ],
+)
+def test_a_state_is_named_and_an_unknown_number_is_unknown(number: int, state: str) -> None:
+    container = V1ALPHA1["Container"](state=number)
+    assert RuntimeContainer.of(container).state == state
+
+
+def test_a_variable_without_a_value_is_empty() -> None:
+    container = V1ALPHA1["Container"](env=["A", "B=", "C==", "=D"])
+    assert RuntimeContainer.of(container).environment == {"A": "", "B": "", "C": "=", "": "D"}
+
+
+def test_a_negative_timeout_is_none() -> None:
+    request = V1ALPHA1["ConfigureRequest"](request_timeout=-5)
+    assert RuntimeInfo.of(request).request_timeout_ms == 0
+
+
+def test_events_have_the_names_and_numbers_of_nri() -> None:
+    assert EVENTS["RunPodSandbox"] == 1
+    assert EVENTS["PostUpdatePodSandbox"] == 13
+    assert event_mask([NriEvent.RUN_POD_SANDBOX, NriEvent.REMOVE_CONTAINER]) == 0x401
+
+
+def test_the_values_cannot_be_changed() -> None:
+    sandbox = PodSandbox.of(V1ALPHA1["PodSandbox"](**POD))
+    with pytest.raises(TypeError):
+        sandbox.annotations["x"] = "y"  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        sandbox.uid = "other"  # type: ignore[misc]
+
+
+def test_a_runtime_that_says_too_much_is_cut() -> None:
+    request = V1ALPHA1["ConfigureRequest"](runtime_name="a\n" + "b" * 1000)
+    assert RuntimeInfo.of(request).name == "a\\n" + "b" * (LONGEST_WORDS - 2)

@@ -1,0 +1,326 @@
+"""The answers to a container runtime: from the ledger, after the CPUs have left the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.api.documents import ManifestDocument
+from agent.cluster.nri.messages import ContainerResources, RuntimeInfo, subscription
+from agent.cluster.nri.session import ContainerRejectedError
+from agent.cluster.runtime_events import SUBJECT
+from agent.config.model import OnReject
+from agent.reconcile.diff import Cause, Difference
+from agent.server import metrics as names
+from agent.server.admissions import MOST_AT_ONCE
+from agent.server.reports import INVALID_REPORTED
+from agent.sources.source import SourceUnreadableError
+from cgroupfs.names import Tier
+from sysfs.mask import Mask
+from systemd.units import cpu_quota
+from tests.agent.cluster.beside import (
+    OTHER,
+    Beside,
+    beside,
+    container,
+    created,
+    make_slice,
+    sandbox,
+    shown,
+)
+from tests.agent.server.sites import Site, pod_of
+from tests.agent.server.support import UID
+
+if TYPE_CHECKING:
+    from agent.api.documents import FailedPodDocument
+
+
+def test_a_container_gets_its_cpus_after_they_left_the_pool(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        cgroup = make_slice(site, UID)
+        await agent.events.sandbox_started(sandbox())
+        given = await created(agent, "db")
+        assert given is not None
+        assert given.cpus is not None
+        burstable = site.layout.tier(Tier.BURSTABLE)
+        for path in (burstable, site.layout.tier(Tier.BEST_EFFORT)):
+            pool = Mask.parse(shown(site, path, "cpuset.cpus.effective")[0])
+            assert not pool & given.cpus
+        assert given.quota_us == -1
+        assert given.cpus <= Mask.parse(shown(site, cgroup, "cpuset.cpus")[0])
+
+    beside(site, live)
+
+
+def test_a_container_whose_sandbox_was_not_seen_is_decided_at_its_creation(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.on_request[UID] = pod_of("shop", UID, "db=2")
+        given = await created(agent, "db")
+        assert given is not None
+        assert len(given.cpus or ()) == 2
+
+    beside(site, live)
+
+
+def test_all_containers_of_a_pod_are_decided_at_once(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "!first=2 db=2 cache=2")
+        await agent.events.sandbox_started(sandbox())
+        names = ("first", "db", "cache")
+        given = await asyncio.gather(*(created(agent, name) for name in names))
+        allocation = agent.controller.state.ledger.allocations[UID]
+        for name, adjustment in zip(names, given, strict=True):
+            assert adjustment is not None
+            part = allocation.container(name)
+            assert part is not None
+            assert adjustment.cpus == part.cpus
+
+    beside(site, live)
+
+
+def test_a_pod_without_room_is_rejected_with_its_reason_until_there_is_room(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("first", OTHER, "big=8")
+        await agent.intake.sync()
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.events.sandbox_started(sandbox())
+        with pytest.raises(ContainerRejectedError) as caught:
+            await created(agent, "db")
+        assert caught.value.code == "FAILED_PRECONDITION"
+        assert "cpu" in str(caught.value)
+        del agent.pods.known[OTHER]
+        assert await created(agent, "db") is not None
+
+    beside(site, live)
+
+
+async def without_a_decision(agent: Beside) -> None:
+    """Occupy the controller until the end of the test, as many admissions do."""
+    agent.tasks.append(asyncio.create_task(agent.controller.queue.run(agent.never.wait)))
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_what_is_not_decided_in_time_is_tried_again_or_shares(
+    site: Site, on_reject: OnReject
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        await without_a_decision(agent)
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match="not decided yet") as caught:
+                await created(agent, "db", seconds=0.01)
+            assert caught.value.code == "UNAVAILABLE"
+        else:
+            assert await created(agent, "db", seconds=0.01) is None
+        result = "rejected" if on_reject is OnReject.FAIL else "shared"
+        counters = agent.controller.metrics.counters
+        assert counters.value(names.CONTAINERS_NOT_READY, "undecided", result) == 1
+        agent.never.set()
+        assert await created(agent, "db") is not None
+
+    beside(site, live, on_reject)
+
+
+def test_a_pod_without_anything_of_its_own_waits_for_no_decision(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("web", UID, "web~1")
+        await without_a_decision(agent)
+        assert await created(agent, "web") is None
+        assert not agent.controller.state.ledger.allocations
+        agent.never.set()
+
+    beside(site, live)
+
+
+def test_the_pod_whose_container_waits_is_decided_before_the_others(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        others = [f"{number:08d}-2222-3333-4444-555555555555" for number in range(3 * MOST_AT_ONCE)]
+        agent.pods.known |= {uid: pod_of(f"web{uid[:8]}", uid, "web~10m") for uid in others}
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        assert await created(agent, "db") is not None
+        assert len(agent.controller.state.ledger.allocations) < len(others)
+
+    beside(site, live)
+
+
+def test_a_rejected_pod_that_has_nothing_of_its_own_runs(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "web~64")
+        assert await created(agent, "web") is None
+        await agent.intake.sync()
+        assert agent.controller.state.records.failed(UID) is not None
+        assert await created(agent, "web") is None
+
+    beside(site, live)
+
+
+def test_a_pod_of_an_unknown_specification_gets_nothing_and_runs(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        await agent.events.sandbox_started(sandbox())
+        assert await created(agent, "db") is None
+
+    beside(site, live)
+
+
+def test_a_source_that_cannot_be_read_stops_no_container(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.error = SourceUnreadableError("no answer", "start the kubelet", "KubeletAway")
+        assert await created(agent, "db") is None
+
+    beside(site, live)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_cpus_that_others_may_still_use_are_not_given(site: Site, on_reject: OnReject) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        assert await created(agent, "db") is not None
+        agent.controller.state.unenforced = (
+            Difference(
+                "kubepods.slice/kubepods-burstable.slice",
+                "cpuset.cpus shows 0-15",
+                Cause.UNKNOWN,
+                file="cpuset.cpus",
+                observed="0-15",
+            ),
+        )
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match="shows 0-15") as caught:
+                await created(agent, "db")
+            assert caught.value.code == "UNAVAILABLE"
+        else:
+            assert await created(agent, "db") is None
+        # The next attempt compares again.
+        assert await created(agent, "db") is not None
+
+    beside(site, live, on_reject)
+
+
+def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        given = await created(agent, "db")
+        for asked in (ContainerResources(quota_us=200_000), ContainerResources(shares=2048)):
+            kept = await agent.events.container_updated(sandbox(), container("db"), asked)
+            assert kept == given
+        unknown = await agent.events.container_updated(
+            sandbox(OTHER), container("db", OTHER), asked
+        )
+        assert unknown is None
+
+    beside(site, live)
+
+
+@pytest.mark.parametrize("quota", [300_000, 100_000])
+def test_a_resize_of_exclusive_cpus_is_an_error_and_an_event_on_the_pod(
+    site: Site, quota: int
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        await created(agent, "db")
+        noted: list[FailedPodDocument] = []
+        agent.controller.rejections.follow(lambda status, _: noted.append(status))
+        asked = ContainerResources(quota_us=quota, period_us=100_000)
+        with pytest.raises(ContainerRejectedError, match="keeps its exclusive CPUs") as caught:
+            await agent.events.container_updated(sandbox(), container("db"), asked)
+        assert caught.value.code == "FAILED_PRECONDITION"
+        [event] = noted
+        assert (event.uid, event.name, event.reason) == (UID, "shop", "ResizeRejected")
+        assert await agent.events.container_updated(sandbox(), container("log"), asked) is not None
+
+    beside(site, live)
+
+
+def test_many_pods_that_cannot_be_read_are_a_few_lines_of_the_log(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        documents = {
+            f"pods/{number}": ManifestDocument(
+                file=f"pods/{number}", state="invalid", uid=f"{number}", source="kubelet"
+            )
+            for number in range(1000)
+        }
+        with capture_logs() as logs:
+            agent.controller.rejections.entries("kubelet", documents)
+        assert len(logs) == INVALID_REPORTED + 1
+        assert logs[-1]["manifests"] == 1000 - INVALID_REPORTED
+
+    beside(site, live)
+
+
+@pytest.mark.parametrize("event", ["sandbox", "container"])
+def test_the_quota_that_a_resize_gives_the_pod_is_lifted_again(site: Site, event: str) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        cgroup = make_slice(site, UID)
+        assert await created(agent, "db") is not None
+        assert site.systemd is not None
+        unit = cgroup.rpartition("/")[2]
+        site.systemd.set_properties(unit, [*cpu_quota(200_000, 100_000)])
+        assert shown(site, cgroup, "cpu.max") == ["200000 100000"]
+        if event == "sandbox":
+            agent.events.sandbox_updated(sandbox())
+        else:
+            asked = ContainerResources(quota_us=200_000, period_us=100_000)
+            await agent.events.container_updated(sandbox(), container("db"), asked)
+        while tasks := (*agent.events._deciding.values(), *agent.events._following):
+            await asyncio.wait(tasks)
+        assert shown(site, cgroup, "cpu.max") == ["max 100000"]
+
+    beside(site, live)
+
+
+def test_a_removed_sandbox_is_reported_to_the_source(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        await agent.events.sandbox_started(sandbox())
+        agent.events.sandbox_stopped(sandbox())
+        agent.events.sandbox_removed(sandbox())
+        assert agent.pods.calls == [
+            ("started", UID, "sandbox-1111", "default/shop"),
+            ("removed", UID, "sandbox-1111"),
+        ]
+
+    beside(site, live)
+
+
+def test_nothing_is_remembered_of_rejected_pods_whose_sandbox_was_removed(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=64")
+        with pytest.raises(ContainerRejectedError):
+            await created(agent, "db")
+        assert [*agent.events._rejected] == [UID]
+        agent.events.sandbox_removed(sandbox())
+        assert not agent.events._rejected
+
+    beside(site, live)
+
+
+def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        conditions = agent.controller.state.conditions
+        agent.events.disconnected("connection refused")
+        assert "connection refused" in conditions[SUBJECT]
+        agent.events.configured(RuntimeInfo("containerd", "1.7.24", "", 2000))
+        assert SUBJECT not in conditions
+
+    beside(site, live)
+
+
+def test_every_request_that_is_subscribed_to_is_counted_from_the_start(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        subscribed = {event.method for event in subscription("containerd", "2.3", "v0.12.0")}
+        agent.events.observe("CreateContainer", "late", 0.3)
+        for method in {*subscribed, "Synchronize"}:
+            agent.events.observe(method, "answered", 0.001)
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
+        line = 'numawarden_runtime_requests_total{{method="{}",result="{}"}} {}'
+        assert line.format("CreateContainer", "late", "1.0") in text
+        assert line.format("Synchronize", "rejected", "0.0") in text
+        name, label = "numawarden_runtime_request_duration_seconds", 'method="CreateContainer"'
+        assert f"{name}_count{{{label}}} 2.0" in text
+        assert f'{name}_bucket{{le="0.2",{label}}} 1.0' in text
+
+    beside(site, live)

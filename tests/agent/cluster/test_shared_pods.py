@@ -1,0 +1,184 @@
+"""Pods that were rejected and run in the shared pool, until their containers start again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.cluster.nri.session import ContainerRejectedError
+from agent.config.model import OnReject
+from agent.managers.allocation import Source
+from agent.server import metrics as names
+from agent.state.checkpoint import SharedPod
+from tests.agent.cluster.beside import (
+    OTHER,
+    Beside,
+    beside,
+    created,
+    sandbox,
+)
+from tests.agent.server.sites import Site, pod_of
+from tests.agent.server.support import UID
+
+
+def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_starts(
+    site: Site,
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=64")
+        assert await created(agent, "db") is None
+        saved = site.saved()
+        assert saved is not None
+        shared = saved.shared[UID]
+        assert shared.why.startswith("OutOfcpu: ")
+        assert shared.source == Source("kubelet", f"pods/{UID}")
+        assert await created(agent, "cache") is None
+        await agent.intake.sync()
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert (document.state, document.message) == ("shared", shared.why)
+
+    beside(site, live, OnReject.SHARE)
+
+
+async def shared_beside_another(agent: Beside) -> None:
+    """Have a pod run shared, since another has the CPUs, and then end the other."""
+    agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+    await agent.intake.sync()
+    agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+    assert await created(agent, "db") is None
+    del agent.pods.known[OTHER]
+    await agent.intake.sync()
+    assert OTHER not in agent.controller.state.ledger.allocations
+
+
+def test_a_pod_that_runs_shared_is_taken_back_when_a_container_starts_and_there_is_room(
+    site: Site,
+) -> None:
+    async def live(agent: Beside) -> None:
+        await shared_beside_another(agent)
+        await agent.intake.sync()
+        assert not agent.controller.state.ledger.allocations
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert document.state == "shared"
+        assert "there is room now" in document.message
+        given = await created(agent, "db")
+        assert given is not None
+        assert len(given.cpus or ()) == 8
+        assert not agent.controller.state.durable.shared
+        saved = site.saved()
+        assert saved is not None
+        assert not saved.shared
+        await agent.intake.sync()
+        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        assert (document.state, document.message) == ("admitted", "")
+
+    beside(site, live, OnReject.SHARE)
+
+
+def test_a_pod_that_runs_shared_goes_on_as_long_as_there_is_no_room(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+        await agent.intake.sync()
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8 log=1")
+        for name in ("db", "log", "db"):
+            assert await created(agent, name) is None
+        assert [*agent.controller.state.durable.shared] == [UID]
+        assert [*agent.controller.state.ledger.allocations] == [OTHER]
+        rejections = agent.controller.metrics.counters.value(names.ADMISSIONS, "rejected")
+        assert rejections == 1
+
+    beside(site, live, OnReject.SHARE)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_nothing_is_final_while_a_pod_that_may_have_ended_has_what_is_lacking(
+    site: Site, on_reject: OnReject
+) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+        await agent.intake.sync()
+        agent.pods.may_have_ended.add(OTHER)
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match=r"OutOfcpu.*default/big \(CPUs 4-7,1"):
+                await created(agent, "db")
+        else:
+            assert await created(agent, "db") is None
+        assert not agent.controller.state.durable.shared
+        del agent.pods.known[OTHER]
+        agent.pods.may_have_ended.clear()
+        await agent.intake.sync()
+        # In the shared pool or not created yet: it has its own now.
+        assert set(agent.controller.state.ledger.allocations) == {UID}
+        assert await created(agent, "db") is not None
+
+    beside(site, live, on_reject)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_nothing_is_final_before_the_kubelet_has_listed_its_pods(
+    site: Site, on_reject: OnReject
+) -> None:
+    """A pod may have ended while the agent or the kubelet was away, before the first list."""
+
+    async def live(agent: Beside) -> None:
+        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
+        await agent.intake.sync()
+        agent.pods.unlisted.add(OTHER)
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match=r"may have ended.*default/big"):
+                await created(agent, "db")
+        else:
+            assert await created(agent, "db") is None
+        assert not agent.controller.state.durable.shared
+
+    beside(site, live, on_reject)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
+    site: Site, on_reject: OnReject
+) -> None:
+    async def again(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.events.synchronize((sandbox(),), ())
+        await agent.intake.sync()
+        assert not agent.controller.state.ledger.allocations
+        assert UID in agent.controller.state.durable.shared
+        del agent.pods.known[UID]
+        await agent.intake.sync()
+        assert not agent.controller.state.durable.shared
+        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        assert await created(agent, "db") is not None
+
+    beside(site, shared_beside_another, OnReject.SHARE)
+    beside(site, again, on_reject)
+
+
+def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
+        sharing = asyncio.create_task(agent.controller.share(shared))
+        await asyncio.sleep(0)
+        assert not agent.controller.state.durable.shared
+        await agent.intake.sync()
+        await sharing
+        assert not agent.controller.state.ledger.allocations
+        assert set(agent.controller.state.durable.shared) == {UID}
+
+    beside(site, live)
+
+
+def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
+        await agent.intake.sync()
+        shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
+        await agent.controller.share(shared)
+        assert not agent.controller.state.durable.shared
+        assert await created(agent, "db") is not None
+
+    beside(site, live, OnReject.SHARE)

@@ -1,0 +1,82 @@
+"""A runtime that connects: what started meanwhile is adjusted, what is unknown asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.cluster import runtime_events
+from agent.cluster.nri.messages import ContainerResources
+from tests.agent.cluster.beside import (
+    OTHER,
+    Beside,
+    beside,
+    container,
+    created,
+    sandbox,
+)
+from tests.agent.server.sites import Site, pod_of
+from tests.agent.server.support import UID, until
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        agent.pods.on_request[OTHER] = pod_of("late", OTHER, "db=2")
+        given = await created(agent, "db")
+        assert given is not None
+        right = ContainerResources(str(given.cpus), str(given.mems), -1, 100_000)
+        running = [
+            replace(container("db"), resources=right),
+            replace(container("db"), resources=replace(right, cpus="0-15"), id="db-2"),
+            container("unknown", OTHER),
+        ]
+        updates = await agent.events.synchronize([sandbox(), sandbox(OTHER)], running)
+        assert [*updates] == ["db-2"]
+        assert updates["db-2"].cpus == given.cpus
+        # What was not in the ledger is decided in the background.
+        assert await created(agent, "db", OTHER) is not None
+        assert OTHER in agent.controller.state.ledger.allocations
+
+    beside(site, live)
+
+
+def uid_of(number: int) -> str:
+    return f"{number:04d}3333-2222-3333-4444-555555555555"
+
+
+def test_known_pods_are_decided_while_the_kubelet_is_asked_for_all_others_together(
+    site: Site,
+) -> None:
+    unknown = [uid_of(number) for number in range(20)]
+
+    async def live(agent: Beside) -> None:
+        agent.pods.answering.clear()
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        agent.pods.on_request = {uid: pod_of(f"web{uid[:8]}", uid, "web~10m") for uid in unknown}
+        await agent.events.synchronize(list(map(sandbox, (UID, *unknown))), ())
+        await until(lambda: sorted(agent.pods.asked) == unknown)
+        allocations = agent.controller.state.ledger.allocations
+        assert set(allocations) == {UID}
+        assert await created(agent, "db") is not None
+        agent.pods.answering.set()
+        await until(lambda: len(agent.controller.state.ledger.allocations) == 21)
+
+    beside(site, live)
+
+
+def test_a_kubelet_that_answers_for_no_pod_is_waited_for_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def live(agent: Beside) -> None:
+        monkeypatch.setattr(runtime_events, "ASK_ALL_SECONDS", 0.01)
+        agent.pods.answering.clear()
+        await agent.events.synchronize(list(map(sandbox, map(uid_of, range(200)))), ())
+        await until(lambda: not agent.events._deciding)
+        assert len(agent.pods.asked) < 200
+
+    beside(site, live)

@@ -1,0 +1,202 @@
+"""Pods that are to be admitted at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.managers.decision import Reason
+from agent.server.admissions import MOST_AT_ONCE, MOST_WITH_PREFERRED
+from agent.server.errors import CheckpointFailedError
+from agent.server.limits import Caller
+from agent.server.queue import QueueStopped, called_by
+from sysfs.mask import EMPTY
+from tests.agent.server.support import in_loop, until
+from tests.agent.server.test_controller import Recorder, disk_full, keeping, pod
+
+if TYPE_CHECKING:
+    from agent.api.documents import AdmissionDocument
+    from agent.managers.allocation import PodAllocation
+    from agent.pods.model import Pod
+    from agent.server.controller import Controller
+
+
+def uid(number: int) -> str:
+    return f"{number:08}-2222-3333-4444-555555555555"
+
+
+def pods(*cpus: str) -> list[Pod]:
+    return [pod(f"pod{number}", uid(number), cpu) for number, cpu in enumerate(cpus)]
+
+
+async def together(controller: Controller, asked: list[Pod]) -> list[AdmissionDocument]:
+    return list(await asyncio.gather(*map(controller.admit, asked)))
+
+
+@in_loop
+async def test_pods_that_come_together_are_saved_and_enforced_once() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        answers = await together(controller, pods("2", "2", "2", "100m"))
+        assert all(answer.admitted for answer in answers)
+        assert recorder.log == ["save", "enforce 0 0 0 0"]
+        taken = EMPTY
+        for allocation in recorder.saved[0].ledger.allocations.values():
+            assert not allocation.exclusive_cpus & taken
+            taken |= allocation.exclusive_cpus
+        assert len(taken) == 6
+        assert recorder.targets[0].ledger is recorder.saved[0].ledger
+        # What is said of the pool is what is enforced, also if others were decided after the pod.
+        shared = answers[3].pod
+        assert shared is not None
+        assert shared.containers[0].cpus == str(controller.state.shared_cpus)
+
+
+@in_loop
+async def test_so_many_are_decided_at_once_at_most() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        await together(controller, pods(*["10m"] * (MOST_AT_ONCE + 1)))
+        assert recorder.log.count("save") == 2
+        assert len(controller.state.ledger.allocations) == MOST_AT_ONCE + 1
+
+
+@in_loop
+async def test_a_pod_that_is_preferred_comes_next_with_a_few_others() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        last = MOST_AT_ONCE // 2
+        controller.admissions.prefer(uid(last))
+        await together(controller, pods(*["10m"] * (last + 1)))
+        groups = [[*saved.ledger.allocations] for saved in recorder.saved]
+        assert groups[0] == [uid(last), *map(uid, range(MOST_WITH_PREFERRED - 1))]
+        assert recorder.log.count("save") == 2
+        assert {*groups[1]} == {uid(number) for number in range(last + 1)}
+
+
+@in_loop
+async def test_a_pod_that_is_preferred_while_others_are_decided_is_the_next_to_be_decided() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        asked = pods(*["10m"] * MOST_AT_ONCE)
+        answers = [asyncio.create_task(controller.admit(each)) for each in asked]
+        while controller.admissions.waiting != MOST_AT_ONCE - MOST_WITH_PREFERRED:  # noqa: ASYNC110  # a turn of the loop each
+            await asyncio.sleep(0)
+        controller.admissions.prefer(asked[-1].uid)
+        await asyncio.gather(*answers)
+        group = [*map(uid, range(MOST_WITH_PREFERRED)), asked[-1].uid]
+        assert [*recorder.saved[0].ledger.allocations] == group
+
+
+@in_loop
+async def test_a_pod_without_room_beside_the_others_is_rejected_alone() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        answers = await together(controller, pods("8", "10", "2"))
+        assert [answer.admitted for answer in answers] == [True, False, True]
+        assert [*controller.state.ledger.allocations] == [uid(0), uid(2)]
+        assert recorder.log.count("save") == 1
+
+
+@in_loop
+async def test_two_pods_of_one_name_do_not_come_together() -> None:
+    async with keeping(Recorder()) as controller:
+        first, second = pod("web", uid(0)), pod("web", uid(1))
+        answers = await together(controller, [first, second])
+        assert answers[0].admitted
+        assert answers[1].rejection is not None
+        assert answers[1].rejection.reason == Reason.CONFLICT
+
+
+@in_loop
+async def test_a_pod_that_is_asked_for_twice_at_once_is_admitted_once() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        answers = await together(controller, [pod(), pod()])
+        assert [answer.already_admitted for answer in answers] == [False, True]
+        assert recorder.log.count("save") == 1
+
+
+@in_loop
+async def test_nothing_of_a_group_that_cannot_be_saved_is_used() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        recorder.save_error = disk_full()
+        found = await asyncio.gather(
+            *map(controller.admit, pods("8", "10", "2")), return_exceptions=True
+        )
+        assert {type(each) for each in found} == {CheckpointFailedError}
+        assert recorder.log == ["save"]
+        assert not controller.state.ledger.allocations
+        recorder.save_error = None
+        assert (await controller.admit(pods("0", "10")[1])).admitted
+
+
+@in_loop
+async def test_callers_that_wait_when_the_queue_stops_are_not_left_waiting() -> None:
+    async with keeping(Recorder()) as controller:
+        waiting = [asyncio.create_task(controller.admit(each)) for each in pods("1", "1")]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        controller.queue.stop()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(each) for each in found] == [asyncio.CancelledError, QueueStopped]
+        with pytest.raises(QueueStopped):
+            await controller.admit(pod())
+
+
+@in_loop
+async def test_a_pod_whose_caller_goes_before_its_decision_is_not_admitted() -> None:
+    async with keeping(Recorder()) as controller:
+        waiting = [asyncio.create_task(controller.admit(each)) for each in pods("1", "1")]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        assert (await waiting[1]).admitted
+        assert [*controller.state.ledger.allocations] == [uid(1)]
+
+
+@in_loop
+async def test_a_pod_whose_caller_goes_after_its_decision_began_is_admitted() -> None:
+    async with keeping(Recorder()) as controller:
+        first, second = pods("1", "1")
+        waiting = asyncio.create_task(controller.admit(first))
+        await until(lambda: controller.admissions.waiting == 1)
+        await until(lambda: controller.admissions.waiting == 0)
+        waiting.cancel()
+        await controller.admit(second)
+        assert [*controller.state.ledger.allocations] == [uid(0), uid(1)]
+
+
+@in_loop
+async def test_callers_take_turns_in_a_group_and_root_comes_first() -> None:
+    async with keeping(Recorder()) as controller:
+        asked = pods(*"1111111")
+        waiting = []
+        for caller, each in zip("aaaabrr", asked, strict=True):
+            with called_by(Caller(caller, privileged=caller == "r")):
+                waiting.append(asyncio.create_task(controller.admit(each)))
+        await asyncio.gather(*waiting)
+        by_admission = [*controller.state.ledger.allocations]
+        assert by_admission == [asked[n].uid for n in (5, 0, 4, 6, 1, 2, 3)]
+
+
+async def _allocations(asked: list[Pod], *, at_once: bool) -> list[PodAllocation]:
+    async with keeping(Recorder()) as controller:
+        if at_once:
+            await together(controller, asked)
+        else:
+            for each in asked:
+                await controller.admit(each)
+        return list(controller.state.ledger.allocations.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(("1", "2", "3", "6", "500m", "1500m")), max_size=20))
+def test_pods_that_come_together_get_what_they_get_one_after_the_other(cpus: list[str]) -> None:
+    asked = pods(*cpus)
+    together_ = asyncio.run(_allocations(asked, at_once=True))
+    assert together_ == asyncio.run(_allocations(asked, at_once=False))

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agent.managers.decision import Reason
+from agent.managers.metrics import CONTAINER_ASSIGNMENTS, MetricSpec, MetricType
+from agent.managers.registry import MANAGERS
+from agent.reconcile.diff import Cause
+from agent.server import metrics as names
+
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+
+
+ALL = names.all_of(MANAGERS)
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_names_and_labels_are_valid_and_explained(metric: MetricSpec) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+    assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in metric.labels)
+    assert metric.help.endswith(".")
+
+
+def test_every_name_appears_once() -> None:
+    listed = [metric.name for metric in ALL]
+    assert len(set(listed)) == len(listed)
+
+
+def test_the_metrics_of_kep_5526_have_its_names_and_labels() -> None:
+    labels = {metric.name: metric.labels for metric in ALL}
+    assert labels["resource_manager_allocations_total"] == ("resource_name", "source")
+    assert labels["resource_manager_allocation_errors_total"] == ("resource_name", "source")
+    assert labels["resource_manager_container_assignments"] == (
+        "resource_name",
+        "assignment_type",
+    )
+    assert set(CONTAINER_ASSIGNMENTS.initial()) == {
+        (resource, kind)
+        for resource in ("cpu", "memory")
+        for kind in ("node_exclusive", "pod_exclusive", "pod_shared")
+    }
+
+
+def test_the_kubelets_histogram_has_its_buckets() -> None:
+    buckets = names.TOPOLOGY_ADMISSION_DURATION.buckets
+    assert len(buckets) == 15
+    assert buckets[0] == 0.05
+    assert buckets[-1] == pytest.approx(819.2)
+    assert all(above == pytest.approx(2 * below) for below, above in pairwise(buckets))
+
+
+def test_our_own_metrics_follow_the_naming_rules() -> None:
+    """Base units, `_total` on every counter (promtool's linter): the kubelet's are its own."""
+    ours = [metric for metric in ALL if metric.name.startswith("numawarden_")]
+    for metric in ours:
+        counter = metric.type is MetricType.COUNTER
+        assert metric.name.endswith("_total") is counter
+        assert not re.search(r"_(ms|count|sum|bucket|milliseconds|kb|mb)$", metric.name)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [each for each in names.counters_of(MANAGERS) if each not in names.PLUGIN_COUNTERS],
+    ids=lambda metric: metric.name,
+)
+def test_every_counter_exists_from_the_start(metric: MetricSpec) -> None:
+    assert list(metric.initial())
+
+
+def test_what_may_drift_and_be_rejected_starts_at_0_by_cause_and_reason() -> None:
+    assert {cause for (cause,) in names.DRIFT_FOUND.initial()} == set(map(str, Cause))
+    assert {reason for (reason,) in names.REJECTIONS.initial()} >= set(map(str, Reason))
+    assert list(names.REMOVALS.initial()) == [()]
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_every_metric_stands_in_the_reference_as_it_is(metric: MetricSpec) -> None:
+    labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
+    row = f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |"
+    assert row in REFERENCE.read_text().splitlines()
