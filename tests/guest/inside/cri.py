@@ -6,6 +6,7 @@ that are used, with the numbers of the CRI's api.proto. Unknown fields are ignor
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,13 @@ class Sandbox:
     config: dict[str, object]
 
 
+#: runc and systemd replace the filter of devices of a new scope at the same time, and runc does not
+#: find the one that it is about to replace (the kind of opencontainers/runc#3604).
+LOST_RACE: Final = "BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI): can't attach program: no such file"
+#: How often a container is created at most.
+ATTEMPTS: Final = 3
+
+
 class Runtime:
     """A container runtime behind its CRI socket."""
 
@@ -257,14 +265,24 @@ class Runtime:
         return state
 
     def _started(self, sandbox: Sandbox, config: Mapping[str, object]) -> str:
-        container: str = self.call(
-            "CreateContainer",
-            pod_sandbox_id=sandbox.id,
-            config=config,
-            sandbox_config=sandbox.config,
-        ).container_id
-        self.call("StartContainer", container_id=container)
-        return container
+        """Create and start a container; what lost runc's race is created again, as by a kubelet."""
+        for attempt in itertools.count(1):
+            container: str = self.call(
+                "CreateContainer",
+                pod_sandbox_id=sandbox.id,
+                config=config,
+                sandbox_config=sandbox.config,
+            ).container_id
+            try:
+                self.call("StartContainer", container_id=container)
+            except grpc.RpcError as error:
+                if LOST_RACE not in error.details() or attempt == ATTEMPTS:
+                    raise
+                print(f"created again: {error.details()}", flush=True)
+                self.call("RemoveContainer", container_id=container)
+            else:
+                return container
+        raise AssertionError  # the last attempt returns or raises
 
     def update(self, container: str, **resources: int | str) -> None:
         """Update a container's resources, as a kubelet's resize does."""
