@@ -16,13 +16,12 @@ from sysfs.host import CoreKind
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.map import MapDocument
 
     #: What a level is called, and the group of a CPU on it.
     Level = tuple[str, Callable[[MapCpuDocument], int | None]]
-    from collections.abc import Mapping
 
 
 class Tone(Enum):

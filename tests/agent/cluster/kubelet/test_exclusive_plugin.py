@@ -112,9 +112,12 @@ def directory() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def served(directory: Path) -> AsyncIterator[Served]:
+async def served(
+    directory: Path, names: Callable[[Path], AsyncIterator[object]] = directory_names
+) -> AsyncIterator[Served]:
     """Serve the plugin until the block ends."""
     running = Served(directory)
+    running.plugin = running.made(names)
     task = asyncio.create_task(running.plugin.serve())
     try:
         yield running
@@ -195,26 +198,21 @@ async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with
         await until(lambda: len(answers) > former)
 
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin.Client", Answering)
-    running = Served(directory)
-    running.plugin = running.made(names)
-    await running.manager.start()
-    task = asyncio.create_task(running.plugin.serve())
-    failing = CallError("UNAVAILABLE", "Connection refused")
-    await attempted(0)
-    while not running.conditions():
+    async with served(directory, names) as running:
+        await running.manager.start()
+        appeared.set()
+        failing = CallError("UNAVAILABLE", "Connection refused")
+        await attempted(0)
+        while not running.conditions():
+            attempts = len(answers)
+            answers[-1].set_exception(failing)
+            await running.clock.passing(PERIOD, attempted(attempts))
         attempts = len(answers)
+        await running.manager.stop()
+        await running.manager.start()
         answers[-1].set_exception(failing)
-        await running.clock.passing(PERIOD, attempted(attempts))
-    attempts = len(answers)
-    await running.manager.stop()
-    await running.manager.start()
-    answers[-1].set_exception(failing)
-    appeared.set()
-    await attempted(attempts)
-    await running.manager.stop()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+        appeared.set()
+        await attempted(attempts)
 
 
 @in_loop
@@ -223,21 +221,16 @@ async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
         yield
         await asyncio.Event().wait()
 
-    running = Served(directory)
-    running.plugin = running.made(blind)
-    task = asyncio.create_task(running.plugin.serve())
-    await running.until((running.plugins / "numawarden.sock").exists)
-    for _ in range(2):
-        await running.manager.start()
-        while not running.plugin.is_registered:
-            await running.wait_out(PERIOD)
-            for _ in range(200):
-                await asyncio.sleep(0)
-        await running.manager.stop()
-        await running.until(lambda: not running.plugin.is_registered)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    async with served(directory, blind) as running:
+        await running.until((running.plugins / "numawarden.sock").exists)
+        for _ in range(2):
+            await running.manager.start()
+            while not running.plugin.is_registered:
+                await running.wait_out(PERIOD)
+                for _ in range(200):
+                    await asyncio.sleep(0)
+            await running.manager.stop()
+            await running.until(lambda: not running.plugin.is_registered)
 
 
 @in_loop
