@@ -1,10 +1,11 @@
-"""Reading files safely: bounded in size, and only from paths that no other user can change."""
+"""Files read and written safely: bounded in size, on paths that no other user can change."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -141,3 +142,84 @@ def take(stream: BinaryIO, limit: int, name: str) -> bytes:
         if len(content) > limit:
             raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", name)
     return bytes(content)
+
+
+# --- files for others ----------------------------------------------------------------------------
+# Small files that processes of other users read, in directories of root's.
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Without O_NONBLOCK opening a named pipe would wait for a writer for ever.
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: Processes of other users read the files: runtimes, such as rootless podman, and containers.
+_FILE_MODE: Final = 0o644
+_DIRECTORY_MODE: Final = 0o755
+#: Nothing, a symbolic link, a socket: there is no file that could be read.
+_NO_FILE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO})
+
+
+@contextmanager
+def trusted_directory(path: Path, *, create: bool) -> Iterator[int]:
+    """Open a directory that no other user can change; raises `OSError`, `UntrustedPathError`."""
+    created = create and _created(path)
+    directory = os.open(path, _DIRECTORY)
+    try:
+        risk = risk_above(path) or risk_of(path, os.fstat(directory))
+        if risk is not None:
+            raise UntrustedPathError(path, risk)
+        if created:
+            os.fchmod(directory, _DIRECTORY_MODE)  # whatever the umask of the service is
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _created(path: Path) -> bool:
+    try:
+        path.mkdir(_DIRECTORY_MODE)
+    except FileExistsError:
+        return False
+    return True
+
+
+def is_current(directory: int, name: str, content: bytes) -> bool:
+    """Return whether a file is as `replace_file` writes it."""
+    with own_file(directory, name) as (file, mode):
+        if file is None or mode != _FILE_MODE:
+            return False
+        return file.read(len(content) + 1) == content
+
+
+@contextmanager
+def own_file(directory: int, name: str) -> Iterator[tuple[BinaryIO | None, int]]:
+    """Open a regular file of this process's user with its mode; None for anything else there."""
+    try:
+        fd = os.open(name, _READ, dir_fd=directory)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        yield None, 0
+        return
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        yield None, 0
+        return
+    with os.fdopen(fd, "rb") as file:
+        yield file, stat.S_IMODE(status.st_mode)
+
+
+def replace_file(directory: int, name: str, content: bytes) -> None:
+    """Write a file, for readers in one step; it need not outlive a power failure."""
+    unfinished = f".{name}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(unfinished, dir_fd=directory)
+    try:
+        with os.fdopen(os.open(unfinished, _NEW, _FILE_MODE, dir_fd=directory), "wb") as file:
+            os.fchmod(file.fileno(), _FILE_MODE)  # whatever the umask of the service is
+            file.write(content)
+        os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):  # the first error is the one that says something
+            os.unlink(unfinished, dir_fd=directory)
+        raise

@@ -451,6 +451,8 @@ V1: Final = Messages(
             "devices": (2, "repeated ContainerDevices"),
             "cpu_ids": (3, "repeated int64"),
             "memory": (4, "repeated ContainerMemory"),
+            # DynamicResource as it stands on the wire: the agent passes on what the kubelet says.
+            "dynamic_resources": (5, "repeated bytes"),
         },
         "ContainerMemory": {
             "memory_type": (1, "string"),

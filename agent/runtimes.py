@@ -136,7 +136,6 @@ class RuntimeFileError(Exception):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path = path
-        self.why = why
 
 
 def stamp_of(path: str) -> Stamp | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -593,6 +594,8 @@ def _read_json(content: str) -> Node:
             parse_constant=_reject_constant,
         )
     except json.JSONDecodeError as error:
+        with suppress(UnreadableError):
+            return _read_yaml(content)  # a mapping in YAML's flow style
         raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise UnreadableError(_TOO_DEEP) from error

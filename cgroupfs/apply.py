@@ -101,7 +101,7 @@ def apply_write(tree: CgroupTree, write: Write) -> WriteOutcome:
         if write.file == MEMS:
             _write_mems(tree, write)
         else:
-            tree.write(write.cgroup, write.file, write.value)
+            tree.write(write.cgroup, write.file, write.value or "\n")
     except OSError as error:
         return _failed(tree, write, error)
     try:
@@ -210,7 +210,7 @@ _REMEDIES: Final = {
 CPUSET: Final = KernelController.CPUSET.value
 HUGETLB: Final = KernelController.HUGETLB.value
 #: Every cgroup of a pod needs these.
-NEEDED: Final = tuple(each.value for each in KernelController if each.threaded)
+NEEDED: Final = tuple(each.value for each in KernelController if each.needed)
 AVAILABLE: Final = "cgroup.controllers"
 ENABLED: Final = "cgroup.subtree_control"
 

@@ -31,7 +31,6 @@ class CgroupPathError(CgroupError):
             f"cgroup path {path!r} is rejected: {why}; give a path relative to the cgroup root, "
             "such as kubepods.slice/kubepods-pod1.slice"
         )
-        self.path = path
         self.why = why
 
 
@@ -40,7 +39,6 @@ class CgroupRootError(CgroupError):
 
     def __init__(self, root: Path, found: str, remedy: str) -> None:
         super().__init__(f"{root} cannot be used as the cgroup root: {found}; {remedy}")
-        self.root = root
         self.found = found
         self.remedy = remedy
 
@@ -54,18 +52,14 @@ class TreeLockedError(CgroupError):
             f"the cgroup tree at {root} belongs to another agent, {who}: two would give the same "
             "CPUs to different pods; stop that one first"
         )
-        self.root = root
-        self.holder = holder
 
 
 class ControllerUnavailableError(CgroupError):
     """A controller cannot be enabled because an ancestor does not have it itself."""
 
     def __init__(self, path: str, ancestor: str, missing: Iterable[str], remedy: str) -> None:
-        self.path = path
         self.ancestor = ancestor
         self.missing = tuple(missing)
-        self.remedy = remedy
         names = " and ".join(self.missing)
         super().__init__(
             f"cannot enable {names} for /{path}: /{ancestor} does not offer it "
@@ -77,10 +71,8 @@ class ControllerRejectedError(CgroupError):
     """The kernel rejected a write to `cgroup.subtree_control` of an ancestor."""
 
     def __init__(self, path: str, ancestor: str, error: OSError, remedy: str) -> None:
-        self.path = path
         self.ancestor = ancestor
         self.errno = error.errno
-        self.remedy = remedy
         super().__init__(
             f"cannot enable controllers for /{path}: writing cgroup.subtree_control of "
             f"/{ancestor} failed: {error.strerror}; {remedy}"
@@ -92,9 +84,6 @@ class CgroupNameError(CgroupError):
 
     def __init__(self, what: str, value: str, why: str) -> None:
         super().__init__(f"{what} {value!r} cannot be used in a cgroup name: {why}")
-        self.what = what
-        self.value = value
-        self.why = why
 
 
 class CgroupValueError(CgroupError, ValueError):
@@ -102,6 +91,3 @@ class CgroupValueError(CgroupError, ValueError):
 
     def __init__(self, what: str, value: str, why: str) -> None:
         super().__init__(f"{what} {value!r} is not valid: {why}")
-        self.what = what
-        self.value = value
-        self.why = why

@@ -3,7 +3,9 @@
 Two drivers name the same things differently (kubelet pkg/kubelet/cm/cgroup_manager_linux.go):
 `systemd` `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` with the
 uid's `-` written `_`, and `cgroupfs` `kubepods/burstable/pod<uid>`. Guaranteed pods stand
-directly under kubepods. The kubelet has no `kubepods/shared`, `kubepods-shared.slice`.
+directly under kubepods. The kubelet has no `kubepods/shared`, `kubepods-shared.slice`. With
+`systemPartition` (KEP-5894) the pods of some namespaces stand in `kubepods/system`, which has
+levels of its own; the agent makes none of these cgroups and writes none.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 _PODS: Final = "kubepods"
+_SYSTEM: Final = "system"
 _UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _UID_MAX: Final = 128
 #: Of a unit name in systemd and of a directory name in the kernel.
@@ -61,6 +64,8 @@ class PodName(Struct, frozen=True):
 
     uid: str
     tier: Tier
+    #: The cgroup stands in the kubelet's system partition.
+    system: bool = False
 
 
 class Layout(Struct, frozen=True):
@@ -87,14 +92,14 @@ class Layout(Struct, frozen=True):
         """Return the path of the cgroup of all pods."""
         return self._path((*self._root_parts(), _PODS))
 
-    def tier(self, tier: Tier) -> str:
-        """Return the path of one quality-of-service level."""
-        return self._path((*self._root_parts(), _PODS, *_TIER_PARTS[tier]))
+    def tier(self, tier: Tier, *, system: bool = False) -> str:
+        """Return the path of one quality-of-service level, with `system` in the partition."""
+        return self._path(self._tier_parts(tier, system=system))
 
     @lru_cache(maxsize=_REMEMBERED)  # noqa: B019  # a layout is a value, and there is one
     def pod(self, uid: str, tier: Tier) -> str:
         """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid."""
-        parts = (*self._root_parts(), _PODS, *_TIER_PARTS[tier], "pod" + check_uid(uid))
+        parts = (*self._tier_parts(tier, system=False), "pod" + check_uid(uid))
         path = self._path(parts)
         if len(path.rpartition("/")[2]) > _NAME_MAX:
             raise CgroupNameError(
@@ -107,15 +112,19 @@ class Layout(Struct, frozen=True):
 
         The systemd driver's names lose the difference of `-` and `_`; uids contain no `_`.
         """
-        for tier in Tier:
-            above = self.tier(tier)
-            directory, _, name = path.rpartition("/")
-            if directory == above:
-                return self._pod_in(name, tier)
+        directory, _, name = path.rpartition("/")
+        for system in (False, True):
+            for tier in Tier:
+                if directory == self.tier(tier, system=system):
+                    return self._pod_in(name, tier, system=system)
         return None
 
-    def _pod_in(self, name: str, tier: Tier) -> PodName | None:
-        parts = (*self._root_parts(), _PODS, *_TIER_PARTS[tier], "pod")
+    def _tier_parts(self, tier: Tier, *, system: bool) -> tuple[str, ...]:
+        inside = (_SYSTEM,) if system else ()
+        return (*self._root_parts(), _PODS, *inside, *_TIER_PARTS[tier])
+
+    def _pod_in(self, name: str, tier: Tier, *, system: bool) -> PodName | None:
+        parts = (*self._tier_parts(tier, system=system), "pod")
         prefix, suffix = "pod", ""
         if self.driver is Driver.SYSTEMD:
             prefix, suffix = "-".join(_escape(part) for part in parts), ".slice"
@@ -124,7 +133,8 @@ class Layout(Struct, frozen=True):
         uid = name[len(prefix) : len(name) - len(suffix)]
         if self.driver is Driver.SYSTEMD:
             uid = uid.replace("_", "-")
-        return PodName(uid, tier) if _UID.fullmatch(uid) and len(uid) <= _UID_MAX else None
+        usable = _UID.fullmatch(uid) and len(uid) <= _UID_MAX
+        return PodName(uid, tier, system) if usable else None
 
     def _root_parts(self) -> tuple[str, ...]:
         return tuple(part for part in self.root.split("/") if part)
@@ -185,6 +195,8 @@ _PREFIXES: Final = (
 #: Monitors of the runtimes run beside the containers and are not containers; nor are hidden names.
 _NO_CONTAINERS: Final = ("crio-conmon-", "libpod-conmon-", ".")
 _UNIT_SUFFIXES: Final = (".scope", ".service")
+#: Any other suffix of a systemd unit: a slice, a mount, a swap … contains no container itself.
+_NO_CONTAINER_UNITS: Final = (".slice", ".mount", ".swap", ".socket")
 #: Made by the runtime inside a container's cgroup: crun (and podman with it) moves the process
 #: there, so that it must be pinned together with the scope around it.
 RUNTIME_SUBGROUPS: Final = ("container",)
@@ -197,23 +209,25 @@ def parse_container(name: str) -> ContainerName | None:
     Scopes and services are containers (`systemd-run --scope --slice=`), as are plain directories;
     slices, monitors (conmon) and cgroups of other unit types are not.
     """
-    if name.startswith(_NO_CONTAINERS):
+    if not _may_be_container(name):
         return None
     stem = _stem(name)
-    if stem is None:
-        return None
     for prefix, runtime in _PREFIXES:
         if stem.startswith(prefix) and len(stem) > len(prefix):
             return ContainerName(runtime, stem[len(prefix) :])
     return ContainerName(Runtime.PLAIN if stem == name else Runtime.SYSTEMD, stem)
 
 
-def _stem(name: str) -> str | None:
+def _may_be_container(name: str) -> bool:
+    """Return whether a directory may be a container's; asked of every one in each pass."""
+    return not (name.startswith(_NO_CONTAINERS) or name.endswith(_NO_CONTAINER_UNITS))
+
+
+def _stem(name: str) -> str:
     for suffix in _UNIT_SUFFIXES:
         if name.endswith(suffix):
-            return name.removesuffix(suffix) or None
-    # Any other suffix of a systemd unit: a slice, a mount, a swap … contains no container itself.
-    return None if name.endswith((".slice", ".mount", ".swap", ".socket")) else name
+            return name.removesuffix(suffix)
+    return name
 
 
 def containers(tree: CgroupTree, pod: str) -> tuple[str, ...]:
@@ -221,20 +235,20 @@ def containers(tree: CgroupTree, pod: str) -> tuple[str, ...]:
 
     Empty when the pod cgroup is gone; see `containers_if_there`.
     """
-    return containers_if_there(tree, pod) or ()
+    return tuple(containers_if_there(tree, pod) or ())
 
 
-def containers_if_there(tree: CgroupTree, pod: str) -> tuple[str, ...] | None:
+def containers_if_there(tree: CgroupTree, pod: str) -> dict[str, bool] | None:
     """Return the paths of the containers in a pod cgroup, sorted, None when that is gone.
 
-    A sandbox (pause) of a container runtime is among them: its name does not distinguish it from a
-    container.
+    Each has whether there may be cgroups inside it. A sandbox (pause) of a container runtime is
+    among them: its name does not distinguish it from a container.
     """
     try:
-        names = tree.children(pod)
+        listed = tree.listed(pod)
     except FileNotFoundError:
         return None
-    return tuple(join(pod, name) for name in names if parse_container(name) is not None)
+    return {join(pod, name): inner for name, inner in listed.items() if _may_be_container(name)}
 
 
 def from_proc(text: str) -> str:

@@ -10,6 +10,10 @@ it has no transactions. So the order of the writes keeps every intermediate stat
    children before parents; cgroups that inherit lose sets of their own. The order of these does
    not matter: whatever its set, such a cgroup has a part of its parent's CPUs, or all of them.
 
+A partition whose CPUs change is none while sets are written, and loses what it has to before that:
+its effective set is what it has exclusively, whatever its set. Cgroups become partitions last of
+all, when no sibling has their CPUs: up to Linux 6.19 one that lists them makes a partition invalid.
+
 All other values are written in the third stage. A limit below the current use is withheld, since
 the kernel would kill processes for it.
 
@@ -24,7 +28,17 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from cgroupfs.settings import CPUS, MEMS, NO_LIMIT, row_of
+from cgroupfs.settings import (
+    CPUS,
+    EXCLUSIVE,
+    MEMBER,
+    MEMS,
+    NO_LIMIT,
+    PARTITION,
+    PARTITION_FILES,
+    partition_fault,
+    row_of,
+)
 from cgroupfs.tree import parent
 from sysfs.mask import EMPTY, Mask
 
@@ -205,7 +219,8 @@ class Setting(Struct, frozen=True):
     unset or has at least `whole_cpus`, all CPUs of the host; a set that another process wrote is
     replaced by these, since the kernel does not clear a set while processes live in the cgroup
     (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c). `cpus` is then what the parent gives it,
-    None where that may be anything. The same goes for `whole_mems` and `mems`.
+    None where that may be anything. The same goes for `whole_mems` and `mems`. Of its CPUs those in
+    `given` are not in effect where partitions inside have them.
     Raises `ValueError` for an empty set, which the kernel treats as "same as the parent".
     """
 
@@ -218,6 +233,7 @@ class Setting(Struct, frozen=True):
     defaults: Mapping[str, str] = _NOTHING
     whole_cpus: Mask = EMPTY
     whole_mems: Mask = EMPTY
+    given: Mask = EMPTY
 
     def __post_init__(self) -> None:
         # A pass makes thousands of settings: the masks' numbers are looked at directly.
@@ -316,13 +332,16 @@ def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) ->
     withheld = list(_withheld(current, settings))
     fixed = {write.cgroup for write in withheld}
     movable = {path: setting for path, setting in settings.items() if path not in fixed}
+    taken, given = _partition_writes(current, settings)
     writes = [
+        *taken,
         *_ordered(MEMS, _nodes(current, movable, MEMS, frozenset(), unfit)),
         *_ordered(CPUS, _nodes(current, settings, CPUS, _late(settings), unfit)),
         *_neutralized(current, settings),
         *_value_writes(current, settings, withheld),
+        *given,
     ]
-    # A stable sort: within a stage memory nodes come first, then CPUs, then values.
+    # A stable sort: within a stage exclusive CPUs come first, then memory nodes, CPUs, values.
     ordered = tuple(sorted(writes, key=lambda write: write.stage))
     return Plan(ordered, tuple(withheld), tuple(unfit))
 
@@ -438,7 +457,7 @@ def _value_writes(
         if state is None:
             continue
         for file, text in setting.differing(state.values).items():
-            if file not in state.values:
+            if file not in state.values or file in PARTITION_FILES:
                 continue
             allows = row_of(file).allows
             if is_below_use(text, state.in_use, file):
@@ -448,6 +467,47 @@ def _value_writes(
             else:
                 yield Write(WriteStage.GIVE, path, file, text)
     yield from reversed(lower)
+
+
+def _partition_writes(
+    current: Mapping[str, CgroupState], settings: Mapping[str, Setting]
+) -> tuple[list[Write], list[Write]]:
+    """Return what takes exclusive CPUs from cgroups, and what makes partitions of them.
+
+    An ancestor has the exclusive CPUs of all partitions below, so it loses them after these and
+    gains them before. Those inside one that ends are made again, too: they depend on that.
+    """
+    shrink: list[Write] = []
+    give: list[Write] = []
+    words: list[Write] = []
+    ended: set[str] = set()
+    for path, setting in settings.items():
+        state, desired = current.get(path), setting.values.get(EXCLUSIVE)
+        if state is None or desired is None or EXCLUSIVE not in state.values:
+            continue
+        shown = state.values.get(PARTITION, MEMBER)
+        word = setting.values.get(PARTITION, shown)
+        old, new = Mask.parse(state.values[EXCLUSIVE]), Mask.parse(desired)
+        # What made it invalid took the CPUs: Linux 6.12 finds them again where they are written.
+        # One inside a partition that was made again is called valid, and has its parent's CPUs.
+        astray = shown != MEMBER and not (state.cpus_effective or EMPTY) <= old
+        broken = PARTITION in setting.values and (partition_fault(shown) is not None or astray)
+        kept = EMPTY if broken else old & new
+        narrows = [] if kept == old else [Write(WriteStage.SHRINK, path, EXCLUSIVE, str(kept))]
+        if (
+            PARTITION in setting.values
+            and shown != MEMBER
+            and (word == MEMBER or not old == kept == new or parent(path) in ended)
+        ):
+            narrows.insert(0, Write(WriteStage.SHRINK, path, PARTITION, MEMBER))
+            shown = MEMBER
+            ended.add(path)
+        shrink[:0] = narrows
+        if kept != new:
+            give.append(Write(WriteStage.SETTLE, path, EXCLUSIVE, str(new)))
+        if word != shown:
+            words.append(Write(WriteStage.SETTLE, path, PARTITION, word))
+    return shrink, [*give, *words]
 
 
 def is_below_use(text: str, in_use: Mapping[str, int], file: str) -> bool:

@@ -8,7 +8,7 @@ accepts. What a pod is to have of a file is computed from the ledger (`agent.rec
 A file of one value is a row of `VALUES`; the files of huge pages are rows of their own kind, one
 for each size (`huge_pages`). The sets of a cgroup, `cpuset.cpus` and `cpuset.mems`, have an order
 of writes and a parent's set to inherit, so that they are more than a text: theirs are the rows of
-`SETS`.
+`SETS`. So have the files of a partition (`PARTITIONS`), which are read only where they are desired.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import Struct
 
 from cgroupfs.errors import CgroupValueError, rejection
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +41,9 @@ class KernelController(StrEnum):
     sets: str
     #: What does not happen where the controller is left to others.
     without: str
-    #: Whether a cgroup with processes may pass it on to its children: every cgroup of a pod has
-    #: such controllers (cgroup-v2.rst, "No Internal Process Constraint").
-    threaded: bool
+    #: Whether every cgroup of a pod needs it; a cgroup with processes may pass such controllers on
+    #: to its children (cgroup-v2.rst, "No Internal Process Constraint").
+    needed: bool
 
     CPUSET = (
         "cpuset",
@@ -52,28 +53,34 @@ class KernelController(StrEnum):
     )
     CPU = (
         "cpu",
-        "cpu.max of pods and containers, cpu.weight of pods and of their QoS classes",
+        "cpu.max of pods and containers, cpu.weight of pods and of the cgroups above them",
         "neither quotas nor weights of pods are written",
         True,
     )
     MEMORY = (
         "memory",
-        "memory.max of pods, and of containers where their runtime set none",
-        "memory.max of pods is not written",
+        "memory.max of pods, of containers where their runtime set none, of kubepods; Memory QoS",
+        "neither limits nor reservations of memory are written",
         False,
     )
     HUGETLB = (
         "hugetlb",
-        "hugetlb.*.max of pods, and of containers where their runtime set none",
+        "hugetlb.*.max of pods, of containers where their runtime set none, and of kubepods",
         "limits of huge pages of pods are not written",
         False,
     )
+    PIDS = (
+        "pids",
+        "pids.max of kubepods",
+        "how many processes all pods together may have is not limited",
+        False,
+    )
 
-    def __new__(cls, name: str, sets: str, without: str, threaded: bool) -> Self:  # noqa: FBT001  # a row
+    def __new__(cls, name: str, sets: str, without: str, needed: bool) -> Self:  # noqa: FBT001  # a row
         """Make the row of a controller."""
         row = str.__new__(cls, name)
         row._value_ = name
-        row.sets, row.without, row.threaded = sets, without, threaded
+        row.sets, row.without, row.needed = sets, without, needed
         return row
 
 
@@ -253,11 +260,27 @@ def _bytes_taken(unit: int) -> Callable[[str, str], str]:
     return taken
 
 
+def _pids_taken(text: str, _shown: str) -> str:
+    if text.strip() == NO_LIMIT:
+        return NO_LIMIT
+    return str(read_number(text, 0, _MOST_PIDS, errno.EINVAL))
+
+
 # the rows
 
 CPU_WEIGHT: Final = "cpu.weight"
 DEFAULT_WEIGHT: Final = "100"
 MEMORY_MAX: Final = "memory.max"
+#: What is never taken from a cgroup, what is taken only where nothing else is left, and from where
+#: on its processes are slowed down while memory is taken. Of the first two a cgroup has no more
+#: than its parent (cgroup-v2.rst, "Memory Interface Files").
+MEMORY_MIN: Final = "memory.min"
+MEMORY_LOW: Final = "memory.low"
+MEMORY_HIGH: Final = "memory.high"
+NOTHING_RESERVED: Final = "0"
+PIDS_MAX: Final = "pids.max"
+#: The most processes that the kernel can number (include/linux/threads.h, PID_MAX_LIMIT).
+_MOST_PIDS: Final = 1 << 22
 VALUES: Final = (
     ValueFile(
         CPU_MAX,
@@ -281,8 +304,52 @@ VALUES: Final = (
         unit_property="MemoryMax",
         use="memory.current",
     ),
+    ValueFile(MEMORY_MIN, NOTHING_RESERVED, _bytes_taken(PAGESIZE), unit_property="MemoryMin"),
+    ValueFile(MEMORY_LOW, NOTHING_RESERVED, _bytes_taken(PAGESIZE), unit_property="MemoryLow"),
+    ValueFile(MEMORY_HIGH, NO_LIMIT, _bytes_taken(PAGESIZE), unit_property="MemoryHigh"),
+    ValueFile(PIDS_MAX, NO_LIMIT, _pids_taken, unit_property="TasksMax"),
 )
 
+
+# partitions
+
+EXCLUSIVE: Final = "cpuset.cpus.exclusive"
+EXCLUSIVE_EFFECTIVE: Final = "cpuset.cpus.exclusive.effective"
+PARTITION: Final = "cpuset.cpus.partition"
+MEMBER: Final = "member"
+#: What is a partition; an `isolated` one has no load balancing and no unbound workqueues either.
+PARTITION_WORDS: Final = ("root", "isolated")
+
+
+def _partition_taken(text: str, _shown: str) -> str:
+    word = text.strip()
+    if word not in (MEMBER, *PARTITION_WORDS):
+        raise rejection(errno.EINVAL)
+    return word
+
+
+def _exclusive_taken(text: str, _shown: str) -> str:
+    try:
+        return str(Mask.parse(text))
+    except ValueError as error:
+        raise rejection(errno.EINVAL) from error
+
+
+#: The kernel has the first since 6.7, with partitions below cgroups that are none (remote ones).
+PARTITIONS: Final = (
+    ValueFile(EXCLUSIVE, unset="", taken=_exclusive_taken),
+    ValueFile(PARTITION, unset=MEMBER, taken=_partition_taken),
+)
+PARTITION_FILES: Final = tuple(row.file for row in PARTITIONS)
+
+
+def partition_fault(shown: str) -> str | None:
+    """Return the kernel's reason why a partition is invalid, "" without one, None if it is not."""
+    _, invalid, reason = shown.partition(" invalid")
+    return reason.strip(" ()") if invalid else None
+
+
+# huge pages
 
 _PAGE_UNITS: Final = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10}
 _OF_HUGE_PAGES: Final = re.compile(r"hugetlb\.(\d+)([GMK]B)\.max")
@@ -296,8 +363,8 @@ def huge_pages(size: int) -> ValueFile:
     return ValueFile(f"{stem}.max", NO_LIMIT, _bytes_taken(size), use=f"{stem}.current")
 
 
-#: The files of one value that are read of every cgroup.
-VALUE_FILES: Final = tuple(row.file for row in VALUES)
+#: The files of one value that are read of every cgroup; others are where they are desired.
+VALUE_FILES: Final = (CPU_MAX, CPU_WEIGHT, MEMORY_MAX)
 
 
 @lru_cache
@@ -306,4 +373,4 @@ def row_of(file: str) -> ValueFile:
     pages = _OF_HUGE_PAGES.fullmatch(file)
     if pages is not None:
         return huge_pages(int(pages[1]) * _PAGE_UNITS[pages[2]])
-    return next(row for row in VALUES if row.file == file)
+    return next(row for row in (*VALUES, *PARTITIONS) if row.file == file)

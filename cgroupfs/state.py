@@ -77,15 +77,29 @@ class WriterRecord(Struct, frozen=True):
 
 
 def read_state(
-    tree: CgroupTree, path: str, values: tuple[str, ...] = VALUE_FILES, *, nodes: bool = True
+    tree: CgroupTree,
+    path: str,
+    values: tuple[str, ...] = VALUE_FILES,
+    *,
+    nodes: bool = True,
+    above: str | None = None,
 ) -> CgroupState | None:
     """Read one cgroup, None when it is gone. Raises `OSError` for anything but its absence.
 
     `values` are the files of one value that are read as well, with `nodes` also the memory nodes.
+    `above` is the text of the CPUs in effect in the parent, "" where it has no such file. Then only
+    what does not follow from that is read: a cgroup without a set has its parent's CPUs, and below
+    one without the controller there is none either (cgroup-v2.rst, "Cpuset Interface Files" and
+    "Enabling and Disabling").
     """
-    files = (*_FILES, *_NODES, *values) if nodes else (*_FILES, *values)
+    sets = (CPUS, CPUS_EFFECTIVE) if above is None else (CPUS,) if above else ()
+    files = (*sets, EVENTS, *_NODES, *values) if nodes else (*sets, EVENTS, *values)
     try:
         texts = tree.read_many(path, files)
+        if above and texts[0] is not None:
+            own = not texts[0].isspace()
+            shown = tree.read_many(path, (CPUS_EFFECTIVE,))[0] if own else above
+            files, texts = (CPUS, CPUS_EFFECTIVE, *files[1:]), (texts[0], shown, *texts[1:])
     except FileNotFoundError:
         return None
     return _state_of(files, texts)

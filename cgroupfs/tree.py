@@ -186,6 +186,7 @@ _PATH_MAX: Final = 4095
 _CHUNK: Final = 16384
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_LINKS_OF_A_LEAF: Final = 2
 #: A read that returns less has reached the end: the kernel fills at least one page otherwise.
 _ONE_PAGE: Final = 2048
 
@@ -232,6 +233,10 @@ class CgroupTree(Protocol):
         """
         ...
 
+    def listed(self, path: str) -> dict[str, bool]:
+        """Return the `children` in their order, each with whether it may have children itself."""
+        ...
+
     def procs(self, path: str) -> tuple[int, ...]:
         """Return the process ids in this cgroup itself, ascending."""
         ...
@@ -241,10 +246,18 @@ class CgroupTree(Protocol):
         ...
 
 
-@lru_cache(maxsize=8192)
 def check_path(path: str) -> str:
     """Return `path` if it is a clean relative cgroup path, else raise `CgroupPathError`."""
-    if not path:
+    # Nearly all are short and plain. A pass asks for more of them in turn than a cache may keep.
+    if (
+        len(path) <= _NAME_MAX
+        and path.isascii()
+        and path.isprintable()
+        and "//" not in path
+        and "/." not in path
+        and not path.startswith(("/", "."))
+        and not path.endswith("/")
+    ):
         return path
     if len(path) > _PATH_MAX:
         raise CgroupPathError(path[:80] + "…", f"it is longer than {_PATH_MAX} characters")
@@ -260,7 +273,7 @@ def _check_part(path: str, part: str) -> None:
         raise CgroupPathError(path, f"it has the component {part!r}")
     if len(os.fsencode(part)) > _NAME_MAX:
         raise CgroupPathError(path, f"a component is longer than {_NAME_MAX} bytes")
-    if any(_is_escaped_byte(character) for character in part):
+    if not part.isascii() and any(_is_escaped_byte(character) for character in part):
         raise CgroupPathError(path, "it is not UTF-8")
     if not part.isprintable():
         raise CgroupPathError(path, "it has a control character")
@@ -382,13 +395,14 @@ class KernelTree:
 
     def children(self, path: str) -> tuple[str, ...]:
         """Return the names of the child cgroups; see `CgroupTree.children`."""
-        fd = open_beneath(self._fd, check_path(path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with os.scandir(fd) as entries:
-                names = (e.name for e in entries if e.is_dir(follow_symlinks=False))
-                return tuple(sorted(name for name in names if name.isprintable()))
-        finally:
-            os.close(fd)
+        with self._children_of(path) as entries:
+            return tuple(sorted([entry.name for entry in entries]))
+
+    def listed(self, path: str) -> dict[str, bool]:
+        """Return which child cgroups may have children; see `CgroupTree.listed`."""
+        with self._children_of(path) as entries:
+            found = {entry.name: _may_have_children(entry) for entry in entries}
+        return dict(sorted(found.items()))
 
     def procs(self, path: str) -> tuple[int, ...]:
         """Return the process ids in this cgroup; see `CgroupTree.procs`."""
@@ -397,6 +411,17 @@ class KernelTree:
     def lock(self) -> TreeLock:
         """Take the tree for this process alone; see `CgroupTree.lock`."""
         return FlockedTree(self.root, self._fd)
+
+    @contextmanager
+    def _children_of(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        fd = open_beneath(self._fd, check_path(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as entries:
+                yield (
+                    e for e in entries if e.is_dir(follow_symlinks=False) and e.name.isprintable()
+                )
+        finally:
+            os.close(fd)
 
     @contextmanager
     def _parent_of(self, path: str) -> Iterator[tuple[int, str]]:
@@ -418,6 +443,18 @@ def check_value(value: str) -> str:
     if not value:
         raise ValueError('an empty write does nothing in a cgroup file; "\\n" clears it')
     return value
+
+
+def _may_have_children(entry: os.DirEntry[str]) -> bool:
+    """Return False for a directory with two links: its name and its own `.`, no child's `..`.
+
+    kernfs counts the children for each stat(2) (kernfs_refresh_inode in fs/kernfs/inode.c). A
+    file system that does not count them shows one link.
+    """
+    try:
+        return entry.stat(follow_symlinks=False).st_nlink != _LINKS_OF_A_LEAF
+    except FileNotFoundError:  # it was removed after it was listed
+        return False
 
 
 def _read_in(directory: int, file: str) -> str | None:

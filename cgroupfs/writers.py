@@ -42,7 +42,7 @@ _BUFFER: Final = 4096
 _READS: Final = 64
 
 #: The controllers whose files are followed.
-_FOLLOWED: Final = ("cpuset.", "cpu.", "memory.", "hugetlb.")
+_FOLLOWED: Final = ("cpuset.", "cpu.", "memory.", "hugetlb.", "pids.")
 #: How many files are remembered, those that were written last.
 MOST_FILES: Final = 4096
 

@@ -33,12 +33,18 @@ from sysfs.devices import NET_KIND, PCI_DIRECTORY, read_devices
 from sysfs.files import SysfsTree
 from sysfs.links import NET_DIRECTORY
 from sysfs.nodes import (
+    BANDWIDTHS,
+    DAX_DIRECTORY,
     HOST_HUGEPAGES,
     HOST_MEMINFO,
+    INITIATORS,
+    KMEM,
     NODE_DIRECTORY,
     TIER,
     TIER_DIRECTORY,
+    dax_devices,
     find_memory_total,
+    nvidia_nodes,
     pool_sizes,
 )
 
@@ -161,7 +167,21 @@ def _add_nodes(content: Contents) -> None:
         content.directories.add(directory)
         content.add_first((f"{directory}/cpulist", f"{directory}/cpumap"))
         content.add(f"{directory}/distance")
+        content.add_all(directory, BANDWIDTHS)
         _add_memory(content, f"{directory}/meminfo", f"Node {node} ", f"{directory}/hugepages")
+    _add_backing(content)
+
+
+def _add_backing(content: Contents) -> None:
+    """Add what says which devices the memory of nodes is from, without addresses."""
+    content.add(INITIATORS)
+    for file, node in nvidia_nodes(content.tree).items():
+        content.files[file] = f"Node: {node}"
+    for place, node in dax_devices(content.tree).items():
+        name = place.rpartition("/")[2]
+        content.links[f"{DAX_DIRECTORY}/{name}"] = f"../../../{place.removeprefix('sys/')}"
+        content.links[f"{place}/driver"] = f"../{KMEM}"
+        content.files[f"{place}/target_node"] = str(node)
 
 
 def _add_memory(content: Contents, meminfo: str, label: str, hugepages: str) -> None:

@@ -10,10 +10,19 @@ from msgspec.structs import replace
 
 from sysfs.cpus import CPU_DIRECTORY, HYBRID_PMUS, UNCORE_LEVEL
 from sysfs.devices import NET_KIND, PCI_DIRECTORY, PCI_KIND
-from sysfs.host import Cpu, Host, HugePages, Node
+from sysfs.host import Cpu, Host, HugePages, MemoryClass, Node
 from sysfs.links import NET_DIRECTORY
 from sysfs.mask import EMPTY, Mask
-from sysfs.nodes import HOST_MEMINFO, NODE_DIRECTORY, TIER, TIER_DIRECTORY
+from sysfs.nodes import (
+    BANDWIDTHS,
+    DAX_DIRECTORY,
+    HOST_MEMINFO,
+    INITIATORS,
+    KMEM,
+    NODE_DIRECTORY,
+    TIER,
+    TIER_DIRECTORY,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -304,6 +313,9 @@ def _write_nodes(host: Host, root: Path) -> None:
     for tier in sorted({node.tier for node in host.nodes if node.tier is not None}):
         members = Mask.from_ids(node.id for node in host.nodes if node.tier == tier)
         _write(root, f"{TIER_DIRECTORY}/{TIER}{tier}/nodelist", members)
+    devices = Mask.from_ids(n.id for n in host.nodes if n.backing is MemoryClass.GPU)
+    if devices:
+        _write(root, INITIATORS, devices)
     known = [node.memory_bytes for node in host.nodes if node.memory_bytes is not None]
     if len(known) == len(host.nodes):
         _write(root, HOST_MEMINFO, f"MemTotal: {_kib(sum(known)):>15} kB")
@@ -317,9 +329,24 @@ def _write_node(node: Node, everything: Mask, root: Path) -> None:
         _write(root, f"{directory}/meminfo", f"Node {node.id} MemTotal: {total:>15} kB")
     distances = " ".join(str(node.distances[other]) for other in everything)
     _write(root, f"{directory}/distance", distances)
+    if node.bandwidth is not None:
+        _write(root, f"{directory}/{BANDWIDTHS[0]}", node.bandwidth)
+    if node.backing is MemoryClass.CXL:
+        _write_dax(root, f"sys/devices/platform/decoder0.0/region{node.id}", node.id)
+    elif node.backing is MemoryClass.PMEM:
+        _write_dax(root, f"sys/devices/platform/ndbus0/region{node.id}", node.id)
     for pool in node.hugepages:
         size = _kib(pool.size_bytes)
         _write(root, f"{directory}/hugepages/hugepages-{size}kB/nr_hugepages", pool.count)
+
+
+def _write_dax(root: Path, region: str, node: int) -> None:
+    name = f"dax{node}.0"
+    _write(root, f"{region}/{name}/target_node", node)
+    (root / region / name / "driver").symlink_to(f"../{KMEM}")
+    link = root / DAX_DIRECTORY / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(f"../../../{region.removeprefix('sys/')}/{name}")
 
 
 def _kib(size_bytes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -13,6 +13,10 @@ from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: How much faster than DRAM memory is of another class. HBM has three times the bandwidth, channels
+#: of DRAM differ by less than this.
+_FASTER: Final = 1.5
 
 
 class CoreKind(StrEnum):
@@ -43,6 +47,17 @@ class Cpu(Struct, frozen=True):
     kind: CoreKind = CoreKind.STANDARD
 
 
+class MemoryClass(StrEnum):
+    """What the memory of a node is made of, as far as the host shows it."""
+
+    DRAM = "dram"
+    HBM = "hbm"
+    CXL = "cxl"
+    PMEM = "pmem"
+    #: Of a device that accesses memory itself.
+    GPU = "gpu"
+
+
 class HugePages(Struct, frozen=True):
     """Pages of one size on one node: `size_bytes` each, `count` of them in the pool."""
 
@@ -56,7 +71,8 @@ class Node(Struct, frozen=True):
     `cpus` are the online CPUs of the node, `memory_bytes` its MemTotal, None where that is not
     known, `distances` maps every node id (this one included) to the ACPI SLIT distance as the
     kernel shows it, `tier` is the number of its memory tier: a smaller one is faster, None where
-    the kernel has none for it.
+    the kernel has none for it. `bandwidth` is what the firmware says of reads by the nearest CPUs,
+    in MB/s. `backing` is the device that a node without CPUs has its memory from, where known.
     """
 
     id: int
@@ -65,6 +81,8 @@ class Node(Struct, frozen=True):
     hugepages: tuple[HugePages, ...] = ()
     distances: Mapping[int, int] = MappingProxyType({})
     tier: int | None = None
+    bandwidth: int | None = None
+    backing: MemoryClass | None = None
 
 
 class Device(Struct, frozen=True):
@@ -118,6 +136,31 @@ class Host(Struct, frozen=True, dict=True):
     def nodes_with_memory(self) -> Mask:
         """Nodes that have memory, as far as is known: those of unknown size count."""
         return Mask.from_ids(node.id for node in self.nodes if node.memory_bytes != 0)
+
+    @cached_property
+    def memory_classes(self) -> Mapping[int, MemoryClass]:
+        """The class of memory by node, of those nodes where the host shows one.
+
+        Memory beside CPUs is taken for DRAM. A node without CPUs has the class of its device, else
+        what its speed says beside that of DRAM: faster is HBM, as fast is DRAM, slower is unknown.
+        """
+        usual = [node for node in self.nodes if node.cpus and node.memory_bytes != 0]
+        bandwidth = max([node.bandwidth or 0 for node in usual], default=0)
+        tiers = {node.tier for node in usual if node.tier is not None}
+        found = {}
+        for node in self.nodes:
+            if node.memory_bytes == 0:
+                continue
+            ratio = (node.bandwidth or 0) / bandwidth if bandwidth else 0
+            if node.cpus:
+                found[node.id] = MemoryClass.DRAM
+            elif node.backing is not None:
+                found[node.id] = node.backing
+            elif ratio >= _FASTER or (tiers and node.tier is not None and node.tier < min(tiers)):
+                found[node.id] = MemoryClass.HBM
+            elif ratio > 1 / _FASTER or (not ratio and node.tier in tiers):
+                found[node.id] = MemoryClass.DRAM
+        return MappingProxyType(found)
 
     @cached_property
     def memory_only_nodes(self) -> Mask:

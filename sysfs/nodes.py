@@ -1,4 +1,4 @@
-"""NUMA nodes: their CPUs, memory, huge pages and distances."""
+"""NUMA nodes: their CPUs, memory, huge pages, distances, and what the memory is made of."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from sysfs.cpus import CPU_DIRECTORY
 from sysfs.files import MalformedFile, MissingFile
-from sysfs.host import HugePages, Node
+from sysfs.host import HugePages, MemoryClass, Node
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -20,6 +22,22 @@ if TYPE_CHECKING:
 NODE_DIRECTORY: Final = "sys/devices/system/node"
 TIER_DIRECTORY: Final = "sys/devices/virtual/memory_tiering"
 TIER: Final = "memory_tier"
+DAX_DIRECTORY: Final = "sys/bus/dax/devices"
+#: The driver that gives memory of a DAX device to the kernel as that of a node.
+KMEM: Final = "kmem"
+#: Nodes of devices that access memory themselves (ACPI generic initiators).
+INITIATORS: Final = f"{NODE_DIRECTORY}/has_generic_initiator"
+NVIDIA_DIRECTORY: Final = "proc/driver/nvidia/gpus"
+NVIDIA_NODE: Final = re.compile(r"^Node:\s+([0-9]{1,4})$", re.ASCII | re.MULTILINE)
+#: Of the nearest CPUs before that of the nearest initiators, which may be devices
+#: (Documentation/admin-guide/mm/numaperf.rst).
+BANDWIDTHS: Final = (
+    "access1/initiators/read_bandwidth",
+    "access0/initiators/read_bandwidth",
+)
+#: What the path of a DAX device has where its memory is persistent, and where CXL decodes it.
+_PERSISTENT: Final = "/ndbus"
+_DECODED: Final = "/decoder"
 #: What the kernel shows where the firmware has no SLIT (include/linux/topology.h).
 LOCAL_DISTANCE: Final = 10
 
@@ -39,8 +57,11 @@ def read_nodes(tree: SysfsTree, online: Mask) -> tuple[Node, ...]:
     ids = tree.numbered(NODE_DIRECTORY, "node")
     if not ids:
         return (_whole_host(tree, online),)
-    tiers = _tiers(tree)
-    return tuple(_node(tree, node, ids, online, tiers.get(node)) for node in ids)
+    tiers, backing = _tiers(tree), _backing(tree)
+    return tuple(
+        replace(_node(tree, node, ids, online), tier=tiers.get(node), backing=backing.get(node))
+        for node in ids
+    )
 
 
 def nodes_of_cpus(tree: SysfsTree, nodes: Sequence[Node], present: Mask) -> dict[int, int]:
@@ -92,7 +113,59 @@ def _tiers(tree: SysfsTree) -> dict[int, int]:
     return found
 
 
-def _node(tree: SysfsTree, node: int, ids: Sequence[int], online: Mask, tier: int | None) -> Node:
+def dax_devices(tree: SysfsTree) -> dict[str, int]:
+    """Return the nodes that DAX devices gave their memory to, by the device's path in the tree."""
+    without = "no DAX device is known by it"
+    found = {}
+    for name in tree.optional(partial(tree.names, DAX_DIRECTORY), [], without):
+        place = tree.resolved(f"{DAX_DIRECTORY}/{name}")
+        if place is None:
+            continue
+        driver = tree.optional(partial(tree.link_name, f"{place}/driver"), None, without)
+        node = tree.optional(partial(tree.find_integer, f"{place}/target_node"), None, without)
+        if driver == KMEM and node is not None and node >= 0:
+            found[place] = node
+    return found
+
+
+def nvidia_nodes(tree: SysfsTree) -> dict[str, int]:
+    """Return the nodes of the memory of GPUs, by the file that names the node."""
+    without = "no memory of a GPU is known by it"
+    found = {}
+    for name in tree.optional(partial(tree.names, NVIDIA_DIRECTORY), [], without):
+        file = f"{NVIDIA_DIRECTORY}/{name}/numa_status"
+        match = NVIDIA_NODE.search(tree.optional(partial(tree.find, file), None, without) or "")
+        if match is not None:
+            found[file] = int(match[1])
+    return found
+
+
+def _backing(tree: SysfsTree) -> dict[int, MemoryClass]:
+    """Return by node the kind of device that its memory is from; CPUs do not count here."""
+    without = "no memory of a device is known by it"
+    found = dict.fromkeys(
+        tree.optional(partial(tree.find_list, INITIATORS), None, without) or (), MemoryClass.GPU
+    )
+    found |= dict.fromkeys(nvidia_nodes(tree).values(), MemoryClass.GPU)
+    for place, node in dax_devices(tree).items():
+        if _PERSISTENT in place:
+            found[node] = MemoryClass.PMEM
+        elif _DECODED in place:
+            found[node] = MemoryClass.CXL
+    return found
+
+
+def _bandwidth(tree: SysfsTree, directory: str) -> int | None:
+    """Return MB/s; none where the firmware says nothing or 0 (ACPI HMAT)."""
+    without = "the bandwidth is not known by it"
+    for file in BANDWIDTHS:
+        found = tree.optional(partial(tree.find_integer, f"{directory}/{file}"), None, without)
+        if found is not None and found > 0:
+            return found
+    return None
+
+
+def _node(tree: SysfsTree, node: int, ids: Sequence[int], online: Mask) -> Node:
     directory = f"{NODE_DIRECTORY}/node{node}"
     cpus = tree.find_set((f"{directory}/cpulist",), (f"{directory}/cpumap",))
     if cpus is None:
@@ -105,7 +178,7 @@ def _node(tree: SysfsTree, node: int, ids: Sequence[int], online: Mask, tier: in
         memory_bytes=_memory(tree, directory, ids),
         hugepages=read_hugepages(tree, f"{directory}/hugepages"),
         distances=_distances(tree, node, ids),
-        tier=tier,
+        bandwidth=_bandwidth(tree, directory),
     )
 
 

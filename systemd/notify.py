@@ -124,8 +124,6 @@ class NotifyError(SystemdError):
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"cannot notify systemd over NOTIFY_SOCKET={address}: {why}")
-        self.address = address
-        self.why = why
 
 
 class Notifier:

@@ -25,7 +25,6 @@ NO_RESOURCE: Final = (
     "agent.managers.admission",
     "agent.managers.ledger",
     "agent.managers.resource_manager",
-    "agent.managers.topology.scope",
 )
 RESOURCES: Final = frozenset({"cpu", "cpus", "memory", "device", "devices", "hugepages", "mems"})
 

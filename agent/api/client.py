@@ -45,8 +45,6 @@ class Unreachable(Exception):  # noqa: N818  # named after the state
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"cannot reach the agent at {path}: {why}")
-        self.path = path
-        self.why = why
 
 
 class AgentError(Exception):  # named after its source

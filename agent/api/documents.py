@@ -14,15 +14,15 @@ from msgspec import field
 from msgspec.structs import asdict
 
 from agent.managers.allocation import KUBELET, NOTHING, Delivery
-from agent.managers.answers import (
+from agent.managers.decision import (
     Advice,  # noqa: TC001 - same
     FreeCpus,  # noqa: TC001 - same
     Shortage,  # noqa: TC001 - same
+    Violation,  # noqa: TC001 - same
 )
-from agent.managers.decision import Violation  # noqa: TC001 - same
 from agent.values import plain
 from agent.yaml import Mistake  # noqa: TC001 - same
-from cgroupfs.settings import VALUES
+from cgroupfs.settings import PARTITIONS, VALUES
 from cgroupfs.state import Writer  # noqa: TC001  # same
 
 # --- delivery -------------------------------------------------------------------------------------
@@ -99,7 +99,9 @@ class KernelDocument(Document, frozen=True):
     """The files of one cgroup; a field is None if the file does not exist.
 
     `cpu_max` is the file's text (`max 100000`), so are `cpu_weight`, `memory_max` (bytes or `max`)
-    and `hugetlb`, the latter by file (`hugetlb.2MB.max`).
+    and `hugetlb`, the latter by file (`hugetlb.2MB.max`). Those of `memory.min`,
+    `memory.low`, `memory.high` and `pids.max` are shown where the agent sets them, those of a
+    partition where partitions are asked for.
     """
 
     cgroup: str
@@ -115,7 +117,7 @@ if not TYPE_CHECKING:
     KernelDocument = msgspec.defstruct(
         "KernelDocument",
         [
-            *((row.field, str | None, None) for row in VALUES),
+            *((row.field, str | None, None) for row in (*VALUES, *PARTITIONS)),
             ("hugetlb", dict[str, str], {}),
         ],
         bases=(KernelDocument,),
@@ -129,8 +131,8 @@ class ContainerDocument(Document, frozen=True):
     """The allocation of one container.
 
     `cpus` are the CPUs it may run on: its own, its pod's, or the node's shared pool, as `isolation`
-    says. `mems` None: its memory is not pinned. `kernel` lists its cgroups. `why` says why its CPUs
-    are exclusive or not, "" where no specification is known. `sharing`
+    says. `mems` None: its memory may be on all nodes. `kernel` lists its cgroups. `why` says why
+    its CPUs are exclusive or not, "" where no specification is known. `sharing`
     (`agent.managers.sharing.Sharing`) says who else may run on them while it does; of
     what is `overlapping`, `shared_cpus` are the CPUs and `shared_with` the first of the other
     containers. `others` is what resource managers without a field of their own have allocated, by
@@ -269,7 +271,9 @@ class PodDocument(Document, frozen=True):
     started` (no container of the pod was found) or `not found` (ended, or outside of the pod).
     `others` is what managers without a field of their own have allocated to the pod as a whole.
     `verdict` is what each container has of the qualities that a pod can require. `end` is what ends
-    the pod: `removal`, `processes` or `unit`, the systemd unit `unit` (else "").
+    the pod: `removal`, `processes` or `unit`, the systemd unit `unit` (else ""). `isolation` is
+    what the pod asks of the isolation of its exclusive CPUs, by item. `idle_cpus` are those of
+    `exclusive_cpus` that no pod uses: the siblings of the others.
     """
 
     uid: str
@@ -297,6 +301,8 @@ class PodDocument(Document, frozen=True):
     verdict: tuple[JudgementDocument, ...] = ()
     end: str = "removal"
     unit: str = ""
+    isolation: dict[str, str] = {}
+    idle_cpus: str = ""
 
 
 class FailedPodDocument(Document, frozen=True):
@@ -720,6 +726,62 @@ class DoctorDocument(Document, frozen=True):
     checks: tuple[HostCheckDocument, ...]
 
 
+class InterferingTaskDocument(Document, frozen=True):
+    """A thread that ran on an exclusive CPU and does not belong there.
+
+    `times` is how often it began to run there, `seconds` how long it ran. `cgroup` is null for a
+    thread of the kernel, and where the thread had ended before it was looked at.
+    """
+
+    name: str
+    thread: int
+    cgroup: str | None
+    kernel: bool
+    times: int
+    seconds: float
+
+
+class DisturbedCpuDocument(Document, frozen=True):
+    """What happened on one exclusive CPU beside its owner's own tasks.
+
+    `owners` are `namespace/pod/container`, or `namespace/pod` for CPUs that a pod's containers
+    share. `own_seconds` is how long the owners' tasks ran. `interrupts` and `softirqs` count by
+    source; the interrupts of the timer are in `ticks`. `switches` is how often any task began to
+    run, null where the kernel does not count that; `migrations` how often one did that was on
+    another of the CPUs before. `longest_seconds` and `interruptions` (of more than 10 us) are what
+    a probe saw, null without one.
+    """
+
+    cpu: int
+    owners: tuple[str, ...]
+    online: bool
+    tasks: tuple[InterferingTaskDocument, ...]
+    own_seconds: float
+    interrupts: dict[str, int]
+    ticks: int
+    softirqs: dict[str, int]
+    steal_seconds: float
+    switches: int | None
+    migrations: int
+    longest_seconds: float | None = None
+    interruptions: int | None = None
+
+
+class InterferenceDocument(Document, frozen=True):
+    """What `numawarden interference` saw on exclusive CPUs within `seconds`.
+
+    `exact`: every switch was recorded; otherwise tasks were sampled. `lost` counts switches that
+    were dropped. `probe` says what spun on the CPUs, "" without a probe.
+    """
+
+    seconds: float
+    exact: bool
+    lost: int
+    cpus: tuple[DisturbedCpuDocument, ...]
+    notes: tuple[str, ...]
+    probe: str = ""
+
+
 class RuntimeDocument(Document, frozen=True):
     """The container runtime that asks the agent over NRI what containers get.
 
@@ -782,6 +844,8 @@ class StatusDocument(Document, frozen=True):
     `cordons` are what an operator took out of use, `cordoned_cpus` the online CPUs among that.
     `log_level` is that of the log. `runtime` is null where the agent is not asked over NRI.
     `hostname` is the host's as the agent sees it, `time` the Unix time of the answer.
+    `kubernetes_version` is the version of Kubernetes whose rules hold, `kubernetes_version_source`
+    what says so.
     """
 
     version: str
@@ -811,6 +875,8 @@ class StatusDocument(Document, frozen=True):
     runtime: RuntimeDocument | None = None
     hostname: str = ""
     time: float = 0.0
+    kubernetes_version: str = ""
+    kubernetes_version_source: str = ""
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""
@@ -899,9 +965,10 @@ class DifferenceDocument(Document, frozen=True):
 class VerifiedDocument(Document, frozen=True):
     """One cgroup: its desired settings (null: none) and those of the kernel.
 
-    `role` is `pod`, `container`, `subgroup`, `sandbox`, `unidentified`, `orphaned`, `qos class` or
-    `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts desired of other
-    files. With `inherits` the cgroup has no CPUs of its own: `cpus` are what its parent has.
+    `role` is `pod`, `container`, `subgroup`, `sandbox`, `ephemeral`, `unidentified`, `orphaned`,
+    `qos class` or `all pods`; `uid` and `pod` are "" for the last three. `values` are the texts
+    desired of other files. With `inherits` the cgroup has no CPUs of its own: `cpus` are what its
+    parent has.
     """
 
     uid: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict, cast
 
+from msgspec import json
 from msgspec.structs import replace
 
 from agent.api.documents import (
@@ -22,10 +23,11 @@ from agent.managers.device.kubelet import NOT_LISTED, kubelet_devices
 from agent.managers.memory.state import hugepages_type, memory_charge
 from agent.managers.policy import NO_CORDON
 from agent.pods.model import MEMORY, ContainerKind, full_name
+from agent.values import plain
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Violation
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Policy
     from agent.managers.rules import EffectivePolicy
-    from sysfs.host import Cpu, Device, Host, HugePages, Node
+    from sysfs.host import Host, Node
 
 
 class CpuUse(StrEnum):
@@ -54,10 +56,14 @@ class CpuUse(StrEnum):
 
 
 class MapOwnerDocument(Document, frozen=True):
-    """The user of a CPU: a pod by its uid, and one container of it or (null) the pod's pool."""
+    """The user of a CPU: a pod by its uid, and one container of it or (null) the pod's pool.
+
+    `idle`: no pod uses the CPU, the pod keeps it idle beside one of its own.
+    """
 
     uid: str
     container: str | None = None
+    idle: bool = False
 
 
 class MapCpuDocument(Document, frozen=True):
@@ -106,6 +112,8 @@ class MapNodeDocument(Document, frozen=True):
     """One NUMA node: its online CPUs as a list, its memory, its distances by node id as text.
 
     `tier` is the number of its memory tier, a smaller one is faster; null without tiers.
+    `memory_class` is what the memory is made of (`dram`, `hbm`, `cxl`, `pmem`, `gpu`, or as
+    configured), "" where that is not known.
     `cordoned`: nothing new is allocated from the node.
     """
 
@@ -114,6 +122,7 @@ class MapNodeDocument(Document, frozen=True):
     memory: tuple[MapMemoryDocument, ...]
     distances: dict[str, int]
     tier: int | None = None
+    memory_class: str = ""
     cordoned: bool = False
 
 
@@ -151,6 +160,7 @@ class MapContainerDocument(Document, frozen=True):
 class MapPodDocument(Document, frozen=True):
     """One pod; `cpus` are those that are in no shared pool of the node, "" if it has none.
 
+    Of these `idle_cpus` are the sibling threads that no pod uses.
     `not_found` are the containers that are to run and that were not found in a cgroup for longer
     than a start takes (`PodDocument.not_found`).
     """
@@ -161,6 +171,7 @@ class MapPodDocument(Document, frozen=True):
     cpus: str
     containers: tuple[MapContainerDocument, ...]
     not_found: tuple[str, ...] = ()
+    idle_cpus: str = ""
 
 
 class MapWarningDocument(Document, frozen=True):
@@ -211,7 +222,10 @@ def map_of_host(host: Host) -> MapDocument:
     """Return the map of a host of which nothing but the hardware is known."""
     return MapDocument(
         cpus=tuple(_cpus(host, {}, None)),
-        nodes=tuple(_node(node, _total_memory(node)) for node in host.nodes),
+        nodes=tuple(
+            _node(node, _total_memory(node), host.memory_classes.get(node.id, ""))
+            for node in host.nodes
+        ),
         devices=tuple(_host_devices(host)),
         nohz_full=str(host.nohz_full),
         uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
@@ -249,6 +263,7 @@ def map_of_allocations(
             _node(
                 node,
                 _charged_memory(node, rules, ledger),
+                rules.policy.memory.classes.get(node.id, ""),
                 cordoned=node.id in rules.policy.cordon.nodes,
             )
             for node in host.nodes
@@ -271,11 +286,12 @@ def owners_of(allocations: Iterable[PodAllocation]) -> dict[int, list[MapOwnerDo
     """Return the owners of every CPU that is in no shared pool of the node, by CPU.
 
     A CPU of a container that lasts as long as its pod is that container's. Every other CPU of the
-    pod is the pod's: its shared pool, what standard init containers had, and unused budget.
+    pod is the pod's: its shared pool, what standard init containers had, unused budget, and
+    siblings that stay idle.
     """
     found: dict[int, list[MapOwnerDocument]] = defaultdict(list)
     for allocation in allocations:
-        rest = allocation.exclusive_cpus
+        rest = allocation.exclusive_cpus - allocation.idle
         for container in allocation.containers:
             if _is_exclusive(container):
                 cpus = container.cpus or EMPTY
@@ -286,6 +302,8 @@ def owners_of(allocations: Iterable[PodAllocation]) -> dict[int, list[MapOwnerDo
         owner = MapOwnerDocument(uid=allocation.uid)
         for cpu in rest:
             found[cpu].append(owner)
+        for cpu in allocation.idle:
+            found[cpu].append(MapOwnerDocument(uid=allocation.uid, idle=True))
     return found
 
 
@@ -331,7 +349,11 @@ def _cpus(
 
 
 def _node(
-    node: Node, memory: Iterable[MapMemoryDocument], *, cordoned: bool = False
+    node: Node,
+    memory: Iterable[MapMemoryDocument],
+    memory_class: str,
+    *,
+    cordoned: bool = False,
 ) -> MapNodeDocument:
     return MapNodeDocument(
         id=node.id,
@@ -339,6 +361,7 @@ def _node(
         memory=tuple(memory),
         distances={str(other): distance for other, distance in sorted(node.distances.items())},
         tier=node.tier,
+        memory_class=str(memory_class),
         cordoned=cordoned,
     )
 
@@ -437,6 +460,7 @@ def _pod(allocation: PodAllocation, not_found: tuple[str, ...]) -> MapPodDocumen
             for container in allocation.containers
         ),
         not_found=not_found,
+        idle_cpus=str(allocation.idle),
     )
 
 
@@ -467,17 +491,21 @@ def _shared_cores(
 
 def is_shared(threads: Iterable[MapCpuDocument]) -> bool:
     """Return whether the threads of a core have different users (`shared_by`)."""
-    return shared_by(
-        [frozenset((owner.uid, owner.container) for owner in cpu.owners) for cpu in threads]
-    )
+    return shared_by(cpu.owners for cpu in threads)
 
 
-def shared_by(users: Collection[frozenset[tuple[str, str | None]]]) -> bool:
+def shared_by(threads: Iterable[Sequence[MapOwnerDocument]]) -> bool:
     """Return whether a core has different users, one of them a pod or a container at least.
 
-    `users` has those of each thread. A core of which some threads are reserved and the others are
-    in the shared pool is not shared: the same processes may run on both.
+    `threads` are the owners of each thread; one that stays idle has no user. A core of which some
+    threads are reserved and the others are in the shared pool is not shared: the same processes may
+    run on both.
     """
+    users = [
+        frozenset((owner.uid, owner.container) for owner in owners)
+        for owners in threads
+        if not owners or not all(owner.idle for owner in owners)
+    ]
     return any(users) and (len(set(users)) > 1 or any(len(each) > 1 for each in users))
 
 
@@ -495,10 +523,15 @@ def _remote_memory(
 ) -> Iterator[MapWarningDocument]:
     """Yield a warning for each container whose CPUs and pinned memory are on different nodes."""
     node_of = {cpu.id: cpu.node for cpu in host.cpus if cpu.node is not None}
+    with_cpus = Mask.from_ids(node_of.values())
     for allocation in allocations:
         for container in allocation.containers:
+            if not container.memory or not container.cpus:
+                continue
             mems = container.mems
-            if not mems or not container.cpus:
+            if container.memory_nodes:  # asked for, so the way to nodes without CPUs is as well
+                mems &= with_cpus
+            if not mems:
                 continue
             nodes = Mask.from_ids({node_of[cpu] for cpu in container.cpus if cpu in node_of})
             if nodes != mems:
@@ -574,6 +607,12 @@ class NodeView(TypedDict):
     hugepages: list[HugePagesView]
     distances: dict[str, int]
     tier: int | None
+    #: What the firmware says of reads by the nearest CPUs, in MB/s.
+    bandwidth: int | None
+    #: The class of the device that has the memory, null for none.
+    backing: str | None
+    #: "" where the host does not show it.
+    memory_class: str
 
 
 # The functional form, because `class` is a keyword.
@@ -632,17 +671,13 @@ class TopologyView(TypedDict):
 
 def topology_view(host: Host) -> TopologyView:
     """Return the host as plain values of JSON, everything in ascending order of ids."""
-    return TopologyView(
-        cpus=[_cpu_view(cpu) for cpu in host.cpus],
-        nodes=[_node_view(node) for node in host.nodes],
-        devices=[_device_view(device) for device in host.devices],
-        offline=str(host.offline),
-        isolated=str(host.isolated),
-        nohz_full=str(host.nohz_full),
-        uncore_bytes={str(cache): size for cache, size in sorted(host.uncore_bytes.items())},
-        totals=totals(host),
-        warnings=list(host.warnings),
-    )
+    facts = json.decode(json.encode(host, enc_hook=plain))  # tuples are lists, ids as keys texts
+    for node in facts["nodes"]:
+        node["memory_class"] = str(host.memory_classes.get(node["id"], ""))
+    for device in facts["devices"]:
+        device["class"] = device.pop("device_class")
+    facts.update(offline=str(host.offline), isolated=str(host.isolated), totals=totals(host))
+    return cast("TopologyView", {key: facts[key] for key in TopologyView.__annotations__})
 
 
 def totals(host: Host) -> Totals:
@@ -672,48 +707,3 @@ def _sum(amounts: Iterable[int | None]) -> int | None:
 
 def _groups(ids: Iterable[int | None]) -> int:
     return len({group for group in ids if group is not None})
-
-
-def _cpu_view(cpu: Cpu) -> CpuView:
-    return CpuView(
-        id=cpu.id,
-        online=cpu.online,
-        isolated=cpu.isolated,
-        core=cpu.core,
-        cluster=cpu.cluster,
-        die=cpu.die,
-        package=cpu.package,
-        node=cpu.node,
-        uncore=cpu.uncore,
-        kind=cpu.kind.value,
-    )
-
-
-def _node_view(node: Node) -> NodeView:
-    return NodeView(
-        id=node.id,
-        cpus=str(node.cpus),
-        memory_bytes=node.memory_bytes,
-        hugepages=[_hugepages_view(pool) for pool in node.hugepages],
-        distances={str(other): distance for other, distance in sorted(node.distances.items())},
-        tier=node.tier,
-    )
-
-
-def _hugepages_view(pool: HugePages) -> HugePagesView:
-    return HugePagesView(size_bytes=pool.size_bytes, count=pool.count)
-
-
-def _device_view(device: Device) -> DeviceView:
-    return DeviceView(
-        {
-            "kind": device.kind,
-            "name": device.name,
-            "address": device.address,
-            "node": device.node,
-            "cpus": str(device.cpus),
-            "vendor": device.vendor,
-            "device": device.device,
-            "class": device.device_class,
-        }
-    )

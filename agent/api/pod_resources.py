@@ -3,7 +3,8 @@
 Listed are the containers that run as long as their pod. What containers share of their pod's budget
 stands at each of them, as in kubelet v1.36, or at the pod and not at the containers, as in v1.37
 (`PodResourcesVersion`); the node's shared pool stands nowhere. Beside a kubelet its
-devices stand with the CPUs and memory of the agent, and pods that only the kubelet has are listed.
+devices and claims (DRA) stand with the CPUs and memory of the agent, and pods that only the kubelet
+has are listed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from msgspec import Struct
 
 from agent.config.model import PodResourcesVersion
 from agent.managers.allocation import Isolation
-from agent.managers.device.kubelet import NOT_LISTED, listed_name
+from agent.managers.cpu.manager import idle_siblings
+from agent.managers.device.kubelet import NO_CLAIMS, NOT_LISTED, listed_name
 from agent.managers.sharing import is_specified
-from agent.pods.model import ContainerKind
+from agent.pods.model import NO_GIVEN_DEVICES, ContainerKind
 from agent.rpc import V1
 from sysfs.mask import EMPTY, Mask
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.policy import PluginDevice
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import GivenDevice, GivenDevices
+    from agent.pods.model import GivenDevice
     from agent.rpc import Message
 
     #: The NUMA nodes of each device by id, by resource.
@@ -76,8 +78,8 @@ class Listing:
             }
             own = {listed_name(allocation) for allocation in ledger.allocations.values()}
             only = [
-                _LISTED(pod_resources=[_kubelets_pod(name, given)]).SerializeToString()
-                for name, given in kubelet.pods.items()
+                _LISTED(pod_resources=[_kubelets_pod(name, kubelet)]).SerializeToString()
+                for name in dict.fromkeys((*kubelet.pods, *kubelet.claims))
                 if name not in own
             ]
             self._all = b"".join([*(entry.data for entry in self._entries.values()), *only])
@@ -103,10 +105,9 @@ class Listing:
                 found = allocation
         if found is not None:
             return self._entry(found).data
-        given = kubelet.pods.get((namespace, name))
-        if given is None:
+        if (namespace, name) not in {*kubelet.pods, *kubelet.claims}:
             return None
-        only = _LISTED(pod_resources=[_kubelets_pod((namespace, name), given)])
+        only = _LISTED(pod_resources=[_kubelets_pod((namespace, name), kubelet)])
         data: bytes = only.SerializeToString()
         return data
 
@@ -114,10 +115,8 @@ class Listing:
         known = self._entries.get(allocation.uid)
         if known is not None and known.allocation is allocation:
             return known
-        given = self._kubelet.of(allocation)
-        response = _LISTED(
-            pod_resources=[pod_message(allocation, self._places, given, by_pod=self._by_pod)]
-        )
+        one = _pod_message(allocation, self._places, self._kubelet, by_pod=self._by_pod)
+        response = _LISTED(pod_resources=[one])
         return _Entry(allocation, response.SerializeToString())
 
     def _locate(self, rules: EffectivePolicy, kubelet: KubeletListing) -> None:
@@ -137,10 +136,10 @@ def device_places(inventory: Mapping[str, Sequence[PluginDevice]]) -> Places:
     }
 
 
-def pod_message(
-    allocation: PodAllocation, places: Places, given: GivenDevices, *, by_pod: bool
+def _pod_message(
+    allocation: PodAllocation, places: Places, kubelet: KubeletListing, *, by_pod: bool
 ) -> Message:
-    """Return the `PodResources` of a pod, with the devices that the kubelet gave (`given`).
+    """Return the `PodResources` of a pod, with the devices and claims that the kubelet gave.
 
     A budget stands at the pod with `by_pod`, else at each container that shares it (kubelet v1.36,
     `allocate` of the static policies, which keep the pool as what each of them has).
@@ -148,6 +147,7 @@ def pod_message(
     namespace: left out, its CPUs and devices would look free to programs that compute what is.
     """
     namespace, name = listed_name(allocation)
+    given, claims = kubelet.of(allocation), kubelet.claims.get((namespace, name), NO_CLAIMS)
     lasting = (each for each in allocation.containers if each.kind is not ContainerKind.INIT)
     return _POD(
         name=name,
@@ -163,6 +163,7 @@ def pod_message(
                 "memory": _memory(each.memory)
                 if not by_pod or _has_own_memory(allocation, each)
                 else (),
+                "dynamic_resources": claims.get(each.name, ()),
             }
             for each in lasting
         ],
@@ -171,11 +172,14 @@ def pod_message(
     )
 
 
-def allocatable_message(rules: EffectivePolicy, kubelet: KubeletListing = NOT_LISTED) -> Message:
+def allocatable_message(
+    rules: EffectivePolicy, ledger: Ledger, kubelet: KubeletListing = NOT_LISTED
+) -> Message:
     """Return the `AllocatableResourcesResponse`: what pods may have exclusively, allocated or not.
 
     Empty for a manager with policy none, as the kubelet's. Of devices only the healthy ones. What
-    is cordoned is left out. Devices of the kubelet are added.
+    is cordoned is left out, and so are siblings that stay idle: no pod lists them as its own.
+    Devices of the kubelet are added.
     """
     memory = rules.memory.open if rules.static_memory else {}
     places = device_places(rules.policy.devices)
@@ -185,7 +189,7 @@ def allocatable_message(rules: EffectivePolicy, kubelet: KubeletListing = NOT_LI
     }
     return _ALLOCATABLE(
         devices=[*_devices(healthy, places), *_given(kubelet.allocatable)],
-        cpu_ids=rules.open_cpus if rules.static_cpus else (),
+        cpu_ids=rules.open_cpus - idle_siblings(ledger) if rules.static_cpus else (),
         memory=[
             _block(kind, size, Mask.of(node))
             for node, types in sorted(memory.items())
@@ -195,14 +199,20 @@ def allocatable_message(rules: EffectivePolicy, kubelet: KubeletListing = NOT_LI
     )
 
 
-def _kubelets_pod(name: tuple[str, str], given: GivenDevices) -> Message:
+def _kubelets_pod(name: tuple[str, str], kubelet: KubeletListing) -> Message:
     """Return the `PodResources` of a pod that the agent has not admitted."""
+    given = kubelet.pods.get(name, NO_GIVEN_DEVICES)
+    claims = kubelet.claims.get(name, NO_CLAIMS)
     return {
         "namespace": name[0],
         "name": name[1],
         "containers": [
-            {"name": container, "devices": list(_given(devices))}
-            for container, devices in given.items()
+            {
+                "name": container,
+                "devices": list(_given(given.get(container, ()))),
+                "dynamic_resources": claims.get(container, ()),
+            }
+            for container in dict.fromkeys((*given, *claims))
         ],
     }
 

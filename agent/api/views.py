@@ -109,6 +109,8 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         source_name="" if source is None else source.name,
         end=str(allocation.lifetime.end),
         unit=allocation.lifetime.unit,
+        isolation=dict(allocation.isolation),
+        idle_cpus=str(allocation.idle),
         verdict=tuple(
             wire.JudgementDocument(
                 container=each.container, quality=str(each.quality), met=each.met, why=each.why
@@ -173,7 +175,7 @@ def _container(  # each is a part of the document
         kind=str(allocation.kind),
         isolation=str(allocation.isolation),
         cpus=str(shared_pool if allocation.cpus is None else allocation.cpus),
-        mems=str(allocation.mems) if allocation.memory else None,
+        mems=str(allocation.mems) if allocation.mems else None,
         memory=_memory(allocation.memory),
         devices={resource: tuple(ids) for resource, ids in sorted(allocation.devices.items())},
         hint=_hint(allocation.hint),

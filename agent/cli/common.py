@@ -94,15 +94,24 @@ def read_manifest(file: Path) -> tuple[bytes, str]:
 
 def find_pod(agent: AgentClient, named: str) -> PodDocument:
     """Return the pod with a uid, name or namespace/name; raises `CommandError`."""
-    found = [pod for pod in agent.pods() if named in names_of(pod)]
+    return one_pod(agent.pods(), named)
+
+
+def one_pod(admitted: Iterable[PodDocument], named: str) -> PodDocument:
+    """Return the pod with a uid, name or namespace/name; raises `CommandError`."""
+    found = [pod for pod in admitted if named in names_of(pod)]
     if not found:
-        message = f"no pod {named!r} is admitted; see 'numawarden list'"
-        raise CommandError(message, ExitCode.NOT_FOUND)
+        raise unknown_pod(named)
     if len(found) > 1:
         candidates = "\n".join(f"{full_name(pod)}  uid {pod.uid}" for pod in found)
         message = f"{len(found)} pods are called {named!r}; name one by its uid:\n{candidates}"
         raise CommandError(message, ExitCode.BAD_INPUT)
     return found[0]
+
+
+def unknown_pod(named: str) -> CommandError:
+    """Return the error for a pod that the agent does not know."""
+    return CommandError(f"no pod {named!r} is admitted; see 'numawarden list'", ExitCode.NOT_FOUND)
 
 
 def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:
@@ -306,6 +315,13 @@ SHELLS: Final = ("bash", "zsh", "fish")
 def pod_argument(*, required: bool = True) -> Callable[[_Command], _Command]:
     """Return what adds the argument POD (uid, name or namespace/name) to a command."""
     return click.argument("pod", required=required, shell_complete=complete_pods)
+
+
+def pods_argument(*, required: bool) -> Callable[[_Command], _Command]:
+    """Return what adds the arguments POD to a command, as `pods`."""
+    return click.argument(
+        "pods", metavar="POD...", nargs=-1, required=required, shell_complete=complete_pods
+    )
 
 
 def complete_pods(

@@ -12,7 +12,7 @@ from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, settings_option
 from agent.config.load import config_schema, config_yaml, load_config_file, notes_on, override
-from agent.config.model import Config
+from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
     capacity_by_node,
     nothing_allocatable,
@@ -21,6 +21,9 @@ from agent.config.resolve import (
     split_cores,
 )
 from agent.files import read_bounded
+from agent.isolation.places import PLACE_ERRORS, HostPlaces, why_not
+from agent.isolation.resctrl import read_resctrl
+from agent.isolation.shares import shares
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.node_fit import native_first, node_amount_text
@@ -88,6 +91,7 @@ def check(
     warn(host.warnings)
     machine = Machine.of(host)
     policy = resolve(loaded, machine, offline=host.offline, source=str(file))
+    resctrl = _resctrl_note(loaded, described, str(file))
     click.echo(f"{file}: no mistakes")
     click.echo(f"  host              {_host(machine, root)}")
     for line in _summary(loaded, policy):
@@ -95,7 +99,12 @@ def check(
     rules = EffectivePolicy(machine, policy, MANAGERS)
     for line in (*_allocatable(rules), *_by_node(policy, machine)):
         click.echo(line)
-    notes = (notes_on(loaded), overcommitted_memory(policy, machine), nothing_allocatable(rules))
+    notes = (
+        notes_on(loaded),
+        resctrl,
+        overcommitted_memory(policy, machine),
+        nothing_allocatable(rules),
+    )
     for note in chain.from_iterable(notes):
         click.echo(f"  note: {note}")
     # Of another host there is nothing to open here.
@@ -108,6 +117,20 @@ def check(
     if not starts:
         return ExitCode.ENVIRONMENT
     return ExitCode.OK if valid else ExitCode.REJECTED
+
+
+def _resctrl_note(config: Config, root: Path, source: str) -> tuple[str, ...]:
+    """Return why the host has no classes of caches; raises `ConfigError` where they do not fit."""
+    classes = config.agent.isolation.resctrl
+    if not classes.classes:
+        return ()
+    try:
+        mistakes = shares(classes, read_resctrl(HostPlaces(root))).mistakes
+    except PLACE_ERRORS as error:
+        return (f"agent.isolation.resctrl: no class has an effect: {why_not(error)}",)
+    if mistakes:
+        raise ConfigError(source, mistakes)
+    return ()
 
 
 @config.command(short_help="Print every key with its value.")
@@ -197,6 +220,10 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     options = _options(loaded.topology_manager_policy_options)
     yield f"  topology manager  {topology.policy}, scope {topology.scope}{options}"
     yield f"  cgroups           {loaded.cgroup_driver} driver below {loaded.cgroup_root}"
+    version = "the default" if loaded.kubernetes_version is None else "kubernetesVersion"
+    if loaded.kubernetes_version is None and loaded.agent.kubelet.enabled:
+        version = "the default; the agent goes by the kubelet's own, see 'numawarden doctor'"
+    yield f"  Kubernetes        {policy.version} ({version})"
     enforced = [name for name in KernelController if name in loaded.agent.enforce]
     yield f"  enforced          {', '.join(enforced) or 'nothing'}"
     kubelet = loaded.agent.kubelet
@@ -224,7 +251,7 @@ def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
 
 def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
     """Report what keeps the agent from starting here; return whether nothing certainly does."""
-    from agent.server.could_start import obstacles  # noqa: PLC0415  # 0.1 s, for this alone
+    from agent.cli.could_start import obstacles  # noqa: PLC0415  # 0.1 s, for this alone
 
     found = list(obstacles(loaded, file, kernel=kernel))
     for obstacle in found:

@@ -81,6 +81,8 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
         f"  policies   CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, "
         f"topology {policy.topology_manager_policy} (scope {policy.topology_manager_scope})"
     )
+    why = answer.kubernetes_version_source
+    yield f"  rules      Kubernetes {answer.kubernetes_version} ({why})"
     yield f"  CPUs       {answer.online_cpus} online, {policy.reserved_cpus or 'none'} reserved"
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
     yield f"  shared     {answer.shared_pool or 'none'}"

@@ -115,6 +115,9 @@ COMMANDS: Final = {
     "watch": LazyCommand("agent.cli.health:watch", "Print events as they happen."),
     "history": LazyCommand("agent.cli.history:history", "Show what happened, and who did it."),
     "verify": LazyCommand("agent.cli.health:verify", "Compare the kernel with the ledger."),
+    "interference": LazyCommand(
+        "agent.cli.interference:interference", "Say who else runs on exclusive CPUs."
+    ),
     "check": LazyCommand("agent.cli.check:check", "Say in one verdict whether all is well."),
     "doctor": LazyCommand(
         "agent.cli.doctor:doctor", "Say whether the host is set up beside its kubelet."
@@ -124,6 +127,9 @@ COMMANDS: Final = {
     "uncordon": LazyCommand("agent.cli.maintenance:uncordon", "Use CPUs or nodes again."),
     "drain": LazyCommand("agent.cli.maintenance:drain", "Say which pods would have to end."),
     "log-level": LazyCommand("agent.cli.maintenance:log_level", "Log more for a while."),
+    "isolation": LazyCommand(
+        "agent.cli.isolation:isolation", "Show or restore what was set for exclusive CPUs."
+    ),
     "topology": LazyCommand("agent.cli.host:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand("agent.cli.host:capture", "Archive what the agent reads of a host."),
     "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),

@@ -104,6 +104,7 @@ class Output(StrEnum):
     YAML = "yaml"
     NAME = "name"
     SVG = "svg"
+    PROMETHEUS = "prometheus"
 
     @property
     def is_document(self) -> bool:
@@ -149,6 +150,8 @@ def _help(forms: Sequence[Output]) -> str:
         parts.append("namespace/name alone")
     if Output.SVG in forms:
         parts.append("a picture for a browser")
+    if Output.PROMETHEUS in forms:
+        parts.append("metrics in Prometheus' text format")
     return f"{', '.join(parts[:-1])} or {parts[-1]}."
 
 

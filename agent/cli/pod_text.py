@@ -30,8 +30,16 @@ from agent.api.documents import (
 from agent.cli.common import moment, table, typed_name
 from agent.cli.errors import CommandError, ExitCode
 from agent.managers.allocation import Isolation
-from agent.pods.model import ContainerKind, End, Quality, full_name, name_and_uid
+from agent.pods.model import (
+    IDLE_SIBLINGS,
+    ContainerKind,
+    End,
+    Quality,
+    full_name,
+    name_and_uid,
+)
 from agent.pods.quantity import Quantity
+from cgroupfs.settings import MEMBER, PARTITION, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -439,12 +447,17 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield f"  from      {_asked(pod)}"
     if pod.end != End.REMOVAL:
         yield f"  ends      with {pod.unit or 'its last process'}"
+    if pod.isolation:
+        asked = ", ".join(f"{item}: {text}" for item, text in sorted(pod.isolation.items()))
+        yield f"  asks for  {asked}"
     yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
     yield from remarks(pod.enforcement)
     yield from _each("  not valid under the current policy: ", map(_violation, pod.invalid))
     if pod.cpus is not None or pod.memory:
         yield f"  budget    {_budget(pod)}"
+    if pod.idle_cpus:
+        yield f"  idle      {_idle_siblings(pod)}"
     yield from _each("  unused    ", _unused(pod))
     yield from _each("  verdict   ", _second_best(pod))
     for cgroup in pod.kernel:
@@ -499,6 +512,8 @@ def _allocations(pod: PodDocument, *, why: bool = False) -> Iterator[str]:
     """Yield what containers have; `why`: and why CPUs are not a container's own."""
     if pod.cpus is not None or pod.memory:
         yield f"  pod budget: {_budget(pod)}"
+    if pod.idle_cpus:
+        yield f"  {_idle_siblings(pod)}"
     yield from _each("  ", _unused(pod))
     width = max(len(container.name) for container in pod.containers)
     for container in pod.containers:
@@ -540,6 +555,10 @@ def _given(devices: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 def _part(part: object) -> str:
     """Return what a resource manager has allocated, which the command does not know, as JSON."""
     return msgspec.json.encode(part).decode()
+
+
+def _idle_siblings(pod: PodDocument) -> str:
+    return f"CPUs {pod.idle_cpus}, siblings that stay idle (smt: {IDLE_SIBLINGS})"
 
 
 def _budget(pod: PodDocument) -> str:
@@ -617,6 +636,9 @@ def _kernel(cgroup: KernelDocument, indent: str) -> Iterator[str]:
         else:
             yield f"{indent}          {name} {written or 'unset'}, effective {effective}"
     yield f"{indent}          cpu.max {cgroup.cpu_max or 'has no file here'}"
+    partition = getattr(cgroup, row_of(PARTITION).field)
+    if partition not in (None, MEMBER):
+        yield f"{indent}          {PARTITION} {partition}"
 
 
 def rejection_lines(rejection: RejectionDocument) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -27,11 +27,14 @@ from agent.cli.common import (
     draw_again,
     find_pod,
     names_of,
+    one_pod,
     pod_argument,
+    pods_argument,
     print_answer,
     print_lines,
     read_manifest,
     typed_name,
+    unknown_pod,
     warn,
 )
 from agent.cli.errors import CommandError, ExitCode
@@ -64,8 +67,11 @@ if TYPE_CHECKING:
     _Named = TypeVar("_Named", AdmissionDocument, FailedPodDocument, PodDocument, RemovalDocument)
 
 
+_FILE: Final = click.Path(path_type=Path)
+
+
 @click.command()
-@click.argument("file", metavar="FILE|-", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_FILE)
 @click.option("--dry-run", is_flag=True, help="Decide as it would be now, and change nothing.")
 @click.option(
     "--require",
@@ -84,55 +90,94 @@ if TYPE_CHECKING:
 @pod_output_option
 @socket_option
 def admit(
-    file: Path, output: Output, socket_path: str, *, require: str, dry_run: bool, in_place: bool
+    files: tuple[Path, ...],
+    output: Output,
+    socket_path: str,
+    *,
+    require: str,
+    dry_run: bool,
+    in_place: bool,
 ) -> int:
-    """Admit the pod of a manifest (YAML or JSON; - reads standard input).
+    """Admit the pod of each manifest (YAML or JSON; - reads standard input), in this order.
 
-    Exits with 0 once the kernel enforces the pod's allocation, 1 when it is rejected, and 7 when it
-    is admitted but not enforced.
+    Exits with 0 once the kernel enforces each allocation, else with the first other code: 1 for a
+    pod that is rejected, 7 for one that is admitted but not enforced.
     """
-    manifest, name = read_manifest(file)
-    with agent_at(socket_path, name) as agent:
-        answer = agent.admit(
-            manifest, dry_run=dry_run, require=require, replace=in_place, advice=True
+    code = ExitCode.OK
+    for number, file in enumerate(files):
+        manifest, name = read_manifest(file)
+        with agent_at(socket_path, name) as agent:
+            answer = agent.admit(
+                manifest, dry_run=dry_run, require=require, replace=in_place, advice=True
+            )
+            shown = answer.admitted and not dry_run and output is Output.TEXT
+            pod = agent.pod(answer.uid) if shown else None
+        warn(answer.warnings)
+        _print(answer, output, admission_lines, number)
+        if pod is not None:
+            print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
+        admitted = answer.pod
+        code = code or (
+            ExitCode.REJECTED if admitted is None else _enforcement_code(admitted.enforcement)
         )
-        shown = answer.admitted and not dry_run and output is Output.TEXT
-        pod = agent.pod(answer.uid) if shown else None
-    warn(answer.warnings)
-    _print(answer, output, admission_lines)
-    if pod is not None:
-        print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
-    return ExitCode.REJECTED if answer.pod is None else _enforcement_code(answer.pod.enforcement)
+    return code
 
 
 @click.command()
-@pod_argument()
+@pods_argument(required=True)
 @pod_output_option
 @socket_option
-def remove(pod: str, output: Output, socket_path: str) -> int:
-    """Remove a POD (uid, name or namespace/name) and free its allocation.
+def remove(pods: tuple[str, ...], output: Output, socket_path: str) -> int:
+    """Remove each POD (uid, name or namespace/name) and free its allocation.
 
-    Its processes are not ended; those that still run go on in the node's shared pool.
+    No pod is removed unless all are found. Their processes are not ended; those that still run go
+    on in the node's shared pool.
     """
+    code = ExitCode.OK
     with agent_at(socket_path) as agent:
-        answer = agent.remove(find_pod(agent, pod).uid)
-    _print(answer, output, _removal_lines)
-    return _enforcement_code(answer.enforcement)
+        admitted = agent.pods()
+        uids = dict.fromkeys(one_pod(admitted, pod).uid for pod in pods)
+        for number, uid in enumerate(uids):
+            answer = agent.remove(uid)
+            _print(answer, output, _removal_lines, number)
+            code = code or _enforcement_code(answer.enforcement)
+    return code
 
 
 @click.command("list")
+@pods_argument(required=False)
+@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @watch_option
 @output_of(Output.TEXT, Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
 @socket_option
-def list_pods(output: Output, socket_path: str, *, watch: bool) -> None:
+def list_pods(
+    pods: tuple[str, ...], namespace: str | None, output: Output, socket_path: str, *, watch: bool
+) -> None:
     """List the admitted pods, what their containers hold, and whether the kernel enforces it.
 
-    The latest pods that are not admitted follow, with since when and why: rejected, invalid, or run
-    shared. `name` leaves them out.
+    With PODs (uid, name or namespace/name) only those. The latest pods that are not admitted
+    follow, with since when and why: rejected, invalid, or run shared. `name` leaves them out.
     """
     check_watch(output, watch=watch)
+
+    def chosen(pod: PodDocument | FailedPodDocument) -> bool:
+        return namespace in {None, pod.namespace} and (
+            not pods or any(named in names_of(pod) for named in pods)
+        )
+
+    def draw() -> None:
+        listed = agent.pod_list()
+        shown = PodListDocument(
+            pods=tuple(filter(chosen, listed.pods)), failed=tuple(filter(chosen, listed.failed))
+        )
+        found = {name for pod in shown.pods for name in names_of(pod)}
+        found |= {name for pod in shown.failed for name in names_of(pod)}
+        if not watch and not found.issuperset(pods):
+            raise unknown_pod(next(pod for pod in pods if pod not in found))
+        _print_list(shown, output)
+
     with agent_at(socket_path) as agent:
-        draw_again(agent, lambda: _print_list(agent.pod_list(), output), watch=watch)
+        draw_again(agent, draw, watch=watch)
 
 
 def _print_list(listed: PodListDocument, output: Output) -> None:
@@ -224,7 +269,15 @@ def unbind(pod: str, container: str, output: Output, socket_path: str) -> int:
     return _enforcement_code(answer.enforcement)
 
 
-def _print(document: _Named, output: Output, lines: Callable[[_Named], Iterator[str]]) -> None:
+def _print(
+    document: _Named,
+    output: Output,
+    lines: Callable[[_Named], Iterator[str]],
+    number: int = 0,
+) -> None:
+    """Print the answer about a pod; `number` others were printed before."""
+    if number and output is Output.YAML:
+        click.echo("---")
     if output is Output.NAME:
         _print_names((document,))
     else:

@@ -142,7 +142,7 @@ def export(
         contents = encode_files(found, pod_level=pod_level, release=chosen)
         write_directory(directory, contents, force=force)
     written = (f"{directory / name}: written for kubelet v{chosen}" for name in contents)
-    _print_lines(written, export_notes(found))
+    _print_lines(written, export_notes(found, ledger))
 
 
 class _Place(Struct, frozen=True):

@@ -17,11 +17,13 @@ from enum import StrEnum
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
 from agent import __version__
+from agent.tools.doctor.facts import ReportedVersion
+from agent.tools.doctor.runtime import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -342,6 +344,23 @@ _ALLOW: Final = (
     "IPAddressAllow= with its address"
 )
 _OTHER_SERVER: Final = "check that agent.kubernetes.server is a Kubernetes API server"
+
+
+#: Its role cannot be narrowed to one node: `resourceNames` are the same for all agents.
+_NODES: Final = ApiResource("/api/v1/nodes", "nodes", "get", _OTHER_SERVER)
+
+
+async def kubelet_version(server: ApiServer, node: str) -> ReportedVersion:
+    """Return the version in a Node's `status.nodeInfo`, or why none is known; raises nothing."""
+    try:
+        found: object = await server.call("GET", _NODES, f"/{quote(node, safe='')}")
+    except ApiServerError as error:
+        return ReportedVersion(problem=str(error))
+    for name in ("status", "nodeInfo", "kubeletVersion"):
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, str) or version_of(found) is None:
+        return ReportedVersion(problem=f"the Node {node} has no version of a kubelet")
+    return ReportedVersion("kubelet", found, f"the Node {node}")
 
 
 class _Received:

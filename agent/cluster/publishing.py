@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final
+import secrets
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import structlog
 from msgspec import Struct
 
 from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED
 from agent.clock import wait_for
-from agent.cluster.api_server import AccessError, ApiServer, api_access, node_name
-from agent.cluster.events import PodEvents, PodReference
-from agent.cluster.topology import TopologyPublisher, node_topology
+from agent.cluster.api_server import (
+    JSON,
+    MERGE,
+    AccessError,
+    ApiResource,
+    ApiServer,
+    ApiServerError,
+    Outcome,
+    api_access,
+    node_name,
+)
+from agent.cluster.topology import Retries, TopologyPublisher, node_topology
+from agent.pods.model import PodIdentity
 from agent.server import metrics as names
 from agent.server.errors import StartError
 from agent.server.lifecycle import Companion
@@ -27,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.documents import FailedPodDocument
-    from agent.cluster.api_server import ApiServerError
     from agent.cluster.topology import NodeTopology
     from agent.config.model import KubernetesConfig
     from agent.managers.allocation import Source
@@ -37,6 +50,172 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.events import Watcher
 
+
+# --- events ---------------------------------------------------------------------------------------
+# Events on pods of the cluster: why a pod was rejected, in `kubectl describe pod`.
+#
+# A pod gets one Event for each reason and message; what repeats is counted in the Event. Requests
+# are limited for each pod, and all wait after a failure. An Event that the server does not accept
+# is dropped: Events are for people, and the log and `numawarden show` say the same.
+
+#: A pod has at most one request in so many seconds.
+POD_SECONDS: Final = 60.0
+#: The pods whose Events are remembered; the one that was noted first is forgotten.
+MOST_PODS: Final = 1000
+#: The length of an Event's message in characters, as in events.k8s.io.
+LONGEST_MESSAGE: Final = 1024
+_LONGEST_NAME: Final = 253
+_COMPONENT: Final = "numawarden"
+
+_EVENT: Final = ApiResource(
+    path="/api/v1/namespaces",
+    rule="events",
+    verbs="create and patch",
+    missing="check that agent.kubernetes.server is a Kubernetes API server",
+)
+
+
+class _PodEvent(Struct):
+    """The latest Event of a pod: how often it was noted, and what of that the server has."""
+
+    pod: PodIdentity
+    reason: str
+    message: str
+    first: float
+    last: float
+    count: int = 1
+    sent: int = 0
+    #: The name of the Event, "" before the server has it.
+    name: str = ""
+
+
+class PodEvents:
+    """Collects Events and sends them; `error` is why the latest request failed, or None.
+
+    `now` is seconds of a clock that never runs backwards, `time` is Unix time.
+    """
+
+    def __init__(self, server: ApiServer, node: str) -> None:
+        self._server = server
+        self._node = node
+        self._events: OrderedDict[str, _PodEvent] = OrderedDict()
+        self._not_before: dict[str, float] = {}
+        self._retries = Retries()
+        self.error: ApiServerError | None = None
+
+    def note(self, pod: PodIdentity, reason: str, message: str, time: float) -> None:
+        """Note what a pod's Event is to say; the same again is counted."""
+        shown = (
+            message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 3]}..."
+        )
+        known = self._events.get(pod.uid)
+        if known is not None and (known.reason, known.message) == (reason, shown):
+            known.count += 1
+            known.last = time
+            return
+        self._events[pod.uid] = _PodEvent(pod, reason, shown, first=time, last=time)
+        self._events.move_to_end(pod.uid)
+        if len(self._events) > MOST_PODS:
+            forgotten, _ = self._events.popitem(last=False)
+            self._not_before.pop(forgotten, None)
+
+    def due(self, now: float) -> bool:
+        """Return whether an Event is to be sent now."""
+        return self._retries.allow(now) and self._next(now) is not None
+
+    async def send(self, now: float) -> Outcome:
+        """Send one Event that is due; raises `LookupError` if none is."""
+        event = self._next(now)
+        if event is None:
+            raise LookupError("no Event is due")
+        count = event.count
+        # Whatever becomes of it, Events of other pods are next.
+        self._not_before[event.pod.uid] = now + POD_SECONDS
+        try:
+            await (self._create(event) if not event.name else self._count(event))
+        except ApiServerError as error:
+            return self._failed(event, error, now)
+        event.sent = count
+        self.error = None
+        self._retries.succeeded()
+        return Outcome.DONE
+
+    def _next(self, now: float) -> _PodEvent | None:
+        return next(
+            (
+                event
+                for uid, event in self._events.items()
+                if event.sent < event.count and now >= self._not_before.get(uid, now)
+            ),
+            None,
+        )
+
+    def _failed(self, event: _PodEvent, error: ApiServerError, now: float) -> Outcome:
+        if error.outcome is Outcome.NOT_FOUND and event.name:
+            event.name = ""  # the server keeps Events for an hour: this one is made again
+            del self._not_before[event.pod.uid]
+        elif error.outcome in _HOPELESS:
+            event.sent = event.count
+        else:
+            self.error = error
+            self._retries.failed(now)
+        return error.outcome
+
+    async def _create(self, event: _PodEvent) -> None:
+        name = _event_name(event.pod.name)
+        await self._server.call("POST", _EVENT, _path(event), self._document(event, name), JSON)
+        event.name = name
+
+    async def _count(self, event: _PodEvent) -> None:
+        changes = {"count": event.count, "lastTimestamp": _timestamp(event.last)}
+        path = f"{_path(event)}/{quote(event.name, safe='')}"
+        await self._server.call("PATCH", _EVENT, path, changes, MERGE)
+
+    def _document(self, event: _PodEvent, name: str) -> dict[str, Any]:
+        pod = event.pod
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": pod.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": pod.namespace,
+                "name": pod.name,
+                "uid": pod.uid,
+            },
+            "reason": event.reason,
+            "message": event.message,
+            "type": "Warning",
+            "count": event.count,
+            "firstTimestamp": _timestamp(event.first),
+            "lastTimestamp": _timestamp(event.last),
+            "source": {"component": _COMPONENT, "host": self._node},
+            "reportingComponent": _COMPONENT,
+            "reportingInstance": self._node,
+        }
+
+
+#: The pod's namespace is gone, or the server does not accept the Event: no retry helps.
+_HOPELESS: Final = frozenset({Outcome.NOT_FOUND, Outcome.CONFLICT, Outcome.REJECTED})
+
+
+def _path(event: _PodEvent) -> str:
+    return f"/{quote(event.pod.namespace, safe='')}/events"
+
+
+def _event_name(pod: str) -> str:
+    """Return a name for a new Event: that of the pod, and a suffix that no other Event has."""
+    suffix = f".{secrets.token_hex(8)}"
+    return f"{pod[: _LONGEST_NAME - len(suffix)].rstrip('.-')}{suffix}"
+
+
+def _timestamp(time: float) -> str:
+    """Return a Unix time as the API has it, to the second."""
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+# --- publishing -----------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -60,12 +239,17 @@ def publishing(config: KubernetesConfig, controller: Controller) -> Companion:
     The files of token and certificate authority are looked at when they are used, since both may
     come later. Raises `StartError` if no API server is known.
     """
+    server, node = api_server_and_node(config)
+    return Companion("publishing", Publishing(controller, server, node, config).serve)
+
+
+def api_server_and_node(config: KubernetesConfig) -> tuple[ApiServer, str]:
+    """Return the API server and this node's name; raises `StartError` if no server is known."""
     try:
         access = api_access(config, os.environ)
     except AccessError as error:
         raise StartError(f"agent.kubernetes.{error.key}", error.found, error.remedy) from error
-    node = node_name(config, os.environ)
-    return Companion("publishing", Publishing(controller, ApiServer(access), node, config).serve)
+    return ApiServer(access), node_name(config, os.environ)
 
 
 class _Seen(Struct, frozen=True):
@@ -128,7 +312,7 @@ class Publishing:
         # again then. The API server takes no Event on a pod without a name.
         named = status.uid and status.name
         if self._events is not None and source.name == CLUSTER_SOURCE and named:
-            pod = PodReference(status.namespace, status.name, status.uid)
+            pod = PodIdentity(status.uid, status.name, status.namespace)
             # The kubelet runs what the agent cannot read, and the agent gives it nothing exclusive.
             reason = RUNS_SHARED if status.reason == INVALID_MANIFEST else status.reason
             self._events.note(pod, reason, status.message, self._controller.clock.time())

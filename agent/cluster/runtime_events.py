@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -25,7 +25,7 @@ from agent.config.model import OnReject
 from agent.managers.allocation import Isolation, Origin, Source
 from agent.pods.model import full_name
 from agent.reconcile.diff import Cause
-from agent.reconcile.quota import container_settings, default_settings, pod_quotas
+from agent.reconcile.quota import container_settings, ephemeral_settings, pod_quotas
 from agent.server import metrics as names
 from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import EXPECTED, message_of
@@ -37,9 +37,10 @@ from cgroupfs.state import CPUS_EFFECTIVE
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.documents import ManifestDocument
+    from agent.cluster.kubelet.source import KubeletPods
     from agent.cluster.nri.messages import (
         ContainerResources,
         PodSandbox,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
     from agent.server.controller import Controller
+    from agent.server.intake import PodIntake
     from cgroupfs.settings import CpuMax
 
 
@@ -75,7 +77,7 @@ def adjustment_of(pod: PodAllocation, name: str, pool: Mask) -> Adjustment | Non
     if container is None:
         if not pod.exclusive_cpus or pod.origin is not Origin.DECIDED:
             return None
-        settings = default_settings(pod, pool, quotas.unidentified)
+        settings = ephemeral_settings(pool, quotas)
     elif pod.exclusive_cpus or container.mems:
         settings = container_settings(container, pool, quotas)
     else:
@@ -204,62 +206,6 @@ _ASKED_AT_ONCE: Final = 64
 SUBJECT: Final = "container runtime"
 
 
-class Intake(Protocol):
-    """What has pods admitted and removed (`agent.server.intake.PodIntake`)."""
-
-    async def sync(self) -> None:
-        """Have the controller do what the source asks for."""
-
-    async def settle(self, key: str) -> ManifestDocument | None:
-        """Sync with one entry before all others; return what has become of the entry."""
-
-    def prefer(self, key: str) -> None:
-        """Settle an entry, once it is waited for, before the others that are waited for."""
-
-    def try_again(self, key: str) -> None:
-        """Admit an entry that runs shared, when it is settled next, if there is room now."""
-
-
-class SandboxEvidence(Protocol):
-    """What a source of pods learns from sandboxes (`agent.cluster.kubelet.source.KubeletPods`)."""
-
-    @property
-    def name(self) -> str:
-        """The name of the source."""
-        ...
-
-    def key(self, uid: str) -> str:
-        """Return the key of the entry of a pod."""
-        ...
-
-    def specification(self, uid: str) -> Pod | None:
-        """Return a pod as far as it is known, None for a pod that is not or cannot be read."""
-        ...
-
-    @property
-    def ending(self) -> frozenset[str]:
-        """The uids of the pods that may have ended, and of which that is not certain yet."""
-        ...
-
-    def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]]) -> None:
-        """Take note of all sandboxes: by uid the name of the pod (`namespace/name`) by sandbox."""
-
-    def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
-        """Take note that a pod (`namespace/name`) has a sandbox."""
-
-    def sandbox_removed(self, uid: str, sandbox: str) -> None:
-        """Take note that a sandbox of a pod was removed."""
-
-    async def ask_for(self, uid: str, seconds: float) -> Pod | None:
-        """Return a pod, asking for its specification if it is not known; None after `seconds`."""
-
-    async def list_now(self, seconds: float) -> Collection[Pod] | None:
-        """Have the kubelet list its pods, so that those that it lacks may have ended.
-
-        None if it does not list them within `seconds`.
-        """
-
-
 class RuntimeEvents:
     """Answers the events of a container runtime (`agent.cluster.nri.session.RuntimeHandler`).
 
@@ -269,8 +215,8 @@ class RuntimeEvents:
     def __init__(
         self,
         controller: Controller,
-        pods: SandboxEvidence,
-        intake: Intake,
+        pods: KubeletPods,
+        intake: PodIntake,
         on_reject: OnReject,
     ) -> None:
         self._controller = controller

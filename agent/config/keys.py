@@ -85,9 +85,9 @@ def key(  # noqa: PLR0913  # a row of facts, most of them left out in most keys
     return cast("Value", declared)
 
 
-def switch(explained: str, *, default: bool = False, since: str = "0.1.0") -> bool:
+def switch(explained: str, *, default: bool = False, since: str = "0.1.0", name: str = "") -> bool:
     """Declare a key that is true or false."""
-    return key(default, BOOLEAN, explained, since=since)
+    return key(default, BOOLEAN, explained, since=since, name=name)
 
 
 def section(defaults: Values, explained: str, *, since: str = "0.1.0", title: str = "") -> Values:

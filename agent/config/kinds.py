@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from agent.pods.model import CPU, MEMORY, extended_resource_fault, prefixed_resource_fault
+from agent.pods.model import CPU, MEMORY, PID, extended_resource_fault, prefixed_resource_fault
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault
@@ -181,6 +181,20 @@ def one_of_any_case(
     return text_kind(f"one of {', '.join(choices)} in any letter case", schema, parse)
 
 
+def any_of(choices: type[Choice]) -> Kind[Choice | None]:
+    """Return the kind of one of the values of an enumeration; None where the text is empty."""
+    names = list(map(str, choices))
+
+    def parse(text: str) -> Choice | None:
+        if text and text not in names:
+            raise ValueError(f'{shown(text)} is not one of {", ".join(names)}, or ""')
+        return choices(text) if text else None
+
+    pattern = f"^({'|'.join(map(re.escape, names))})?$"
+    schema = {"type": "string", "pattern": pattern, "examples": names}
+    return text_kind(f'one of {", ".join(names)}, or ""', schema, parse)
+
+
 def _cpus(text: str) -> Mask | None:
     try:
         return Mask.parse(text) or None
@@ -193,6 +207,22 @@ CPU_LIST: Final[Kind[Mask | None]] = text_kind(
     "list of CPUs such as 0-1,8",
     {"type": ["string", "integer"], "minimum": 0},
     _cpus,
+    amount=True,
+)
+
+
+def _nodes(text: str) -> Mask:
+    try:
+        return Mask.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{shown(text)} is not a list of nodes such as 0-1,8: {error}") from error
+
+
+#: NUMA nodes as the kernel lists them. A single node may be a number.
+NODE_LIST: Final[Kind[Mask]] = text_kind(
+    "list of NUMA nodes such as 0-1,8",
+    {"type": ["string", "integer"], "minimum": 0},
+    _nodes,
     amount=True,
 )
 
@@ -246,6 +276,28 @@ CGROUP: Final[Kind[str]] = text_kind(
     "absolute path within the cgroup file system",
     _ABSOLUTE,
     lambda text: str(_absolute(text)) if text else "/",
+)
+
+
+_FRACTION: Final = re.compile(r"[01](\.[0-9]{0,9})?|\.[0-9]{1,9}", re.ASCII)
+
+
+def _fraction(text: str) -> float | None:
+    if not text:
+        return None
+    fraction = float(text) if _FRACTION.fullmatch(text) else 0.0
+    if not 0 < fraction <= 1:
+        raise ValueError(f'{shown(text)} is not above 0 and at most 1, such as 0.9, nor ""')
+    return fraction
+
+
+#: A number above 0 and at most 1; None where the text is empty.
+FRACTION: Final[Kind[float | None]] = text_kind(
+    'number above 0 and at most 1, or ""',
+    {"type": ["number", "string"], "exclusiveMinimum": 0, "maximum": 1},
+    _fraction,
+    written=lambda value: "" if value is None else value,
+    amount=True,
 )
 
 
@@ -498,7 +550,7 @@ def gate_switches(names: Iterable[str]) -> Kind[Mapping[str, bool]]:
     )
 
 
-_RESERVABLE: Final = (CPU, MEMORY, "ephemeral-storage", "pid")
+_RESERVABLE: Final = (CPU, MEMORY, "ephemeral-storage", PID)
 
 
 def _reject_name(reader: KeyReader, entry: Field, name: str) -> None:

@@ -23,8 +23,11 @@ from agent.config.kinds import MEMORY_AVAILABLE, KeyReader, nullable
 from agent.config.model import (
     ALIGN_BY_SOCKET,
     MAX_NODES,
+    MEMORY_QOS,
     Config,
     ConfigError,
+    MemoryReservationPolicy,
+    NodeAllocatable,
     cpu_option_problems,
     gate_problems,
     host_problems,
@@ -47,6 +50,7 @@ from agent.yaml import (
     Plain,
     ScalarNode,
     UnreadableError,
+    guess,
     join,
     places,
     read_document,
@@ -300,6 +304,26 @@ def _ignored_problems(config: Config) -> Iterator[Mistake]:
             )
 
 
+_PERFORMANCE: Final = "performance"
+
+
+def _isolation_problems(config: Config) -> Iterator[Mistake]:
+    isolation = config.agent.isolation
+    resctrl = isolation.resctrl
+    for path, name, key, classes in (
+        ("power", isolation.power, "powerClasses", isolation.power_classes),
+        ("resctrl.defaultClass", resctrl.default_class, "classes", resctrl.classes),
+    ):
+        if name and name not in classes:
+            message = f"{shown(name)} is not among {key}{guess(name, classes)}"
+            yield Mistake(f"agent.isolation.{path}", message)
+    for name, power in isolation.power_classes.items():
+        # Drivers reject another (Documentation/admin-guide/pm/intel_pstate.rst).
+        if power.governor == _PERFORMANCE and power.energy_preference not in ("", _PERFORMANCE):
+            message = f"the governor {_PERFORMANCE} takes the preference {_PERFORMANCE} alone"
+            yield Mistake(f"agent.isolation.powerClasses.{name}.energyPreference", message)
+
+
 def _kubelet_problems(config: Config) -> Iterator[Mistake]:
     """Yield what the kubelet does where the agent works beside one."""
     if not config.agent.kubelet.enabled:
@@ -360,8 +384,10 @@ def _exclusive_resource_problems(config: Config) -> Iterator[Mistake]:
             )
 
 
-def _tls_problems(config: Config) -> Iterator[Mistake]:
+def _metrics_problems(config: Config) -> Iterator[Mistake]:
     metrics = config.agent.metrics
+    if not metrics.names:
+        yield Mistake("agent.metrics.names", "the list is empty; name v1.36, v1.37 or both")
     if (metrics.tls_certificate is None) != (metrics.tls_key is None):
         missing = "tlsKey" if metrics.tls_key is None else "tlsCertificate"
         yield Mistake("agent.metrics", f"{missing} is missing: TLS needs tlsCertificate and tlsKey")
@@ -381,6 +407,23 @@ def _extra_problems(config: Config) -> Iterator[Mistake]:
                 key,
                 f"{what} {' and '.join(missing)}, not installed here; {INSTALL_GRPC}",
             )
+
+
+def _memory_qos_problems(config: Config) -> Iterator[Mistake]:
+    """Yield that memory is to be reserved by a feature that is off; the kubelet rejects it, too."""
+    tiered = config.memory_reservation_policy is MemoryReservationPolicy.TIERED
+    if tiered and not config.memory_qos:
+        yield Mistake(
+            "memoryReservationPolicy",
+            f"TieredReservation needs the feature gate {MEMORY_QOS}, which is off; switch it on, "
+            "or set None",
+        )
+
+
+def _allocatable_problems(config: Config) -> Iterator[Mistake]:
+    items = config.enforce_node_allocatable
+    if NodeAllocatable.NONE in items and len(items) > 1:
+        yield Mistake("enforceNodeAllocatable", "none stands alone; remove it, or all others")
 
 
 def _socket_problems(config: Config) -> Iterator[Mistake]:
@@ -404,11 +447,11 @@ def _is_importable(module: str) -> bool:
 #: Each check with the keys that it goes by.
 _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
     (
-        ("featureGates",),
-        lambda config: _at("featureGates", gate_problems(config.feature_gates)),
+        ("featureGates", "kubernetesVersion"),
+        lambda config: _at("featureGates", gate_problems(config.feature_gates, config.version)),
     ),
     (
-        (_CPU_OPTIONS, "featureGates"),
+        (_CPU_OPTIONS, "featureGates", "kubernetesVersion"),
         lambda config: _at(
             _CPU_OPTIONS, cpu_option_problems(config.cpu_manager_policy_options, config.gates)
         ),
@@ -429,7 +472,10 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
         ("cpuManagerPolicy", _CPU_OPTIONS, "reservedSystemCPUs", "systemReserved", "kubeReserved"),
         _cpu_problems,
     ),
-    (("agent",), _tls_problems),
+    (("memoryReservationPolicy", "featureGates"), _memory_qos_problems),
+    (("enforceNodeAllocatable",), _allocatable_problems),
+    (("agent",), _metrics_problems),
+    (("agent",), _isolation_problems),
     (("agent",), _ignored_problems),
     (("agent",), _host_device_problems),
     (("agent", "staticPodPath"), _kubelet_problems),
@@ -452,6 +498,8 @@ def notes_on(config: Config) -> Iterator[str]:
         for controller in KernelController
         if controller not in config.agent.enforce
     )
+    if config.memory_throttling_factor is not None and not config.memory_qos:
+        yield f"memoryThrottlingFactor changes nothing without the feature gate {MEMORY_QOS}"
     for gate in ignored_gates(config.feature_gates):
         yield f"featureGates.{gate} changes nothing here"
     options = config.topology_manager_policy_options

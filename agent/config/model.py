@@ -15,13 +15,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.config.devices import DEVICE_INVENTORY, HOST_DEVICES, HostDeviceClass
+from agent.config.isolation import IsolationConfig
 from agent.config.keys import Section, key, section, switch
 from agent.config.kinds import (
     CGROUP,
     CPU_LIST,
     EVICTION_THRESHOLDS,
+    FRACTION,
     HTTPS_ADDRESS,
     IGNORED_RESOURCES,
     IP_ADDRESS,
@@ -39,6 +42,7 @@ from agent.config.kinds import (
     USER_GROUP,
     MemoryReservation,
     Threshold,
+    any_of,
     byte_size,
     gate_switches,
     marker,
@@ -50,9 +54,11 @@ from agent.config.kinds import (
     whole_number,
 )
 from agent.managers.policy import (
+    NEWEST,
     CpuManagerPolicy,
     CpuPolicyOptions,
     FeatureGates,
+    KubernetesVersion,
     MemoryManagerPolicy,
     TopologyManagerPolicy,
     TopologyManagerScope,
@@ -72,9 +78,9 @@ if TYPE_CHECKING:
 # --- features -------------------------------------------------------------------------------------
 # Policy options and feature gates: which there are, what they exclude, which change nothing here.
 #
-# Stages and defaults are those of Kubernetes v1.36. Sources of the options: KEP-2625 (CPU manager
-# policy options), KEP-3545 (topology manager policy options), KEP-4540 (strict-cpu-reservation),
-# KEP-4800 (uncore cache).
+# Stages and defaults are those of the version of Kubernetes that a configuration names. Sources of
+# the options: KEP-2625 (CPU manager policy options), KEP-3545 (topology manager policy options),
+# KEP-4540 (strict-cpu-reservation), KEP-4800 (uncore cache).
 
 
 class GateStage(StrEnum):
@@ -90,28 +96,55 @@ class Gate(Struct, frozen=True):
 
     #: Its field in `FeatureGates`, which has the default.
     field: str
+    #: The stage in which it came.
     stage: GateStage
     meaning: str
+    #: The version that brought it; the oldest one that is known where an earlier one did.
+    since: KubernetesVersion = KubernetesVersion.V1_36
+    #: The version from which on it is beta, where it came as alpha.
+    beta_since: KubernetesVersion | None = None
+    #: The version from which on it is on and cannot be switched off.
+    locked_since: KubernetesVersion | None = None
+
+    def stage_in(self, version: KubernetesVersion) -> GateStage:
+        """Return how mature the feature is in a version of Kubernetes."""
+        grown = self.beta_since is not None and version >= self.beta_since
+        return GateStage.BETA if grown else self.stage
 
     def is_on(self, gates: FeatureGates) -> bool:
         """Return whether the gate is on."""
         return getattr(gates, self.field) is True
 
 
+#: The key that says whose rules hold, and the subject of conditions about it.
+VERSION_KEY: Final = "kubernetesVersion"
 POD_LEVEL_RESOURCES: Final = "PodLevelResources"
 POD_LEVEL_RESOURCE_MANAGERS: Final = "PodLevelResourceManagers"
+FIX_DEFAULTING: Final = "PodLevelResourcesFixDefaulting"
+#: Here an empty `spec.resources` is as none, whatever the gate.
+FIX_QOS_CLASS: Final = "PodLevelResourcesFixKubeletQOSClass"
 ALPHA_OPTIONS: Final = "CPUManagerPolicyAlphaOptions"
 BETA_OPTIONS: Final = "CPUManagerPolicyBetaOptions"
 
 GATES: Final[Mapping[str, Gate]] = {
     POD_LEVEL_RESOURCES: Gate("pod_level_resources", GateStage.BETA, "spec.resources of pods"),
     POD_LEVEL_RESOURCE_MANAGERS: Gate(
-        "pod_level_resource_managers", GateStage.ALPHA, "exclusive parts of them (KEP-5526)"
+        "pod_level_resource_managers",
+        GateStage.ALPHA,
+        "exclusive parts of them (KEP-5526)",
+        beta_since=KubernetesVersion.V1_37,
+    ),
+    FIX_DEFAULTING: Gate(
+        "pod_level_resources_fix_defaulting",
+        GateStage.BETA,
+        "limits of spec.resources follow from those of all containers",
+        since=KubernetesVersion.V1_37,
     ),
     "DisableCPUQuotaWithExclusiveCPUs": Gate(
         "disable_cpu_quota_with_exclusive_cpus",
         GateStage.DEPRECATED,
-        "no CPU quota on exclusive CPUs",
+        "no CPU quota on exclusive CPUs; cannot be switched off from v1.37 on",
+        locked_since=KubernetesVersion.V1_37,  # kubernetes/kubernetes#139351
     ),
     ALPHA_OPTIONS: Gate(
         "cpu_manager_policy_alpha_options", GateStage.ALPHA, "see cpuManagerPolicyOptions"
@@ -156,9 +189,12 @@ IGNORED: Final = frozenset(
         "ClearingNominatedNodeNameAfterBinding",
         "ClusterTrustBundle",
         "ClusterTrustBundleProjection",
+        "ComponentFlagz",
+        "ComponentStatusz",
         "ContainerCheckpoint",
         "ContainerRestartRules",
         "ContainerStopSignals",
+        "ContextualLogging",
         "CoordinatedLeaderElection",
         "CrossNamespaceVolumeDataSource",
         "CustomCPUCFSQuotaPeriod",
@@ -227,17 +263,19 @@ IGNORED: Final = frozenset(
         "LocalStorageCapacityIsolation",
         "LocalStorageCapacityIsolationFSQuotaMonitoring",
         "LogarithmicScaleDown",
+        "LoggingAlphaOptions",
+        "LoggingBetaOptions",
         "MatchLabelKeysInPodAffinity",
         "MatchLabelKeysInPodTopologySpread",
         "MatchLabelKeysInPodTopologySpreadSelectorMerge",
         "MaxUnavailableStatefulSet",
-        "MemoryQoS",
         "MultiCIDRServiceAllocator",
         "MutableCSINodeAllocatableCount",
         "MutablePVNodeAffinity",
         "MutablePodResourcesForSuspendedJobs",
         "MutableSchedulingDirectivesForSuspendedJobs",
         "NFTablesProxyMode",
+        "NativeHistograms",
         "NodeDeclaredFeatures",
         "NodeInclusionPolicyInPodTopologySpread",
         "NodeLogQuery",
@@ -246,11 +284,13 @@ IGNORED: Final = frozenset(
         "OpportunisticBatching",
         "OrderedNamespaceDeletion",
         "PLEGOnDemandRelist",
+        "PerPodPIDLimit",
         "PersistentVolumeClaimUnusedSinceTime",
         "PodAndContainerStatsFromCRI",
         "PodCertificateRequest",
         "PodDeletionCost",
         "PodHostIPs",
+        FIX_QOS_CLASS,
         "PodLifecycleSleepAction",
         "PodLifecycleSleepActionAllowZero",
         "PodLogsQuerySplitStreams",
@@ -315,6 +355,7 @@ IGNORED: Final = frozenset(
         "UserNamespacesSupport",
         "VolumeAttributesClass",
         "VolumeLimitScaling",
+        "WatchList",
         "WinDSR",
         "WinOverlay",
         "WindowsCPUAndMemoryAffinity",
@@ -325,48 +366,83 @@ IGNORED: Final = frozenset(
     }
 )
 
-#: Every gate that a configuration may name, those first that change a decision.
-KNOWN_GATES: Final = (*GATES, *_WHOLE_STAGES, *sorted(LOCKED_ON), *sorted(IGNORED))
+#: The default of `memoryThrottlingFactor` up to v1.36.
+_OLD_FACTOR: Final = 0.9
+#: A gate that changes no decision, but what is written into cgroups.
+MEMORY_QOS: Final = "MemoryQoS"
+
+#: Every gate that a configuration may name, those first that change anything.
+KNOWN_GATES: Final = (*GATES, MEMORY_QOS, *_WHOLE_STAGES, *sorted(LOCKED_ON), *sorted(IGNORED))
 
 
 def gate_meanings() -> dict[str, str]:
     """Return what each gate that changes a decision does, with its default."""
     default = FeatureGates()
+    came = {
+        name: "" if gate.since is KubernetesVersion.V1_36 else f" (from {gate.since} on)"
+        for name, gate in GATES.items()
+    }
     return {
-        name: f"{gate.meaning}; default: {str(gate.is_on(default)).lower()}"
+        name: f"{gate.meaning}{came[name]}; default: {str(gate.is_on(default)).lower()}"
         for name, gate in GATES.items()
     } | {
-        whole: f"switches the gates of stage {stage} that are not named"
-        for whole, stage in _WHOLE_STAGES.items()
+        MEMORY_QOS: "memoryReservationPolicy and memoryThrottlingFactor; default: true, and false "
+        "with kubernetesVersion v1.36",
+        **{
+            whole: f"switches the gates of stage {stage} that are not named"
+            for whole, stage in _WHOLE_STAGES.items()
+        },
     }
 
 
-def gates_of(gates: Mapping[str, bool]) -> FeatureGates:
-    """Return the gates that change a decision; one that is named wins over its whole stage."""
+def gates_of(gates: Mapping[str, bool], version: KubernetesVersion = NEWEST) -> FeatureGates:
+    """Return the gates that change a decision; one that is named wins over its whole stage.
+
+    A gate that came with a later version is off.
+    """
     values: dict[str, bool] = {}
     for name, gate in GATES.items():
+        if version < gate.since:
+            values[gate.field] = False
+            continue
         for whole, stage in _WHOLE_STAGES.items():
-            if gate.stage is stage and whole in gates:
+            if gate.stage_in(version) is stage and whole in gates:
                 values[gate.field] = gates[whole]
         if name in gates:
             values[gate.field] = gates[name]
     return FeatureGates(**values)
 
 
-def gate_problems(gates: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
+def gate_problems(
+    gates: Mapping[str, bool], version: KubernetesVersion = NEWEST
+) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the gates that were set, as (gate, message)."""
     for name, enabled in gates.items():
+        if name in GATES and version < GATES[name].since:
+            came = f"it came with Kubernetes {GATES[name].since}"
+            yield name, f"{came}, and kubernetesVersion is {version}; remove one of the two"
+            continue
+        locked = name in GATES and GATES[name].locked_since
+        if locked and version >= locked and not enabled:
+            why = f"it cannot be switched off from Kubernetes {locked} on; remove it"
+            yield name, f"{why}, or write kubernetesVersion: v1.36"
         if name in LOCKED_ON:
             if not enabled:
                 yield name, "this feature has graduated and cannot be switched off; remove it"
         elif name not in KNOWN_GATES:
             yield name, f"unknown feature gate{guess(name, KNOWN_GATES)}"
-    resolved = gates_of(gates)
-    if resolved.pod_level_resource_managers and not resolved.pod_level_resources:
-        yield (
-            POD_LEVEL_RESOURCE_MANAGERS,
-            f"it needs {POD_LEVEL_RESOURCES}, which is off; switch both on, or this one off",
-        )
+    resolved = gates_of(gates, version)
+    if resolved.pod_level_resources:
+        return
+    # The defaults of the others change nothing then: they need not be switched off as well.
+    for name, on in (
+        (POD_LEVEL_RESOURCE_MANAGERS, resolved.pod_level_resource_managers),
+        (FIX_DEFAULTING, gates.get(FIX_DEFAULTING, False)),
+        (FIX_QOS_CLASS, gates.get(FIX_QOS_CLASS, False)),
+    ):
+        if on:
+            needs = f"it needs {POD_LEVEL_RESOURCES}, which is off"
+            yield name, f"{needs}; switch both on, or this one off"
 
 
 def ignored_gates(gates: Mapping[str, bool]) -> tuple[str, ...]:
@@ -426,8 +502,7 @@ class PolicyOption(Struct, frozen=True):
 
 CPU_OPTIONS: Final[Mapping[str, PolicyOption]] = {
     FULL_PCPUS_ONLY: PolicyOption(
-        "only whole physical cores; reject what would split one. Of a pod-level budget exclusive "
-        "containers share no core either where its cores suffice",
+        "only whole physical cores; reject what would split one",
         excludes=(DISTRIBUTE_ACROSS_CORES,),
     ),
     DISTRIBUTE_ACROSS_NUMA: PolicyOption(
@@ -570,6 +645,31 @@ class PodResourcesVersion(StrEnum):
     V1_37 = "v1.37"
 
 
+class MetricNames(StrEnum):
+    """The kubelet whose names metrics have that were renamed."""
+
+    V1_36 = "v1.36"
+    V1_37 = "v1.37"
+
+
+class MemoryReservationPolicy(StrEnum):
+    """`memoryReservationPolicy`."""
+
+    NONE = "None"
+    TIERED = "TieredReservation"
+
+
+class NodeAllocatable(StrEnum):
+    """An item of `enforceNodeAllocatable`."""
+
+    PODS = "pods"
+    NONE = "none"
+    SYSTEM_RESERVED = "system-reserved"
+    KUBE_RESERVED = "kube-reserved"
+    SYSTEM_RESERVED_COMPRESSIBLE = "system-reserved-compressible"
+    KUBE_RESERVED_COMPRESSIBLE = "kube-reserved-compressible"
+
+
 class OnReject(StrEnum):
     """What becomes of a pod that the kubelet admitted and the agent rejects."""
 
@@ -590,15 +690,24 @@ class MetricsConfig(Section, frozen=True):
     tls_key: Path | None = key(
         None,
         OPTIONAL_PATH,
-        "A file in PEM form. The key is not encrypted, belongs to root (or the agent's user), and "
-        "is not readable by all users.",
+        "A file in PEM form, not encrypted, of root (or the agent's user), and not readable by "
+        "all users.",
     )
     containers: int = key(
         0,
         whole_number(0, 10_000),
-        "How many containers have metrics of their own at most, in the order of admission: "
-        "numawarden_container_info and numawarden_container_exclusive_cpus, with the names of "
-        "pods. 0 exports none; each costs Prometheus two series or more.",
+        "How many containers have metrics of their own at most, with the names of pods; two "
+        "series or more for each.",
+    )
+    names: frozenset[MetricNames] = key(
+        frozenset(MetricNames),
+        some_of(MetricNames),
+        "The kubelets whose names the metrics of KEP-5526 have, which v1.37 renamed; with both "
+        "they are exported twice.",
+        values={
+            "v1.36": "resource_manager_allocations_total and the like",
+            "v1.37": "kubelet_resource_manager_allocations_total and the like",
+        },
     )
 
 
@@ -625,15 +734,13 @@ class PodResourcesConfig(Section, frozen=True):
     socket: Path | None = key(
         None,
         OPTIONAL_SOCKET,
-        "The socket of the kubelet's podresources API (gRPC, v1), for monitoring: "
-        "/run/numawarden/pod-resources/kubelet.sock, or the kubelet's own "
-        "/var/lib/kubelet/pod-resources/kubelet.sock on a host without a kubelet. It needs the "
-        "extra grpc. See docs/devices.md.",
+        "The socket, such as /run/numawarden/pod-resources/kubelet.sock. It needs the extra "
+        "grpc. See docs/devices.md.",
     )
     version: PodResourcesVersion = key(
         PodResourcesVersion.V1_36,
         one_of(PodResourcesVersion),
-        "The kubelet as whose the answers are. Today's clients read containers only.",
+        "As which kubelet's the answers are.",
         values={
             "v1.36": "each container lists what it shares of its pod's budget",
             "v1.37": "the pod lists the budget, the container only what is its own",
@@ -647,14 +754,12 @@ class HistoryConfig(Section, frozen=True):
     max_bytes: int = key(
         16 * _MIB,
         byte_size(0, 1 << 30),
-        "The most bytes of the history in stateDirectory; the oldest entries go first. 0 keeps no "
-        "history.",
+        "The most bytes of the history in stateDirectory; 0 keeps none.",
     )
     max_age: float = key(
         720 * 3600.0,
         period(60.0, 10 * 365 * 86400.0),
-        "How old an entry may be. Older ones are not shown, and their file is removed when "
-        "something else happens.",
+        "How old an entry may be that is shown.",
     )
 
 
@@ -675,28 +780,25 @@ class DevicePluginsConfig(Section, frozen=True):
     """`agent.devicePlugins`."""
 
     enabled: bool = switch(
-        "Whether device plugins can register, as with a kubelet (device plugin API v1beta1). It "
-        "needs the extra grpc: pip install 'numawarden[grpc]'. See docs/devices.md."
+        "Whether device plugins can register, as with a kubelet. It needs the extra grpc. See "
+        "docs/devices.md."
     )
     directory: Path = key(
         Path("/var/lib/kubelet/device-plugins"),
         SOCKET_DIRECTORY,
-        "The directory of plugins' sockets; in most plugins it is fixed, so it is the kubelet's. "
-        "It is not served while a kubelet serves it.",
+        "The directory of plugins' sockets, in most plugins fixed. It is not served while a "
+        "kubelet serves it.",
     )
     registry_directory: Path | None = key(
         None,
         OPTIONAL_PATH,
-        "The directory of the kubelet's plugin watcher, in which plugins serve "
-        "pluginregistration/v1 instead of registering themselves; empty: plugins_registry beside "
-        "the directory above. It need not exist.",
+        "The directory of the kubelet's plugin watcher (pluginregistration/v1); empty: "
+        "plugins_registry beside the directory above. It need not exist.",
     )
     call_timeout: float = key(
         10.0,
         period(0.1, _LONGEST_CALL),
-        "How long a plugin may take to answer GetDevicePluginOptions, or Allocate, while all "
-        "admissions wait; half of it for GetPreferredAllocation. PreStartContainer has 30s, as "
-        "with the kubelet.",
+        "How long a plugin may take to answer: docs/devices.md.",
     )
 
 
@@ -704,27 +806,26 @@ class BesideKubeletConfig(Section, frozen=True):
     """`agent.kubelet`: how the agent works beside a kubelet."""
 
     enabled: bool = switch(
-        "Whether the pods of this host's kubelet are admitted. The kubelet makes and removes "
-        "their cgroups, and its own managers are off. It needs the extra grpc: pip install "
-        "'numawarden[grpc]'. See docs/kubernetes.md."
+        "Whether the pods of this host's kubelet, whose own managers are off, are admitted. It "
+        "needs the extra grpc. See docs/kubernetes.md."
     )
     ignored: bool = switch(
-        "Whether the agent starts although a kubelet runs here that is not enabled. Unless the "
-        "kubelet has its CPUs reserved here, both give the same ones to different pods, and the "
-        "kubelet removes pods' cgroups that it does not know, but for another cgroupRoot."
+        "Whether the agent starts although a kubelet runs here that is not enabled. Reserve the "
+        "kubelet's CPUs here, and use another cgroupRoot: it removes pods' cgroups that it "
+        "does not know."
     )
     directory: Path = key(Path("/var/lib/kubelet"), PATH, "The kubelet's directory (--root-dir).")
     config_file: Path | None = key(
         None,
         OPTIONAL_PATH,
-        'The kubelet\'s configuration (--config), to check that its managers are off. "" takes the '
+        'The kubelet\'s configuration (--config), to check that its managers are off. "" is the '
         "file that the flags of the running kubelet name, else config.yaml in its directory.",
     )
     nri_socket: Path | None = key(
         Path("/var/run/nri/nri.sock"),
         OPTIONAL_SOCKET,
-        "The socket of the container runtime's NRI, over which containers get their CPUs, memory "
-        'nodes and quota before they start. With "" they get them right after.',
+        "The socket of the container runtime's NRI, over which containers get what is theirs "
+        'before they start; with "" right after.',
     )
     on_reject: OnReject = key(
         OnReject.FAIL,
@@ -740,35 +841,33 @@ class BesideKubeletConfig(Section, frozen=True):
     pods_endpoint: str = key(
         "",
         HTTPS_ADDRESS,
-        "The kubelet's endpoint that lists its pods, such as https://127.0.0.1:10250/pods. It is "
-        'asked where the kubelet\'s Pods API (feature gate PodsAPI) does not answer; with "" it is '
-        "not used.",
+        "The kubelet's endpoint that lists its pods, such as https://127.0.0.1:10250/pods, "
+        'asked where the kubelet\'s Pods API (feature gate PodsAPI) does not answer; with "" it '
+        "is not used.",
     )
     token_file: Path | None = key(
         None,
         OPTIONAL_PATH,
-        "A file with the token for podsEndpoint, read at each request: that of a service account "
-        "that may get nodes/pods, or a credential of the unit.",
+        "A file with the token for podsEndpoint, read at each request, of a service account "
+        "that may get nodes/pods.",
     )
     ca_file: Path | None = key(
         None,
         OPTIONAL_PATH,
-        "A file in PEM form with the authorities that the certificate of podsEndpoint is checked "
-        'with, or that certificate itself; "" for those of the system. The certificate has to '
-        "name the host of podsEndpoint.",
+        "A file in PEM form with the authorities of the certificate of podsEndpoint, or that "
+        'certificate itself; "" for those of the system. The certificate has to name the host.',
     )
     verify_certificate: bool = switch(
-        "Whether the certificate of podsEndpoint is checked. Kubelets sign their own unless the "
-        "cluster does: false sends the token to whichever process listens there.",
+        "Whether the certificate of podsEndpoint is checked; false sends the token to whichever "
+        "process listens there.",
         default=True,
     )
     exclusive_resource: str = key(
         "numawarden.dev/exclusive",
         OPTIONAL_RESOURCE,
-        "The resource with which a pod opts in to be rejected by the kubelet itself where the "
-        "agent rejects the pod: a container asks for one of it in its limits. The agent offers it "
-        'to the kubelet as a device plugin. With "" it does not. An agent that starts after the '
-        "kubelet, as in a DaemonSet, has it reject all such pods at every boot.",
+        'The resource with which a pod opts in to be rejected by the kubelet itself; "" is '
+        "none. Where the agent starts after the kubelet, as in a DaemonSet, all such pods are "
+        "rejected at every boot.",
     )
 
     @property
@@ -781,37 +880,36 @@ class KubernetesConfig(Section, frozen=True):
     """`agent.kubernetes`; `agent.cluster.api_server` says what stands for what is left out."""
 
     publish_topology: bool = switch(
-        "Whether the CPUs, memory and devices of each NUMA node are published as a "
-        "NodeResourceTopology, for the topology-aware scheduler. See docs/node-topology.md."
+        "Whether a NodeResourceTopology is published, for the topology-aware scheduler."
     )
-    events: bool = switch(
-        "Whether a pod of the kubelet that the agent rejects gets an Event, which kubectl "
-        "describe shows."
+    events: bool = switch("Whether a pod of the kubelet that the agent rejects gets an Event.")
+    read_version: bool = switch(
+        "Whether the Node object is asked for the kubelet's version where the kubelet's program "
+        "does not say it, as in a pod."
     )
     node_name: str = key(
         "",
         NODE_NAME,
-        'The name of this host as a node of the cluster; "" takes it from $NODE_NAME, and else is '
-        "the name of the host.",
+        'The name of this host as a node of the cluster; "" is $NODE_NAME, else the name of the '
+        "host.",
     )
     server: str = key(
         "",
         SERVER_URL,
-        'The URL of the API server; "" is the one that $KUBERNETES_SERVICE_HOST and '
-        "$KUBERNETES_SERVICE_PORT name in a pod.",
+        'The URL of the API server; "" is that of $KUBERNETES_SERVICE_HOST and '
+        "$KUBERNETES_SERVICE_PORT in a pod.",
     )
     token_file: Path | None = key(
         None,
         OPTIONAL_PATH,
-        'A file with the token of the agent\'s service account, which is read at each request; "" '
-        "is the credential kubernetes-token of the unit (LoadCredential), and else the token of "
-        "the pod.",
+        'A file with the token of the agent\'s service account, read at each request; "" is the '
+        "credential kubernetes-token of the unit, else the token of the pod.",
     )
     ca_file: Path | None = key(
         None,
         OPTIONAL_PATH,
-        'A file with the certificate of the cluster\'s certificate authority in PEM form; "" is '
-        "the credential kubernetes-ca of the unit, and else the certificate of the pod.",
+        'A file in PEM form with the certificate of the cluster\'s authority; "" is the '
+        "credential kubernetes-ca of the unit, else the certificate of the pod.",
     )
 
     @property
@@ -842,16 +940,16 @@ class AgentConfig(Section, frozen=True):
         frozenset(KernelController),
         some_of(KernelController),
         "What the agent sets in the cgroups of pods, by the kernel's controllers. What is left "
-        "out belongs to other programs and is neither written nor compared. A limit below what is "
-        "in use is never written.",
+        "out is neither written nor compared.",
         values={each: each.sets for each in KernelController},
     )
     shared_cgroup: bool = switch(
-        "Whether Guaranteed pods without CPUs of their own stand in kubepods/shared "
-        "(kubepods-shared.slice), where a kubelet would put them into kubepods itself. That "
-        "cgroup carries the shared pool for all of them, so that an exclusive pod comes and goes "
-        "in as few writes beside thousands of them as beside ten. A pod's cgroup that exists "
-        "stays where it is. See docs/containers.md."
+        "Whether Guaranteed pods without CPUs of their own stand in kubepods/shared. See "
+        "docs/containers.md."
+    )
+    isolation: IsolationConfig = section(
+        IsolationConfig(),
+        "What else keeps off exclusive CPUs. docs/isolation.md says what each item needs.",
     )
     metrics: MetricsConfig = section(
         MetricsConfig(), "Where /metrics, /healthz and /readyz are served."
@@ -868,21 +966,14 @@ class AgentConfig(Section, frozen=True):
         MappingProxyType({}),
         DEVICE_INVENTORY,
         "The devices that pods can ask for, by resource name. Without numaNodes no NUMA node of "
-        "the device is known; healthy is true where it is left out. A pod that asks for a "
-        "resource that is neither listed here nor in hostDevices is rejected, but see "
-        "ignoredResources.",
+        "the device is known.",
         example="example.com/gpu:\n  - id: gpu-0\n    numaNodes: [0]\n    healthy: true\n",
     )
     host_devices: tuple[HostDeviceClass, ...] = key(
         (),
         HOST_DEVICES,
-        "Classes of the host's own devices that pods can ask for, by resource name; the agent "
-        "finds the devices, their NUMA nodes and whether they are healthy. A device is of a class "
-        "if it meets all criteria that the class has: pciClass (2, 4 or 6 digits), vendor and "
-        "device (4 digits each) in hexadecimal, driver, and, with the wildcards *, ? and [], "
-        "address (PCI address), interface (network interface) and virtualFunctionsOf (interface "
-        "of the physical function). A device of several classes counts for the first. Nothing is "
-        "left out because the host itself uses it.",
+        "Classes of the host's own devices that pods can ask for, by resource name. See "
+        "docs/devices.md.",
         example="example.com/vf:\n"
         "  - virtualFunctionsOf: ens1f0\n    driver: vfio-pci\n"
         'example.com/nvme:\n  - pciClass: "0108"\n',
@@ -901,19 +992,22 @@ class AgentConfig(Section, frozen=True):
     ignored_resources: tuple[str, ...] = key(
         (),
         IGNORED_RESOURCES,
-        "The extended resources that something else provides, such as example.com/licence: how "
-        "much of them pods request is not looked at, and nothing of them is given. Beside a "
-        "kubelet (agent.kubelet) all that the agent does not have are so, listed or not. memory "
-        "may be listed, too, where the host does not show how much memory a node has: then pods "
-        "are admitted whatever they request.",
+        "The extended resources that something else provides: how much of them pods request is "
+        "not looked at. Beside a kubelet all that the agent does not have are so. memory may be "
+        "listed where the host does not show it (docs/discovery.md).",
         example="- example.com/licence\n",
     )
     cdi_directory: Path | None = key(
         Path("/var/run/cdi"),
         OPTIONAL_PATH,
-        "Where container runtimes look for files of the Container Device Interface. The file of a "
-        "pod has what its containers get with their devices: environment, mounts and device "
-        'nodes; it is written if there is any of it, and removed with the pod. "" writes none.',
+        'Where container runtimes look for files of the Container Device Interface; "" writes '
+        "none.",
+    )
+    assigned_files: Path | None = key(
+        None,
+        OPTIONAL_PATH,
+        "The directory of the files in which containers find their own CPUs and memory nodes, "
+        'such as /run/numawarden-pods; "" writes none. See docs/assigned.md.',
     )
 
 
@@ -970,16 +1064,28 @@ class Config(Section, frozen=True):
     reserved_system_cpus: Mask | None = key(
         None,
         CPU_LIST,
-        "The CPUs kept for the system, such as 0-1,32-33: they are never given exclusively. "
-        'Without a list ("" is none) as many CPUs are kept as systemReserved and kubeReserved ask '
-        "for, rounded up and chosen as for a container. The static policy needs one or the other; "
-        "where both are given they have to agree.",
+        "The CPUs kept for the system, never given exclusively. Without a list as many are kept "
+        "as systemReserved and kubeReserved ask for, rounded up and chosen as for a container. "
+        "The static policy needs one or the other; where both are given they have to agree.",
         name="reservedSystemCPUs",
+    )
+    cpu_cfs_quota: bool = switch(
+        "Whether limits of CPUs are enforced by quotas (cpu.max). Beside a kubelet this and "
+        "cpuCFSQuotaPeriod are the kubelet's.",
+        default=True,
+        name="cpuCFSQuota",
+    )
+    cpu_cfs_quota_period: float = key(
+        0.1,
+        period(0.001, 1.0),
+        "In which time a quota may be used. A quota is 1 ms at least, so that a short period "
+        "gives small limits more than they say.",
+        name="cpuCFSQuotaPeriod",
     )
     memory_manager_policy: MemoryManagerPolicy = key(
         MemoryManagerPolicy.NONE,
         one_of_any_case(MemoryManagerPolicy, {"besteffort": "BestEffort is for Windows"}),
-        "Whether containers get memory of certain NUMA nodes. Any letter case is accepted.",
+        "Whether containers get memory of certain NUMA nodes.",
         title="Memory",
         values={
             MemoryManagerPolicy.NONE: "memory is not pinned",
@@ -990,11 +1096,29 @@ class Config(Section, frozen=True):
     reserved_memory: tuple[MemoryReservation, ...] = key(
         (),
         RESERVED_MEMORY,
-        "What is kept for the system, by NUMA node and memory type (memory, hugepages-2Mi, ...). "
-        "For each type the nodes together have to reserve exactly systemReserved + kubeReserved + "
-        "evictionHard memory.available. Left empty, this is derived: the nodes that have CPUs "
-        'share the amount by the memory they have; "numawarden config check" shows the result.',
+        "What is kept for the system, by NUMA node and memory type (memory, hugepages-2Mi, "
+        "...), together exactly systemReserved + kubeReserved + evictionHard memory.available. "
+        "Left empty, the nodes that have CPUs share the amount by the memory they have.",
         example="- numaNode: 0\n  limits: {memory: 1Gi}\n",
+    )
+    memory_reservation_policy: MemoryReservationPolicy = key(
+        MemoryReservationPolicy.NONE,
+        one_of(MemoryReservationPolicy),
+        "Whether the kernel keeps the memory that pods request (KEP-2570). Beside a kubelet this "
+        "and memoryThrottlingFactor are the kubelet's.",
+        values={
+            MemoryReservationPolicy.NONE: "it does not",
+            MemoryReservationPolicy.TIERED: "memory.min of Guaranteed pods and their containers, "
+            "memory.low of Burstable ones, is what they request",
+        },
+    )
+    memory_throttling_factor: float | None = key(
+        None,
+        FRACTION,
+        "From which part of what it may use beyond its request on (without a limit: what is "
+        "allocatable) a container that is not Guaranteed is slowed down (memory.high), such as "
+        '0.9. "" slows none down, as kubelets from v1.37 on; with kubernetesVersion v1.36 it is '
+        "0.9 where the feature gate MemoryQoS is on.",
     )
     topology_manager_policy: TopologyManagerPolicy = key(
         TopologyManagerPolicy.NONE,
@@ -1012,14 +1136,12 @@ class Config(Section, frozen=True):
     topology_manager_scope: TopologyManagerScope = key(
         TopologyManagerScope.CONTAINER,
         one_of(TopologyManagerScope),
-        "What is aligned together. Which scope to use, and the same pods under both: "
-        "docs/scopes.md. Switching hosts with pods: docs/rollout.md.",
+        "What is aligned together: docs/scopes.md.",
         values={
             TopologyManagerScope.CONTAINER: "every container is aligned for itself",
             TopologyManagerScope.POD: "all containers of a pod are aligned together; with "
-            "pod-level resources the pod gets one budget, of which its "
-            "containers get exclusive parts or share the rest "
-            "(KEP-5526)",
+            "pod-level resources the pod "
+            "gets one budget (KEP-5526)",
         },
     )
     topology_manager_policy_options: Mapping[str, str] = key(
@@ -1031,31 +1153,40 @@ class Config(Section, frozen=True):
     system_reserved: Mapping[str, Quantity] = key(
         MappingProxyType({}),
         RESERVED_AMOUNTS,
-        "What the system and the node's own services need. cpu and memory (and hugepages-*) "
-        "matter here; ephemeral-storage and pid are accepted for the kubelet's sake.",
+        "What the system and the node's own services need: cpu, memory, hugepages-* and pid. "
+        "ephemeral-storage changes nothing.",
         title="Reservations",
         example='cpu: "1"\nmemory: 1Gi\n',
     )
     kube_reserved: Mapping[str, Quantity] = key(
         MappingProxyType({}),
         RESERVED_AMOUNTS,
-        "The same for the container runtime and other Kubernetes daemons; the amounts are added "
-        "to those of systemReserved.",
+        "The same for the container runtime and other daemons of Kubernetes; added to "
+        "systemReserved.",
+    )
+    enforce_node_allocatable: frozenset[NodeAllocatable] = key(
+        frozenset({NodeAllocatable.PODS}),
+        some_of(NodeAllocatable),
+        "What is limited to its share of the host. Beside a kubelet this is the kubelet's.",
+        values={
+            NodeAllocatable.PODS: "kubepods, the cgroup of all pods: memory.max, cpu.weight, "
+            "pids.max and hugetlb.*.max are the capacity less the reservations, memory also less "
+            "huge pages",
+            NodeAllocatable.NONE: "nothing: kubepods has the whole capacity",
+            **dict.fromkeys(list(NodeAllocatable)[2:], "changes nothing"),
+        },
     )
     eviction_hard: Mapping[str, Threshold] = key(
         _KUBELET_EVICTION,
         EVICTION_THRESHOLDS,
-        "Of the eviction thresholds only memory.available matters: an amount, or a share of the "
-        "host's memory such as 5%. This memory is kept free beside the reservations. Nothing is "
-        "evicted here; other signals are accepted for the kubelet's sake.",
+        "Only memory.available matters, an amount or a share of the host's memory such as 5%: "
+        "it is kept free beside the reservations. Nothing is evicted here.",
     )
     max_pods: int = key(
         DEFAULT_MAX_PODS,
         whole_number(0, _MAX_INT32, zero_means=DEFAULT_MAX_PODS),
-        "How many pods the host has at most. The requests of all pods together never exceed what "
-        "is allocatable either: the CPUs and the memory of the host less the reservations (a list "
-        "of reservedSystemCPUs wins over amounts of cpu), its huge pages and the healthy devices; "
-        '"numawarden config check" shows what is allocatable.',
+        "How many pods the host has at most. Nor do their requests together exceed what is "
+        'allocatable, as "numawarden config check" shows.',
         remark="0 stands for the default",
     )
     pods_per_core: int = key(
@@ -1066,10 +1197,25 @@ class Config(Section, frozen=True):
     feature_gates: Mapping[str, bool] = key(
         MappingProxyType({}),
         gate_switches(KNOWN_GATES),
-        "Feature gates by the names of Kubernetes v1.36, with its defaults for those that are not "
-        "named. Other gates of a kubelet than these are accepted and change nothing.",
+        "Feature gates by the names of Kubernetes, with the defaults of kubernetesVersion. "
+        "Other gates of a kubelet than these change nothing.",
         title="Features",
         values=gate_meanings(),
+    )
+    kubernetes_version: KubernetesVersion | None = key(
+        None,
+        any_of(KubernetesVersion),
+        "The version of Kubernetes whose rules hold where those of versions differ "
+        '(docs/differences.md). With "" it is v1.37, and beside a kubelet the kubelet\'s own '
+        "(`kubelet --version`), also after an upgrade; until the kubelet says one, that of the "
+        "last decision; of a version that is not known the nearest one, which is a condition. "
+        "`numawarden status` says whose rules hold and why. "
+        "Pods keep what they have when this changes. The kubelet has no such key.",
+        values={
+            "v1.36": "the version whose decisions are recorded",
+            "v1.37": "the newest that is released",
+            "v1.38": "what was merged for it by September 2026; it is not released",
+        },
     )
     cgroup_driver: CgroupDriver = key(
         CgroupDriver.CGROUPFS,
@@ -1084,24 +1230,46 @@ class Config(Section, frozen=True):
     cgroup_root: str = key(
         "/",
         CGROUP,
-        "The cgroup below which the cgroups of pods stand, as a path within the cgroup file "
-        "system.",
+        "The cgroup below which the cgroups of pods stand.",
     )
     static_pod_path: Path | None = key(
         None,
         OPTIONAL_PATH,
-        "The directory of pod manifests: each file in it is one pod that is to run. The "
-        "directory, its files and the directories above it have to belong to root and be writable "
-        'by no other user. "" is none: pods come over the socket alone.',
+        'The directory of pod manifests ("The manifest directory" of docs/api.md); "" is none.',
     )
     agent: AgentConfig = section(
         AgentConfig(), "What a kubelet has no key for.", title="The agent's own"
     )
 
     @property
+    def version(self) -> KubernetesVersion:
+        """The version of Kubernetes whose rules hold, as far as the configuration says."""
+        return self.kubernetes_version or NEWEST
+
+    @property
     def gates(self) -> FeatureGates:
-        """The feature gates that change a decision."""
-        return gates_of(self.feature_gates)
+        """The feature gates that change a decision.
+
+        Beside a kubelet the API server has defaulted the pods, whatever version that has.
+        """
+        gates = gates_of(self.feature_gates, self.version)
+        if self.agent.kubelet.enabled:
+            return replace(gates, pod_level_resources_fix_defaulting=False)
+        return gates
+
+    @property
+    def memory_qos(self) -> bool:
+        """Whether the feature gate of Memory QoS is on: beta and by default from v1.37 on."""
+        beta = self.version >= KubernetesVersion.V1_37
+        stage = self.feature_gates.get("AllBeta" if beta else "AllAlpha", beta)
+        return self.feature_gates.get(MEMORY_QOS, stage)
+
+    @property
+    def throttling_factor(self) -> float | None:
+        """`memoryThrottlingFactor`, or its default; None where memory.high is not set."""
+        old = self.version < KubernetesVersion.V1_37
+        factor = self.memory_throttling_factor or (_OLD_FACTOR if old else None)
+        return factor if self.memory_qos else None
 
     @property
     def cpu_options(self) -> CpuPolicyOptions:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.config.kinds import MEMORY_AVAILABLE, Threshold
 from agent.config.model import Config, ConfigError, host_problems, prefers_closest
@@ -27,7 +28,7 @@ from agent.managers.policy import (
     TopologyPolicy,
 )
 from agent.managers.topology.merge import require_distances
-from agent.pods.model import CPU, MEMORY
+from agent.pods.model import CPU, MEMORY, PID
 from agent.pods.quantity import ZERO, Quantity
 from agent.pods.requests import is_memory_type
 from agent.yaml import Mistake
@@ -61,6 +62,7 @@ def resolve(
             _cpu_problems(config, machine, offline),
             _unknown_memory_problems(config, machine),
             _memory_problems(config, machine),
+            _memory_class_problems(config, machine),
             _device_problems(config, machine),
             _distance_problems(config, machine),
         )
@@ -74,6 +76,7 @@ def resolve(
         gates=config.gates,
         devices=config.agent.devices,
         fit=_node_fit(config, machine),
+        version=config.version,
     )
 
 
@@ -91,14 +94,21 @@ def resolve_what_fits(config: Config, machine: Machine) -> Policy:
         if node in machine.node_mask
     }
     return Policy(
-        cpu=CpuPolicy(CpuManagerPolicy.STATIC, config.cpu_options, reserved)
+        cpu=CpuPolicy(
+            CpuManagerPolicy.STATIC, config.cpu_options, reserved, config.agent.isolation.smt
+        )
         if static
         else CpuPolicy(),
-        memory=MemoryPolicy(MemoryManagerPolicy.STATIC, kept) if memory else MemoryPolicy(),
+        memory=_with_classes(
+            MemoryPolicy(MemoryManagerPolicy.STATIC, kept) if memory else MemoryPolicy(),
+            config,
+            machine,
+        ),
         topology=_topology_policy(config),
         gates=config.gates,
         devices=config.agent.devices,
         fit=_node_fit(config, machine),
+        version=config.version,
     )
 
 
@@ -172,8 +182,7 @@ def _node_fit(config: Config, machine: Machine) -> NodeFit:
 
     As in the kubelet, whatever the CPU manager's policy is.
     """
-    listed = config.reserved_system_cpus
-    millis = config.reserved_millicpus if listed is None else 1000 * len(listed & machine.cpus.all)
+    millis = _reserved_millis(config, machine)
     return NodeFit(
         reserved=MappingProxyType({CPU: millis, **_totals(config, machine)}),
         max_pods=config.max_pods,
@@ -181,6 +190,11 @@ def _node_fit(config: Config, machine: Machine) -> NodeFit:
         ignored=frozenset(config.agent.ignored_resources),
         beside_kubelet=config.agent.kubelet.enabled,
     )
+
+
+def _reserved_millis(config: Config, machine: Machine) -> int:
+    listed = config.reserved_system_cpus
+    return config.reserved_millicpus if listed is None else 1000 * len(listed & machine.cpus.all)
 
 
 def _totals(config: Config, machine: Machine) -> dict[str, int]:
@@ -202,14 +216,28 @@ def _cpu_policy(config: Config, machine: Machine, offline: Mask) -> CpuPolicy:
     if config.reserved_system_cpus is not None:
         reserved = config.reserved_system_cpus - offline
     else:
-        reserved = reserve_cpus(machine.cpus, options, config.reserved_millicpus)
-    return CpuPolicy(CpuManagerPolicy.STATIC, options, reserved)
+        version = config.version
+        reserved = reserve_cpus(machine.cpus, options, config.reserved_millicpus, version)
+    return CpuPolicy(CpuManagerPolicy.STATIC, options, reserved, config.agent.isolation.smt)
 
 
 def _memory_policy(config: Config, machine: Machine) -> MemoryPolicy:
-    if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
-        return MemoryPolicy()
-    return MemoryPolicy(MemoryManagerPolicy.STATIC, reserved_memory(config, machine))
+    policy = MemoryPolicy()
+    if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
+        policy = MemoryPolicy(MemoryManagerPolicy.STATIC, reserved_memory(config, machine))
+    return _with_classes(policy, config, machine)
+
+
+def _with_classes(policy: MemoryPolicy, config: Config, machine: Machine) -> MemoryPolicy:
+    """Return the policy with the class of each node's memory: as configured, else as shown."""
+    isolation = config.agent.isolation
+    stated = {node: name for name, nodes in isolation.memory_classes.items() for node in nodes}
+    classes = {
+        node.id: stated.get(node.id, node.memory_class)
+        for node in machine.nodes
+        if node.memory_bytes != 0
+    }
+    return replace(policy, classes=MappingProxyType(classes), usual_classes=isolation.memory)
 
 
 def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
@@ -280,6 +308,17 @@ def _memory_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
     yield from _type_problems(machine, totals, reserved)
     if stated:
         yield from _sum_problems(config, machine, totals)
+
+
+def _memory_class_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
+    key = "agent.isolation.memoryClasses"
+    seen = EMPTY
+    for name, nodes in config.agent.isolation.memory_classes.items():
+        if gone := nodes - machine.node_mask:
+            yield Mistake(f"{key}.{name}", f"this host has no node {gone}")
+        if twice := nodes & seen:
+            yield Mistake(f"{key}.{name}", f"node {twice} has another class already")
+        seen |= nodes
 
 
 def _sum_problems(config: Config, machine: Machine, totals: Mapping[str, int]) -> Iterator[Mistake]:
@@ -361,15 +400,32 @@ def reserved_totals(config: Config, capacity: int) -> dict[str, int]:
     allocatable reservation of the kubelet; types of which nothing is kept are left out.
     `capacity` is the memory of all nodes in bytes, of which a threshold may be a share.
     """
+    totals = _reserved_memory_types(config)
+    threshold = config.eviction_hard.get(MEMORY_AVAILABLE)
+    if threshold is not None:
+        totals[MEMORY] = totals.get(MEMORY, 0) + threshold_bytes(threshold, capacity)
+    return {name: size for name, size in totals.items() if size}
+
+
+def _reserved_memory_types(config: Config) -> dict[str, int]:
+    """Return the bytes of `systemReserved` + `kubeReserved` by memory type."""
     totals: dict[str, int] = {}
     for amounts in (config.system_reserved, config.kube_reserved):
         for name, amount in amounts.items():
             if is_memory_type(name):
                 totals[name] = totals.get(name, 0) + amount.value
-    threshold = config.eviction_hard.get(MEMORY_AVAILABLE)
-    if threshold is not None:
-        totals[MEMORY] = totals.get(MEMORY, 0) + threshold_bytes(threshold, capacity)
-    return {name: size for name, size in totals.items() if size}
+    return totals
+
+
+def reserved_amounts(config: Config, machine: Machine) -> dict[str, int]:
+    """Return what `systemReserved` and `kubeReserved` keep.
+
+    CPUs are in millicores, memory is in bytes, processes are counted.
+    """
+    amounts = (config.system_reserved, config.kube_reserved)
+    processes = sum(each.get(PID, ZERO).value for each in amounts)
+    millis = _reserved_millis(config, machine)
+    return {CPU: millis, PID: processes, **_reserved_memory_types(config)}
 
 
 def threshold_bytes(threshold: Threshold, capacity: int) -> int:

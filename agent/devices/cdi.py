@@ -8,17 +8,22 @@ the file, not for the container: CDI names and annotations of a delivery are giv
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from agent.devices.provider import DeviceError
-from agent.files import UntrustedPathError, risk_above, risk_of, take
+from agent.files import (
+    UntrustedPathError,
+    is_current,
+    own_file,
+    replace_file,
+    take,
+    trusted_directory,
+)
 from agent.pods.model import full_name, uid_fault
 from agent.yaml import shown
 
@@ -332,15 +337,6 @@ def _has_controls(text: str) -> bool:
 _FILE: Final = re.compile(r"numawarden-(.+)\.json")
 #: A file that is being written: runtimes read names that end with .json or .yaml alone.
 _UNFINISHED: Final = re.compile(r"\.numawarden-.+\.json\.new")
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Without O_NONBLOCK opening a named pipe would wait for a writer for ever.
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: Runtimes of other users, such as rootless podman, read the files, too.
-_FILE_MODE: Final = 0o644
-_DIRECTORY_MODE: Final = 0o755
-#: Nothing, a symbolic link, a socket: there is no file that could be read.
-_NO_FILE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO})
 #: Bytes that are read of a file; above those of any pod's deliveries.
 _LARGEST: Final = 64 << 20
 
@@ -406,11 +402,11 @@ class CdiFiles:
         """
         found: dict[str, str] = {}
         try:
-            with _opened(path, create=bool(contents)) as directory:
+            with trusted_directory(path, create=bool(contents)) as directory:
                 for name, content in contents.items():
                     with _noted(found, name, f"the CDI file {path}/{name} cannot be written"):
-                        if not _is_current(directory, name, content):
-                            _replace(directory, name, content)
+                        if not is_current(directory, name, content):
+                            replace_file(directory, name, content)
                 for name in _without_pod(directory, contents) if removed is None else removed:
                     with (
                         _noted(found, name, f"the CDI file {path}/{name} cannot be removed"),
@@ -477,30 +473,6 @@ def _file_faults(allocation: PodAllocation, spec: Specification) -> Iterator[str
     yield from validate(spec)
 
 
-@contextmanager
-def _opened(path: Path, *, create: bool) -> Iterator[int]:
-    """Open a directory that no other user can change; raises `OSError`, `UntrustedPathError`."""
-    created = create and _created(path)
-    directory = os.open(path, _DIRECTORY)
-    try:
-        risk = risk_above(path) or risk_of(path, os.fstat(directory))
-        if risk is not None:
-            raise UntrustedPathError(path, risk)
-        if created:
-            os.fchmod(directory, _DIRECTORY_MODE)  # whatever the umask of the service is
-        yield directory
-    finally:
-        os.close(directory)
-
-
-def _created(path: Path) -> bool:
-    try:
-        path.mkdir(_DIRECTORY_MODE)
-    except FileExistsError:
-        return False
-    return True
-
-
 def _without_pod(directory: int, contents: dict[str, bytes]) -> tuple[str, ...]:
     """Return the names of files of ours that no pod has."""
     return tuple(
@@ -515,7 +487,7 @@ def _is_ours(directory: int, name: str) -> bool:
     named = _FILE.fullmatch(name)
     if named is None or uid_fault(named[1]) is not None:
         return False
-    with _file(directory, name) as (file, _):
+    with own_file(directory, name) as (file, _):
         try:
             return file is not None and _kind_of(take(file, _LARGEST, name)) == KIND
         except (OSError, msgspec.DecodeError):
@@ -530,46 +502,3 @@ class _WithKind(msgspec.Struct):
 
 def _kind_of(content: bytes) -> str:
     return msgspec.json.decode(content, type=_WithKind).kind
-
-
-def _is_current(directory: int, name: str, content: bytes) -> bool:
-    """Return whether a file is as `_replace` writes it."""
-    with _file(directory, name) as (file, mode):
-        if file is None or mode != _FILE_MODE:
-            return False
-        return file.read(len(content) + 1) == content
-
-
-@contextmanager
-def _file(directory: int, name: str) -> Iterator[tuple[BinaryIO | None, int]]:
-    """Open a regular file of this process's user with its mode; None for anything else there."""
-    try:
-        fd = os.open(name, _READ, dir_fd=directory)
-    except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise
-        yield None, 0
-        return
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(fd)
-        yield None, 0
-        return
-    with os.fdopen(fd, "rb") as file:
-        yield file, stat.S_IMODE(status.st_mode)
-
-
-def _replace(directory: int, name: str, content: bytes) -> None:
-    """Write a file, for readers in one step; it need not outlive a power failure."""
-    unfinished = f".{name}.new"
-    with suppress(FileNotFoundError):
-        os.unlink(unfinished, dir_fd=directory)
-    try:
-        with os.fdopen(os.open(unfinished, _NEW, _FILE_MODE, dir_fd=directory), "wb") as file:
-            os.fchmod(file.fileno(), _FILE_MODE)  # whatever the umask of the service is
-            file.write(content)
-        os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with suppress(OSError):  # the first error is the one that says something
-            os.unlink(unfinished, dir_fd=directory)
-        raise

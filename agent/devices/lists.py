@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -78,8 +79,13 @@ def _device(message: Message) -> PluginDevice:
         raise AnswerError(
             f"device {shown(identity)} has {len(nodes)} NUMA nodes, {NUMA_NODES} are allowed"
         )
-    known = {node.ID for node in nodes if 0 <= node.ID < NUMA_NODES}
-    return PluginDevice(identity, Mask.from_ids(known), healthy=message.health == HEALTHY)
+    known = tuple([node.ID for node in nodes if 0 <= node.ID < NUMA_NODES])
+    return PluginDevice(identity, _place(known), healthy=message.health == HEALTHY)
+
+
+@lru_cache(maxsize=256)  # thousands of devices are on few different nodes, and keep these masks
+def _place(nodes: tuple[int, ...]) -> Mask:
+    return Mask.from_ids(nodes)
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -200,9 +206,10 @@ class NewestList:
         self._unused = 0
 
     async def follow(self, lists: AsyncGenerator[bytes, None]) -> None:
-        """Use lists until the stream ends; the last one is used in any case.
+        """Use lists until the stream ends; raises what reading or using raises.
 
-        Raises what reading or using raises.
+        A list that waits then is dropped: its plugin is gone, with all others
+        perhaps at the same moment, and no device is healthy without one.
         """
         tasks = {asyncio.create_task(self._read(lists)), asyncio.create_task(self._use_all())}
         try:
@@ -211,7 +218,6 @@ class NewestList:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._use_newest()
         for task in ended:
             await task
 

@@ -35,8 +35,8 @@ class Deadlines(Struct, frozen=True):
     """How long a plugin may take to answer, in seconds, by method.
 
     The kubelet waits 10 s for the options at registration and 30 s for PreStartContainer, and
-    without end for the other two, while all admissions wait. A preference is not needed for an
-    allocation, so its deadline is shorter.
+    without end for the other two. A preference is not needed for an allocation, so its deadline is
+    shorter.
     """
 
     options: float = 10.0
@@ -55,7 +55,7 @@ class Deadlines(Struct, frozen=True):
 REGISTRATIONS: Final = MetricSpec(
     "kubelet_device_plugin_registration_total",
     MetricType.COUNTER,
-    "Registrations of device plugins, by resource.",
+    "Registrations of device plugins.",
     ("resource_name",),
 )
 ALLOCATION_DURATION: Final = MetricSpec(
@@ -68,7 +68,7 @@ ALLOCATION_DURATION: Final = MetricSpec(
 CALLS: Final = MetricSpec(
     "numawarden_device_plugin_calls_total",
     MetricType.COUNTER,
-    "Calls of device plugins, by method and result; skipped: earlier calls were not answered.",
+    "Calls of device plugins; skipped: earlier calls were not answered.",
     ("resource", "method", "result"),
 )
 IGNORED_PREFERENCES: Final = MetricSpec(

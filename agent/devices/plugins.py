@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 # --- breaker --------------------------------------------------------------------------------------
 # A circuit breaker for one method of a plugin: what hangs costs few deadlines, not each pod's.
 
-#: How long a method is not called after a call without an answer, in seconds. Admissions are
-#: decided one after the other, so that every further deadline would delay the pods of all users.
+#: How long a method is not called after a call without an answer, in seconds: its calls are made
+#: one after the other, so that every further deadline would delay all pods with the resource.
 BACK_OFF: Final = 60.0
 #: The longest that it is not called; every further call without an answer doubles `BACK_OFF`.
 LONGEST_BACK_OFF: Final = 960.0
@@ -95,6 +95,11 @@ class CallBreaker:
         """For how many more seconds the method is not called; 0 if it may be."""
         return max(0.0, self._closes_at - self._monotonic())
 
+    def tried(self) -> None:
+        """Note that a call begins: while one is tried that was not answered, no other is."""
+        if self.timeouts:
+            self._open()
+
     def answered(self) -> None:
         """Note that a call was answered, with an error or without."""
         self.timeouts = 0
@@ -102,9 +107,11 @@ class CallBreaker:
 
     def timed_out(self) -> None:
         """Note that a call was not answered in time."""
-        pause = min(BACK_OFF * 2**self.timeouts, LONGEST_BACK_OFF)
+        self._open()
         self.timeouts += 1
-        self._closes_at = self._monotonic() + pause
+
+    def _open(self) -> None:
+        self._closes_at = self._monotonic() + min(BACK_OFF * 2**self.timeouts, LONGEST_BACK_OFF)
 
 
 # --- plugin ---------------------------------------------------------------------------------------
@@ -151,6 +158,8 @@ class Plugin:
         self._deadlines = deadlines
         self._clock = clock
         self._measure = measure
+        #: A kubelet makes one call of a plugin at a time.
+        self._turn = asyncio.Lock()
 
     async def connect(self) -> None:
         """Get the options, as the kubelet does within Register; raises `CallError`."""
@@ -200,8 +209,6 @@ class Plugin:
         Raises `CallError`, `SkippedCallError` and `AnswerError`. The plugin is not asked where its
         later PreStartContainer would be skipped.
         """
-        if self.options.pre_start:
-            self._check(_START)
         return await self._answer(
             _ALLOCATE,
             V1BETA1["AllocateRequest"](container_requests=[{"devices_ids": ids}]),
@@ -250,7 +257,20 @@ class Plugin:
     ) -> AnswerT:
         """Call a method, read what it answers, and count what became of the call."""
         self._check(method)
+        async with self._turn:
+            self._check(method)  # calls before it may not have been answered
+            return await self._answer_now(method, request, seconds, read, call)
+
+    async def _answer_now(
+        self,
+        method: str,
+        request: Message,
+        seconds: float,
+        read: Callable[[bytes], AnswerT],
+        call: Call | None,
+    ) -> AnswerT:
         breaker = self.breakers[method]
+        breaker.tried()
         started = self._clock.monotonic()
         try:
             raw: bytes = await (call or self._client.call)(method, request, RawMessage, seconds)
@@ -277,7 +297,9 @@ class Plugin:
         return answer
 
     def _check(self, method: str) -> None:
-        """Raise `SkippedCallError` while the breaker of a method is open."""
+        """Raise `SkippedCallError` while the breaker of a method, or of a later one, is open."""
+        if method == _ALLOCATE and self.options.pre_start:
+            self._check(_START)
         if remaining := self.breakers[method].remaining:
             self._count(method, CallResult.SKIPPED)
             raise SkippedCallError(

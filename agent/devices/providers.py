@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long the delivery of all devices of one pod may take, in seconds: no other pod is admitted
-#: meanwhile. A provider has its own, shorter deadline for each call.
+#: How long the delivery of all devices of one pod may take, in seconds, its turn at the plugins
+#: included. A provider has its own, shorter deadline for each call.
 DELIVERY_SECONDS: Final = 60.0
 
 
@@ -113,7 +113,7 @@ class Providers:
         First every device is allocated, then every container's devices are prepared for its start,
         which is the next thing that happens to it. Raises `DeliveryError`.
         """
-        if not any(container.devices for container in allocation.containers):
+        if not allocation.has_devices:
             return allocation
         deadline = asyncio.get_running_loop().time() + self._seconds
         containers = [await self._of_container(each, deadline) for each in allocation.containers]

@@ -2,10 +2,10 @@
 
 Nothing is advised that was not tried and admitted; a change that is not listed may help as well,
 since only some are tried. Tried are the end of the cordon and of other pods, weaker policies, a
-smaller request of one resource, a larger budget where containers that share it would have nothing,
-and limits equal to requests where a pod requires CPUs of its own. A smaller request counts only if
-the same containers as before may have exclusive resources: less isolation is not what was asked
-for.
+smaller request of one resource, siblings that do not stay idle, a larger budget where containers
+that share it would have nothing, and limits equal to requests where a pod requires CPUs of its own.
+A smaller request counts only if the same containers as before may have exclusive resources: less
+isolation is not what was asked for.
 """
 
 from __future__ import annotations
@@ -18,21 +18,30 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.answers import Advice, AdviceKind, FreeCpus
 from agent.managers.cpu.manager import shared_pool
-from agent.managers.decision import Reason, nodes_text
+from agent.managers.decision import Advice, AdviceKind, FreeCpus, Reason, nodes_text
 from agent.managers.memory.state import page_size
 from agent.managers.node_fit import native_first, node_amount_text
 from agent.managers.policy import (
     NO_CORDON,
+    IsolationMode,
     MemoryManagerPolicy,
-    MemoryPolicy,
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
 from agent.managers.rejection import empty_pool_rejection
 from agent.managers.rules import restored, with_cordon
-from agent.pods.model import CPU, MEMORY, Quality, Resources, full_name, required
+from agent.pods.model import (
+    CPU,
+    MEMORY,
+    MEMORY_CLASSES,
+    SMT,
+    Quality,
+    Resources,
+    full_name,
+    isolation_annotation,
+    required,
+)
 from agent.pods.quantity import Quantity
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import find_problems
@@ -90,6 +99,7 @@ def advise(
         _uncordon(rules, ledger, pod),
         _larger_budget(rules, ledger, pod),
         _guaranteed(rules, ledger, pod),
+        _annotation(rules, ledger, pod),
         _policies(rules, ledger, pod),
         _requests(rules, ledger, pod),
         _ends(rules, ledger, pod),
@@ -212,6 +222,28 @@ def _guaranteed(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         yield Advice(AdviceKind.GUARANTEED, text)
 
 
+def without_annotation(pod: Pod, annotation: str) -> Pod:
+    """Return the pod without what it asks for with an annotation."""
+    left = {name: text for name, text in pod.annotations.items() if name != annotation}
+    return replace(pod, annotations=MappingProxyType(left))
+
+
+def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    policy = rules.policy
+    for item, mode, loss in (
+        (SMT, policy.cpu.idle_siblings, _SIBLINGS),
+        (MEMORY_CLASSES, policy.memory.usual_classes, "its memory may be of any class"),
+    ):
+        name = isolation_annotation(item)
+        if mode != IsolationMode.ASKED or name not in pod.annotations:
+            continue
+        if not decided(rules, ledger, without_annotation(pod, name)).admitted:
+            yield None
+            continue
+        text = f"leave out the annotation {name} ({loss})"
+        yield Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)
+
+
 # --- weaker policies ----------------------------------------------------------------------------
 
 
@@ -241,15 +273,30 @@ def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
                 replace(policy, cpu=replace(cpu, options=replace(cpu.options, **{option: False}))),
                 loss,
             )
+    if cpu.idle_siblings is IsolationMode.ALWAYS:
+        for mode in (IsolationMode.ASKED, IsolationMode.NEVER):
+            yield PolicyChange(
+                "agent.isolation.smt",
+                str(mode),
+                replace(policy, cpu=replace(cpu, idle_siblings=mode)),
+                _SIBLINGS,
+            )
     if policy.memory.policy is MemoryManagerPolicy.STATIC:
         yield PolicyChange(
             "memoryManagerPolicy",
             str(MemoryManagerPolicy.NONE),
-            replace(policy, memory=MemoryPolicy()),
+            replace(
+                policy,
+                memory=replace(
+                    policy.memory, policy=MemoryManagerPolicy.NONE, reserved=MappingProxyType({})
+                ),
+            ),
             "memory is not pinned to NUMA nodes",
         )
 
 
+#: What a pod loses whose siblings are not kept idle.
+_SIBLINGS: Final = "the siblings of its CPUs do not stay idle"
 _OPTIONS: Final = (
     ("full_pcpus_only", "full-pcpus-only", "containers may share a physical core"),
     (
@@ -513,7 +560,7 @@ def nodes_of(rules: EffectivePolicy, allocation: PodAllocation) -> Mask:
     for block in allocation.memory:
         nodes |= block.nodes
     for container in allocation.containers:
-        nodes |= container.mems
+        nodes |= container.mems if container.memory else EMPTY
     return nodes
 
 

@@ -15,7 +15,7 @@ from agent.managers.policy import NO_CORDON, Cordon
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.pods.model import CPU, MEMORY, UNTIL_REMOVED, ContainerKind, Lifetime, QosClass
 from agent.values import Name, Saved, Size
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -242,12 +242,13 @@ class ContainerAllocation(Saved, frozen=True):
     shared pool (or, for a standard init container, the part of the budget that it may use).
     `memory` empty: the memory is not pinned, or the container is a standard init container whose
     memory was released when a later container started. `limits` are the specified limits in bytes
-    by memory type. `why` is the reason why its CPUs are exclusive or not, "" without a known
-    specification. `cpus`, `memory` and `devices` are the parts of the kubelet's managers, which
-    enforcement reads; `others` are those of further managers by name, values as JSON has them.
-    `delivery` is what the providers of its devices returned for it after the decision.
-    `device_nodes` are the NUMA nodes that its devices had then, by id by resource; a device without
-    a known node is left out.
+    by memory type, `memory_request` the requested memory in bytes. `why` is the reason why its CPUs
+    are exclusive or not, "" without a known specification. `cpus`, `memory` and `devices` are the
+    parts of the kubelet's managers, which enforcement reads; `others` are those of further managers
+    by name, values as JSON has them. `delivery` is what the providers of its devices returned for
+    it after the decision. `device_nodes` are the NUMA nodes that its devices had then, by id by
+    resource; a device without a known node is left out. `memory_nodes` are those with memory of the
+    classes that the pod asks for, empty where any will do.
     """
 
     name: Name
@@ -260,10 +261,12 @@ class ContainerAllocation(Saved, frozen=True):
     cpu: CpuLimits = CpuLimits()
     quota_disabled: bool = False
     limits: Mapping[Name, Size] = MappingProxyType({})
+    memory_request: Size = 0
     why: str = ""
     others: Mapping[Name, Any] = MappingProxyType({})
     delivery: Delivery = NOTHING
     device_nodes: Mapping[Name, Mapping[str, Mask]] = MappingProxyType({})
+    memory_nodes: Mask = EMPTY
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the container, None for nothing."""
@@ -277,7 +280,9 @@ class ContainerAllocation(Saved, frozen=True):
 
     @property
     def mems(self) -> Mask:
-        """The NUMA nodes that the memory is pinned to; empty when it is not pinned."""
+        """The NUMA nodes that the memory is pinned to, else those allowed; empty for all."""
+        if not self.memory:
+            return self.memory_nodes
         bits = 0
         for block in self.memory:
             bits |= block.nodes.bits
@@ -295,8 +300,10 @@ class PodAllocation(Saved, frozen=True, dict=True):
     imported or recovered) `spec_digest` is "", and so are `name` and `namespace` if only the uid is
     known. `source` is who asked for the pod, None if no source has: decisions neither set nor read
     it, the controller sets it with the admission (`Ledger.with_source`); so with `lifetime`, which
-    says what ends the pod (`Ledger.with_lifetime`). `others` are what further
-    managers have for the pod as a whole, by name.
+    says what ends the pod (`Ledger.with_lifetime`), and `isolation` what the pod asks for its
+    exclusive CPUs, by item. `others` are what further managers have for the pod as a whole, by
+    name. `idle` are the sibling threads of its exclusive CPUs that stay idle, as the pod asks: they
+    are in the set of none of its containers.
     """
 
     uid: Name
@@ -315,6 +322,8 @@ class PodAllocation(Saved, frozen=True, dict=True):
     source: Source | None = None
     others: Mapping[Name, Any] = MappingProxyType({})
     lifetime: Lifetime = UNTIL_REMOVED
+    isolation: Mapping[Name, str] = MappingProxyType({})
+    idle: Mask = EMPTY
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the pod as a whole, None for nothing."""
@@ -331,10 +340,15 @@ class PodAllocation(Saved, frozen=True, dict=True):
         """Whether the pod has something as a whole, which is divided among its containers."""
         return self.cpus is not None or bool(self.memory) or bool(self.others)
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether any container has devices."""
+        return any(container.devices for container in self.containers)
+
     @cached_property
     def exclusive_cpus(self) -> Mask:
-        """All CPUs that this pod takes out of the node's shared pool."""
-        bits = self.cpus.bits if self.cpus is not None else 0
+        """All CPUs that this pod takes out of the node's shared pool, idle siblings included."""
+        bits = self.idle.bits | (self.cpus.bits if self.cpus is not None else 0)
         for container in self.containers:
             if container.cpus is not None:
                 bits |= container.cpus.bits
@@ -345,8 +359,12 @@ class PodAllocation(Saved, frozen=True, dict=True):
         """The pod's share of the node's allocatable, in the units of `requests`.
 
         For a pod whose specification is unknown (imported, recovered)
-        this is what is allocated: the pod must have requested at least as much.
+        this is what is allocated: the pod must have requested at least as much. Idle siblings count
+        as if they were requested: no other pod may use them.
         """
+        if self.requests and self.idle:
+            cpus = self.requests.get(CPU, 0) + 1000 * len(self.idle)
+            return MappingProxyType({**self.requests, CPU: cpus})
         return self.requests or self._allocated_amounts()
 
     def _allocated_amounts(self) -> Mapping[str, int]:
@@ -368,11 +386,14 @@ class PodAllocation(Saved, frozen=True, dict=True):
     @property
     def lasting(self) -> tuple[ContainerAllocation, ...]:
         """The containers that live as long as the pod."""
-        return tuple(c for c in self.containers if c.kind is not ContainerKind.INIT)
+        return tuple([c for c in self.containers if c.kind is not ContainerKind.INIT])
 
     def container(self, name: str) -> ContainerAllocation | None:
         """Return the allocation of the named container, None when the pod has no such container."""
-        return next((allocation for allocation in self.containers if allocation.name == name), None)
+        for allocation in self.containers:  # asked about every container in each pass
+            if allocation.name == name:
+                return allocation
+        return None
 
 
 def _part(allocation: ContainerAllocation | PodAllocation, manager: str) -> Any:  # noqa: ANN401

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocation import PodAllocation
-    from agent.managers.answers import Shortage
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import CounterKey
     from agent.managers.topology.many_nodes import ProviderHints
@@ -41,10 +40,12 @@ class Rule(StrEnum):
     CPU_POLICY = "cpuManagerPolicy"
     RESERVED_CPUS = "reservedSystemCPUs"
     FULL_PCPUS_ONLY = "full-pcpus-only"
+    IDLE_SIBLINGS = "isolation.smt"
     SHARED_POOL = "shared pool"
     MEMORY_POLICY = "memoryManagerPolicy"
     MEMORY_NODE = "memory node missing"
     MEMORY_TYPE = "memory type missing"
+    MEMORY_CLASS = "isolation.memory"
     MEMORY_CAPACITY = "memory capacity"
     DEVICE_ALLOCATED_TWICE = "device allocated twice"
     DEVICE_MISSING = "device missing"
@@ -99,6 +100,7 @@ class Reason(StrEnum):
     SMT_ALIGNMENT = "SMTAlignmentError"
     EMPTY_POD_SHARED_POOL = "EmptyPodSharedPoolError"
     UNEXPECTED = "UnexpectedAdmissionError"
+    OTHER_SYSTEM = "PodOSNotSupported"
     INVALID = "InvalidPod"
     CONFLICT = "PodConflict"
     REQUIREMENT = "RequirementNotMet"
@@ -107,6 +109,21 @@ class Reason(StrEnum):
 def out_of(resource: str) -> str:
     """Return the kubelet's reason for too little of a resource: `OutOfcpu`, `OutOfpods`."""
     return f"OutOf{resource}"
+
+
+class Shortage(Struct, frozen=True):
+    """A resource of which the node has too little left for a pod.
+
+    `requested` is what other pods request, `allocatable` what all may request (None: the node does
+    not offer the resource). What is no longer allocatable and pods still have (CPUs that are
+    offline, devices that are gone) is in neither. The unit is millicores for `cpu`, else bytes,
+    pods or devices.
+    """
+
+    resource: str
+    asked: int
+    allocatable: int | None
+    requested: int
 
 
 class Rejection(Struct, frozen=True):
@@ -289,6 +306,65 @@ class Decision(Struct, frozen=True, dict=True):
         return self.allocation is not None
 
 
+# --- answers --------------------------------------------------------------------------------------
+# What answers say beside a decision: advice, and what is left for other pods.
+
+
+class AdviceKind(StrEnum):
+    """What is changed: nothing, the cordon, the pod itself, other pods, or the policy."""
+
+    #: Nothing: the pod would be admitted as it is.
+    AGAIN = "again"
+    UNCORDON = "uncordon"
+    #: A larger pod-level budget, so that the containers that share it have something.
+    BUDGET = "budget"
+    #: Limits that equal requests, so that containers may have CPUs of their own.
+    GUARANTEED = "guaranteed"
+    #: Without an annotation that demands more.
+    ANNOTATION = "annotation"
+    REQUEST = "request"
+    END = "end"
+    POLICY = "policy"
+
+
+class Advice(Struct, frozen=True):
+    """One change with which the pod would be admitted: it was tried.
+
+    `kind` is `again` (the pod would be admitted as it is), `request` (`amount` of `resource` in
+    `container`, null: of the pod-level resources; CPUs in millicores), `end` (the pods of `uids`
+    end), `annotation` (`key` is left out) or `policy` (`key` of the configuration is `value`). With
+    the last two, `loss` is what the pod would not get.
+    """
+
+    #: An `AdviceKind`, or that of a later release.
+    kind: str
+    text: str
+    container: str | None = None
+    resource: str = ""
+    #: CPUs in millicores, memory in bytes; of a budget that of the first resource.
+    amount: int = 0
+    uids: tuple[str, ...] = ()
+    key: str = ""
+    #: Of an uncordon, what is cordoned.
+    value: str = ""
+    loss: str = ""
+
+
+class FreeCpus(Struct, frozen=True, rename="camel"):
+    """The CPUs that may still be allocated exclusively.
+
+    `wholeCores` are those in physical cores of which every CPU is free, `onOneNode` the most that
+    one NUMA node has. `fragmentation` (0 to 1) is the share that one request on one node cannot get
+    of what would fit one node: 1 - onOneNode / min(free, the most that a node has without pods).
+    """
+
+    free: int
+    whole_cores: int
+    on_one_node: int
+    #: 0 on an empty host, and where nothing is free.
+    fragmentation: float
+
+
 # --- errors ---------------------------------------------------------------------------------------
 # Errors of the managers; each error has its facts as data.
 
@@ -354,7 +430,6 @@ class UnknownMemoryTypeError(ManagerError):
 
     def __init__(self, memory_type: str, asked: int, known: tuple[str, ...]) -> None:
         self.memory_type = memory_type
-        self.asked = asked
         self.known = known
         super().__init__(
             f"[memorymanager] {size_text(asked)} of {memory_type} asked, but no NUMA node has that"

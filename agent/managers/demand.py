@@ -20,7 +20,15 @@ from agent.managers.allocation import (
 )
 from agent.managers.decision import Eligibility
 from agent.managers.topology.hint import NO_AFFINITY, Hint
-from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass, spec_digest
+from agent.pods.model import (
+    CPU,
+    HUGEPAGES_PREFIX,
+    MEMORY,
+    ContainerKind,
+    QosClass,
+    isolation_of,
+    spec_digest,
+)
 from agent.pods.quantity import ZERO
 from agent.pods.requests import (
     has_pod_level_resources,
@@ -29,7 +37,9 @@ from agent.pods.requests import (
     pod_limits,
     pod_requests,
     qos_class,
+    with_pod_level_limits,
 )
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +47,6 @@ if TYPE_CHECKING:
     from agent.managers.policy import Policy
     from agent.pods.model import Container, Pod
     from agent.pods.quantity import Quantity
-    from sysfs.mask import Mask
 
 
 #: Why a container of a pod with a budget has neither exclusive CPUs nor exclusive memory.
@@ -174,6 +183,8 @@ class PodDemand(Struct, frozen=True):
     """
 
     pod: Pod
+    #: The same with what the policy's version defaults, by which the pod is decided.
+    defaulted: Pod
     qos: QosClass
     pod_level: bool
     parts: Mapping[str, ResourceDemand]
@@ -235,11 +246,14 @@ def demand_of(
     """
     managed, gates = policy.pod_level_managers, policy.gates
     has_budget = gates.pod_level_resources and has_pod_level_resources(pod)
+    # Not by the manifest's reader: the digest of a specification is the same under every version.
+    by_version = has_budget and gates.pod_level_resources_fix_defaulting
+    defaulted = with_pod_level_limits(pod) if by_version else pod
     containers = pod.all_containers()
     request = PodRequest(
         policy=policy,
-        pod=pod,
-        qos=qos_class(pod, pod_level_resources=gates.pod_level_resources),
+        pod=defaulted,
+        qos=qos_class(defaulted, pod_level_resources=gates.pod_level_resources),
         pod_level=has_budget and managed,
         unmanaged=has_budget and not managed,
         containers=containers,
@@ -247,6 +261,7 @@ def demand_of(
     parts = {manager.name: manager.demand(request) for manager in managers}
     return PodDemand(
         pod=pod,
+        defaulted=defaulted,
         qos=request.qos,
         pod_level=request.pod_level,
         parts=parts,
@@ -260,7 +275,11 @@ def demand_of(
 
 def _dropped(policy: Policy, pod: Pod) -> tuple[str, ...]:
     """Return a warning for each field that counts for nothing, as the API server drops it."""
-    if policy.gates.pod_level_resources or not has_pod_level_resources(pod):
+    if pod.resources is None:
+        return ()
+    if not has_pod_level_resources(pod):
+        return ("spec.resources: it states no amount, so it is as if it were left out",)
+    if policy.gates.pod_level_resources:
         return ()
     return ("spec.resources: the feature gate PodLevelResources is off, so it is left out",)
 
@@ -287,10 +306,12 @@ class PodPart(Struct):
     """What one resource manager has allocated to a pod, in the manager's own types.
 
     `containers` are by name, and lack those without a part; `pod` is the budget, None without one.
+    `idle` are CPUs that stay idle for the sake of the pod.
     """
 
     containers: dict[str, Any] = field(default_factory=dict)
     pod: Any = None
+    idle: Mask = EMPTY
 
 
 _NO_HINTS: Final[Mapping[str, Hint]] = MappingProxyType({})
@@ -308,14 +329,16 @@ def make_allocation(
     `hints` are the alignments of the containers, by name.
     """
     pod, gates = demand.pod, policy.gates
+    classes = policy.memory.classes_for(isolation_of(pod.annotations))
+    nodes = policy.memory.nodes_of(classes) if classes else EMPTY
     containers = tuple(
         [
-            _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY))
+            _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY), nodes)
             for each in demand.containers
         ]
     )
     of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
-    limits = _pod_limits(pod, pod_level=gates.pod_level_resources)
+    limits = _pod_limits(demand.defaulted, pod_level=gates.pod_level_resources)
     return PodAllocation(
         uid=pod.uid,
         name=pod.name,
@@ -333,6 +356,7 @@ def make_allocation(
         requests=MappingProxyType(dict(demand.requests)),
         limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
         others=MappingProxyType(of_pod) if of_pod else _NONE,
+        idle=parts[CPU].idle if CPU in parts else EMPTY,
     )
 
 
@@ -342,6 +366,7 @@ def _container(
     container: ContainerDemand,
     parts: Mapping[str, PodPart],
     hint: Hint,
+    memory_nodes: Mask,
 ) -> ContainerAllocation:
     name = container.name
     own = {key: part.containers[name] for key, part in parts.items() if name in part.containers}
@@ -362,7 +387,9 @@ def _container(
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
         limits=_memory_limits(resources.limits),
+        memory_request=resources.requests.get(MEMORY, ZERO).value,
         why=container.why(CPU),
+        memory_nodes=memory_nodes,
         others=MappingProxyType(own) if own else _NONE,
     )
 

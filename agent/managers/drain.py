@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from agent.managers.advice import decided, quantity_of
 from agent.managers.allocation import Origin
 from agent.managers.demand import node_requests
 from agent.managers.rules import with_cordon
-from agent.pods.model import CPU, Container, ContainerKind, Pod, Resources, spec_digest
+from agent.pods.model import CPU, MEMORY, Container, ContainerKind, Pod, Resources, spec_digest
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
+
+
+#: Which limits of a pod may follow from those of its containers (`with_pod_level_limits`).
+_DEFAULTED: Final = ((), (CPU,), (MEMORY,), (CPU, MEMORY))
 
 
 class Used(Struct, frozen=True):
@@ -126,12 +130,13 @@ def specification_of(rules: EffectivePolicy, allocation: PodAllocation) -> Pod |
 
     It is put together from what the allocation has of it, and compared by its digest: requests
     that are lower than limits, and resources that no manager allocates, are not stored. Annotations
-    are no part of the digest.
+    are no part of the digest. Pod-level limits may have been defaulted, and not be stated.
     """
     if allocation.origin is not Origin.DECIDED:
         return None
-    of_pod = _resources(allocation.cpu, allocation.limits)
-    for resources, status in product((None, of_pod), (None, allocation.qos)):
+    whole = _resources(allocation.cpu, allocation.limits)
+    of_pod = (_without_limits(whole, *names) for names in _DEFAULTED)
+    for resources, status in product((None, *of_pod), (None, allocation.qos)):
         pod = Pod(
             uid=allocation.uid,
             name=allocation.name,
@@ -145,6 +150,11 @@ def specification_of(rules: EffectivePolicy, allocation: PodAllocation) -> Pod |
         if spec_digest(pod) == allocation.spec_digest:
             return pod
     return None
+
+
+def _without_limits(resources: Resources, *names: str) -> Resources:
+    limits = {name: size for name, size in resources.limits.items() if name not in names}
+    return replace(resources, limits=MappingProxyType(limits))
 
 
 def _containers(allocation: PodAllocation, *, init: bool) -> tuple[Container, ...]:

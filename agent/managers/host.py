@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from agent.managers.memory.state import MemoryFacts, hugepages_type
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.pods.model import CPU, MEMORY, extended_resource_fault
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.managers.allocation import ContainerAllocation
     from agent.managers.machine import Machine
     from agent.managers.policy import NodeFit, PluginDevice, Policy
-    from sysfs.mask import Mask
 
 
 # --- allocatable ----------------------------------------------------------------------------------
@@ -112,6 +113,20 @@ class HostPolicy(Struct, frozen=True, dict=True):
     def memory(self) -> MemoryFacts:
         """Allocatable memory by node and type."""
         return MemoryFacts.of(self.machine, self.policy.memory, self.policy.cordon.nodes)
+
+    def memory_places(self, container: ContainerAllocation) -> Mask:
+        """Return the nodes of a container's pinned memory, empty where it is not pinned.
+
+        Of a pod that asks for classes of memory, memory without CPUs on its node counts as on the
+        nearest node with CPUs, one of the container's if possible.
+        """
+        if not container.memory or not container.memory_nodes:
+            return container.mems if container.memory else EMPTY
+        cpus, found = self.machine.cpus.nodes_of(container.cpus or EMPTY), EMPTY
+        for node in container.mems:
+            near = self.machine.nearest.get(node, Mask.of(node))
+            found |= near & cpus or (EMPTY if near & found else Mask.of(near.lowest))
+        return found
 
     @cached_property
     def devices(self) -> Mapping[str, tuple[PluginDevice, ...]]:

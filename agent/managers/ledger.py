@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import ItemsView, Iterable, Iterator, ValuesView
 
     from agent.managers.allocation import PodAllocation, Source
     from agent.pods.model import Lifetime
@@ -92,6 +92,18 @@ class SharedMap(Mapping[_Key, _Value], Generic[_Key, _Value]):
     def __iter__(self) -> Iterator[_Key]:
         yield from (key for key in self._base if key not in self._removed)
         yield from (key for key in self._changes if key not in self._base)
+
+    def items(self) -> ItemsView[_Key, _Value]:
+        """Return the entries, by way of a plain mapping, which is much faster to go through."""
+        return self._whole().items()
+
+    def values(self) -> ValuesView[_Value]:
+        """Return the values; see `items`."""
+        return self._whole().values()
+
+    def _whole(self) -> Mapping[_Key, _Value]:
+        changed = self._changes or self._removed
+        return self._merged(self._removed) if changed else self._base
 
     def __len__(self) -> int:
         replaced = sum(map(self._base.__contains__, self._changes))
@@ -202,9 +214,16 @@ class Ledger(Struct, frozen=True):
         allocation = replace(self.allocations[uid], source=source)
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
-    def with_lifetime(self, uid: str, lifetime: Lifetime) -> Ledger:
-        """Return this ledger with another lifetime of a pod; raises `KeyError` as above."""
+    def with_lifetime(
+        self, uid: str, lifetime: Lifetime, isolation: Mapping[str, str] | None = None
+    ) -> Ledger:
+        """Return this ledger with another lifetime of a pod; raises `KeyError` as above.
+
+        `isolation` is what the pod asks of that, None leaves it as it is.
+        """
         allocation = replace(self.allocations[uid], lifetime=lifetime)
+        if isolation is not None:
+            allocation = replace(allocation, isolation=isolation)
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
     def without_allocation(self, uid: str, parts: Mapping[str, Any]) -> Ledger:

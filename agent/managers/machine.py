@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  # msgspec reads it at run time
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct, field
@@ -30,6 +31,8 @@ class MachineNode(Struct, frozen=True):
     hugepages: Mapping[int, int]
     #: ACPI SLIT distances, that to this node included.
     distances: Mapping[int, int]
+    #: What the memory is made of (`sysfs.host.MemoryClass`), "" where the host does not show it.
+    memory_class: str = ""
 
     @property
     def known_memory(self) -> int:
@@ -52,6 +55,7 @@ class Machine(Struct, frozen=True, dict=True):
                 memory_bytes=node.memory_bytes,
                 hugepages={pages.size_bytes: pages.count for pages in node.hugepages},
                 distances=node.distances,
+                memory_class=str(host.memory_classes.get(node.id, "")),
             )
             for node in host.nodes
         )
@@ -61,6 +65,19 @@ class Machine(Struct, frozen=True, dict=True):
     def node_mask(self) -> Mask:
         """All NUMA nodes, memory-only ones included."""
         return Mask.from_ids(node.id for node in self.nodes)
+
+    @cached_property
+    def nearest(self) -> Mapping[int, Mask]:
+        """By node the nodes with CPUs that are nearest to its memory: itself, where it has CPUs."""
+        with_cpus = [node.id for node in self.nodes if self.cpus.cpus_in_nodes(Mask.of(node.id))]
+        found = {}
+        for node in self.nodes:
+            distance = min([node.distances.get(each, 0) for each in with_cpus], default=0)
+            near = Mask.from_ids(
+                each for each in with_cpus if node.distances.get(each, 0) == distance
+            )
+            found[node.id] = Mask.of(node.id) if node.id in with_cpus else near
+        return MappingProxyType(found)
 
     @cached_property
     def unknown_memory(self) -> Mask:

@@ -41,6 +41,13 @@ class MetricSpec(Struct, frozen=True):
     labels: tuple[str, ...] = ()
     domain: tuple[tuple[str, ...], ...] = ()
     buckets: tuple[float, ...] = ()
+    #: The full name from kubelet v1.37 on, "" where that did not change.
+    later_name: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that the metric can have in the exposition, the oldest first."""
+        return (self.name, self.later_name) if self.later_name else (self.name,)
 
     def initial(self) -> Iterator[tuple[str, ...]]:
         """Yield the label values that exist from the start (one empty tuple without labels)."""
@@ -68,12 +75,14 @@ SOURCES: Final = ("node", "pod")
 ASSIGNMENT_TYPES: Final = ("node_exclusive", "pod_exclusive", "pod_shared")
 
 
-def counter(name: str, text: str, **labels: tuple[str, ...]) -> MetricSpec:
+def counter(name: str, text: str, later_name: str = "", **labels: tuple[str, ...]) -> MetricSpec:
     """Return a counter with the values of its labels that are known beforehand."""
-    return MetricSpec(name, MetricType.COUNTER, text, tuple(labels), tuple(labels.values()))
+    known = (tuple(labels), tuple(labels.values()))
+    return MetricSpec(name, MetricType.COUNTER, text, *known, later_name=later_name)
 
 
 # --- counters that decisions increment; those of the kubelet have its names -----------------------
+# From v1.37 on those of KEP-5526 belong to the subsystem `kubelet` (kubernetes/kubernetes#138770).
 
 CPU_PINNING_REQUESTS: Final = counter(
     "kubelet_cpu_manager_pinning_requests_total",
@@ -114,18 +123,21 @@ ALIGNED_FAILURE_COUNT: Final = counter(
 ALLOCATIONS: Final = counter(
     "resource_manager_allocations_total",
     "Exclusive allocations, by whether they came from the node's pool or from a pod's budget.",
+    later_name="kubelet_resource_manager_allocations_total",
     resource_name=RESOURCES,
     source=SOURCES,
 )
 ALLOCATION_ERRORS: Final = counter(
     "resource_manager_allocation_errors_total",
     "Exclusive allocations that failed, by the pool they were meant to come from.",
+    later_name="kubelet_resource_manager_allocation_errors_total",
     resource_name=RESOURCES,
     source=SOURCES,
 )
 CONTAINER_ASSIGNMENTS: Final = counter(
     "resource_manager_container_assignments",
     "Containers given something exclusive, or their pod's pool, since the start (cumulative).",
+    later_name="kubelet_resource_manager_container_assignments_total",
     resource_name=RESOURCES,
     assignment_type=ASSIGNMENT_TYPES,
 )
@@ -139,8 +151,7 @@ BOUNDED_CHOICES: Final = counter(
 SHARED: Final = "shared"
 ASSIGNED_CONTAINERS: Final = gauge(
     "numawarden_container_assignments",
-    "Containers in the ledger by assignment: exclusive from the node or from the pod's budget, the "
-    "pod shared pool, or the node's shared pool.",
+    "Containers in the ledger by assignment.",
     "resource_name",
     "assignment_type",
 )

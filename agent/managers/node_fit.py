@@ -9,8 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.answers import Shortage
-from agent.managers.decision import Rejection, out_of, size_text
+from agent.managers.decision import Rejection, Shortage, out_of, size_text
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, is_native_resource
 from agent.pods.requests import is_memory_type
 
@@ -86,8 +85,8 @@ def _shortages(
         fits = asked <= 0 or (room is not None and asked <= room - requested)
         if fits or limits.ignores(name) or name in NOT_CHECKED:
             continue
-        if room:
-            room += _beyond(rules, ledger, name)
+        if room is not None:
+            requested = max(requested - _beyond(rules, ledger, name), 0)
         if room is None or asked > room - requested:
             found.append(Shortage(name, asked, room, requested))
     found.sort(key=lambda shortage: _order(shortage.resource))

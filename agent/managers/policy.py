@@ -8,11 +8,27 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, allows_memory
 from agent.values import Saved
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+class KubernetesVersion(StrEnum):
+    """`kubernetesVersion`: whose rules hold where those of versions differ; later ones are greater.
+
+    docs/differences.md lists what differs.
+    """
+
+    V1_36 = "v1.36"
+    V1_37 = "v1.37"
+    V1_38 = "v1.38"
+
+
+#: The newest version that is released and whose rules are known.
+NEWEST: Final = KubernetesVersion.V1_37
 
 
 class CpuManagerPolicy(StrEnum):
@@ -45,11 +61,20 @@ class TopologyManagerScope(StrEnum):
     POD = "pod"
 
 
+class IsolationMode(StrEnum):
+    """Which pods with exclusive CPUs have an item of isolation."""
+
+    NEVER = "never"
+    ASKED = "asked"
+    ALWAYS = "always"
+
+
 class FeatureGates(Struct, frozen=True):
-    """The kubelet feature gates that change a decision, with the defaults of v1.36."""
+    """The kubelet feature gates that change a decision, with the defaults of `NEWEST`."""
 
     pod_level_resources: bool = True
     pod_level_resource_managers: bool = False
+    pod_level_resources_fix_defaulting: bool = True
     disable_cpu_quota_with_exclusive_cpus: bool = True
     cpu_manager_policy_alpha_options: bool = False
     cpu_manager_policy_beta_options: bool = True
@@ -77,18 +102,41 @@ class CpuPolicyOptions(Struct, frozen=True):
 
 
 class CpuPolicy(Struct, frozen=True):
-    """The CPU manager's settings; `reserved` CPUs are never allocated exclusively."""
+    """The CPU manager's settings; `reserved` CPUs are never allocated exclusively.
+
+    `idle_siblings` says for which pods the sibling threads of exclusive CPUs stay idle.
+    """
 
     policy: CpuManagerPolicy = CpuManagerPolicy.NONE
     options: CpuPolicyOptions = CpuPolicyOptions()
     reserved: Mask = EMPTY
+    idle_siblings: IsolationMode = IsolationMode.NEVER
 
 
 class MemoryPolicy(Struct, frozen=True):
-    """The memory manager's settings; `reserved` is bytes by type by node (`reservedMemory`)."""
+    """The memory manager's settings; `reserved` is bytes by type by node (`reservedMemory`).
+
+    `classes` are those of all nodes with memory, "" where unknown. `usual_classes` is
+    `agent.isolation.memory`: `never`, `asked`, or the classes for pods that ask for none.
+    """
 
     policy: MemoryManagerPolicy = MemoryManagerPolicy.NONE
     reserved: Mapping[int, Mapping[str, int]] = MappingProxyType({})
+    classes: Mapping[int, str] = MappingProxyType({})
+    usual_classes: str = IsolationMode.NEVER
+
+    def classes_for(self, isolation: Mapping[str, str]) -> str:
+        """Return the classes of memory that a pod may use, "" for any; `isolation` is by item."""
+        if self.usual_classes == IsolationMode.NEVER:
+            return ""
+        usual = "" if self.usual_classes == IsolationMode.ASKED else self.usual_classes
+        classes = isolation.get(MEMORY_CLASSES, usual)
+        return "" if classes == ANY_MEMORY else classes
+
+    def nodes_of(self, classes: str) -> Mask:
+        """Return the nodes with memory of these classes."""
+        found = self.classes.items()
+        return Mask.from_ids(node for node, name in found if allows_memory(classes, name))
 
 
 class TopologyPolicy(Struct, frozen=True):
@@ -105,7 +153,7 @@ class TopologyPolicy(Struct, frozen=True):
         return aligns and self.scope is TopologyManagerScope.POD
 
 
-class PluginDevice(Struct, frozen=True):
+class PluginDevice(Struct, frozen=True, gc=False):
     """One device of the inventory; an empty `nodes` means no NUMA locality is known.
 
     `away`: it is not healthy because its provider is gone for a while, as a plugin that restarts;
@@ -177,6 +225,7 @@ class Policy(Struct, frozen=True):
     preferring: frozenset[str] = frozenset()
     fit: NodeFit | None = None
     cordon: Cordon = NO_CORDON
+    version: KubernetesVersion = NEWEST
 
     @property
     def pod_level_managers(self) -> bool:

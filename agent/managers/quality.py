@@ -120,7 +120,7 @@ def verdict(rules: HostPolicy, allocation: PodAllocation) -> tuple[Judgement, ..
     return tuple(
         judgement
         for container in allocation.containers
-        for judgement in _of(rules, container)
+        for judgement in _of(rules, container, allocation.idle)
         if not (judgement.quality is Quality.EXCLUSIVE and container.why and judgement.why)
     )
 
@@ -137,7 +137,7 @@ def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection |
             return Rejection(Reason.REQUIREMENT, message)
     if not asked:
         return None
-    judged = [each for container in allocation.containers for each in _of(rules, container)]
+    judged = [each for one in allocation.containers for each in _of(rules, one, allocation.idle)]
     for quality in sorted(asked - {each.quality for each in judged}):
         message = f"the pod would not get what it requires: {quality}: {_NOTHING[quality]}"
         return Rejection(Reason.REQUIREMENT, message)
@@ -167,7 +167,7 @@ def _far_from(rules: HostPolicy, nodes: Mask, allocation: PodAllocation) -> str:
     places = {
         container.name: place
         for container in allocation.containers
-        if (place := of_cpus(container.cpus or EMPTY) or container.mems)
+        if (place := of_cpus(container.cpus or EMPTY) or rules.memory_places(container))
     }
     if not places:
         return "none of its containers has CPUs or memory of its own"
@@ -175,25 +175,25 @@ def _far_from(rules: HostPolicy, nodes: Mask, allocation: PodAllocation) -> str:
     return ", ".join(far)
 
 
-def _of(rules: HostPolicy, container: ContainerAllocation) -> Iterator[Judgement]:
+def _of(rules: HostPolicy, container: ContainerAllocation, idle: Mask) -> Iterator[Judgement]:
     exclusive = container.isolation is Isolation.CONTAINER
     why = container.why or "its specification is not known"
     yield Judgement(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
     cpus = (container.cpus or EMPTY) if exclusive else EMPTY
     places = rules.machine.cpus.nodes_of(cpus)
     if cpus or container.memory:
-        yield Judgement(container.name, Quality.ALIGNED, _spread(container, places))
+        yield Judgement(container.name, Quality.ALIGNED, _spread(rules, container, places))
     if cpus:
-        yield Judgement(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus))
-    near = places or container.mems
+        yield Judgement(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus, idle))
+    near = places or rules.memory_places(container)
     devices = list(_devices(rules, container)) if near else []
     if devices:
         yield Judgement(container.name, Quality.NEAR_DEVICE, _far(devices, near))
 
 
-def _spread(container: ContainerAllocation, places: Mask) -> str:
+def _spread(rules: HostPolicy, container: ContainerAllocation, places: Mask) -> str:
     """Return why CPUs and memory are not aligned, "" if they are."""
-    memory = container.mems
+    memory = rules.memory_places(container)
     if len(places | memory) <= 1:
         return ""
     if container.hint.preferred and (not memory or not places or places <= memory):
@@ -206,8 +206,8 @@ def _spread(container: ContainerAllocation, places: Mask) -> str:
     return ", ".join(parts)
 
 
-def _shared_cores(rules: HostPolicy, cpus: Mask) -> str:
-    siblings = rules.machine.cpus.cores_of(cpus) - cpus
+def _shared_cores(rules: HostPolicy, cpus: Mask, idle: Mask) -> str:
+    siblings = rules.machine.cpus.cores_of(cpus) - cpus - idle
     if not siblings:
         return ""
     noun = "CPU" if len(siblings) == 1 else "CPUs"

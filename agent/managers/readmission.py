@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers.allocation import DEVICES, NOTHING, Isolation, MemoryBlock, Origin
+from agent.managers.cpu.manager import with_idle_siblings
 from agent.managers.decision import Decision, Reason, Rejection, cpus_text
 from agent.managers.demand import PodPart, make_allocation
 from agent.managers.device.kubelet import with_given_devices
@@ -69,7 +70,8 @@ def readmit(
     if matched is None:
         return None
     matched = with_given_devices(matched, pod.given_devices)
-    if existing.origin is Origin.IMPORTED:
+    matched = with_idle_siblings(rules, ledger, matched, pod)
+    if existing.origin is Origin.IMPORTED and not matched.idle:
         completed = ledger.with_allocation(matched)
     else:  # Cgroups show nodes, but not always amounts: only the specification has both.
         completed = charged(rules, ledger, matched)
@@ -139,7 +141,7 @@ def _differences(
         yield from _cpu_differences(imported, demand)
     if rules.static_memory:
         yield from _memory_differences(imported, demand)
-    if any(container.devices for container in imported.containers):
+    if imported.has_devices:
         yield from _device_differences(imported, demand)
 
 

@@ -111,8 +111,8 @@ class ResourceManager(ABC):
     # --- the decision ---------------------------------------------------------------------------
 
     @abstractmethod
-    def start(self, rules: HostPolicy, part: Any) -> PodPart:
-        """Return the part of a new draft, from the part of the ledger."""
+    def start(self, rules: HostPolicy, part: Any, demand: PodDemand) -> PodPart:
+        """Return the part of a new draft for a demand, from the part of the ledger."""
 
     @abstractmethod
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agent.managers.demand import demand_of
-from agent.managers.host import Allocatable, HostPolicy, pod_limit
+from agent.managers.host import Allocatable, HostPolicy, machine_capacity, pod_limit
 from agent.managers.ledger import Ledger
 from agent.managers.resource_manager import Draft
+from agent.pods.model import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,14 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
         limit = pod_limit(fit, self.machine)
         return Allocatable(amounts, *limit, fit.ignored, fit.beside_kubelet)
 
+    @cached_property
+    def capacity(self) -> Mapping[str, int]:
+        """What the machine has (`machine_capacity`), without memory of which not all is known."""
+        capacity = machine_capacity(self.machine)
+        if self.machine.unknown_memory:
+            del capacity[MEMORY]
+        return MappingProxyType(capacity)
+
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""
         return Ledger({manager.name: manager.empty(self) for manager in self.managers})
@@ -64,7 +73,9 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
 
     def draft(self, ledger: Ledger, demand: PodDemand) -> Draft:
         """Return the draft of a pod without any allocation yet."""
-        parts = {each.name: each.start(self, ledger.parts[each.name]) for each in self.managers}
+        parts = {
+            each.name: each.start(self, ledger.parts[each.name], demand) for each in self.managers
+        }
         return Draft(self, ledger, demand, parts)
 
 

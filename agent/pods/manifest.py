@@ -14,9 +14,11 @@ from agent.pods.model import (
     CPU,
     END,
     HUGEPAGES_PREFIX,
+    ISOLATION_ITEMS,
     MEMORY,
     NEAR_NODES,
     REQUIRE,
+    SYSTEMS,
     UNIT,
     Container,
     ContainerKind,
@@ -26,6 +28,7 @@ from agent.pods.model import (
     Quality,
     Resources,
     identity_of,
+    isolation_annotation,
     unknown_qualities,
 )
 from agent.pods.quantity import Quantity, QuantityError
@@ -69,7 +72,9 @@ def _names(text: str) -> frozenset[str]:
 
 
 #: The annotations that the agent reads.
-ANNOTATIONS: Final = frozenset({END, NEAR_NODES, REQUIRE, UNIT})
+ANNOTATIONS: Final = frozenset(
+    {END, NEAR_NODES, REQUIRE, UNIT, *map(isolation_annotation, ISOLATION_ITEMS)}
+)
 #: What an annotation that is meant for the agent has in its name.
 _OURS: Final = "numawarden"
 
@@ -79,14 +84,14 @@ _METADATA: Final = _names(
     "selfLink uid"
 )
 _SPEC_EXPECTED: Final = _names(
-    "containers dnsPolicy enableServiceLinks initContainers overhead preemptionPolicy priority "
+    "containers dnsPolicy enableServiceLinks initContainers os overhead preemptionPolicy priority "
     "resources restartPolicy schedulerName securityContext serviceAccount serviceAccountName "
     "terminationGracePeriodSeconds"
 )
 _SPEC_IGNORED: Final = _names(
     "activeDeadlineSeconds affinity automountServiceAccountToken dnsConfig ephemeralContainers "
     "hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride imagePullSecrets "
-    "nodeName nodeSelector os priorityClassName readinessGates resourceClaims runtimeClassName "
+    "nodeName nodeSelector priorityClassName readinessGates resourceClaims runtimeClassName "
     "schedulingGates setHostnameAsFQDN shareProcessNamespace subdomain tolerations "
     "topologySpreadConstraints volumes workloadRef"
 )
@@ -359,6 +364,7 @@ class _Manifest:
             status_qos=self._status_qos(root),
             annotations=self._annotations(metadata),
             overhead=self._amounts(spec, "overhead"),
+            os=self._os(spec),
         )
 
     def _required(self, parent: Field, key: str) -> str:
@@ -386,6 +392,11 @@ class _Manifest:
             known = ", ".join(Quality)
             self._reader.reject(entries[REQUIRE], f"{shown(name)} is not one of {known}")
         return MappingProxyType({key: text for key, text in texts.items() if text is not None})
+
+    def _os(self, spec: Field) -> str:
+        stated = spec.child("os")
+        field = stated.child("name") if stated is not None else None
+        return (self._reader.choice(field, SYSTEMS) or "") if field is not None else ""
 
     def _status_qos(self, root: Field) -> QosClass | None:
         status = root.child("status")

@@ -20,7 +20,7 @@ from agent.yaml import DocumentError, MappingNode, Node, ScalarNode
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.pods.quantity import Quantity
 
@@ -251,10 +251,86 @@ def lifetime_faults(annotations: Mapping[str, str], containers: int) -> dict[str
     return found
 
 
+# --- isolation ------------------------------------------------------------------------------------
+# What a pod asks of the isolation of its exclusive CPUs, beside what the configuration gives all.
+
+_ISOLATION: Final = "isolation.numawarden.dev/"
+#: Interrupts keep off the pod's CPUs; with `own-devices` those of its devices go there.
+INTERRUPTS: Final = "interrupts"
+#: The name of a power class of the configuration.
+POWER: Final = "power"
+OWN_DEVICES: Final = "own-devices"
+#: The sibling threads of the cores of exclusive CPUs stay idle.
+SMT: Final = "smt"
+IDLE_SIBLINGS: Final = "idle-siblings"
+#: The kernel takes the pod's CPUs from all other cgroups (`cpuset.cpus.partition`).
+PARTITION: Final = "partition"
+NO_PARTITION: Final = "off"
+#: The name of a class of caches and memory bandwidth of the configuration.
+RESCTRL: Final = "resctrl"
+#: The classes of memory that the pod may use, or those with `!` that it may not: `dram,hbm`.
+MEMORY_CLASSES: Final = "memory"
+ANY_MEMORY: Final = "any"
+_NOT: Final = "!"
+#: The items that a pod may ask for, each with what it may say; nothing is any name, of classes of
+#: memory any list of names.
+ISOLATION_ITEMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        INTERRUPTS: ("off", OWN_DEVICES),
+        MEMORY_CLASSES: (),
+        PARTITION: (NO_PARTITION, "root", "isolated"),
+        POWER: (),
+        RESCTRL: (),
+        SMT: (IDLE_SIBLINGS,),
+    }
+)
+
+
+def isolation_annotation(item: str) -> str:
+    """Return the annotation with which a pod asks for an item of isolation."""
+    return f"{_ISOLATION}{item}"
+
+
+def isolation_of(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the annotations of a valid pod ask for, by item."""
+    asked = ((item, annotations.get(f"{_ISOLATION}{item}")) for item in ISOLATION_ITEMS)
+    return MappingProxyType({item: text for item, text in asked if text is not None})
+
+
+def isolation_faults(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the annotations that ask for what does not exist, each with what is wrong."""
+    for item, text in isolation_of(annotations).items():
+        choices = ISOLATION_ITEMS[item]
+        if item == MEMORY_CLASSES:
+            if wrong := memory_classes_fault(text):
+                yield isolation_annotation(item), wrong
+        elif choices and text not in choices:
+            yield isolation_annotation(item), f"{text[:40]!r} is not one of {', '.join(choices)}"
+        elif not choices and (fault := label_fault(text)) is not None:
+            yield isolation_annotation(item), f"{text[:40]!r} is not a name: {fault}"
+
+
+def allows_memory(text: str, name: str) -> bool:
+    """Return whether memory of a class is allowed by a list of classes; `name` "" is unknown."""
+    classes = _names(text)
+    named = [each for each in classes if not each.startswith(_NOT)]
+    return f"{_NOT}{name}" not in classes and (not named or name in named or text == ANY_MEMORY)
+
+
+def memory_classes_fault(text: str) -> str:
+    """Return what is wrong with a list of classes of memory, "" for nothing."""
+    for name in _names(text):
+        if fault := label_fault(name.removeprefix(_NOT)):
+            return f"{name[:40]!r} is not the name of a class of memory: {fault}"
+    return "" if _names(text) else "it names no class of memory; leave it out or name some: dram"
+
+
 # --- model ----------------------------------------------------------------------------------------
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
+#: Processes; of a node only (pkg/kubelet/stats/pidlimit).
+PID: Final = "pid"
 HUGEPAGES_PREFIX: Final = "hugepages-"
 
 _NOTHING: Final[Mapping[str, Quantity]] = MappingProxyType({})
@@ -307,6 +383,11 @@ GivenDevices: TypeAlias = "Mapping[str, tuple[GivenDevice, ...]]"
 NO_GIVEN_DEVICES: Final[GivenDevices] = MappingProxyType({})
 
 
+#: The values of `spec.os.name`; this host is the first.
+LINUX: Final = "linux"
+SYSTEMS: Final = (LINUX, "windows")
+
+
 class Pod(Struct, frozen=True):
     """One pod, defaulted and validated.
 
@@ -314,6 +395,7 @@ class Pod(Struct, frozen=True):
     `resources` is `spec.resources` (pod-level, KEP-2837), None when the manifest has none.
     `status_qos` is `status.qosClass` of the manifest, which wins over the computed class.
     `overhead` is `spec.overhead`: what the runtime needs beside the containers (KEP-688).
+    `os` is `spec.os.name`, "" where it is not stated.
     `given_devices` are no part of the manifest: what the kubelet gave to the containers before the
     pod is decided on.
     """
@@ -327,6 +409,7 @@ class Pod(Struct, frozen=True):
     status_qos: QosClass | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
     overhead: Mapping[str, Quantity] = _NOTHING
+    os: str = ""
     given_devices: GivenDevices = NO_GIVEN_DEVICES
 
     def all_containers(self) -> tuple[Container, ...]:
@@ -343,7 +426,7 @@ def spec_digest(pod: Pod) -> str:
 
     Covered are the containers in order with name, kind, requests and limits, the pod-level
     resources, a stated QoS class and the overhead. Not covered are uid, name, namespace,
-    annotations, devices that were given and how an amount was written.
+    annotations, the operating system, devices that were given and how an amount was written.
     """
     return hashlib.sha256(spec_text(pod).encode()).hexdigest()
 

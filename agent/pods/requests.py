@@ -11,6 +11,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from msgspec.structs import replace
+
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass, Resources
 from agent.pods.quantity import ZERO, Quantity
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Container, Pod
 
 _Amount = TypeVar("_Amount", Quantity, int)
+_COMPUTE: Final = (CPU, MEMORY)
 
 
 def is_memory_type(resource: str) -> bool:
@@ -38,6 +41,31 @@ def has_pod_level_resources(pod: Pod) -> bool:
         return False
     stated = chain(pod.resources.requests, pod.resources.limits)
     return any(map(is_pod_level_resource, stated))
+
+
+def with_pod_level_limits(pod: Pod) -> Pod:
+    """Return a defaulted pod with the pod-level limits that follow from its containers'.
+
+    As the API server from v1.37 on (DefaultPodLevelResources; kubernetes pull request 140514).
+    Where `spec.resources` states any amount: 1. requests of cpu and memory that it lacks are what
+    the containers request together; 2. limits that it lacks, of what all containers limit, are
+    what they limit together, and no less than the request.
+    """
+    stated = pod.resources
+    if stated is None or not has_pod_level_resources(pod):
+        return pod
+    if all(name in stated.limits and name in stated.requests for name in _COMPUTE):
+        return pod  # nothing is missing: limits of huge pages are set with the requests
+    containers = [each.resources for each in pod.all_containers()]
+    requests = dict(stated.requests)
+    for name, amount in aggregate(pod, [each.requests for each in containers]).items():
+        if name in _COMPUTE:
+            requests.setdefault(name, amount)
+    limits = dict(stated.limits)
+    for name, amount in aggregate(pod, [each.limits for each in containers]).items():
+        if name in requests and all(name in each.limits for each in containers):
+            limits.setdefault(name, max(requests[name], amount))
+    return replace(pod, resources=Resources(requests, limits))
 
 
 def exclusive_cpu_requests(container: Container, qos: QosClass, *, pod_level: bool) -> int:
@@ -211,18 +239,16 @@ def _maximum(first: Mapping[str, _Amount], second: Mapping[str, _Amount]) -> dic
     return largest
 
 
-_COMPUTE: Final = (CPU, MEMORY)
-
-
 def qos_class(pod: Pod, *, pod_level_resources: bool) -> QosClass:
     """Return the class of a pod: `status.qosClass` if the manifest states it, else computed.
 
     `pod_level_resources` is the gate PodLevelResources: with it, `spec.resources` alone decides
-    where it is present (KEP-2837, "QoS").
+    where it states any amount (KEP-2837, "QoS"; kubernetes pull request 137150). To kubelet v1.36
+    an empty one makes the pod BestEffort, whatever its containers request.
     """
     if pod.status_qos is not None:
         return pod.status_qos
-    if pod_level_resources and pod.resources is not None:
+    if pod_level_resources and pod.resources is not None and has_pod_level_resources(pod):
         parts = [pod.resources]
         bounded = not pod.resources.limits or _bounds_compute(pod.resources.limits)
     else:

@@ -18,6 +18,7 @@ from agent.pods.model import (
     NEAR_NODES,
     Resources,
     is_native_resource,
+    isolation_faults,
     label_fault,
     lifetime_faults,
     near_nodes_fault,
@@ -103,6 +104,8 @@ def _metadata(pod: Pod) -> Iterator[Mistake]:
 def _annotations(pod: Pod) -> Iterator[Mistake]:
     containers = sum(1 for _ in pod.all_containers())
     for annotation, fault in lifetime_faults(pod.annotations, containers).items():
+        yield Mistake(join("metadata.annotations", annotation), fault)
+    for annotation, fault in isolation_faults(pod.annotations):
         yield Mistake(join("metadata.annotations", annotation), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)

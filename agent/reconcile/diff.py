@@ -10,7 +10,7 @@ cause (`cgroupfs.writers`). The rules, first match wins:
 1. the file is missing: `controller lost` (an ancestor no longer passes it on);
 2. the file shows what was desired but the effective set differs: `CPU offline` or
    `parent too narrow`, see `why_not_effective`; a memory limit was not written because more is in
-   use: `in use`;
+   use: `in use`; the kernel calls a partition invalid: `invalid partition`;
 3. the file shows the runtime's value: `runtime update`, also where systemd has the same value. A
    runtime of the systemd driver sets a unit's properties before it writes the files, so both have
    the value, and the runtime is the one that changed it;
@@ -25,16 +25,26 @@ normal work (`agent.reconcile.diff`): `kubelet`, which is not drift.
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.desired import Role
+from agent.reconcile.desired import BY_POD, KnownChanges, Role
 from cgroupfs import apply as controllers
 from cgroupfs.plan import is_below_use, sets_of
-from cgroupfs.settings import CPU_MAX, CPUS, EFFECTIVE, MEMS
+from cgroupfs.settings import (
+    CPU_MAX,
+    CPUS,
+    EFFECTIVE,
+    EXCLUSIVE_EFFECTIVE,
+    MEMBER,
+    MEMS,
+    PARTITION,
+    partition_fault,
+)
 from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import ancestors
 from sysfs.mask import EMPTY, Mask
@@ -49,6 +59,14 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 
+_SEE: Final = "see docs/isolation.md, Partitions"
+#: By the kernel's reason (perr_strings in kernel/cgroup/cpuset.c): "" where a cgroup beside the
+#: partition named one of its CPUs later.
+_REMEDIES: Final = {
+    "": "a cgroup beside it lists one of its CPUs: narrow that",
+    "Cpu list in cpuset.cpus not exclusive": "a cgroup beside it lists one of its CPUs: narrow it",
+    "Enable partition not permitted": "give the unit the drop-in deploy/partitions.conf",
+}
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.
 GONE: Final = ""
@@ -64,6 +82,7 @@ class Cause(StrEnum):
     CPU_OFFLINE = "CPU offline"
     CONTROLLER_LOST = "controller lost"
     IN_USE = "in use"
+    INVALID_PARTITION = "invalid partition"
     #: The quota that the kubelet gives pods and containers that it makes or resizes.
     KUBELET = "kubelet"
     UNKNOWN = "unknown"
@@ -134,6 +153,9 @@ def _of_set(item: DesiredCgroup, state: CgroupState, file: str) -> tuple[Differe
         return (_difference(item, file, str(desired), None if written is None else str(written)),)
     if desired is None or effective is None or effective.bits == desired.bits:
         return ()
+    given = item.setting.given
+    if file == CPUS and given.bits and desired - given <= effective <= desired:
+        return ()
     return (_difference(item, EFFECTIVE[file], str(desired), str(effective)),)
 
 
@@ -147,6 +169,13 @@ def _own_set(item: DesiredCgroup, file: str, whole: Mask, written: Mask) -> Diff
 
 def _of_value(item: DesiredCgroup, state: CgroupState, file: str, desired: str) -> Difference:
     difference = _difference(item, file, desired, state.values.get(file))
+    fault = partition_fault(difference.observed or "") if file == PARTITION else None
+    if fault is not None:
+        detail = (
+            f"/{item.setting.cgroup} is not a partition: the kernel shows "
+            f"'{difference.observed}'; {_REMEDIES.get(fault, _SEE)}"
+        )
+        return replace(difference, cause=Cause.INVALID_PARTITION, detail=detail)
     if difference.observed is None or not is_below_use(desired, state.in_use, file):
         return difference
     # The current use is left out: it changes all the time, and an unchanged text is logged once.
@@ -281,9 +310,15 @@ def why_not_effective(
     topmost ancestor that lacks some of the set (those below it cannot have more), a partition.
     """
     if file == CPUS:
-        offline = desired - online(tree)
+        offline = desired - online(tree) - effective
         if offline and (desired - offline or effective) == effective:
             return Cause.CPU_OFFLINE, _offline(offline, desired, effective)
+        word, given = tree.read_many(path, (PARTITION, EXCLUSIVE_EFFECTIVE))
+        if _is_partition(word) and not desired <= Mask.parse(given or ""):
+            return Cause.INVALID_PARTITION, (
+                f"the kernel gave the partition only {given.strip() if given else ''} of "
+                f"{desired}: a cgroup beside it has the others"
+            )
     narrow = _too_narrow(tree, path, file, desired)
     if narrow is not None:
         above, has = narrow
@@ -309,12 +344,20 @@ def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
 def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
     """Return the topmost ancestor that is too narrow, None for the root, which has no setting."""
     effective = EFFECTIVE[file]
+    found: tuple[str, Mask] | None = None
     for above in ancestors(path):
-        text = tree.read_many(above, (effective,))[0]
+        text, word = tree.read_many(above, (effective, PARTITION))
+        if _is_partition(word):
+            found = None  # what it has was taken from those above
         has = EMPTY if text is None else Mask.parse(text)
-        if text is not None and not desired <= has:
-            return (above, has) if above else None
-    return None
+        if found is None and text is not None and not desired <= has:
+            found = above, has
+    return found if found is not None and found[0] else None
+
+
+def _is_partition(word: str | None) -> bool:
+    shown = (word or MEMBER).strip()
+    return shown != MEMBER and partition_fault(shown) is None
 
 
 def _named(difference: Difference, known: WriterRecords) -> Difference:
@@ -369,22 +412,30 @@ def without_the_kubelets(
     desired: Iterable[DesiredCgroup],
     allocations: Mapping[str, PodAllocation],
     pods: Mapping[str, LocatedPod],
+    known: KnownChanges | None = None,
 ) -> tuple[DesiredCgroup, ...]:
     """Return what is desired without what the kubelet decides.
 
-    `pods` are the located pods by uid. The cgroup of all pods is left out, and so are pods whose
-    cgroup the kubelet has not made yet or has removed already.
+    `pods` are the located pods by uid, `known` is what was made before. The cgroup of all pods is
+    left out, and so are pods whose cgroup the kubelet has not made yet or has removed already.
     """
-    return tuple(
-        _ours(item, allocations)
-        for item in desired
-        if item.role is not Role.ALL_PODS and (not item.pod or pods[item.pod].exists)
-    )
+    known = known or KnownChanges()
+    known.keep(allocations)
+    found: list[DesiredCgroup] = []
+    for uid, items in groupby(desired, BY_POD):
+        pod = allocations.get(uid)
+        if pod is None:
+            above = tuple(item for item in items if item.role is not Role.ALL_PODS)
+            found += _ours(above, None)
+        elif pods[uid].exists:
+            found += known.of(uid, (tuple(items), pod), _ours)
+    return tuple(found)
 
 
-def _ours(item: DesiredCgroup, allocations: Mapping[str, PodAllocation]) -> DesiredCgroup:
-    pod = allocations.get(item.pod)
-    quota = item.setting.values.get(CPU_MAX) if pod is not None and pod.exclusive_cpus else None
-    values = _NOTHING if quota is None else {CPU_MAX: quota}
-    setting = replace(item.setting, values=values, defaults=_NOTHING)
-    return replace(item, setting=setting)
+def _ours(items: tuple[DesiredCgroup, ...], pod: PodAllocation | None) -> tuple[DesiredCgroup, ...]:
+    found = []
+    for item in items:
+        quota = item.setting.values.get(CPU_MAX) if pod is not None and pod.exclusive_cpus else None
+        values = _NOTHING if quota is None else {CPU_MAX: quota}
+        found.append(replace(item, setting=replace(item.setting, values=values, defaults=_NOTHING)))
+    return tuple(found)

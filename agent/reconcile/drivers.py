@@ -7,11 +7,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.reconcile.report import EnforcementStartError, ReleaseReport
 from cgroupfs.errors import CgroupValueError
 from cgroupfs.plan import is_below_use
-from cgroupfs.settings import CPU_MAX, CPU_WEIGHT, DEFAULT_WEIGHT, NO_LIMIT, SETS, VALUES, CpuMax
+from cgroupfs.settings import (
+    CPU_MAX,
+    CPU_WEIGHT,
+    DEFAULT_WEIGHT,
+    MEMBER,
+    NO_LIMIT,
+    PARTITION,
+    SETS,
+    VALUES,
+    CpuMax,
+)
 from cgroupfs.state import EVENTS, WriterRecord
 from cgroupfs.tree import ancestors, join
 from sysfs.mask import EMPTY
@@ -19,6 +30,7 @@ from systemd import bus as slices
 from systemd.bus import Breaker
 from systemd.units import (
     INFINITY,
+    BusError,
     BusSilentError,
     BusTimeoutError,
     NoSuchUnitError,
@@ -29,6 +41,7 @@ from systemd.units import (
     bytes_mask,
     cpu_quota,
     cpu_weight,
+    cpuset_partition,
     number,
     written_quota,
 )
@@ -67,6 +80,8 @@ def to_properties(record: WriterRecord) -> tuple[Property, ...]:
         properties.append(allowed_cpus(record.cpus))
     if record.mems is not None:
         properties.append(allowed_memory_nodes(record.mems))
+    if PARTITION in record.values:
+        properties.append(cpuset_partition(record.values[PARTITION]))
     for row in _RECORDED.values():
         text = record.values.get(row.file)
         if row.file == CPU_MAX and text is not None:
@@ -180,7 +195,7 @@ def record_of(item: DesiredCgroup, state: CgroupState, *, whole: bool = True) ->
     desired = {
         file: text
         for file, text in setting.values_beside(shown).items()
-        if file in _RECORDED and not is_below_use(text, state.in_use, file)
+        if (file in _RECORDED or file == PARTITION) and not is_below_use(text, state.in_use, file)
     }
     return WriterRecord(cpus, mems, kept | desired)
 
@@ -199,12 +214,14 @@ _DESCRIPTION: Final = "Pods of Numawarden"
 class ToRecord(Struct, frozen=True):
     """The settings of a cgroup that systemd has to have on record.
 
-    `known` is what is on record, None when that is not known: then systemd is asked first.
+    `known` is what is on record, None when that is not known: then systemd is asked first. `ours`:
+    the unit is one of the pods', which keeps the cpu controller.
     """
 
     cgroup: str
     record: WriterRecord
     known: WriterRecord | None = None
+    ours: bool = True
 
 
 class UnitState(Struct, frozen=True):
@@ -337,6 +354,8 @@ class SliceCgroups:
         self._systemd = Breaker(systemd)
         #: The slices that were started here, until something is recorded for them.
         self._started: set[str] = set()
+        #: Whether systemd has a property of partitions, None until it was asked.
+        self._partitions: bool | None = None
 
     def check(self) -> None:
         """Raise `EnforcementStartError` where there is no systemd on the system bus.
@@ -374,12 +393,14 @@ class SliceCgroups:
 
         systemd is waited for a few times, however many units there are.
         """
+        records = [self._offered(each) for each in records]
         results: list[str | SystemdError | None] = [None] * len(records)
         units = [unit_of(each.cgroup) for each in records]
         questions = [
             (place, unit, self._question(unit, records[place]))
             for place, unit in enumerate(units)
-            if unit is not None and records[place].record != WriterRecord()
+            if unit is not None
+            and records[place].record not in (WriterRecord(), records[place].known)
         ]
         asking = [(unit, question.names) for _, unit, question in questions if question.names]
         answers = iter(_each(self._systemd.properties_of, asking))
@@ -397,6 +418,26 @@ class SliceCgroups:
             results[place] = unit if error is None else error
         return results
 
+    def _offered(self, desired: ToRecord) -> ToRecord:
+        """Return what to record without a partition where systemd has no property of that."""
+        if PARTITION not in desired.record.values or self._has_partitions():
+            return desired
+        known = None if desired.known is None else _without_partition(desired.known)
+        return replace(desired, record=_without_partition(desired.record), known=known)
+
+    def _has_partitions(self) -> bool:
+        """Return whether systemd has `CPUSetPartition` (261 and later have)."""
+        if self._partitions is None:
+            try:
+                self._systemd.unit_properties(_ROOT_SLICE, cpuset_partition(MEMBER).name)
+            except BusError:
+                self._partitions = False
+            except SystemdError:
+                return False  # silent: it is asked again
+            else:
+                self._partitions = True
+        return self._partitions
+
     def _question(self, unit: str, desired: ToRecord) -> UnitQuestion:
         started = desired.cgroup in self._started
         self._started.discard(desired.cgroup)
@@ -411,7 +452,9 @@ class SliceCgroups:
             locates=asks or not unit.endswith(".slice"),
             # systemd disables a controller that no unit asks for, and a unit without a quota does
             # not ask for `cpu`; setting the default weight does. What is on record has a weight.
-            weighs=desired.known is None and CPU_WEIGHT not in desired.record.values,
+            weighs=desired.ours
+            and desired.known is None
+            and CPU_WEIGHT not in desired.record.values,
         )
 
     def _is_active(self, unit: str, cgroup: str) -> bool:
@@ -440,7 +483,9 @@ class SliceCgroups:
         unit = unit_of(cgroup)
         if unit is None:
             return
-        unset = (allowed_cpus(EMPTY), allowed_memory_nodes(EMPTY))
+        unset: tuple[Property, ...] = (allowed_cpus(EMPTY), allowed_memory_nodes(EMPTY))
+        if self._partitions:
+            unset = (*unset, cpuset_partition(MEMBER))
         try:
             runs_at = self._systemd.control_group(unit)
             if runs_at != cgroup and (runs_at or not unit.endswith(".service")):
@@ -478,6 +523,10 @@ class SliceCgroups:
         except SystemdError as error:
             return ReleaseReport(cgroup, removed=False, reason=f"cannot stop {unit}: {error}")
         return inhabited(self._tree, cgroup) or remove_directories(self._tree, cgroup)
+
+
+def _without_partition(record: WriterRecord) -> WriterRecord:
+    return replace(record, values={f: t for f, t in record.values.items() if f != PARTITION})
 
 
 def _each(

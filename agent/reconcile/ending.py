@@ -14,7 +14,7 @@ from msgspec import Struct
 from agent.reconcile.identify import given_up, orphaned, pod_cgroup, runs, subgroups
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.errors import CgroupNameError
-from cgroupfs.settings import CPUS, MEMS
+from cgroupfs.settings import CPUS, MEMBER, MEMS, PARTITION, partition_fault
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
@@ -174,10 +174,18 @@ class Releaser:
             return False
         return True
 
+    def _end_invalid(self, cgroup: str) -> None:
+        """End an invalid partition before it is removed: Linux 6.12 would keep its CPUs."""
+        with suppress(OSError):  # what is not ended is found by the next comparison
+            (shown,) = self._tree.read_many(cgroup, (PARTITION,))
+            if partition_fault(shown or "") is not None:
+                self._tree.write(cgroup, PARTITION, MEMBER)
+
     def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
         if not self._tree.exists(cgroup):
             report = ReleaseReport(cgroup, removed=True)
         elif self._pods.makes:
+            self._end_invalid(cgroup)
             report = self._pods.remove(cgroup)
         else:
             report = ReleaseReport(cgroup, removed=False)

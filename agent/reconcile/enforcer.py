@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.desired import HostSets, KnownPods, Role, desired_cgroups
+from agent.reconcile.desired import (
+    HostSets,
+    KnownChanges,
+    KnownPods,
+    Role,
+    desired_cgroups,
+    no_host_settings,
+    no_partitions,
+    with_partitions,
+)
 from agent.reconcile.diff import (
     Cause,
     Difference,
@@ -54,9 +63,10 @@ from agent.reconcile.remarks import (
 )
 from agent.reconcile.report import CgroupReport, EnforcementReport, PlannedChange, write_record
 from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
-from cgroupfs.apply import ENABLED, apply, available, enable, enabled
+from cgroupfs.apply import CPUSET, ENABLED, apply, available, enable, enabled
 from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan
+from cgroupfs.settings import PARTITION_FILES
 from cgroupfs.state import WriterRecord, effective_sets, fresh_state
 from cgroupfs.tree import ancestors, is_within, join, parent
 from systemd.units import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
@@ -65,9 +75,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
-    from agent.reconcile.desired import DesiredCgroup
+    from agent.reconcile.desired import DesiredCgroup, HostSettings, PartitionWords
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.drivers import PodCgroups, UnitState
+    from agent.reconcile.identify import KnownContainers
     from agent.reconcile.target import Desired
     from agent.runtimes import ContainerIdentifier
     from cgroupfs.apply import WriteOutcome
@@ -97,15 +108,26 @@ class _Repair(Struct, frozen=True):
     rejected: Sequence[Difference]
 
 
+def _apart(
+    differences: Iterable[Difference],
+) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+    """Return those of partitions, which are no condition of the pod's enforcement, and the rest."""
+    found: tuple[list[Difference], list[Difference]] = ([], [])
+    for each in differences:
+        found[each.file not in PARTITION_FILES].append(each)
+    return tuple(found[0]), tuple(found[1])
+
+
 class Enforcer:
     """Makes the kernel enforce a ledger.
 
     `pods` is the driver (`SliceCgroups`, `DirectoryCgroups`), `finder` identifies containers by
     more than the names of their cgroups, `enforced` are the controllers whose files are written,
-    `writer_of` names the process that wrote a file last.
+    `writer_of` names the process that wrote a file last, `beside` says what the host's own cgroups
+    are to have, `partitions` which pods are partitions.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what is enforced, and by what
         self,
         tree: CgroupTree,
         layout: Layout,
@@ -113,7 +135,12 @@ class Enforcer:
         finder: ContainerIdentifier | None = None,
         enforced: EnforcedControllers = EVERYTHING,
         writer_of: WriterOf = unknown_writer,
+        beside: HostSettings = no_host_settings,
+        *,
+        partitions: PartitionWords = no_partitions,
     ) -> None:
+        self._beside = beside
+        self._partitions = partitions
         self._tree = tree
         self._layout = layout
         self._pods = pods
@@ -127,6 +154,9 @@ class Enforcer:
         #: The QoS classes of the last ledger that was enforced, from which the next are made.
         self._classes = NO_PODS
         self._known = KnownPods()
+        self._without_the_kubelets = KnownChanges()
+        self._with_partitions = KnownChanges()
+        self._containers: KnownContainers = {}
         #: What was last enforced in full, None as soon as an enforcement fails.
         self._last: Desired | None = None
 
@@ -201,7 +231,8 @@ class Enforcer:
         new = tuple(observed.missing()) if self._pods.makes else ()
         above = [path for pod in new for path in ancestors(pod)[1:] if not self._tree.exists(path)]
         created = tuple(dict.fromkeys((*above, *new)))
-        fresh = dict.fromkeys(created, fresh_state(self._tree, self._enforced.files))
+        files = (*self._enforced.files, *PARTITION_FILES)
+        fresh = dict.fromkeys(created, fresh_state(self._tree, files))
         observed = replace(observed, states={**observed.states, **fresh})
         plan = make_plan(observed.states, observed.settings(move_memory=False))
         return PlannedChange(created, plan.writes)
@@ -235,28 +266,36 @@ class Enforcer:
         postponed = tuple(p for p in wrong if is_within(p.cgroup, resting) and p.file != ENABLED)
         found = tuple(difference for difference in wrong if difference not in postponed)
         done = self._repair(observed, resting, found, differing, move_memory=move_memory)
-        same = done.observed is observed
-        left = self._assess(differing if same else done.observed.differing())
+        if done.observed is not observed:
+            differing = done.observed.differing()
+        left = self._assess(differing)
+        unpartitioned, unenforced = _apart(left)
         drift = self._drift(done.observed, found)
         self._memory.note_asked(done.observed, {p.cgroup for p in left if p.cause is Cause.IN_USE})
         self._left = frozenset(beyond_repair(left, done.outcomes, resting))
+        self._memory.note_settled(done.observed, {item.setting.cgroup for item, _ in differing})
         report = EnforcementReport(
             pods=done.observed.pods(),
-            cgroups=reports(done.observed, left),
+            cgroups=reports(done.observed, unenforced),
             found=found,
             drift=drift,
             postponed=postponed,
             differences=(
                 *done.rejected,
-                *skipped(done.observed, done.outcomes),
+                *_apart(skipped(done.observed, done.outcomes))[1],
                 *not_fitting(done.observed, done.plan),
-                *beside(done.observed, left),
+                *beside(done.observed, unenforced),
             ),
+            unpartitioned=unpartitioned,
             writes=tuple(write_record(outcome) for outcome in done.outcomes),
             created=tuple(done.created),
             enabled=tuple(done.enabled),
             recorded=tuple(done.recorded),
-            notes=(*notes(done.observed, orphans=self._pods.makes), *withheld(done.plan)),
+            notes=(
+                *notes(done.observed, orphans=self._pods.makes),
+                *withheld(done.plan),
+                *(each.detail for each in unpartitioned),
+            ),
         )
         self._last = target if report.ok else None
         return report
@@ -291,13 +330,18 @@ class Enforcer:
     def _verify(self, target: Desired, scope: AffectedPods | None) -> EnforcementReport:
         observed = self._observe(target, scope)
         found = self._assess(observed.differing())
+        unpartitioned, unenforced = _apart(found)
         return EnforcementReport(
             pods=observed.pods(),
-            cgroups=reports(observed, found),
+            cgroups=reports(observed, unenforced),
             found=found,
             drift=self._drift(observed, found),
-            differences=tuple(beside(observed, found)),
-            notes=tuple(notes(observed, orphans=self._pods.makes)),
+            differences=tuple(beside(observed, unenforced)),
+            unpartitioned=unpartitioned,
+            notes=(
+                *notes(observed, orphans=self._pods.makes),
+                *(each.detail for each in unpartitioned),
+            ),
         )
 
     def _scope(self, target: Desired, uids: Collection[str]) -> AffectedPods | None:
@@ -315,20 +359,41 @@ class Enforcer:
         all_values: bool = True,
         all_nodes: bool = True,
     ) -> Observation:
-        self._classes = self._classes.of(target.ledger.allocations)
-        tree, enforced = self._tree, self._enforced
+        allocations = target.ledger.allocations
+        self._classes = self._classes.of(allocations)
+        tree, enforced, all_pods = self._tree, self._enforced, self._layout.pods()
+        words = self._partitions(target, all_pods) if CPUSET in enforced.controllers else None
 
         def observed() -> Observation:
             identified = identify_cgroups(
-                tree, self._layout, target.ledger, target.bindings, self._finder, scope
+                tree,
+                self._layout,
+                target.ledger,
+                target.bindings,
+                self._finder,
+                scope,
+                self._containers,
             )
-            host = HostSets(*effective_sets(tree, parent(self._layout.pods())))
+            above = parent(all_pods)
+            sets = effective_sets(tree, above)
+            online = effective_sets(tree, "")[0] if above else sets[0]
             desired = desired_cgroups(
-                target, identified, enforced, host, self._classes, self._known
+                target,
+                identified,
+                enforced,
+                HostSets(*sets, online),
+                self._classes,
+                self._known,
+                self._beside,
             )
             if not self._pods.makes:
-                pods = identified.pods
-                desired = without_the_kubelets(desired, target.ledger.allocations, pods)
+                desired = without_the_kubelets(
+                    desired, allocations, identified.pods, self._without_the_kubelets
+                )
+            if words is not None:
+                desired = with_partitions(
+                    desired, words, all_pods, allocations, self._with_partitions
+                )
             return Observation(
                 identified,
                 desired,
@@ -336,7 +401,7 @@ class Enforcer:
                 enforced=enforced,
                 all_values=all_values,
                 all_nodes=all_nodes,
-            ).with_states(tree)
+            ).with_states(tree, self._memory.settled)
 
         return steadily(observed)
 
@@ -414,6 +479,11 @@ class Enforcer:
         plan = make_plan(observed.states, awake)
         outcomes = apply(self._tree, plan).outcomes
         written = {outcome.write.cgroup for outcome in outcomes}
+        # What a partition takes, the pod around it loses.
+        around = {
+            parent(each.write.cgroup) for each in outcomes if each.write.file in PARTITION_FILES
+        }
+        written |= {path for path in around if self._layout.parse_pod(path) is not None}
         return (self._reread(observed, written) if written else observed), plan, outcomes
 
     def _create(self, owners: Mapping[str, str]) -> tuple[list[str], list[Difference]]:
@@ -474,14 +544,17 @@ class Enforcer:
             cgroup, state = item.setting.cgroup, observed.states.get(item.setting.cgroup)
             if state is None or item.role is Role.SUBGROUP:
                 continue
-            record = record_of(item, state, whole=self._pods.makes)
-            if item.role is Role.ALL_PODS and record.cpus is None and record.mems is None:
+            whole = self._pods.makes and item.role is not Role.HOST
+            record = record_of(item, state, whole=whole)
+            unset = record.cpus is None and record.mems is None and not item.setting.values
+            if item.role is Role.ALL_PODS and unset:
                 continue  # its sets are as desired, and its other files are not the agent's
             before = None if cgroup in suspect else self._memory.recorded(item)
             if before == record:
                 known.append((item, record))
             else:
-                changed.append((item, ToRecord(cgroup, record, before)))
+                ours = item.role is not Role.HOST
+                changed.append((item, ToRecord(cgroup, record, before, ours=ours)))
         results = self._pods.record([desired for _, desired in changed])
         for (item, desired), result in zip(changed, results, strict=True):
             match result:

@@ -27,7 +27,7 @@ from collections import Counter
 from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -77,6 +77,8 @@ class IdentifiedBy(StrEnum):
     ALIKE = "all containers have the same settings"
     CPUS = "by the CPUs it has"
     SANDBOX = "the pod's sandbox"
+    #: The runtime's files name a container that the pod's specification does not have.
+    EPHEMERAL = "an ephemeral container"
     UNKNOWN = "unknown"
 
 
@@ -91,7 +93,7 @@ class Subgroup(Struct, frozen=True):
 
 
 class Located(Struct, frozen=True):
-    """A container's cgroup; `container` is None for the identities ALIKE, SANDBOX and UNKNOWN.
+    """A container's cgroup; `container` is None for ALIKE, SANDBOX, EPHEMERAL and UNKNOWN.
 
     `subgroups` are cgroups that the runtime made inside it (crun's `container`).
     """
@@ -140,6 +142,11 @@ class IdentifiedCgroups(Struct, frozen=True):
     all_pods: str = ""
 
 
+#: The pods (uids) whose containers can be identified without reading more than which cgroups there
+#: are: the allocation, these cgroups as listed, and the result. It holds while both are the same.
+KnownContainers: TypeAlias = "dict[str, tuple[PodAllocation, Mapping[str, bool], LocatedPod]]"
+
+
 def identify_cgroups(
     tree: CgroupTree,
     layout: Layout,
@@ -147,12 +154,17 @@ def identify_cgroups(
     bindings: Bindings,
     finder: ContainerIdentifier | None = None,
     scope: AffectedPods | None = None,
+    known: KnownContainers | None = None,
 ) -> IdentifiedCgroups:
     """Return the cgroups of every pod, or of those in `scope`.
 
-    Raises `OSError` as the tree does, but not for missing cgroups.
+    `known` is what was identified before. Raises `OSError` as the tree does, but not for missing
+    cgroups.
     """
     allocations = ledger.allocations
+    known = {} if known is None else known
+    for uid in known.keys() - allocations.keys() if len(known) > len(allocations) else ():
+        del known[uid]
     if scope is not None:
         allocations = {uid: allocations[uid] for uid in (*scope.pods, *scope.boundaries)}
     paths, unnamed = _paths(tree, layout, allocations)
@@ -164,7 +176,7 @@ def identify_cgroups(
         uid: LocatedPod(path, tree.exists(path), boundary=True)
         if uid in boundaries
         else _identified_pod(
-            tree, ledger.allocations[uid], path, bound.get(uid, {}), finder, released
+            tree, allocations[uid], path, bound.get(uid, {}), finder, known, released
         )
         for uid, path in paths.items()
     }
@@ -273,8 +285,7 @@ def _as_said(pod: PodAllocation, said: RuntimeName) -> tuple[str | None, Identif
         return None, IdentifiedBy.SANDBOX
     if pod.container(said.container) is not None:
         return said.container, IdentifiedBy.RUNTIME
-    # Such as an ephemeral container for debugging, which is not in the specification.
-    return None, IdentifiedBy.UNKNOWN
+    return None, IdentifiedBy.EPHEMERAL
 
 
 def name_match(directory: str, names: Iterable[str]) -> str | None:
@@ -358,9 +369,15 @@ def _identified_pod(
     path: str,
     bound: dict[str, str],
     finder: ContainerIdentifier | None,
-    released: frozenset[str] = frozenset(),
+    known: KnownContainers,
+    released: frozenset[str],
 ) -> LocatedPod:
-    found = containers_if_there(tree, path)
+    there = containers_if_there(tree, path)
+    plain = there and not (bound or released or any(there.values()))
+    before = known.get(pod.uid) if plain else None
+    if before is not None and before[0] is pod and before[1] == there:
+        return before[2]
+    found = there or {}
     located = [
         Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
@@ -368,17 +385,27 @@ def _identified_pod(
     # A cgroup around a bound one is not a container itself; its settings stay as they are.
     unbound = [
         cgroup
-        for cgroup in found or ()
+        for cgroup in found
         if not bound
         or not (cgroup in bound or any(inner.startswith(f"{cgroup}/") for inner in bound))
     ]
     identified = zip(unbound, identify(pod, unbound, finder), strict=True)
     located += [
-        Located(cgroup, name, identity, subgroups(tree, cgroup, released))
+        Located(cgroup, name, identity, subgroups(tree, cgroup, released) if found[cgroup] else ())
         for cgroup, (name, identity) in identified
     ]
     located = _by_cpus(tree, pod, located)
-    return LocatedPod(path, found is not None, tuple(sorted(located, key=_BY_CGROUP)))
+    result = LocatedPod(path, there is not None, tuple(sorted(located, key=_BY_CGROUP)))
+    if plain and all(_is_final(member, finder) for member in located):
+        known[pod.uid] = pod, found, result
+    return result
+
+
+def _is_final(member: Located, finder: ContainerIdentifier | None) -> bool:
+    """Return whether neither the cgroup's CPUs nor the runtime's files were asked what it is."""
+    if finder is not None:
+        return member.container == member.cgroup.rpartition("/")[2]
+    return member.identity not in (IdentifiedBy.CPUS, IdentifiedBy.UNKNOWN)
 
 
 def _by_cpus(tree: CgroupTree, pod: PodAllocation, located: list[Located]) -> list[Located]:
@@ -491,9 +518,12 @@ MEMORY_MAX: Final = "memory.max"
 def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) -> frozenset[str]:
     """Return the uids of all pods that have a cgroup, of those `doubted` one with processes.
 
-    Raises `OSError` as the tree does.
+    Pods of the kubelet's system partition are among them. Raises `OSError` as the tree does.
     """
-    paths = (path for tier in Tier for path in _pod_paths(tree, layout, tier))
+    above = [layout.tier(tier) for tier in Tier]
+    if tree.exists(layout.tier(Tier.GUARANTEED, system=True)):
+        above += [layout.tier(tier, system=True) for tier in Tier]
+    paths = (path for each in above for path in _pod_paths(tree, each))
     named = ((path, layout.parse_pod(path)) for path in paths)
     return frozenset(
         name.uid
@@ -512,6 +542,7 @@ def seen_pods(
 ) -> tuple[ObservedPod, ...]:
     """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
 
+    Those of the kubelet's system partition are left out: their CPUs are not the agent's.
     Containers that `finder` identifies have their own names, others those of their directories.
     A cgroup that inherits the shared pool from its QoS class is shown with the pool.
     """
@@ -549,7 +580,7 @@ def _of_tier(
     if tier is not Tier.GUARANTEED:
         of_class = _state(tree, layout.tier(tier))
         pool = EMPTY if of_class is None else _own_cpus(of_class, whole)
-    for path in _pod_paths(tree, layout, tier):
+    for path in _pod_paths(tree, layout.tier(tier)):
         named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
@@ -562,9 +593,8 @@ def _of_tier(
             yield path, ObservedPod(named.uid, _QOS[tier], seen, running)
 
 
-def _pod_paths(tree: CgroupTree, layout: Layout, tier: Tier) -> tuple[str, ...]:
+def _pod_paths(tree: CgroupTree, above: str) -> tuple[str, ...]:
     """Return the children of the cgroup of a tier, in which the pods are."""
-    above = layout.tier(tier)
     try:
         return tuple(join(above, name) for name in tree.children(above))
     except FileNotFoundError:

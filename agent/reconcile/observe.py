@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.desired import ABOVE_PODS, Role
+from agent.reconcile.desired import ABOVE_PODS, NOTED, Role
 from agent.reconcile.diff import diff
 from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from cgroupfs.apply import CPUSET
@@ -38,6 +39,11 @@ _ATTEMPTS: Final = 8
 
 _Read = TypeVar("_Read")
 
+#: A cgroup that is as desired, and what it shows. Both are compared by identity: what is desired is
+#: made again only when an input changed (`KnownPods`), and equal texts are parsed once
+#: (`cgroupfs.state`); where an object was made again, the cgroup is compared again.
+Settled: TypeAlias = "tuple[DesiredCgroup, CgroupState]"
+
 
 class NeededControllers(Struct, frozen=True):
     """The controllers that a cgroup needs, and the pod (uid) that needs them.
@@ -60,45 +66,65 @@ class Observation(Struct, frozen=True):
     identified: IdentifiedCgroups
     desired: tuple[DesiredCgroup, ...]
     states: Mapping[str, CgroupState] = MappingProxyType({})
+    #: What is left to compare of `desired`: without what is settled (`ObservationCache`).
+    compared: tuple[DesiredCgroup, ...] = ()
     scope: AffectedPods | None = None
     enforced: EnforcedControllers = EVERYTHING
     all_values: bool = True
     all_nodes: bool = True
 
-    def with_states(self, tree: CgroupTree) -> Observation:
+    def with_states(
+        self, tree: CgroupTree, settled: Mapping[str, Settled] = MappingProxyType({})
+    ) -> Observation:
         """Return the observation with every desired cgroup read.
 
-        Raises `OSError` as the tree does, but not for missing cgroups.
+        `settled` is what was as desired before: where the same is desired and shown, nothing is
+        left to compare. Raises `OSError` as the tree does, but not for missing cgroups.
         """
-        return replace(self, states=self.read(tree, {one.setting.cgroup for one in self.desired}))
+        brief = self.scope is None and not self.all_nodes
+        states: dict[str, CgroupState] = {}
+        compared: list[DesiredCgroup] = []
+        for item, state in self._read(tree, self.desired, brief=brief):
+            path = item.setting.cgroup
+            before = settled.get(path)
+            if before is not None and before[0] is item and before[1] is state:
+                states[path] = before[1]
+                continue
+            compared.append(item)
+            if state is not None:
+                states[path] = _with_use(tree, item, state)
+        return replace(self, states=states, compared=tuple(compared))
 
     def again(self, tree: CgroupTree, touched: Collection[str]) -> Observation:
         """Return the observation with the cgroups of `touched` and all inside them read again."""
-        inside = {path for item in self.desired if is_within(path := item.setting.cgroup, touched)}
-        kept = {path: state for path, state in self.states.items() if path not in inside}
-        return replace(self, states=kept | self.read(tree, inside))
-
-    def read(self, tree: CgroupTree, cgroups: Collection[str]) -> dict[str, CgroupState]:
-        """Return what some of the desired cgroups show, without those that are gone.
-
-        For limits that differ this includes the current use: the kernel kills processes when a
-        limit is set below it.
-        """
-        states: dict[str, CgroupState] = {}
-        always = self.enforced.files if self.all_values else ()
-        for item in self.desired:
-            setting, path = item.setting, item.setting.cgroup
-            if path not in cgroups:
-                continue
-            nodes = self.all_nodes or setting.mems is not None or bool(setting.whole_mems.bits)
-            files = always or (*setting.values, *setting.defaults)
-            if CPU_MAX not in files:  # it shows whether the cgroup has the controller
-                files = (CPU_MAX, *files)
-            state = read_state(tree, path, files, nodes=nodes)
+        inside = [item for item in self.desired if is_within(item.setting.cgroup, touched)]
+        states = {**self.states}
+        for item, state in self._read(tree, inside):
+            path = item.setting.cgroup
+            states.pop(path, None)
             if state is not None:
-                differing = setting.differing(state.values)
-                states[path] = with_use(tree, path, state, differing) if differing else state
-        return states
+                states[path] = _with_use(tree, item, state)
+        return replace(self, states=states, compared=self.desired)
+
+    def _read(
+        self, tree: CgroupTree, items: Iterable[DesiredCgroup], *, brief: bool = False
+    ) -> Iterator[tuple[DesiredCgroup, CgroupState | None]]:
+        """Yield what some of the desired cgroups show, None for those that are gone.
+
+        `brief`: of a container without a set the CPUs in effect are those that its pod shows.
+        """
+        always = self.enforced.files if self.all_values else ()
+        inside, effective = "/", None
+        for item in items:
+            setting, path = item.setting, item.setting.cgroup
+            nodes = self.all_nodes or setting.mems is not None or setting.whole_mems.bits != 0
+            files = _files(always, (*setting.values, *setting.defaults))
+            above = effective if brief and path.startswith(inside) else None
+            state = read_state(tree, path, files, nodes=nodes, above=above)
+            if brief and item.role is Role.POD:
+                cpus = None if state is None else state.cpus_effective
+                inside, effective = f"{path}/", "" if cpus is None else str(cpus)
+            yield item, state
 
     def pods(self) -> frozenset[str] | None:
         """Return the pods (uids) that were observed, None when all of them were."""
@@ -112,7 +138,7 @@ class Observation(Struct, frozen=True):
         return tuple(
             [
                 (item, differences)
-                for item in self.desired
+                for item in self.compared
                 if (differences := diff(item, states.get(item.setting.cgroup)))
             ]
         )
@@ -143,7 +169,7 @@ class Observation(Struct, frozen=True):
         }
         needs = (
             self._need(tree, item)
-            for item in self.desired
+            for item in self.compared
             if item.role is not Role.SUBGROUP
             and not _has_all(self.states.get(item.setting.cgroup), item.setting)
         )
@@ -182,6 +208,23 @@ class Observation(Struct, frozen=True):
         return cgroup, NeededControllers(
             item.pod, needed, tuple(n for n in further if n not in needed)
         )
+
+
+@lru_cache(maxsize=256)  # thousands of cgroups have few different sets of files
+def _files(always: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the files of one value that are read of a cgroup: these, each once."""
+    files = dict.fromkeys((*always, *own))
+    # The quota shows whether the cgroup has the controller.
+    return tuple(files) if CPU_MAX in files else (CPU_MAX, *files)
+
+
+def _with_use(tree: CgroupTree, item: DesiredCgroup, state: CgroupState) -> CgroupState:
+    """Return a state with the current use of the limits that differ.
+
+    The kernel kills processes when a limit is set below it.
+    """
+    differing = item.setting.differing(state.values)
+    return with_use(tree, item.setting.cgroup, state, differing) if differing else state
 
 
 def _has_all(state: CgroupState | None, setting: Setting) -> bool:
@@ -237,6 +280,8 @@ class ObservationCache:
         self._asked: dict[str, dict[str, DesiredCgroup]] = {}
         #: The pods (uids) whose own cgroup was to have what the cgroup above has.
         self.inheriting: set[str] = set()
+        #: What was as desired, with all its files, by path.
+        self.settled: dict[str, Settled] = {}
         self._recorded: dict[str, dict[str, WriterRecord]] = {}
 
     def was_asked(self, item: DesiredCgroup) -> bool:
@@ -277,6 +322,22 @@ class ObservationCache:
                 self._asked.setdefault(item.pod, {})[item.setting.cgroup] = item
                 if item.role is Role.POD and item.setting.whole_cpus.bits:
                     self.inheriting.add(item.pod)
+
+    def note_settled(self, observed: Observation, differing: Collection[str]) -> None:
+        """Remember which of the observed cgroups are as desired: all but those that differ."""
+        if observed.scope is None and len(self.settled) > len(observed.desired):
+            there = {item.setting.cgroup for item in observed.desired}
+            self.settled = {path: one for path, one in self.settled.items() if path in there}
+        for item in observed.compared:
+            path = item.setting.cgroup
+            state = observed.states.get(path)
+            if (
+                state is not None
+                and path not in differing
+                and item.role not in NOTED
+                and _has_all(state, item.setting)
+            ):
+                self.settled[path] = item, state
 
     def note_recorded(
         self, observed: Observation, records: Iterable[tuple[DesiredCgroup, WriterRecord]]

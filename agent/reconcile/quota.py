@@ -16,24 +16,32 @@ the pod, else the sum over its containers, and none as soon as one of these has 
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
+from mmap import PAGESIZE
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.managers.allocation import Isolation, Origin
-from agent.pods.model import HUGEPAGES_PREFIX, MEMORY, ContainerKind, QosClass
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, PID, ContainerKind, QosClass
 from agent.pods.quantity import Quantity
 from cgroupfs.apply import HUGETLB, NEEDED
+from cgroupfs.names import Tier
 from cgroupfs.settings import (
     CPU_MAX,
     CPU_WEIGHT,
     DEFAULT_PERIOD_US,
     MAX_QUOTA_US,
+    MEMORY_HIGH,
+    MEMORY_LOW,
     MEMORY_MAX,
+    MEMORY_MIN,
     MIN_QUOTA_US,
+    NO_LIMIT,
+    PIDS_MAX,
     UNLIMITED,
     VALUE_FILES,
     CpuMax,
@@ -44,9 +52,10 @@ from cgroupfs.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.reconcile.target import PodClasses
     from sysfs.mask import Mask
 
 
@@ -58,7 +67,13 @@ if TYPE_CHECKING:
 # CPU request, that of the cgroup of a QoS class the requests of its pods; memory is limited where
 # the pod or all of its containers state a limit; and huge pages are limited to what the pod
 # requests, to 0 for every other size. A container's own limit is written where its runtime set
-# none.
+# none. The cgroup of all pods is limited to what is allocatable, of processes too
+# (getNodeAllocatableInternalAbsolute: hard eviction thresholds are not taken off).
+#
+# Memory QoS (KEP-2570, "Mapping Rules"): what a Guaranteed pod requests is reserved by memory.min,
+# what a Burstable one requests by memory.low, of pods, of their containers, and in sum of all
+# cgroups above them. Containers of other pods than Guaranteed ones are slowed down from memory.high
+# on.
 
 #: cgroup v1's shares and what they become in v2: the kubelet still computes in shares
 #: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).
@@ -72,7 +87,7 @@ _NEEDED: Final = frozenset(NEEDED)
 
 
 class EnforcedControllers(Struct, frozen=True, dict=True):
-    """The controllers whose files the agent writes, and the sizes of huge pages it limits.
+    """The controllers whose files the agent writes, and by which settings it writes them.
 
     Files of controllers that are not in `controllers` are neither written nor compared.
     `page_sizes` are bytes; without any, huge pages are not limited.
@@ -80,6 +95,21 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
     controllers: frozenset[str] = frozenset(each.value for each in KernelController)
     page_sizes: tuple[int, ...] = ()
+    #: The period of quotas in microseconds, None for no quotas (`cpuCFSQuota`).
+    period_us: int | None = DEFAULT_PERIOD_US
+    #: Whether requested memory is reserved (`memoryReservationPolicy`).
+    reserves_memory: bool = False
+    #: From which part of what a container may use beyond its request on it is slowed down
+    #: (`memoryThrottlingFactor`); None: it is not.
+    throttling: float | None = None
+    #: What of the node is not allocatable, but for hard eviction: CPUs in millicores, memory types
+    #: in bytes, processes (`PID`).
+    reserved: Mapping[str, int] = MappingProxyType({})
+    #: Whether pods together are limited to what is allocatable (`enforceNodeAllocatable`), or to
+    #: the node's capacity.
+    limits_all_pods: bool = True
+    #: How many processes the kernel allows, 0 where that is not known: they are not limited then.
+    most_processes: int = 0
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -88,7 +118,7 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
     @cached_property
     def further(self) -> tuple[str, ...]:
-        """The controllers that limits need; a cgroup with processes cannot pass them on.
+        """The controllers that limits need; a cgroup with processes cannot pass most of them on.
 
         Source: cgroup-v2.rst, "No Internal Process Constraint".
         """
@@ -117,9 +147,7 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
 
         `cpuset` and `cpu` are kept in any case; the start checks report when they are missing.
         """
-        return EnforcedControllers(
-            self.controllers & (frozenset(available) | _NEEDED), self.page_sizes
-        )
+        return replace(self, controllers=self.controllers & (frozenset(available) | _NEEDED))
 
 
 EVERYTHING: Final = EnforcedControllers()
@@ -146,6 +174,7 @@ def pod_values(
         unstated = dict.fromkeys(enforced.pages, 0)
         values |= {CPU_WEIGHT: str(cpu_weight(request))}
         values |= _limits({**unstated, **pod.limits}, enforced)
+        values |= _reservation(pod, pod.requests.get(MEMORY, 0), enforced)
     return enforced.only(values)
 
 
@@ -154,13 +183,130 @@ def quota_value(quota: CpuMax | None) -> dict[str, str]:
     return {} if quota is None else {CPU_MAX: str(quota)}
 
 
-def container_defaults(
-    container: ContainerAllocation, enforced: EnforcedControllers
+_RESERVED_BY: Final = {QosClass.GUARANTEED: MEMORY_MIN, QosClass.BURSTABLE: MEMORY_LOW}
+
+
+def _reservation(pod: PodAllocation, size: int, enforced: EnforcedControllers) -> dict[str, str]:
+    """Return the file that reserves memory for a pod or a container of it, none for BestEffort."""
+    if not enforced.reserves_memory or pod.qos not in _RESERVED_BY:
+        return {}
+    return {_RESERVED_BY[pod.qos]: limit_text(size)}
+
+
+def container_memory(
+    pod: PodAllocation,
+    container: ContainerAllocation,
+    enforced: EnforcedControllers,
+    allocatable: int,
 ) -> Mapping[str, str]:
-    """Return the limits that a container states, for where its runtime set none."""
-    if not container.limits:
+    """Return what Memory QoS writes of a container; nothing without a known specification.
+
+    `allocatable` is the node's memory in bytes, which stands for a limit that is not stated.
+    """
+    if pod.origin is not Origin.DECIDED:
         return _NOTHING
-    return enforced.only(_limits(container.limits, enforced))
+    request = container.memory_request
+    values = _reservation(pod, request, enforced)
+    if enforced.throttling is not None:
+        high = None
+        if pod.qos is not QosClass.GUARANTEED:
+            high = _throttled_from(request, container.limits.get(MEMORY, 0), enforced, allocatable)
+        values[MEMORY_HIGH] = NO_LIMIT if high is None else limit_text(high)
+    return enforced.only(values)
+
+
+def ephemeral_memory(enforced: EnforcedControllers, allocatable: int) -> Mapping[str, str]:
+    """Return what Memory QoS writes of an ephemeral container, which can state no resources.
+
+    Whatever the class of its pod, the kubelet goes by the container alone: nothing of it is
+    reserved, and it is slowed down as one that states nothing.
+    """
+    if enforced.throttling is None:
+        return _NOTHING
+    high = _throttled_from(0, 0, enforced, allocatable)
+    return enforced.only({MEMORY_HIGH: NO_LIMIT if high is None else limit_text(high)})
+
+
+def _throttled_from(
+    request: int, limit: int, enforced: EnforcedControllers, allocatable: int
+) -> int | None:
+    """Return the bytes from which on a container is slowed down, None where it never is.
+
+    Source: KEP-2570, "Alpha v1.27"; with the fix of kubernetes/kubernetes#138139, which counts a
+    container that neither requests memory nor is limited as any other.
+    """
+    if request == limit and request:
+        return None
+    high = int(request + ((limit or allocatable) - request) * (enforced.throttling or 0))
+    return high if high - high % PAGESIZE > request else None
+
+
+def class_values(
+    classes: PodClasses, tier: Tier, enforced: EnforcedControllers
+) -> Mapping[str, str]:
+    """Return the values of the cgroup of a QoS class.
+
+    Without reservations memory.low of Burstable pods is 0, so that none below it counts.
+    """
+    values = {CPU_WEIGHT: str(cpu_weight(classes.of_tier(tier).millis))}
+    file = {Tier.BURSTABLE: MEMORY_LOW, Tier.SHARED: MEMORY_MIN}.get(tier)
+    if file is not None:
+        memory = classes.of_tier(tier).memory if enforced.reserves_memory else 0
+        values[file] = limit_text(memory)
+    return enforced.only(values)
+
+
+def node_values(
+    classes: PodClasses, amounts: Mapping[str, int], enforced: EnforcedControllers
+) -> Mapping[str, str]:
+    """Return the values of the cgroup of all pods.
+
+    `amounts` are what is allocatable (`allocatable_amounts`). The kubelet reserves by memory.min
+    there, too, what Burstable pods request; that does not reach these, since no cgroup has more of
+    memory.low than its parent (cgroup-v2.rst, memory.low), so that both are set.
+    """
+    burstable = classes.burstable.memory if enforced.reserves_memory else 0
+    guaranteed = classes.all_guaranteed.memory if enforced.reserves_memory else 0
+    values = {
+        MEMORY_MIN: limit_text(guaranteed + burstable),
+        MEMORY_LOW: limit_text(burstable),
+    }
+    if CPU in amounts:
+        values[CPU_WEIGHT] = str(cpu_weight(amounts[CPU]))
+    if enforced.most_processes:
+        kept = enforced.reserved.get(PID, 0) if enforced.limits_all_pods else 0
+        values[PIDS_MAX] = str(max(enforced.most_processes - kept, 0))
+    return enforced.only(values | _limits(amounts, enforced))
+
+
+def allocatable_amounts(
+    capacity: Mapping[str, int], enforced: EnforcedControllers
+) -> dict[str, int]:
+    """Return what pods may use of the node's capacity; memory without that of huge pages."""
+    left = {name: max(size - enforced.reserved.get(name, 0), 0) for name, size in capacity.items()}
+    if MEMORY in left:
+        pages = sum(size for name, size in left.items() if name.startswith(HUGEPAGES_PREFIX))
+        left[MEMORY] = max(left[MEMORY] - pages, 0)
+    return left
+
+
+def container_defaults(
+    pod: PodAllocation, container: ContainerAllocation, enforced: EnforcedControllers
+) -> Mapping[str, str]:
+    """Return the limits of a container, for where its runtime set none.
+
+    They are those that the container states. It has no huge pages of a size that others of the pod
+    have and it does not state; of a budget that the pod states for all, each may use any.
+    """
+    unstated = {
+        name: 0
+        for name in enforced.pages
+        if name not in container.limits
+        and 0 < pod.limits.get(name, 0) <= sum(c.limits.get(name, 0) for c in pod.containers)
+    }
+    if not (container.limits or unstated):
+        return _NOTHING
+    return enforced.only(_limits({**unstated, **container.limits}, enforced))
 
 
 def _limits(stated: Mapping[str, int], enforced: EnforcedControllers) -> dict[str, str]:
@@ -190,12 +336,14 @@ _SPARE: Final = 4
 class PodQuotas(Struct, frozen=True):
     """The quotas of a pod's cgroup and of its containers by name; None leaves a file as it is.
 
-    `unidentified` is for a cgroup in the pod that matches no container.
+    `unidentified` is for a cgroup in the pod that matches no container, `ephemeral` for one of a
+    container that the pod's specification does not have.
     """
 
     pod: CpuMax | None
     containers: Mapping[str, CpuMax | None]
     unidentified: CpuMax | None = None
+    ephemeral: CpuMax | None = None
 
 
 class _Phase(Struct, frozen=True):
@@ -213,17 +361,17 @@ class _Phase(Struct, frozen=True):
     spare: int
 
 
-def cpu_max(limit_millis: int) -> CpuMax:
+def cpu_max(limit_millis: int, period_us: int = DEFAULT_PERIOD_US) -> CpuMax:
     """Return the quota of a limit in millicores; 0 means unlimited, as in the kubelet."""
     if not limit_millis:
         return UNLIMITED
-    quota = limit_millis * DEFAULT_PERIOD_US // _MILLIS_PER_CPU
+    quota = limit_millis * period_us // _MILLIS_PER_CPU
     # More than the kernel can count is more than any machine has: no limit.
-    return UNLIMITED if quota > MAX_QUOTA_US else CpuMax(max(quota, MIN_QUOTA_US))
+    return UNLIMITED if quota > MAX_QUOTA_US else CpuMax(max(quota, MIN_QUOTA_US), period_us)
 
 
-def pod_quotas(pod: PodAllocation) -> PodQuotas:
-    """Return the quotas of a pod's cgroup and of its containers.
+def pod_quotas(pod: PodAllocation, period_us: int | None = DEFAULT_PERIOD_US) -> PodQuotas:
+    """Return the quotas of a pod's cgroup and of its containers in each period, none without one.
 
     Containers with exclusive CPUs have none, unless the feature gate
     DisableCPUQuotaWithExclusiveCPUs is off. Any other container has its own limit, or the pod's
@@ -233,33 +381,44 @@ def pod_quotas(pod: PodAllocation) -> PodQuotas:
     the limit is unknown, as for an imported pod without a specification.
     """
     limit = pod.cpu.limit_millis
+    if period_us is None:
+        return PodQuotas(UNLIMITED, dict.fromkeys([c.name for c in pod.containers], UNLIMITED))
+    cap_of = partial(cpu_max, period_us=period_us)
     if not limit:
         known = limit is not None or pod.origin is Origin.DECIDED
-        return PodQuotas(UNLIMITED if known else None, _by_own_limit(pod.containers, None))
+        own = _by_own_limit(pod.containers, None, cap_of)
+        return PodQuotas(UNLIMITED if known else None, own)
+    own = _by_own_limit(pod.containers, limit, cap_of)
     if not any(map(_is_unthrottled, pod.containers)):
-        return PodQuotas(cpu_max(limit), _by_own_limit(pod.containers, limit))
+        return PodQuotas(cap_of(limit), own)
     phases = _phases(pod, limit)
     caps = _divided(phases)
-    quotas = _by_own_limit(pod.containers, limit) | {n: cpu_max(cap) for n, cap in caps.items()}
+    quotas = own | {name: cap_of(cap) for name, cap in caps.items()}
     lifted = pod.quota_disabled or not _always_leave_room(phases, caps, limit)
     in_pool = any(container.isolation is Isolation.POD for container in pod.containers)
+    bound = _of_others(pod, phases[0], limit)
+    others = cap_of(bound)
     return PodQuotas(
-        UNLIMITED if lifted else cpu_max(limit),
+        UNLIMITED if lifted else cap_of(limit),
         MappingProxyType(quotas),
-        None if in_pool else _of_others(phases[0], limit),
+        None if in_pool else others,
+        others,
     )
 
 
-def _of_others(up: _Phase, limit: int) -> CpuMax:
-    """Return the quota of a cgroup that matches no container of the specification.
+def _of_others(pod: PodAllocation, up: _Phase, limit: int) -> int:
+    """Return the limit, 0 for none, of a cgroup that matches no container of the specification.
 
     A pod that states a limit beyond those of its containers has its others within what exclusive
-    CPUs leave of that. Where it states nothing for them, or nothing is left, they have no quota: an
-    ephemeral container runs in the node's pool, and the kubelet gives it none.
+    CPUs leave of that. Where it states nothing for them, or nothing is left, they have the bound
+    that the kubelet has for them, which is the pod's quota: all of the pod's limit, or none where
+    the kubelet removes the quota of the pod.
     """
     rest, stated = limit - up.fixed, [member.cpu.limit_millis for member in up.members]
     beyond = None in stated or rest > sum(filter(None, stated))
-    return cpu_max(rest) if rest > 0 and beyond else UNLIMITED
+    if rest > 0 and beyond:
+        return rest
+    return 0 if pod.quota_disabled else limit
 
 
 def _is_unthrottled(container: ContainerAllocation) -> bool:
@@ -267,7 +426,9 @@ def _is_unthrottled(container: ContainerAllocation) -> bool:
 
 
 def _by_own_limit(
-    containers: Iterable[ContainerAllocation], of_pod: int | None
+    containers: Iterable[ContainerAllocation],
+    of_pod: int | None,
+    cap_of: Callable[[int], CpuMax],
 ) -> dict[str, CpuMax | None]:
     quotas: dict[str, CpuMax | None] = {}
     for container in containers:
@@ -275,7 +436,7 @@ def _by_own_limit(
         if _is_unthrottled(container):
             quotas[container.name] = UNLIMITED
         else:
-            quotas[container.name] = None if limit is None else cpu_max(limit)
+            quotas[container.name] = None if limit is None else cap_of(limit)
     return quotas
 
 
@@ -446,6 +607,15 @@ def default_settings(
     return ContainerSettings(
         cpus=own or shared_pool or None, cpu_max=cpu_max, exclusive=own is not None
     )
+
+
+def ephemeral_settings(shared_pool: Mask, quotas: PodQuotas) -> ContainerSettings:
+    """Return the settings of a container that the pod's specification does not have.
+
+    It has no part in the pod's budget: its CPUs are the node's shared pool, never the pod's. The
+    pod's quota and memory bound it (KEP-5526, "Ephemeral Containers").
+    """
+    return ContainerSettings(cpus=shared_pool or None, cpu_max=quotas.ephemeral)
 
 
 def pod_shared_pool(pod: PodAllocation) -> Mask | None:

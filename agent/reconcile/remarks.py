@@ -62,19 +62,17 @@ def none_recorded(cgroups: int, error: SystemdError) -> Difference:
 
 def skipped(observed: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator[Difference]:
     """Report what was not written because another cgroup could not be narrowed first."""
-    owners = {item.setting.cgroup: item for item in observed.desired}
-    for outcome in outcomes:
-        if outcome.result is WriteResult.SKIPPED:
-            write, item = outcome.write, owners[outcome.write.cgroup]
-            detail = outcome.detail
-            yield Difference(
-                write.cgroup, detail, Cause.UNKNOWN, item.pod, item.container, write.file
-            )
+    left = [outcome for outcome in outcomes if outcome.result is WriteResult.SKIPPED]
+    owners = {item.setting.cgroup: item for item in (observed.desired if left else ())}
+    for outcome in left:
+        write, item = outcome.write, owners[outcome.write.cgroup]
+        detail = outcome.detail
+        yield Difference(write.cgroup, detail, Cause.UNKNOWN, item.pod, item.container, write.file)
 
 
 def not_fitting(observed: Observation, plan: Plan) -> Iterator[Difference]:
     """Report what was not written as desired because a cgroup above is to have less."""
-    owners = {item.setting.cgroup: item for item in observed.desired}
+    owners = {item.setting.cgroup: item for item in (observed.desired if plan.unfit else ())}
     for each in plan.unfit:
         item = owners[each.cgroup]
         detail = (
@@ -134,7 +132,8 @@ def beside(observed: Observation, differences: Iterable[Difference]) -> Iterator
     """Yield differences outside the desired cgroups: controllers of ancestors, unusable uids."""
     for uid, why in observed.identified.unnamed.items():
         yield Difference("", f"the pod cannot have a cgroup: {why}", Cause.UNKNOWN, uid)
-    own = {item.setting.cgroup for item in observed.desired}
+    differences = tuple(differences)
+    own = {item.setting.cgroup for item in (observed.desired if differences else ())}
     yield from (difference for difference in differences if difference.cgroup not in own)
 
 
@@ -144,12 +143,30 @@ def notes(observed: Observation, *, orphans: bool = True) -> Iterator[str]:
     Beside a kubelet (`orphans` False) a pod without an allocation is nothing unusual: its source
     reports why.
     """
-    for item in observed.desired:
+    for item in observed.compared:  # no such cgroup is settled
         if item.role is Role.UNIDENTIFIED and item.setting.cgroup in observed.states:
             yield (
                 f"/{item.setting.cgroup} of pod {item.pod} does not match any of its containers; "
                 f"it runs on {item.setting.cpus or 'what its pod has'} until it is "
                 "bound with 'numawarden bind'"
+            )
+        if (
+            item.role is Role.EPHEMERAL
+            and item.setting.cgroup in observed.states
+            and not item.setting.inherits
+        ):
+            yield (
+                f"/{item.setting.cgroup} of pod {item.pod} is an ephemeral container; it runs in "
+                "the node's shared pool, and the cgroup of its pod has that too until it ends"
+            )
+    hosts = {item.setting.cgroup for item in observed.desired if item.role is Role.HOST}
+    for item in observed.desired if hosts else ():
+        inside = item.setting.cgroup.partition("/")[0]
+        if item.setting.exclusive and inside in hosts:
+            yield (
+                f"/{item.setting.cgroup} has exclusive CPUs inside of /{inside}, so that the "
+                f"host's other services may use {item.setting.cpus}; give the unit Slice= of a "
+                "slice of its own"
             )
     for orphan in observed.identified.orphaned:
         state = observed.states.get(orphan.cgroup)

@@ -35,9 +35,6 @@ class EnforcementStartError(EnforcementError):
 
     def __init__(self, what: str, found: str, remedy: str) -> None:
         super().__init__(f"{what}: {found}; {remedy}")
-        self.what = what
-        self.found = found
-        self.remedy = remedy
 
 
 class BindingError(EnforcementError):
@@ -45,9 +42,6 @@ class BindingError(EnforcementError):
 
     def __init__(self, asked: str, found: str, remedy: str) -> None:
         super().__init__(f"cannot bind {asked}: {found}; {remedy}")
-        self.asked = asked
-        self.found = found
-        self.remedy = remedy
 
 
 # --- report ---------------------------------------------------------------------------------------
@@ -90,11 +84,12 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     setting; `drift` the part of it that another process changed, without new pods and containers
     and without what was beyond repair last time. `postponed` differs too and was not written for
     now (`agent.reconcile.ending`). `cgroups` is the state at the end, `differences` those that
-    concern no single setting (a controller, systemd). `writes` are the writes in their order,
-    `created` the cgroups that were created, `enabled` those whose `cgroup.subtree_control` was
-    written, `recorded` the units recorded in systemd. `notes` are facts worth knowing that are not
-    failures: unidentified cgroups, orphaned cgroups of removed pods. `pods` are the uids of the
-    pods that were observed, None when all were.
+    concern no single setting (a controller, systemd). `unpartitioned` differ as partitions alone:
+    their sets are enforced, so that these are not among what remains. `writes` are the writes in
+    their order, `created` the cgroups that were created, `enabled` those whose
+    `cgroup.subtree_control` was written, `recorded` the units recorded in systemd. `notes` are
+    facts worth knowing that are not failures: unidentified cgroups, orphaned cgroups of removed
+    pods. `pods` are the uids of the pods that were observed, None when all were.
 
     What depends on former observations is set for the controller: `settled` are the cgroups that
     were new, `given_way` has the reason and the delay of each delay of a repair that has just
@@ -108,6 +103,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     drift: tuple[Difference, ...] = ()
     postponed: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
+    unpartitioned: tuple[Difference, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     created: tuple[str, ...] = ()
     enabled: tuple[str, ...] = ()
@@ -123,7 +119,8 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     @cached_property
     def remaining(self) -> tuple[Difference, ...]:
         """Every difference that remains, of pods and outside of single pods."""
-        return (*self.differences, *(p for cgroup in self.cgroups for p in cgroup.differences))
+        found = [p for cgroup in self.cgroups if cgroup.differences for p in cgroup.differences]
+        return (*self.differences, *found)
 
     @property
     def ok(self) -> bool:
@@ -138,7 +135,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     @property
     def repaired_drift(self) -> tuple[Difference, ...]:
         """The differences among the drift that were repaired."""
-        left = {(p.cgroup, p.file) for p in self.remaining}
+        left = {(p.cgroup, p.file) for p in (*self.remaining, *self.unpartitioned)}
         return tuple(p for p in self.drift if (p.cgroup, p.file) not in left)
 
     @property

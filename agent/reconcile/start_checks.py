@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.reconcile.desired import no_host_settings, no_partitions
 from agent.reconcile.diff import unknown_writer
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
@@ -16,6 +17,7 @@ from cgroupfs.tree import KernelTree, check_usable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.reconcile.desired import HostSettings, PartitionWords
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.drivers import PodCgroups
     from agent.reconcile.quota import EnforcedControllers
@@ -54,7 +56,7 @@ def make_layout(driver: str, root: str = "/") -> Layout:
         ) from None
 
 
-def make_enforcer(
+def make_enforcer(  # noqa: PLR0913  # what an enforcer is made of
     tree: CgroupTree,
     layout: Layout,
     systemd: Systemd | None,
@@ -63,10 +65,13 @@ def make_enforcer(
     writer_of: WriterOf = unknown_writer,
     *,
     beside_kubelet: bool = False,
+    beside: HostSettings = no_host_settings,
+    partitions: PartitionWords = no_partitions,
 ) -> Enforcer:
     """Return the enforcer of a driver; `systemd` may be None for cgroupfs.
 
-    `beside_kubelet`: the kubelet makes and removes the cgroups of the pods. Raises
+    `beside_kubelet`: the kubelet makes and removes the cgroups of the pods. `beside` says what the
+    host's own cgroups are to have, `partitions` which pods are partitions. Raises
     `EnforcementStartError` when the systemd driver is asked for without systemd.
     """
     pods: PodCgroups
@@ -80,4 +85,4 @@ def make_enforcer(
             "there is no connection to systemd",
             "run where systemd runs, or use cgroupDriver: cgroupfs",
         )
-    return Enforcer(tree, layout, pods, finder, enforced, writer_of)
+    return Enforcer(tree, layout, pods, finder, enforced, writer_of, beside, partitions=partitions)

@@ -35,8 +35,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocation import NO_BINDINGS, Isolation
 from agent.managers.ledger import Taken, differences
-from agent.pods.model import CPU, QosClass
-from agent.reconcile.quota import cpu_weight
+from agent.pods.model import CPU, MEMORY, QosClass
 from cgroupfs.names import Tier
 from sysfs.mask import EMPTY
 
@@ -60,19 +59,36 @@ if TYPE_CHECKING:
 # The pods of a ledger by their QoS class, as far as the cgroups of the classes depend on them.
 
 
+class Requested(Struct, frozen=True):
+    """What some pods request together: CPUs in millicores, memory in bytes."""
+
+    millis: int = 0
+    memory: int = 0
+
+    def changed(self, new: Iterable[PodAllocation], gone: Iterable[PodAllocation]) -> Requested:
+        """Return the sum with pods that came and without those that went."""
+        millis, memory = self.millis, self.memory
+        for sign, pods in ((1, new), (-1, gone)):
+            for pod in pods:
+                millis += sign * (pod.cpu.request_millis or 0)
+                memory += sign * pod.requests.get(MEMORY, 0)
+        return Requested(millis, memory)
+
+
 class PodClasses(Struct, frozen=True):
     """Which pods are Guaranteed, which of other classes have CPUs of their own, what they request.
 
-    `guaranteed` and `split` are uids. The sums of CPU requests are in millicores: of the Burstable
-    pods, and of the Guaranteed ones without CPUs of their own. Made again from the one before, a
-    value costs as much as the ledger changed.
+    `guaranteed` and `split` are uids. The sums of requests are those of the Burstable pods, of the
+    Guaranteed ones, and of those of these without CPUs of their own. Made again from the one
+    before, a value costs as much as the ledger changed.
     """
 
     allocations: Mapping[str, PodAllocation] = MappingProxyType({})
     guaranteed: frozenset[str] = frozenset()
     split: frozenset[str] = frozenset()
-    burstable_millis: int = 0
-    sharing_millis: int = 0
+    burstable: Requested = Requested()
+    all_guaranteed: Requested = Requested()
+    sharing: Requested = Requested()
 
     def of(self, allocations: Mapping[str, PodAllocation]) -> PodClasses:
         """Return the classes of other allocations."""
@@ -87,8 +103,9 @@ class PodClasses(Struct, frozen=True):
             (self.guaranteed - _uids(gone)) | {pod.uid for pod in new if _is_guaranteed(pod)},
             (self.split - _uids(gone))
             | {pod.uid for pod in new if pod.exclusive_cpus and not _is_guaranteed(pod)},
-            self.burstable_millis + _millis(new, _is_burstable) - _millis(gone, _is_burstable),
-            self.sharing_millis + _millis(new, _shares) - _millis(gone, _shares),
+            self.burstable.changed(filter(_is_burstable, new), filter(_is_burstable, gone)),
+            self.all_guaranteed.changed(filter(_is_guaranteed, new), filter(_is_guaranteed, gone)),
+            self.sharing.changed(filter(_shares, new), filter(_shares, gone)),
         )
 
     def split_classes(self) -> frozenset[Tier]:
@@ -98,17 +115,12 @@ class PodClasses(Struct, frozen=True):
         """
         return frozenset(Tier(str(self.allocations[uid].qos)) for uid in self.split)
 
-    def weights(self) -> Mapping[Tier, str]:
-        """Return the weight of the cgroup of each class: that of the requests of its pods.
+    def of_tier(self, tier: Tier) -> Requested:
+        """Return what the pods of a class request, or the pods in the shared cgroup.
 
-        BestEffort pods request nothing, so theirs is the smallest. Source: the kubelet's
-        qos_container_manager_linux.go.
+        BestEffort pods request nothing.
         """
-        return {
-            Tier.BURSTABLE: str(cpu_weight(self.burstable_millis)),
-            Tier.BEST_EFFORT: str(cpu_weight(0)),
-            Tier.SHARED: str(cpu_weight(self.sharing_millis)),
-        }
+        return {Tier.BURSTABLE: self.burstable, Tier.SHARED: self.sharing}.get(tier, Requested())
 
 
 NO_PODS = PodClasses()
@@ -128,10 +140,6 @@ def _is_burstable(pod: PodAllocation) -> bool:
 
 def _shares(pod: PodAllocation) -> bool:
     return _is_guaranteed(pod) and not pod.exclusive_cpus
-
-
-def _millis(pods: list[PodAllocation], counts: Callable[[PodAllocation], bool]) -> int:
-    return sum(pod.cpu.request_millis or 0 for pod in pods if counts(pod))
 
 
 # --- online ---------------------------------------------------------------------------------------
@@ -178,6 +186,7 @@ def _container(
     allocation: ContainerAllocation, budget: Mask | None, host: Host, nodes: Mask
 ) -> ContainerAllocation:
     memory = _present(allocation.memory, nodes)
+    allocation = replace(allocation, memory_nodes=allocation.memory_nodes & nodes)
     if allocation.cpus is None:
         return replace(allocation, memory=memory)
     own = _running(allocation.cpus, host)
@@ -196,7 +205,8 @@ def _running(cpus: Mask, host: Host) -> Mask | None:
 
 def _all_there(allocation: PodAllocation, nodes: Mask) -> bool:
     blocks = (*allocation.memory, *(block for one in allocation.containers for block in one.memory))
-    return all(block.nodes <= nodes for block in blocks)
+    allowed = (one.memory_nodes for one in allocation.containers)
+    return all(each <= nodes for each in (*allowed, *(block.nodes for block in blocks)))
 
 
 def _present(blocks: Iterable[MemoryBlock], nodes: Mask) -> tuple[MemoryBlock, ...]:
@@ -209,11 +219,16 @@ def _present(blocks: Iterable[MemoryBlock], nodes: Mask) -> tuple[MemoryBlock, .
 
 
 class Desired(Struct, frozen=True):
-    """What the kernel should enforce: allocations, the node's shared pool, explicit bindings."""
+    """What the kernel should enforce: allocations, the node's shared pool, explicit bindings.
+
+    `capacity` is what the node has (`agent.managers.host.machine_capacity`), by which the cgroup of
+    all pods is limited; without it that is not.
+    """
 
     ledger: Ledger
     shared_pool: Mask
     bindings: Bindings = NO_BINDINGS
+    capacity: Mapping[str, int] = MappingProxyType({})
 
 
 # --- affected -------------------------------------------------------------------------------------
@@ -248,7 +263,7 @@ def scope_of(
     pods (uids) that a cgroup above them confines. `all_pods` is the cgroup of all pods, `classes`
     are those of the pods in `after`.
     """
-    if before is None:
+    if before is None or before.capacity != after.capacity:
         return None
     old, new = before.ledger.allocations, after.ledger.allocations
     # An allocation may be made again with the same content; nearly all are the same object.

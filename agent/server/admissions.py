@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -20,12 +21,13 @@ from msgspec.structs import replace
 
 from agent.api import views
 from agent.api.documents import AdmissionDocument
-from agent.devices.providers import DeliveryError
+from agent.devices.providers import DELIVERY_SECONDS, DeliveryError
 from agent.managers.admission import remove
 from agent.managers.allocation import KUBELET, Origin
 from agent.managers.cpu.manager import shared_cpus
-from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.decision import Decision, Question, Reason, Rejection
 from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
+from agent.managers.rules import charged
 from agent.pods.model import extended_resource_fault, full_name
 from agent.progress import EndedError, moved, pause
 from agent.server import metrics as names
@@ -38,10 +40,11 @@ from agent.server.state import decide
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.documents import EnforcementDocument
     from agent.managers.allocation import PodAllocation, Source
+    from agent.managers.decision import Suspended
     from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
     from agent.server.limits import Caller
@@ -55,6 +58,12 @@ log = structlog.get_logger(__name__)
 MOST_AT_ONCE: Final = 32
 #: So many at most with a pod whose container waits: what they have written is waited for, too.
 MOST_WITH_PREFERRED: Final = 4
+#: So long, in seconds, a group is decided on before it takes effect: its first pod, and who wants
+#: another change, wait for it.
+LONGEST_GROUP: Final = 0.1
+#: So often device plugins are asked what they prefer for one pod, whose decision may have changed
+#: while they were asked; without an answer there is no preference.
+MOST_ASKED: Final = 3
 
 _Result = TypeVar("_Result")
 
@@ -68,6 +77,13 @@ class AdmissionRequest(Struct, eq=False):
     outcome: asyncio.Future[AdmissionDocument]
     caller: Caller = field(default_factory=caller_now)
     context: Context = field(default_factory=copy_context)
+    #: The pod with the devices that the kubelet gave to it, once the kubelet was asked.
+    informed: Pod | None = None
+    #: What device plugins prefer, as far as they were asked, and how often they were.
+    answers: dict[Question, tuple[str, ...]] = field(default_factory=dict)
+    asked: int = 0
+    #: The decision, once the devices are delivered.
+    delivered: _Decided | None = None
 
     async def run(self, work: Coroutine[None, None, _Result]) -> _Result | None:
         """Return what work on this request returns, in its context; None: the caller gets an error.
@@ -112,6 +128,12 @@ class Admissions:
         self._rejections = rejections
         self._waiting: list[AdmissionRequest] = []
         self._group: list[AdmissionRequest] = []
+        #: Those whose devices are asked for, with what is kept for them meanwhile. Only they, and
+        #: those that depend on what becomes of them, wait for plugins.
+        self._reserved: dict[AdmissionRequest, PodAllocation | None] = {}
+        self._depending: list[AdmissionRequest] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        steps.queue.at_stop.append(self._stop)
         #: The uid of the pod that comes first, and how many actions of each caller are queued.
         self._preferred = ""
         self._queued: Counter[Caller] = Counter()
@@ -129,26 +151,34 @@ class Admissions:
         The kubelet is asked only about its own pods, of these about those that ask for a resource
         which the agent does not provide, and only as long as they are not decided.
         """
-        kubelet, known = self._state.kubelet_devices, self._state.ledger.allocations.get(pod.uid)
-        if kubelet is None or source.name != KUBELET:
-            return pod
-        if known is not None and known.origin is Origin.DECIDED:
-            return pod
-        provided = self._state.configured.rules.policy.devices
-        if not any(
-            name not in provided and extended_resource_fault(name) is None
-            for container in pod.all_containers()
-            for name in container.resources.limits
-        ):
+        kubelet = self._state.kubelet_devices
+        if kubelet is None or not self._is_asked_about(pod, source):
             return pod
         given = await kubelet.of(pod)
         return replace(pod, given_devices=given) if given else pod
+
+    def _is_asked_about(self, pod: Pod, source: Source) -> bool:
+        known = self._state.ledger.allocations.get(pod.uid)
+        if self._state.kubelet_devices is None or source.name != KUBELET:
+            return False
+        if known is not None and known.origin is Origin.DECIDED:
+            return False
+        provided = self._state.configured.rules.policy.devices
+        return any(
+            name not in provided and extended_resource_fault(name) is None
+            for container in pod.all_containers()
+            for name in container.resources.limits
+        )
 
     async def preview(
         self, pod: Pod, source: Source, replaced: PodAllocation | None = None
     ) -> Decision:
         """Decide as an admission would now; nothing is delivered, counted or saved."""
-        decision, _ = await self._decision(pod, source, self._state.ledger, replaced)
+        ledger, answers = self._state.ledger, dict[Question, tuple[str, ...]]()
+        decision, suspended = self._decision(pod, source, ledger, replaced, answers)
+        if suspended is not None:
+            await self._ask(suspended, answers)
+            decision, _ = self._decision(pod, source, ledger, replaced, answers)
         return decision
 
     def document(
@@ -184,23 +214,56 @@ class Admissions:
         """
         self._group = []
         group: list[_Decided] = []
+        ledger = self._ledger(group)
         for request in self._taken():
             if self._is_alone(request, group):
                 await self._take_effect(group)
-                group = []
-            # 1. Decide, each pod on the ledger that the decision before it leaves.
-            ledger = group[-1].decision.ledger if group else self._state.ledger
-            decided = await request.run(self._decided(request, ledger))
-            if decided is None:  # it failed
+                group, ledger = [], self._ledger(())
+            decided = request.delivered
+            if decided is not None:  # `ledger` has what was reserved
+                decided = self._as_it_is_now(decided)
+            else:
+                # 1. Decide, each pod on the ledger that the decision before it leaves.
+                if request in self._reserved:
+                    self._reserved[request] = None
+                    ledger = self._ledger(group)
+                decided = await request.run(self._decided(request, ledger, group))
+                ledger = self._ledger(group) if decided is None else decided.decision.ledger
+            if decided is None:  # it failed, or waits
                 continue
             decision = decided.decision
             rejected = decision.allocation is None
             if request.replace_pod or decision.already_admitted or (rejected and not group):
                 await request.run(self._take_effect([decided]))
+                ledger = self._ledger(group)
                 continue
             group.append(decided)
             await asyncio.sleep(0)  # the runtime and other clients are answered meanwhile
         await self._take_effect(group)
+
+    def _ledger(self, group: Iterable[_Decided], *, reserved: bool = True) -> Ledger:
+        """Return the ledger with decided pods, and with what is reserved for those that wait."""
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        requests = set()
+        for each in group:
+            requests.add(each.request)
+            if each.replaced is not None:
+                ledger = remove(rules, ledger, each.replaced.uid)
+            if each.decision.allocation is not None:
+                ledger = charged(rules, ledger, each.decision.allocation)
+        for request, allocation in self._reserved.items() if reserved else ():
+            if allocation is not None and request not in requests:
+                # Beside what the pod, or one whose place it takes, has until it is decided.
+                waiting = replace(allocation, uid=f"{allocation.uid} waits")
+                ledger = charged(rules, ledger, waiting)
+        return ledger
+
+    def _as_it_is_now(self, decided: _Decided) -> _Decided:
+        """Return a delivered decision with what has become of the pod that it replaces."""
+        if decided.replaced is None:
+            return decided
+        replaced = self._state.ledger.allocations.get(decided.replaced.uid)
+        return replace(decided, replaced=replaced)
 
     def _is_alone(self, request: AdmissionRequest, group: Sequence[_Decided]) -> bool:
         """Return whether a decision on a pod depends on more than the ledger before it."""
@@ -209,17 +272,46 @@ class Admissions:
         taken = {identity for each in group for identity in _identities(each.pod)}
         return not taken.isdisjoint(_identities(request.pod))
 
-    async def _decided(self, request: AdmissionRequest, ledger: Ledger) -> _Decided:
-        """Decide on one pod and have its devices delivered; counts and times the decision."""
-        metrics = self._steps.metrics
+    async def _decided(
+        self, request: AdmissionRequest, ledger: Ledger, group: Sequence[_Decided]
+    ) -> _Decided | None:
+        """Decide on one pod; None if it has to wait. Counts and times the decision.
+
+        `ledger` has the pods of the group, and what is reserved for those that wait.
+        """
+        others = self._reserved.keys() - {request}
+        if any(not _identities(request.pod).isdisjoint(_identities(each.pod)) for each in others):
+            self._wait_for_others(request)
+            return None
+        if request.informed is None and self._is_asked_about(request.pod, request.source):
+            self._wait(request, None, self._inform(request))
+            return None
+        clock, metrics = self._steps.clock, self._steps.metrics
         replaced = self.replaced(request.pod) if request.replace_pod else None
-        pod = await self.with_devices(request.pod, request.source)
-        decision, seconds = await self._decision(pod, request.source, ledger, replaced)
+        pod = request.informed or request.pod
+        started = clock.monotonic()
+        decide = partial(self._decision, pod, request.source)
+        decision, suspended = decide(ledger, replaced, request.answers)
+        if suspended is not None and request.asked < MOST_ASKED:
+            request.asked += 1
+            self._wait(request, decision.allocation, self._ask(suspended, request.answers))
+            return None
+        if decision.allocation is None and others:
+            without, _ = decide(self._ledger(group, reserved=False), replaced, request.answers)
+            if without.allocation is not None:
+                self._wait_for_others(request)
+                return None
+            decision = without
+        seconds = clock.monotonic() - started
         if (TOPOLOGY_ADMISSION_REQUESTS.name, ()) in decision.counters:
             metrics.decision_duration.observe(seconds * 1000)
         metrics.counters.add_all(decision.counters)
-        # 2. Deliver: a provider that fails rejects the pod, and nothing is left of it.
-        return _Decided(request, pod, await self._delivered(decision, ledger), replaced)
+        decided = _Decided(request, pod, decision, replaced)
+        allocation = decision.allocation
+        if allocation is None or decision.already_admitted or not allocation.has_devices:
+            return decided
+        self._wait(request, allocation, self._deliver(decided, allocation))
+        return None
 
     async def _take_effect(self, group: Sequence[_Decided]) -> None:
         """Save what was decided, have the kernel enforce it, and answer.
@@ -261,7 +353,7 @@ class Admissions:
 
     async def _save(self, admitted: Sequence[_Decided]) -> None:
         """Save decisions, then use them; raises `CheckpointFailedError`."""
-        state, ledger = self._state, admitted[-1].decision.ledger
+        state, ledger = self._state, self._ledger(admitted, reserved=False)
         records = {
             each.pod.uid: PodRecord(views.explanation_document(each.decision)) for each in admitted
         }
@@ -316,8 +408,9 @@ class Admissions:
         """
         steps, state, uid = self._steps, self._state, decision.uid
         confirmed = state.ledger.allocations[uid].origin is not Origin.DECIDED
-        if decision.ledger is not state.ledger:
-            await steps.commit(state.durable.with_pod(decision.ledger, uid))
+        if (known := decision.ledger.allocations[uid]) is not state.ledger.allocations[uid]:
+            ledger = charged(state.configured.rules, state.ledger, known)
+            await steps.commit(state.durable.with_pod(ledger, uid))
         if state.records.of(uid).unenforced or confirmed:
             await steps.enforce_pods(uid)
         allocation, record = state.ledger.allocations[uid], state.records.of(uid)
@@ -336,26 +429,27 @@ class Admissions:
 
     # --- deciding -------------------------------------------------------------------------------
 
-    async def _decision(
-        self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
-    ) -> tuple[Decision, float]:
-        """Return the decision, and how long the agent itself worked on it, in seconds.
+    def _decision(
+        self,
+        pod: Pod,
+        source: Source,
+        ledger: Ledger,
+        replaced: PodAllocation | None,
+        answers: Mapping[Question, tuple[str, ...]],
+    ) -> tuple[Decision, Suspended | None]:
+        """Return the decision, and where it first depends on what a plugin was not asked yet.
 
         `ledger` is that of the state, perhaps with pods which have neither the uid nor the name of
-        this one. A decision that depends on what a device plugin prefers is suspended, and goes on
-        with the plugin's answer.
+        this one. Without an answer there is no preference.
         """
-        clock = self._steps.clock
-        started = clock.monotonic()
-        decision = self._begun(pod, source, ledger, replaced)
-        seconds = clock.monotonic() - started
-        while decision.suspended is not None:
-            suspended = decision.suspended
-            answers = await self._state.providers.answers(suspended.questions)
-            started = clock.monotonic()
-            decision = suspended.resume(answers)
-            seconds += clock.monotonic() - started
-        return lasting(assigned(decision, ledger, source), pod), seconds
+        decision, first = self._begun(pod, source, ledger, replaced), None
+        while (suspended := decision.suspended) is not None:
+            if first is None and not answers.keys() >= {*suspended.questions}:
+                first = suspended
+            decision = suspended.resume(
+                {each: answers.get(each, ()) for each in suspended.questions}
+            )
+        return lasting(assigned(decision, ledger, source), pod), first
 
     def _begun(
         self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
@@ -370,22 +464,34 @@ class Admissions:
         elif (owner := state.asked_for_by(replaced.uid)) is not None:
             return belongs_elsewhere(ledger, pod, *owner, uid=replaced.uid)
         else:
-            ledger = remove(state.configured.rules, state.ledger, replaced.uid)
+            ledger = remove(state.configured.rules, ledger, replaced.uid)
         return decide(state.configured, ledger, pod)
 
-    async def _delivered(self, decision: Decision, before: Ledger) -> Decision:
-        """Return the decision with the delivery of its devices, or the rejection of the pod.
+    # --- what is waited for outside of the queue ------------------------------------------------
 
-        A pod that has an allocation already has its devices.
-        """
-        if decision.allocation is None or decision.already_admitted:
-            return decision
+    async def _inform(self, request: AdmissionRequest) -> None:
+        request.informed = await self.with_devices(request.pod, request.source)
+
+    async def _ask(
+        self, suspended: Suspended | None, answers: dict[Question, tuple[str, ...]]
+    ) -> None:
+        """Ask device plugins what they prefer, and what that leads to; add their `answers`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DELIVERY_SECONDS):
+                while suspended is not None:
+                    answers |= await self._state.providers.answers(suspended.questions)
+                    suspended = suspended.resume(answers).suspended
+
+    async def _deliver(self, decided: _Decided, allocation: PodAllocation) -> None:
+        """2. Have the devices delivered; if that fails the pod is rejected, nothing is left."""
+        decision = decided.decision
         try:
-            allocation = await self._state.providers.delivered(decision.allocation)
+            allocation = await self._state.providers.delivered(allocation)
+            decision = replace(decision, allocation=allocation)
         except DeliveryError as error:
-            return Decision(
+            decision = Decision(
                 decision.uid,
-                before,
+                self._state.ledger,
                 cause=Rejection(
                     Reason.UNEXPECTED,
                     f"Allocate failed due to {error.message}, which is unexpected",
@@ -398,10 +504,60 @@ class Admissions:
                 asked=decision.asked,
                 pod=decision.pod,
             )
-        if allocation is decision.allocation:
-            return decision
-        ledger = decision.ledger.with_allocation(allocation)
-        return replace(decision, allocation=allocation, ledger=ledger)
+        decided.request.delivered = replace(decided, decision=decision)
+
+    def _wait(
+        self,
+        request: AdmissionRequest,
+        allocation: PodAllocation | None,
+        work: Coroutine[None, None, None],
+    ) -> None:
+        """Let a pod wait for plugins, with what is reserved for it; then it is its turn again."""
+
+        async def go_on() -> None:
+            await request.run(work)
+            self._take_turn(request)
+
+        self._group.remove(request)
+        self._reserved[request] = allocation
+        task = asyncio.create_task(go_on(), context=request.context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _wait_for_others(self, request: AdmissionRequest) -> None:
+        """Let a pod wait until others do no longer: it has their name, or no room beside them."""
+        self._group.remove(request)
+        self._depending.append(request)
+        if not self._reserved.keys() - {request}:  # they have their outcome already
+            self._take_turns()
+
+    def _ended(self, request: AdmissionRequest) -> None:
+        """Free what was reserved for a request that has its outcome."""
+        if request in self._reserved:
+            del self._reserved[request]
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        depending, self._depending = self._depending, []
+        for each in reversed(depending):
+            each.context.copy().run(self._take_turn, each)
+
+    def _stop(self) -> None:
+        waiting = (*self._reserved, *self._depending)
+        _fail([each for each in waiting if each not in self._group], QueueStopped())
+
+    def waits(self, uid: str) -> bool:
+        """Return whether a pod waits for its devices, or for what becomes of others."""
+        return any(each.pod.uid == uid for each in (*self._reserved, *self._depending))
+
+    async def settled(self, uid: str) -> None:
+        """Wait until it is known what becomes of a pod that waits for its devices."""
+        if waiting := [each.outcome for each in self._reserved if each.pod.uid == uid]:
+            settled = pause()
+            try:
+                await asyncio.wait(waiting)
+            finally:
+                settled()
 
     # --- whose turn it is -----------------------------------------------------------------------
 
@@ -417,13 +573,11 @@ class Admissions:
         """
         outcome: asyncio.Future[AdmissionDocument] = asyncio.get_running_loop().create_future()
         request = AdmissionRequest(pod, source, replace_pod, outcome)
-        self._waiting.append(request)
         decided = pause()
         outcome.add_done_callback(lambda _: decided())
-        if pod.uid == self._preferred:
-            self._queue_next(ahead=True)
-        elif not self._queued[request.caller]:
-            self._queue_next()
+        outcome.add_done_callback(lambda _: self._ended(request))
+        self._waiting.append(request)
+        self._queue_for(request)
         return await outcome
 
     def prefer(self, uid: str) -> None:
@@ -431,6 +585,18 @@ class Admissions:
         self._preferred = uid
         if any(request.pod.uid == uid for request in self._waiting):
             self._queue_next(ahead=True)
+
+    def _take_turn(self, request: AdmissionRequest) -> None:
+        """Have a request go on that waited for plugins or others, before those that came later."""
+        if not request.outcome.done():
+            self._waiting.insert(0, request)
+            self._queue_for(request)
+
+    def _queue_for(self, request: AdmissionRequest) -> None:
+        if request.pod.uid == self._preferred:
+            self._queue_next(ahead=True)
+        elif not self._queued[request.caller]:
+            self._queue_next()
 
     def _queue_next(self, *, ahead: bool = False) -> None:
         """Queue an action of the present caller for the requests that wait."""
@@ -450,7 +616,12 @@ class Admissions:
 
         Callers take turns, all privileged ones together and before the others.
         """
-        while len(self._group) < MOST_AT_ONCE and (request := self._first()) is not None:
+        clock = self._steps.clock
+        latest = clock.monotonic() + LONGEST_GROUP
+        for number in range(MOST_AT_ONCE):
+            late = number and clock.monotonic() > latest
+            if late or (request := self._first()) is None:
+                return
             self._waiting.remove(request)
             self._group.append(request)
             yield request
@@ -480,8 +651,8 @@ class Admissions:
             self._queue_next()
 
 
-def _identities(pod: Pod) -> tuple[str, str]:
-    return pod.uid, full_name(pod)
+def _identities(pod: Pod) -> frozenset[str]:
+    return frozenset((pod.uid, full_name(pod)))
 
 
 def _turn(request: AdmissionRequest) -> tuple[bool, str]:

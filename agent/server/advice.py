@@ -17,8 +17,7 @@ from agent.api.documents import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
 from agent.managers.advice import advise, fill, free_cpus, nodes_of
-from agent.managers.answers import AdviceKind
-from agent.managers.decision import Reason
+from agent.managers.decision import AdviceKind, Reason
 from agent.server.errors import BusyError
 
 if TYPE_CHECKING:

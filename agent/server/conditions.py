@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from agent.api.documents import ConditionDocument
 from agent.managers.allocation import KUBELET
 from agent.pods.model import End, full_name
+from cgroupfs.settings import PARTITION_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -67,6 +68,8 @@ class PodRecord(Struct):
     absence: str = ""
     since: dict[str, float] = field(default_factory=dict)
     started: bool = False
+    #: The allocation all of whose lasting containers, and no other, ran when that was last noted.
+    _all_run: PodAllocation | None = None
 
     def note_running(
         self, allocation: PodAllocation, running: Iterable[str], alike: int, now: float
@@ -77,12 +80,16 @@ class PodRecord(Struct):
         not matter which of them these are.
         """
         found = set(running)
+        if self._all_run is allocation and found == self.running:
+            return  # nearly every pod, in each comparison
         missing = [each.name for each in allocation.lasting if each.name not in found]
         found.update(missing[:alike])
         missing = missing[alike:]
         self.running = frozenset(found)
         self.started = self.started or bool(found)
-        if found - {each.name for each in allocation.lasting}:  # an init container still runs
+        before = found - {each.name for each in allocation.lasting}
+        self._all_run = None if missing or before else allocation
+        if before:  # an init container still runs
             self.since = dict.fromkeys(missing, now)
         else:
             self.since = {name: self.since.get(name, now) for name in missing}
@@ -118,7 +125,10 @@ class PodRecords(Struct):
 
     def of(self, uid: str) -> PodRecord:
         """Return the record of a pod; a restored pod gets a new record."""
-        return self.pods.setdefault(uid, PodRecord())
+        found = self.pods.get(uid)
+        if found is None:
+            found = self.pods[uid] = PodRecord()
+        return found
 
     def forget(self, uid: str) -> None:
         """Drop the record of a pod."""
@@ -237,6 +247,8 @@ class ConditionType(StrEnum):
 
     #: The kernel and systemd have what is desired.
     ENFORCED = "Enforced"
+    #: What belongs to no pod keeps off exclusive CPUs, as far as that is asked.
+    ISOLATED = "Isolated"
     #: Repairs last: no other process writes a cgroup again after each of them.
     REPAIRS_LAST = "RepairsLast"
     CHECKPOINT_SAVED = "CheckpointSaved"
@@ -258,6 +270,8 @@ class ConditionType(StrEnum):
     DEVICES_OFFERED = "DevicesOffered"
     #: Container runtimes find what containers get with their devices.
     DEVICES_DELIVERED = "DevicesDelivered"
+    #: Containers find what they have in files (`agent.assignedFiles`).
+    CONTAINERS_INFORMED = "ContainersInformed"
     #: What happens is recorded in the history.
     HISTORY_RECORDED = "HistoryRecorded"
     #: All else that the agent does works: its watches, timers, what it read at the start.
@@ -267,8 +281,9 @@ class ConditionType(StrEnum):
 def not_enforced(difference: Difference, pod: str) -> ConditionDocument:
     """Return the condition that a difference remains; `pod` is its namespace/name or ""."""
     detail = difference.detail
+    isolated = difference.file in PARTITION_FILES
     return ConditionDocument(
-        ConditionType.ENFORCED,
+        ConditionType.ISOLATED if isolated else ConditionType.ENFORCED,
         camel_case(str(difference.cause)),
         f"pod {pod} is not enforced: {detail}" if pod else detail,
         uid=difference.pod,

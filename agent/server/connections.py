@@ -12,10 +12,13 @@ import errno
 import re
 import select
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
-from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_response import Response as HttpResponse
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 from msgspec.structs import replace
@@ -31,13 +34,15 @@ from agent.server.http import (
     plain_failure,
 )
 from agent.server.limits import RETRY_SECONDS, FullError, Places, Room
-from agent.server.protocol import READ_BYTES, HttpConnection, limited_log
+from agent.server.log import LimitedLog
 
 if TYPE_CHECKING:
     import socket
     import ssl
+    from asyncio.trsock import TransportSocket
     from collections.abc import Callable
 
+    from aiohttp.streams import StreamReader
     from aiohttp.web_request import BaseRequest
 
     from agent.server.http import Answer, Failure, Handler, Response
@@ -76,7 +81,7 @@ class Connections:
         failed: Failure = plain_failure,
     ) -> None:
         self.limits = limits
-        self.lines = limited_log()
+        self.lines = LimitedLog(log)
         self.bodies: Room[HttpConnection] = Room(limits.bodies)
         self.answers: Room[HttpConnection] = Room(limits.answers)
         self.failed = failed
@@ -291,6 +296,290 @@ def _raw(answer: Response) -> bytes:
     return head.encode() + answer.body
 
 
+# --- one connection -------------------------------------------------------------------------------
+# What aiohttp leaves to the server: the timeouts of a peer, the response to malformed HTTP, and the
+# response to a peer that has half-closed its connection.
+
+#: How long to wait for the rest of a request after the peer has half-closed, in seconds.
+HALF_CLOSED_SECONDS: Final = 1.0
+#: How long the rest of a request is received and discarded after its response, in seconds.
+LINGER_SECONDS: Final = 1.0
+#: Size of one receive; at most twice that of a body is buffered without a reader.
+READ_BYTES: Final = 16 << 10
+#: How many complete heads may be queued before receiving pauses.
+MAX_WAITING: Final = 2
+#: The longest request line, the longest header, the most headers, and about the longest head.
+MAX_LINE_BYTES: Final = 8190
+MAX_HEADER_BYTES: Final = 4096
+MAX_HEADERS: Final = 64
+MAX_HEAD_BYTES: Final = 32 << 10
+#: aiohttp's message for more headers than that, which has no exception type.
+_TOO_MANY: Final = "Too many headers"
+
+
+class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
+    """A connection of a listener, with its deadline.
+
+    `answering` is true from a request's whole head until its answer is there, `half_closed` from
+    the moment when the peer has said that it sends no more, `body_cut_off` if that was amid a body.
+    """
+
+    def __init__(self, manager: Server, owner: Connections, caller: Caller) -> None:
+        limits = owner.limits
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_seconds,
+            access_log=cast("Any", None),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=LINGER_SECONDS,
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
+        )
+        # The library's own bound is 32 heads for each connection, 256 KiB each (ADR 1).
+        self._max_msg_queue_size = MAX_WAITING
+        self._msg_queue_resume_size = MAX_WAITING - 1
+        self.caller = caller
+        self.limits: Limits = limits
+        self.answering = False
+        self.half_closed = False
+        self.body_cut_off = False
+        self._sending = False
+        self._begun = False  # any request
+        self._waiting = False  # a request with a whole head is not begun
+        self.owner = owner
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: The library forgets the transport when it begins to close, which a deaf peer can delay.
+        self._wire: asyncio.Transport | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._malformed = False
+        self._head_begun = True  # the first head is due from the connection on
+        self._head_bytes = 0
+        #: The latest request and its body; bytes before its end do not begin a head.
+        self._latest: object = None
+        self._body = EMPTY_PAYLOAD
+
+    # --- what the peer does ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start waiting for the first request."""
+        super().connection_made(transport)
+        self._wire = cast("asyncio.Transport", transport)
+        # drain() waits until the whole response was sent.
+        self._wire.set_write_buffer_limits(high=0)
+        self._expect(self.limits.head_seconds)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Release the place."""
+        self._wire = None
+        if self._alarm is not None:  # its callback would keep this object alive
+            self._alarm.cancel()
+            self._alarm = None
+        self._end()
+        self.owner.lost(self)
+        super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's own
+        """Return the shared receive buffer."""
+        return self.owner.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Process received bytes."""
+        self.data_received(bytes(self.owner.received[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Process bytes; the first ones of a head set its deadline."""
+        if self._malformed:
+            return
+        within_body = not self._body.is_eof()
+        super().data_received(data)
+        if self._messages and self._messages[-1] is not self._latest:
+            self._latest, self._waiting = self._messages[-1], True
+            self._body = self._messages[-1][1]
+            self._head_bytes = 0
+        elif data and not within_body:
+            self._take_of_head(len(data))
+
+    def _take_of_head(self, size: int) -> None:
+        """Count the bytes of an incomplete head."""
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.owner.lines.warning("malformed HTTP request", why="its head does not end")
+            self.cut()
+        elif not self._head_begun:
+            self._head_begun = True
+            if not self.answering:
+                self._expect(self.limits.head_seconds)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for a response in progress, except with TLS, which cannot.
+
+        A peer that has closed its socket waits for no response.
+        """
+        super().eof_received()
+        self._end()
+        self.half_closed = True
+        if not self._body.is_eof():  # all received bytes are processed before this call
+            self.body_cut_off = True
+            self._body.feed_eof()
+        under_way = self.answering or self._sending
+        if (
+            self.transport is None
+            or self.ssl_context is not None
+            or not (under_way or self._waiting)
+        ):
+            return None
+        if _is_closed(self.transport.get_extra_info("socket")):
+            return None
+        if not under_way:
+            self._expect(HALF_CLOSED_SECONDS)
+        return True
+
+    # --- what the agent does --------------------------------------------------------------------
+
+    def begin_answer(self, body: StreamReader) -> None:
+        """Record a complete head and the reader of its body."""
+        self.answering = True
+        if not self._messages:  # what stands behind an upgrade did not come by `data_received`
+            self._body = body
+        self._begun = True
+        self._waiting = bool(self._messages)
+        self._head_begun = False
+        self._expect(None)
+        self.owner.active(self)
+
+    def begin_sending(self, size: int) -> None:
+        """Start the timeout to read a response of so many bytes."""
+        self.answering = False
+        self._sending = True
+        self._expect(self.limits.idle_seconds)
+        self.owner.active(self)
+        self.owner.sending(self, size)
+
+    def end_answer(self) -> None:
+        """Start the timeout of the next request, if there can be one."""
+        self.answering = self._sending = False
+        if self.half_closed:
+            self.close()  # aiohttp closes after it has finished this request
+        seconds = self.limits.head_seconds if self._head_begun else self.limits.idle_seconds
+        self._expect(min(seconds, self.limits.idle_seconds))
+        self.owner.active(self)
+
+    def sending(self) -> None:
+        """Start the timeout to read a piece of a stream."""
+        self._expect(self.limits.idle_seconds)
+
+    def taken(self) -> None:
+        """Record that a piece of a stream was read."""
+        self._expect(None)
+        self.owner.active(self)
+
+    def cut(self, last: bytes | None = None) -> None:
+        """End the connection at once.
+
+        If none of its requests was begun, the peer gets the last bytes, as far as it takes them.
+        """
+        if self._wire is None:
+            return
+        if last is not None and not self._begun and self.ssl_context is None:
+            self._wire.write(last)
+        self._wire.abort()
+
+    async def until_half_closed(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a task, at most until the peer has half-closed or disconnected."""
+        await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    # --- the deadline ---------------------------------------------------------------------------
+
+    def _expect(self, seconds: float | None) -> None:
+        """Close the connection in so many seconds unless the deadline is changed (None: never).
+
+        The timer is moved only if it would fire too late: most deadlines are never reached.
+        """
+        self._deadline = None if seconds is None else self._ended.get_loop().time() + seconds
+        if self._deadline is None or self._wire is None:
+            return
+        if self._alarm is None or self._alarm.when() > self._deadline:
+            self._set_alarm(self._deadline)
+
+    def _set_alarm(self, when: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._ended.get_loop().call_at(when, self._expired)
+
+    def _expired(self) -> None:
+        self._alarm = None
+        if self._deadline is None:
+            return
+        if self._deadline > self._ended.get_loop().time():
+            self._set_alarm(self._deadline)
+        else:
+            self.cut()
+
+    # --- what went wrong ------------------------------------------------------------------------
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> StreamResponse:
+        """Answer malformed HTTP; since it is the peer's mistake, one log line is enough."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        why = one_line(exc.message)
+        self.owner.lines.warning("malformed HTTP request", why=why)
+        if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self._malformed = True
+        self._expect(self.limits.head_seconds)
+        said = self.owner.failed(HTTPStatus(status), f"malformed HTTP request: {why}")
+        headers = {"Content-Type": said.content_type, "Server": "numawarden"}
+        response = HttpResponse(body=said.body, status=said.status, headers=headers)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
+        """Send a response; for malformed HTTP, let the peer read it before closing."""
+        outcome = await super().finish_response(request, resp, start_time)
+        transport = self.transport
+        if self._malformed and transport is not None and not transport.is_closing():
+            try:
+                if transport.can_write_eof():
+                    transport.write_eof()
+            except OSError as error:  # already closed by the peer
+                log.debug("peer disconnected during the response", reason=error.strerror)
+                return outcome
+            await asyncio.wait((self._ended,), timeout=LINGER_SECONDS)
+        return outcome
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401, ARG002 - aiohttp's own
+        """Log an error inside of aiohttp."""
+        self.owner.lines.error("connection failed", exc_info=kw.get("exc_info"))
+
+
+def _is_closed(connection: TransportSocket) -> bool:
+    """Return whether a connection has ended in both directions.
+
+    So it has if the peer of a Unix socket is closed; what TCP shows then is a half-closed one.
+    """
+    poll = select.poll()
+    poll.register(connection, 0)  # what is not asked for: POLLHUP and POLLERR
+    return bool(poll.poll(0))
+
+
+# --- one request ----------------------------------------------------------------------------------
+
 #: A request's target (RFC 9112 section 3.2): visible ASCII.
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 #: Responses are written in pieces of so many bytes, of which the transport copies one at a time.
@@ -320,7 +609,7 @@ class Exchange:
 
         The whole response is written when this returns, unless the peer stops reading.
         """
-        with self._connection.bodies.space(self._connection):
+        with self._connection.owner.bodies.space(self._connection):
             answer = await self._answer()
         if isinstance(answer, Stream):
             return await self._follow(answer)
@@ -328,7 +617,7 @@ class Exchange:
         response.content_length = len(answer.body)
         if self._connection.half_closed or self._has_odd_frame():
             response.force_close()
-        with self._connection.answers.space(self._connection):
+        with self._connection.owner.answers.space(self._connection):
             self._connection.begin_sending(len(answer.body))
             try:
                 await self._send(response, answer.body)
@@ -359,7 +648,7 @@ class Exchange:
             for start in range(0, len(body), PIECE_BYTES):
                 await response.write(memoryview(body)[start : start + PIECE_BYTES])
                 await self._request.writer.drain()
-                self._connection.answers.progressed(self._connection)
+                self._connection.owner.answers.progressed(self._connection)
         await response.write_eof()
 
     def _has_odd_frame(self) -> bool:
@@ -405,7 +694,7 @@ class Exchange:
         """Reserve `more` bytes for a body that has `size` bytes including them."""
         if size > self._max_bytes:
             raise BodyTooLargeError(self._max_bytes)
-        self._connection.bodies.take(self._connection, more)
+        self._connection.owner.bodies.take(self._connection, more)
 
     async def _send_continue(self) -> None:
         """Send `100 Continue` to a peer that expects it (RFC 9110 section 10.1.1)."""
@@ -435,7 +724,7 @@ class Exchange:
         with stream.open() as pieces:
             await response.prepare(self._request)
             writer = self._request.writer
-            connection.watching()
+            connection.owner.watching(connection)
             async for piece in pieces:
                 connection.sending()
                 await response.write(piece)

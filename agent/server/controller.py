@@ -47,7 +47,7 @@ from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from agent.api.documents import (
         CordonRequest,
@@ -117,7 +117,11 @@ class Controller:
         return replace(answer, plan=_plan_document(plan))
 
     async def remove(self, uid: str) -> RemovalDocument:
-        """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`."""
+        """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`.
+
+        One whose devices are waited for is removed once it has them.
+        """
+        await self.admissions.settled(uid)
         self.state.allocation(uid)
         if (owner := self.state.asked_for_by(uid)) is not None:
             raise SourcePodError(uid, *owner)
@@ -199,6 +203,22 @@ class Controller:
         """Have the kernel enforce what pods are to have, whose cgroups may have changed."""
         with operation("enforce", uids=",".join(uids)):
             await self.queue.run(lambda: self.steps.enforce_pods(*uids))
+
+    async def meet(self, created: Collection[str]) -> None:
+        """Have the kernel enforce the pods in which cgroups were created, ahead of other actions.
+
+        Each moment before, a container that starts may run on its siblings' exclusive CPUs.
+        """
+
+        async def enforce() -> None:
+            around = self.steps.kernel.pods_around
+            # Where another writer contests a cgroup, only comparisons write, ever more rarely.
+            found = around(created) - around(self.state.contested)
+            if uids := sorted(found & self.state.ledger.allocations.keys()):
+                await self.steps.enforce_started(*uids)
+
+        with operation("meet"):
+            await self.queue.run(enforce, ahead=True)
 
     def shared_pod(self, uid: str) -> SharedPod | None:
         """Return a rejected pod that runs in the shared pool all the same, else None.

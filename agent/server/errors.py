@@ -29,9 +29,6 @@ class StartError(Exception):
 
     def __init__(self, what: str, found: str, remedy: str) -> None:
         super().__init__(f"{what}: {found}; {remedy}")
-        self.what = what
-        self.found = found
-        self.remedy = remedy
 
 
 class RequestError(Exception):
@@ -127,7 +124,6 @@ class PodNotFoundError(RequestError):
         super().__init__(
             f"no pod with uid {uid!r} is admitted; 'numawarden list --output json' has the uids"
         )
-        self.uid = uid
 
 
 class SourcePodError(RequestError):
@@ -137,8 +133,6 @@ class SourcePodError(RequestError):
 
     def __init__(self, uid: str, source: Source, removal: str) -> None:
         super().__init__(f"pod {uid!r} comes from {source}; {removal} to end it")
-        self.uid = uid
-        self.source = source
 
 
 class KubeletPodsError(RequestError):
@@ -162,8 +156,6 @@ class ContainerNotFoundError(RequestError):
         super().__init__(
             f"pod {pod} has no container {container!r}; its containers are {', '.join(known)}"
         )
-        self.pod = pod
-        self.container = container
 
 
 class BindingNotFoundError(RequestError):
@@ -176,8 +168,6 @@ class BindingNotFoundError(RequestError):
             f"container {container!r} of pod {pod} is not bound to a cgroup; see "
             "'numawarden show' for its cgroups"
         )
-        self.pod = pod
-        self.container = container
 
 
 class KernelUnreadableError(RequestError):
@@ -232,7 +222,6 @@ class CordonTargetError(RequestError):
 
     def __init__(self, target: str, found: str) -> None:
         super().__init__(f"target {target[:64]!r}: {found}", (Mistake("target", found),))
-        self.target = target
 
 
 class CordonRejectedError(RequestError):
@@ -260,4 +249,3 @@ class CheckpointFailedError(RequestError):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"nothing was changed, the change cannot be saved: {error}")
-        self.error = error

@@ -14,7 +14,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from agent.api.map import owners_of, shared_by
+from agent.config.model import MetricNames
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
+from agent.isolation.resctrl import OCCUPANCY
 from agent.managers.advice import free_cpus
 from agent.managers.allocation import Isolation
 from agent.managers.decision import Rule
@@ -29,10 +31,11 @@ from agent.state.checkpoint import policy_summary
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
+    from agent.isolation.resctrl import CacheCount
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import MetricSpec
@@ -109,13 +112,8 @@ def shared_cores(rules: EffectivePolicy, ledger: Ledger) -> int:
     reserved and the others are in the node's shared pool is not counted.
     """
     owners = owners_of(ledger.allocations.values())
-    users = {
-        cpu: frozenset((owner.uid, owner.container) for owner in owning)
-        for cpu, owning in owners.items()
-    }
-    none: frozenset[tuple[str, str | None]] = frozenset()
     return sum(
-        shared_by([users.get(cpu, none) for cpu in Mask(core.cpus)])
+        shared_by(owners.get(cpu, ()) for cpu in Mask(core.cpus))
         for core in rules.machine.cpus.cores
     )
 
@@ -180,6 +178,8 @@ class GaugeInput(Struct, frozen=True):
     ready: bool = False
     conditions: Mapping[str, int] = MappingProxyType({})
     contested: int = 0
+    isolation_settings: Mapping[str, int] = MappingProxyType({})
+    cache_counts: tuple[CacheCount, ...] = ()
     manifests: Mapping[str, int] = MappingProxyType({})
     invalid: Mapping[str, int] = MappingProxyType({})
     last_reconcile: float | None = None
@@ -268,6 +268,23 @@ def _free(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.CPU_FRAGMENTATION, (), free.fragmentation)
 
 
+def _caches(reading: GaugeInput) -> Iterator[Sample]:
+    allocations = reading.ledger.allocations
+    for each in reading.cache_counts:
+        pod = allocations.get(each.uid)
+        if each.uid and pod is None:
+            continue  # it ended since the kernel was asked
+        of = ("", "") if pod is None else (pod.namespace, pod.name)
+        labels = (each.name, *of, str(each.cache))
+        if each.value is None:
+            yield Sample(names.CACHE_UNCOUNTED, (*labels, each.event, each.reason), 1)
+        elif each.event == OCCUPANCY:
+            yield Sample(names.CACHE_OCCUPANCY, labels, each.value)
+        else:
+            scope = each.event.removeprefix("mbm_").removesuffix("_bytes")
+            yield Sample(names.MEMORY_TRAFFIC, (*labels, scope), each.value)
+
+
 def _service(reading: GaugeInput) -> Iterator[Sample]:
     yield Sample(names.UNENFORCED_PODS, (), reading.unenforced_pods)
     for absence, count in reading.not_found.items():
@@ -276,6 +293,9 @@ def _service(reading: GaugeInput) -> Iterator[Sample]:
         yield Sample(names.CONDITIONS, (condition,), reading.conditions.get(condition, 0))
     yield Sample(names.READY, (), int(reading.ready))
     yield Sample(names.CONTESTED_CGROUPS, (), reading.contested)
+    for item, settings in reading.isolation_settings.items():
+        yield Sample(names.ISOLATION_SETTINGS, (item,), settings)
+    yield from _caches(reading)
     for rule in (
         *Rule,
         *(each for manager in reading.rules.managers for each in manager.rule_names),
@@ -302,9 +322,13 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """All metrics; what is counted is counted here, gauges are made of a reading of the state."""
 
-    def __init__(self, managers: Sequence[ResourceManager]) -> None:
+    def __init__(
+        self,
+        managers: Sequence[ResourceManager],
+        versions: Collection[MetricNames] = frozenset(MetricNames),
+    ) -> None:
         self._allocations = AllocationSamples()
-        self.counters = Counters(managers)
+        self.counters = Counters(managers, versions)
         self._true_names = tuple(_true_names(names.counters_of(managers)))
         self.decision_duration = Histogram(names.TOPOLOGY_ADMISSION_DURATION)
         self.admission_duration = Histogram(names.ADMISSION_DURATION)

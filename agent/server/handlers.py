@@ -38,9 +38,8 @@ from agent.server.http import (
     Stream,
 )
 from agent.server.limits import NoRoomError
-from agent.server.log import shortened
+from agent.server.log import LimitedLog, shortened
 from agent.server.maintenance import drain_plan
-from agent.server.protocol import LimitedLog
 from agent.server.queue import QueueStopped, Worker, called_by
 from agent.server.reports import given_by_kubelet, map_now, pods_now, status_document
 from agent.server.sockets import own_user, peer_of

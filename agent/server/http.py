@@ -32,7 +32,6 @@ class NotFoundError(HttpError):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"there is no resource {path}; see docs/api.md")
-        self.path = path
 
 
 class MethodNotAllowedError(HttpError):
@@ -65,7 +64,6 @@ class BodyTooLargeError(HttpError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the body is larger than {limit} bytes")
-        self.limit = limit
 
 
 class BrokenBodyError(HttpError):
@@ -73,7 +71,6 @@ class BrokenBodyError(HttpError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the body cannot be read: {reason}")
-        self.reason = reason
 
 
 PLAIN = "text/plain; charset=utf-8"
@@ -177,7 +174,7 @@ class Routes:
         ]
 
     async def __call__(self, request: Request) -> Answer:
-        """Call the handler of a request; raises one of `agent.server.listeners.errors`."""
+        """Call the handler of a request; raises an `HttpError`."""
         found = {
             method: (parameters, handler, known)
             for method, pattern, handler, known in self._handlers

@@ -30,16 +30,28 @@ from agent.reconcile.tasks import ExclusiveTerritory, IntruderKind, count_thread
 from agent.server.errors import readable
 from cgroupfs.apply import HUGETLB, NEEDED, enabled
 from cgroupfs.errors import CgroupError
-from cgroupfs.settings import CPU_MAX, CPUS, MEMS, VALUES
-from cgroupfs.tree import ancestors
+from cgroupfs.settings import (
+    CPU_MAX,
+    CPUS,
+    EFFECTIVE,
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    MEMORY_MIN,
+    MEMS,
+    PARTITIONS,
+    VALUES,
+)
+from cgroupfs.tree import all_ancestors, ancestors
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.api.documents import BindRequest
+    from agent.isolation.host import HostIsolation
     from agent.managers.allocation import Binding, Bindings, PodAllocation
+    from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.drivers import UnitState
     from agent.reconcile.ending import WriterConflict
     from agent.reconcile.enforcer import Enforcer
@@ -100,7 +112,9 @@ def kernel_document(report: CgroupReport) -> KernelDocument:
     cpus, cpus_effective, mems, mems_effective = (
         None if mask is None else str(mask) for mask in sets
     )
-    values: dict[str, Any] = {row.field: state.values.get(row.file) for row in VALUES}
+    values: dict[str, Any] = {
+        row.field: state.values.get(row.file) for row in (*VALUES, *PARTITIONS)
+    }
     values[HUGETLB] = {f: text for f, text in state.values.items() if f.startswith(HUGETLB)}
     return KernelDocument(
         cgroup=cgroup,
@@ -320,24 +334,33 @@ class Endings:
 
 
 class HostProbes(Struct, frozen=True):
-    """What is read apart from the tree: the tasks of the host, and a clock in seconds."""
+    """What stands beside the tree: the host's tasks, a clock in seconds, containers' files."""
 
     tasks: Callable[[], Iterable[Task]] = tuple
     monotonic: Callable[[], float] = time.monotonic
+    #: None where no files are written.
+    assigned: AssignedFiles | None = None
 
 
 ALONE: Final = HostProbes()
+
+
+#: The files of sets, and what is written as `memoryReservationPolicy` and
+#: `memoryThrottlingFactor` say.
+_SETS: Final = frozenset({*EFFECTIVE, *EFFECTIVE.values()})
+_MEMORY_QOS: Final = frozenset({MEMORY_MIN, MEMORY_LOW, MEMORY_HIGH})
 
 
 class KernelEnforcement:
     """The cgroup tree behind the enforcer; all calls block, and the one worker thread makes them.
 
     `mount` is where the hierarchy is mounted, `proc` where procfs is, `own` the agent's cgroup;
-    `probes` reads the tasks of the host and the time. A cgroup that appeared since the last
+    `probes` reads the tasks of the host and the time, and writes the files by which containers know
+    what they have; `isolation` has the host-wide settings. A cgroup that appeared since the last
     observation never had its settings, so that applying them is not drift.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what the kernel is to the agent
         self,
         enforcer: Enforcer,
         tree: CgroupTree,
@@ -346,6 +369,8 @@ class KernelEnforcement:
         proc: Path,
         own: str = "",
         probes: HostProbes = ALONE,
+        *,
+        isolation: HostIsolation | None = None,
     ) -> None:
         self._enforcer = enforcer
         self._tree = tree
@@ -354,6 +379,8 @@ class KernelEnforcement:
         self._proc = proc
         self._own = own
         self._probes = probes
+        self._isolation = isolation
+        self._assigned = probes.assigned
         self._intruders = IntruderCount(probes.tasks, probes.monotonic)
         self._backoff = Backoff()
         #: Why the next repair of a cgroup is delayed, to be reported once it differs again.
@@ -369,7 +396,21 @@ class KernelEnforcement:
             self._observed(report)
             return report
 
-        return _guarded(enforce, *uids)
+        return self._followed(target, enforce, *uids)
+
+    def started(self, target: Desired, *uids: str) -> EnforcementReport:
+        """Make the kernel enforce what pods are to have in whose cgroups others appeared."""
+
+        def enforce() -> EnforcementReport:
+            report = self._enforcer.enforce_change(target, *uids)
+            return replace(report, settled=tuple(sorted(self._observed(report))))
+
+        return self._followed(target, enforce, *uids)
+
+    def pods_around(self, cgroups: Iterable[str]) -> frozenset[str]:
+        """Return the uids of the pods whose cgroups lie above any of these."""
+        around = map(self._layout.parse_pod, all_ancestors(cgroups))
+        return frozenset(pod.uid for pod in around if pod is not None)
 
     def plan(self, target: Desired, uid: str) -> PlannedChange:
         """Return what `admitted` would create and write, without writing."""
@@ -387,7 +428,7 @@ class KernelEnforcement:
             self._observed(report)
             return _noted(report, released.reason)
 
-        return _guarded(release)
+        return self._followed(target, release)
 
     def changed(self, target: Desired) -> EnforcementReport:
         """Make the kernel enforce another shared pool."""
@@ -397,7 +438,7 @@ class KernelEnforcement:
             self._observed(report)
             return report
 
-        return _guarded(enforce)
+        return self._followed(target, enforce)
 
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         """Compare the kernel with the ledger and repair what differs.
@@ -405,6 +446,8 @@ class KernelEnforcement:
         Cgroups that another writer keeps modifying are skipped during their backoff, unless
         `insist` is set.
         """
+        if self._isolation is not None:
+            self._isolation.try_again()
 
         def repair() -> EnforcementReport:
             now = self._probes.monotonic()
@@ -415,7 +458,8 @@ class KernelEnforcement:
             ended = self._enforcer.releaser.bound(target)
             # At the first observation all differences are drift from before the start, except for
             # memory that is in use, what the kubelet did, and what was never enforced: containers
-            # that started meanwhile, and cgroups of no pod, have no set yet.
+            # that started meanwhile, and cgroups of no pod, have no set yet. What follows from the
+            # configuration and the host alone may have been desired otherwise then.
             unset = {each.cgroup for each in report.found if each.observed == ""}
             drift = (
                 report.drift
@@ -426,6 +470,7 @@ class KernelEnforcement:
                     if difference.cause not in (Cause.IN_USE, Cause.KUBELET)
                     and difference.cgroup not in unset
                     and (difference.pod or difference.cause is not Cause.CONTROLLER_LOST)
+                    and not self._by_configuration(difference)
                 )
             )
             settled = self._observed(report)
@@ -439,7 +484,11 @@ class KernelEnforcement:
                 orphaned=frozenset(self._orphaned(kept)),
             )
 
-        return _guarded(repair)
+        return self._followed(target, repair, thorough=True)
+
+    def _by_configuration(self, difference: Difference) -> bool:
+        of_node = difference.cgroup == self._layout.pods() and difference.file not in _SETS
+        return of_node or difference.file in _MEMORY_QOS
 
     def verify(self, target: Desired, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for intruding tasks, without writing."""
@@ -513,6 +562,43 @@ class KernelEnforcement:
                 if steadily(lambda: any(runs(self._tree, path) for path in cgroups)):  # noqa: B023  # called at once
                     inhabited.add(uid)
         return Lives(frozenset(inhabited), units, frozenset(restarted))
+
+    def _followed(
+        self,
+        target: Desired,
+        action: Callable[[], EnforcementReport],
+        *uids: str,
+        thorough: bool = False,
+    ) -> EnforcementReport:
+        """Run an action on the tree, with the files of containers and the host-wide settings.
+
+        The files lose CPUs before the action and gain them after it. `thorough`: compare all
+        host-wide settings with the host's, not only those of which what is asked changed.
+        """
+        allocations = target.ledger.allocations
+        if self._assigned is not None:
+            self._assigned.before(allocations)
+        report = _guarded(action, *uids)
+        if self._assigned is not None:
+            self._assigned.after(allocations, report)
+        isolation = self._isolation
+        if isolation is not None and (thorough or isolation.active):
+            isolation.note_invalid(
+                report.pods if report.compared else (),
+                {(each.pod, each.cgroup): each.detail for each in report.unpartitioned},
+            )
+            bound = frozenset(binding.cgroup for binding in target.bindings)
+            isolation.apply(
+                allocations.values(),
+                bound,
+                thorough=thorough,
+                started=uids,
+                cgroups_of=lambda pod: (
+                    pod_cgroup(self._tree, self._layout, pod),
+                    *(binding.cgroup for binding in target.bindings.of_pod(pod.uid)),
+                ),
+            )
+        return report
 
     def _lacks_sets(self, target: Desired, uid: str) -> bool:
         """Return whether a cgroup of a pod has no set although it should, as a new one has none."""
@@ -603,9 +689,11 @@ def _calm(difference: Difference) -> str:
 
 
 def _repaired(
-    report: EnforcementReport, drift: Iterable[Difference]
+    report: EnforcementReport, drift: Collection[Difference]
 ) -> Iterator[tuple[Setting, str]]:
     """Yield the settings of cgroups that differed, with the differences."""
+    if not drift:
+        return
     # A delay for the cgroup of a QoS class would delay all pods in it.
     desired = {
         each.desired.setting.cgroup: each.desired.setting

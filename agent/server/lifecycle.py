@@ -27,7 +27,14 @@ from agent.server.sockets import address_caller, user_caller
 from agent.server.state import COMPARISON
 from agent.sources.source import SourceUnreadableError
 from cgroupfs.tree import is_within
-from cgroupfs.watch import DIRECTORY_OF_FILES, NAMES_IN_DIRECTORY, CgroupWatch, Change, Inotify
+from cgroupfs.watch import (
+    DIRECTORY_OF_FILES,
+    NAMES_IN_DIRECTORY,
+    CgroupWatch,
+    Change,
+    Created,
+    Inotify,
+)
 from systemd.notify import Notifier, watchdog_interval
 from systemd.units import SystemdError
 
@@ -122,10 +129,13 @@ class CgroupChanges:
         """
         self._watched.update(cgroup for cgroup in cgroups if self._watch.add(cgroup))
 
-    async def changes(self) -> AsyncIterator[None]:
-        """Yield whenever a cgroup was created or removed, or one of its settings was written."""
-        async for _ in _readings(self._watch):
-            yield
+    async def changes(self) -> AsyncIterator[tuple[str, ...]]:
+        """Yield whenever a cgroup was created or removed, or one of its settings was written.
+
+        What is yielded are the cgroups that were created.
+        """
+        async for events in _readings(self._watch):
+            yield tuple([event.cgroup for event in events if isinstance(event, Created)])
 
     def close(self) -> None:
         """End all watches."""
@@ -206,6 +216,10 @@ END_PERIOD: Final = 5.0
 SETTLE_SECONDS: Final = 0.1
 #: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
 SPACING_SECONDS: Final = 0.5
+#: The shortest interval between two passes of pods in which cgroups appear, in seconds: a container
+#: runs on its pod's CPUs until its own are written, and a pod that makes cgroups without end must
+#: leave time to others.
+APPEARED_SECONDS: Final = 0.05
 #: A comparison with the kernel is late when it is this many periods overdue...
 LATE_PERIODS: Final = 3
 #: ... and this many actions could have been completed: a comparison is queued ahead, so that at
@@ -254,8 +268,8 @@ class CgroupFollower(Protocol):
     def also(self, cgroups: Iterable[str]) -> None:
         """Watch these cgroups in addition; raises `OSError`."""
 
-    def changes(self) -> AsyncIterator[None]:
-        """Yield whenever something changed."""
+    def changes(self) -> AsyncIterator[tuple[str, ...]]:
+        """Yield whenever something changed, with the cgroups that were created."""
 
 
 class Companion(Struct, frozen=True):
@@ -332,6 +346,9 @@ class Service:
         self._rediscover = asyncio.Event()
         self._end = asyncio.Event()
         self._listen = asyncio.Event()
+        #: Cgroups that were created and not yet written, and that there are any.
+        self._created: set[str] = set()
+        self._appeared = asyncio.Event()
         self._served: list[Connections] = []
         #: Of all listeners of HTTP, as far as connections wait to be accepted.
         self._accepting = controller.state.progress.part("accepting of connections")
@@ -422,7 +439,19 @@ class Service:
             actions.append((asked, SOURCE_PERIOD, sync, _sync_of(intake)))
             streams.append((f"changes of {source.name}", source.changes, asked))
         if around.cgroups is not None:
-            streams.append(("cgroup changes", around.cgroups.changes, self._compare))
+            yield (
+                "new cgroups",
+                self._repeat(
+                    self._appeared,
+                    None,
+                    self._meet,
+                    "new cgroups",
+                    settle=0,
+                    spacing=APPEARED_SECONDS,
+                ),
+            )
+            changes = partial(self._cgroup_changes, around.cgroups)
+            streams.append(("cgroup changes", changes, self._compare))
         if around.hotplug is not None:
             streams.append(("hotplug events", around.hotplug, self._rediscover))
         if around.offered is not None:
@@ -459,6 +488,19 @@ class Service:
         self._end.set()
         self._follow_cgroups()
         self._manager.status(self._status())
+
+    async def _cgroup_changes(self, watched: CgroupFollower) -> AsyncIterator[None]:
+        """Yield whenever something changed; what was created does not wait for the comparison."""
+        async for created in watched.changes():
+            if created:
+                self._created.update(created)
+                self._appeared.set()
+            yield
+
+    async def _meet(self) -> None:
+        """Enforce the pods in which cgroups were created."""
+        created, self._created = self._created, set()
+        await self._controller.meet(created)
 
     async def _check_listeners(self) -> None:
         """Listen again where the API's socket file is gone, or is another one; raises `StartError`.
@@ -559,10 +601,13 @@ class Service:
         period: float | None,
         action: Callable[[], Awaitable[None]],
         subject: str,
+        *,
+        settle: float = SETTLE_SECONDS,
+        spacing: float = SPACING_SECONDS,
     ) -> None:
-        """Run an action every period and on request, at most every `SPACING_SECONDS`."""
+        """Run an action every period and, `settle` seconds after a request, every `spacing`."""
         part = self._progress.part(subject, STALL_SECONDS + (period or 0))
-        last = self._clock.monotonic() - SPACING_SECONDS
+        last = self._clock.monotonic() - spacing
         while True:
             if period is None:
                 await asked.wait()
@@ -571,8 +616,9 @@ class Service:
                 part.begin()
                 await wait_for(asked, period, self._clock)
             if asked.is_set():
-                soonest = last + SPACING_SECONDS - self._clock.monotonic()
-                await self._clock.sleep(max(SETTLE_SECONDS, soonest))
+                soonest = last + spacing - self._clock.monotonic()
+                if (pause := max(settle, soonest)) > 0:
+                    await self._clock.sleep(pause)
                 asked.clear()
             last = self._clock.monotonic()
             with part.working():

@@ -176,9 +176,6 @@ class NoRoomError(HttpError):
             f"no room for {size} bytes: unfinished requests use {used}, including those of"
             f" {caller.name}; send fewer at a time, or retry later"
         )
-        self.caller = caller
-        self.size = size
-        self.used = used
 
 
 class Room(Generic[_Connection]):

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -30,7 +30,7 @@ from systemd.notify import JournalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from structlog.typing import EventDict, Processor
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
     from agent.api.documents import LogLevelRequest
     from agent.clock import Clock
@@ -152,6 +152,7 @@ def configure(
         processors=[
             structlog.stdlib.filter_by_level,
             *_common(),
+            _first_of_lists,
             ProcessorFormatter.wrap_for_formatter,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -197,6 +198,17 @@ def _rendering(log_format: str, *, colors: bool) -> list[Processor]:
         structlog.processors.EventRenamer("message"),
         structlog.processors.JSONRenderer(),
     ]
+
+
+def _first_of_lists(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Leave of each list the first items, and in `NAME_left_out` the number of the others.
+
+    What concerns every cgroup of a host would otherwise be longer than journald takes (48 KiB).
+    """
+    for name, value in tuple(event.items()):
+        if isinstance(value, list | tuple) and len(value) > ITEMS_LOGGED:
+            event[name], event[f"{name}_left_out"] = first(value, ITEMS_LOGGED)
+    return event
 
 
 def _on_one_line(_logger: object, _method: str, event: EventDict) -> EventDict:
@@ -286,6 +298,8 @@ _Item = TypeVar("_Item")
 
 #: The longest text, in characters.
 LONGEST_TEXT: Final = 512
+#: How many items of a list are logged.
+ITEMS_LOGGED: Final = 64
 
 
 def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -304,8 +318,7 @@ def first(items: Sequence[_Item], most: int) -> tuple[Sequence[_Item], int]:
 # A pod may have a thousand containers and a host thousands of CPUs, while journald cuts a line at
 # 48 KiB: containers are logged in their order as far as they fit, with the number of the others.
 
-#: How many containers are logged, and in how many bytes of JSON.
-CONTAINERS_LOGGED: Final = 64
+#: How many bytes of JSON the containers of a pod may take, of which `ITEMS_LOGGED` are logged.
 BYTES_LOGGED: Final = 16 << 10
 #: How many devices of a resource are logged.
 DEVICES_LOGGED: Final = 32
@@ -326,7 +339,7 @@ def allocation_fields(allocation: PodAllocation, shared_pool: Mask) -> dict[str,
     for container, share in zip(allocation.containers, shares(allocation), strict=True):
         entry = _entry(container, share, shared_pool)
         room -= len(msgspec.json.encode(entry))
-        if logged and (room < 0 or len(logged) == CONTAINERS_LOGGED):
+        if logged and (room < 0 or len(logged) == ITEMS_LOGGED):
             break
         logged.append(entry)
     fields: dict[str, object] = {"containers": logged}
@@ -345,6 +358,8 @@ def allocation_line(allocation: PodAllocation) -> str:
             nodes |= container.mems
         devices.update({name: len(ids) for name, ids in container.devices.items()})
     parts = [f"exclusive CPUs {allocation.exclusive_cpus}"] if allocation.exclusive_cpus else []
+    if allocation.idle:
+        parts[0] += f" (siblings {allocation.idle} idle)"
     if nodes:
         parts.append(f"memory on node{'s' * (len(nodes) > 1)} {nodes}")
     parts.extend(f"{count} {name}" for name, count in sorted(devices.items()))
@@ -358,7 +373,7 @@ def _entry(container: ContainerAllocation, share: Share, shared_pool: Mask) -> d
         "cpus": shortened(str(cpus), _LONGEST),
         "isolation": str(container.isolation),
         "sharing": str(share.sharing),
-        "mems": shortened(str(container.mems), _LONGEST) if container.memory else None,
+        "mems": shortened(str(container.mems), _LONGEST) if container.mems else None,
         "devices": _devices(container),
         **{name: shortened(_json(part), _LONGEST) for name, part in container.others.items()},
         "why": shortened(container.why, _LONGEST),
@@ -377,3 +392,73 @@ def _devices(container: ContainerAllocation) -> dict[str, list[str]]:
         if left_out:
             logged[resource].append(f"and {left_out} more")
     return logged
+
+
+# --- limited lines --------------------------------------------------------------------------------
+# Lines that a peer can cause, of which there may be any number.
+
+#: How long further lines of a kind are only counted, in seconds.
+COUNTING_SECONDS: Final = 60.0
+
+
+class _Kind:
+    """The suppressed lines of one kind: their number, and the fields of the last one."""
+
+    def __init__(self, write: Callable[..., Any]) -> None:
+        self.write = write
+        self.count = 0
+        self.fields: dict[str, object] = {}
+
+
+class LimitedLog:
+    """Writes the first line of each kind (level and event) at once, and counts further ones.
+
+    A counted line has the fields of the last one and their number in `more`.
+    `later(seconds, callback, *arguments)` is the running loop's `call_later` where it is None.
+    """
+
+    def __init__(
+        self, log: FilteringBoundLogger, later: Callable[..., object] | None = None
+    ) -> None:
+        self._log = log
+        self._later = later
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Log a warning, at once or as part of a count."""
+        self._say("warning", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """Log an error, at once or as part of a count."""
+        self._say("error", event, fields)
+
+    def flush(self) -> None:
+        """Write all counts."""
+        for key in tuple(self._kinds):
+            self._report(key)
+
+    def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
+        kind = self._kinds.get((level, event))
+        if kind is not None:
+            kind.count += 1
+            kind.fields = fields
+            return
+        kind = self._kinds[level, event] = _Kind(getattr(self._log, level))
+        kind.write(event, **fields)
+        self._await_more((level, event))
+
+    def _report(self, key: tuple[str, str]) -> None:
+        """Write the count of a kind and start the next count; stop if there were no lines."""
+        kind = self._kinds.get(key)
+        if kind is None:
+            return
+        if not kind.count:
+            del self._kinds[key]
+            return
+        kind.write(key[1], more=kind.count, **kind.fields)
+        kind.count, kind.fields = 0, {}
+        self._await_more(key)
+
+    def _await_more(self, key: tuple[str, str]) -> None:
+        later = self._later or asyncio.get_running_loop().call_later
+        later(COUNTING_SECONDS, self._report, key)

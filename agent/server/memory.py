@@ -1,4 +1,4 @@
-"""A small memory footprint: what is not imported, and what the collector does not look through.
+"""A small memory footprint: what the garbage collector does not look through.
 
 It imports nothing but the standard library, so that it comes before all that it keeps small.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import contextmanager
-from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 
 @contextmanager
@@ -36,33 +34,6 @@ def as_if_missing(*modules: str) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
-
-
-@contextmanager
-def parts_of(package: str, **attributes: object) -> Iterator[None]:
-    """Let imports of a package's modules in this block load these alone, not its `__init__`.
-
-    `attributes` are what the modules read of the package itself. A later import of the package
-    runs its `__init__`; a package imported before stays. Raises `ModuleNotFoundError` when it is
-    not installed.
-    """
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = _without_init(package, attributes)
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-
-
-def _without_init(package: str, attributes: dict[str, object]) -> ModuleType:
-    spec = find_spec(package)
-    if spec is None:
-        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-    module = module_from_spec(spec)
-    vars(module).update(attributes)
-    return module
 
 
 def settle_memory() -> None:

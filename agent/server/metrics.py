@@ -2,8 +2,8 @@
 
 `agent.managers.decision.Decision.counters` uses `name` and the label values in the order of
 `labels`. The `kubelet_` and `resource_manager_` metrics keep the names, types, labels and buckets
-of kubelet v1.36 (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboards carry
-over.
+of the kubelet (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboards carry
+over; where v1.37 renamed one, the exposition has the names of `agent.metrics.names`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
+from agent.config.model import MetricNames
 from agent.devices.plugin_limits import (
     ALLOCATION_DURATION,
     CALLS,
@@ -35,7 +36,7 @@ from agent.managers.metrics import (
 from agent.reconcile.diff import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.metrics import CounterKey
     from agent.managers.resource_manager import ResourceManager
@@ -54,7 +55,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
 
 TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
     "kubelet_topology_manager_admission_duration_ms",
-    "Time to decide one admission that the topology manager was asked to align, in milliseconds.",
+    "Time to decide one admission of the topology manager, in milliseconds.",
     tuple(0.05 * 2**power for power in range(15)),
 )
 
@@ -63,27 +64,27 @@ TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
 _V1: Final = ("v1",)
 POD_RESOURCES_REQUESTS: Final = counter(
     "kubelet_pod_resources_endpoint_requests_total",
-    "Requests to the podresources API, by its version.",
+    "Requests.",
     server_api_version=(*_V1, "v1alpha1"),
 )
 POD_RESOURCES_LIST: Final = counter(
     "kubelet_pod_resources_endpoint_requests_list",
-    "Requests to List of the podresources API, by its version.",
+    "Requests to List.",
     server_api_version=_V1,
 )
 POD_RESOURCES_GET: Final = counter(
     "kubelet_pod_resources_endpoint_requests_get",
-    "Requests to Get of the podresources API, by its version.",
+    "Requests to Get.",
     server_api_version=_V1,
 )
 POD_RESOURCES_GET_ALLOCATABLE: Final = counter(
     "kubelet_pod_resources_endpoint_requests_get_allocatable",
-    "Requests to GetAllocatableResources of the podresources API, by its version.",
+    "Requests to GetAllocatableResources.",
     server_api_version=_V1,
 )
 POD_RESOURCES_GET_ERRORS: Final = counter(
     "kubelet_pod_resources_endpoint_errors_get",
-    "Requests to Get of the podresources API for a pod that does not exist, by its version.",
+    "Requests to Get for a pod that does not exist.",
     server_api_version=_V1,
 )
 
@@ -101,8 +102,7 @@ CONTAINERS: Final = gauge(
 )
 ALLOCATABLE: Final = gauge(
     "numawarden_allocatable",
-    "What pods may request of the node: cpu in millicores, memory and hugepages-... in bytes, "
-    "pods and devices as numbers.",
+    "What pods may request of the node: cpu in millicores, memory and hugepages-... in bytes.",
     "resource",
 )
 REQUESTED: Final = gauge(
@@ -118,8 +118,8 @@ FREE_CPUS: Final = gauge(
 )
 CPU_FRAGMENTATION: Final = gauge(
     "numawarden_cpu_fragmentation_ratio",
-    "Share of the free CPUs that one request on one NUMA node cannot get of what would fit a node: "
-    "1 - on_one_node / min(all, the most that a node has without pods); 0 on an empty host.",
+    "1 - on_one_node / min(all, the most that a node has without pods) of numawarden_free_cpus; "
+    "0 on an empty host.",
 )
 UNENFORCED_PODS: Final = gauge(
     "numawarden_unenforced_pods",
@@ -127,28 +127,54 @@ UNENFORCED_PODS: Final = gauge(
 )
 CONTAINERS_NOT_FOUND: Final = gauge(
     "numawarden_containers_not_found",
-    "Containers of admitted pods without processes in a cgroup of their pod for 60 s, by reason: "
-    "none of the pod was ever there (not_started), or ended or outside of the pod (not_found).",
+    "Containers of admitted pods without processes in a cgroup of their pod for 60 s: none of "
+    "the pod was ever there (not_started), or ended or outside of the pod (not_found).",
     "reason",
 )
 INVALID_ALLOCATIONS: Final = gauge(
     "numawarden_invalid_allocations",
-    "Allocations that the current policy would not make, by violated rule.",
+    "Allocations that the current policy would not make.",
     "rule",
 )
 CONDITIONS: Final = gauge(
     "numawarden_conditions",
-    "Conditions that 'numawarden status' lists at present, by type.",
+    "Conditions that 'numawarden status' lists at present.",
     "type",
 )
 READY: Final = gauge("numawarden_ready", "1 if the agent can admit pods (/readyz), else 0.")
+ISOLATION_SETTINGS: Final = gauge(
+    "numawarden_isolation_settings",
+    "Host-wide settings (agent.isolation) that differ from how the agent found them.",
+    "item",
+)
+_OF_CACHE: Final = ("class", "namespace", "pod", "cache_id")
+CACHE_OCCUPANCY: Final = gauge(
+    "numawarden_cache_occupancy_bytes",
+    "Bytes of an L3 cache that a class of agent.isolation.resctrl has, or one pod of it.",
+    *_OF_CACHE,
+)
+MEMORY_TRAFFIC: Final = gauge(
+    "numawarden_memory_traffic_bytes",
+    "Bytes that a class or pod moved between an L3 cache and local memory, or all (total); it "
+    "only rises.",
+    *_OF_CACHE,
+    "scope",
+)
+CACHE_UNCOUNTED: Final = gauge(
+    "numawarden_cache_uncounted",
+    "1 for what the hardware does not count of a class or pod: no counter assigned "
+    "(unassigned), none free (unavailable), or an error.",
+    *_OF_CACHE,
+    "event",
+    "reason",
+)
 CONTESTED_CGROUPS: Final = gauge(
     "numawarden_contested_cgroups",
     "Cgroups that another writer keeps modifying and whose repair is delayed.",
 )
 MANIFESTS: Final = gauge(
     "numawarden_manifests",
-    "Files of the manifest directory, and what other sources of pods ask for, by state.",
+    "Files of the manifest directory, and what other sources of pods ask for.",
     "state",
 )
 LAST_RECONCILE: Final = gauge(
@@ -165,8 +191,7 @@ LAST_PUBLICATION: Final = gauge(
 )
 POLICY_INFO: Final = gauge(
     "numawarden_policy_info",
-    "Always 1; the effective policies, the options that are on, the scope, and whether budgets of "
-    "pods are managed.",
+    "Always 1; the effective policies, options and scope, and whether budgets of pods are managed.",
     "cpu_manager_policy",
     "cpu_manager_policy_options",
     "memory_manager_policy",
@@ -177,8 +202,7 @@ POLICY_INFO: Final = gauge(
 )
 VERDICTS: Final = gauge(
     "numawarden_container_verdicts",
-    "Containers to which a quality applies (exclusive, aligned, whole-cores, near-device), by "
-    "whether their allocation has it.",
+    "Containers to which a quality applies, by whether their allocation has it.",
     "quality",
     "met",
 )
@@ -188,14 +212,14 @@ SHARED_CORES: Final = gauge(
 )
 INTRUDING_TASKS: Final = gauge(
     "numawarden_intruding_tasks",
-    "Threads that may run on exclusive CPUs of a pod they do not belong to: confined to some CPUs, "
+    "Threads that may run on exclusive CPUs of a pod they do not belong to: confined, "
     "unconfined, or of the kernel.",
     "kind",
 )
 CONTAINER_INFO: Final = gauge(
     "numawarden_container_info",
     "Always 1; the CPUs and memory nodes of a container, empty where they are not its own or its "
-    "pod's (agent.metrics.containers).",
+    "pod's.",
     "namespace",
     "pod",
     "uid",
@@ -206,7 +230,7 @@ CONTAINER_INFO: Final = gauge(
 )
 CONTAINER_CPUS: Final = gauge(
     "numawarden_container_exclusive_cpus",
-    "Exclusive CPUs of a container on a NUMA node (agent.metrics.containers).",
+    "Exclusive CPUs of a container on a NUMA node.",
     "namespace",
     "pod",
     "uid",
@@ -215,28 +239,26 @@ CONTAINER_CPUS: Final = gauge(
 )
 CONTAINERS_OMITTED: Final = gauge(
     "numawarden_containers_omitted",
-    "Containers beyond agent.metrics.containers, which are not exported one by one.",
+    "Containers beyond agent.metrics.containers.",
 )
 
 # --- our own: what happened ---------------------------------------------------------------------
 
 ADMISSIONS: Final = counter(
     "numawarden_admissions_total",
-    "Requests to admit a pod, by outcome; invalid: the manifest is not a valid pod.",
+    "Requests to admit a pod; invalid: the manifest is not a valid pod.",
     result=("admitted", "conflict", "failed", "invalid", "rejected", "repeated"),
 )
-REJECTIONS: Final = counter(
-    "numawarden_rejections_total", "Pods rejected, by reason.", reason=REASONS
-)
+REJECTIONS: Final = counter("numawarden_rejections_total", "Pods rejected.", reason=REASONS)
 REMOVALS: Final = counter("numawarden_removals_total", "Pods removed.")
 DRIFT_FOUND: Final = counter(
     "numawarden_drift_found_total",
-    "Settings in the kernel that differed from the ledger, by cause.",
+    "Settings in the kernel that differed from the ledger.",
     cause=CAUSES,
 )
 DRIFT_REPAIRED: Final = counter(
     "numawarden_drift_repaired_total",
-    "Differing settings that were repaired, by cause.",
+    "Differing settings that were repaired.",
     cause=CAUSES,
 )
 REPAIRS_POSTPONED: Final = counter(
@@ -245,7 +267,7 @@ REPAIRS_POSTPONED: Final = counter(
 )
 RECONCILES: Final = counter(
     "numawarden_reconciles_total",
-    "Comparisons of the kernel with the ledger, by outcome.",
+    "Comparisons of the kernel with the ledger.",
     result=("clean", "repaired", "failed"),
 )
 ENFORCEMENT_FAILURES: Final = counter(
@@ -266,8 +288,7 @@ EVENTS_DROPPED: Final = counter(
 )
 HISTORY_LOST: Final = counter(
     "numawarden_history_lost_total",
-    "Entries missing in the history, by reason: too many waited (queue), not written (disk), too "
-    "large (size), cut off by a crash (torn).",
+    "Entries missing in the history: docs/history.md has the reasons.",
     reason=("disk", "queue", "size", "torn"),
 )
 
@@ -287,7 +308,7 @@ _API_RESULTS: Final = (
 )
 TOPOLOGY_PUBLICATIONS: Final = counter(
     "numawarden_node_topology_publications_total",
-    "Attempts to publish the NodeResourceTopology, by outcome (agent.kubernetes.publishTopology).",
+    "Attempts to publish the NodeResourceTopology (agent.kubernetes.publishTopology).",
     result=_API_RESULTS,
 )
 #: The requests of a runtime that are subscribed to (`agent.cluster.nri.messages`).
@@ -305,29 +326,26 @@ _RUNTIME_METHODS: Final = (
 )
 RUNTIME_REQUESTS: Final = counter(
     "numawarden_runtime_requests_total",
-    "Requests of the container runtime (NRI), by method and result; late and failed ones were "
-    "answered as if the agent had nothing to say.",
+    "Requests of the container runtime (NRI).",
     method=_RUNTIME_METHODS,
     result=("answered", "rejected", "late", "failed"),
 )
 CONTAINERS_NOT_READY: Final = counter(
     "numawarden_containers_not_ready_total",
-    "CreateContainer requests that came before the pod was decided (undecided), before its CPUs "
-    "had left the shared pool (still_shared), or while a pod that may have ended had an allocation "
-    "(ending): the kubelet was to try again (rejected), or the container started in the shared "
-    "pool (shared).",
+    "CreateContainer requests before the pod was decided (undecided), before its CPUs had left "
+    "the shared pool (still_shared), or while a pod that may have ended had an allocation "
+    "(ending), by what became of them (rejected, shared).",
     reason=("undecided", "still_shared", "ending"),
     result=("rejected", "shared"),
 )
 OPT_IN_ANSWERS: Final = counter(
     "numawarden_opt_in_answers_total",
-    "Answers to the kubelet about pods that opted in (agent.kubelet.exclusiveResource), by result; "
-    "undecided pods pass, and are decided when their containers are created.",
+    "Answers to the kubelet about pods that opted in (agent.kubelet.exclusiveResource).",
     result=("admitted", "rejected", "undecided"),
 )
 POD_EVENTS: Final = counter(
     "numawarden_pod_events_total",
-    "Requests to write an Event on a pod of the cluster, by outcome (agent.kubernetes.events).",
+    "Requests to write an Event on a pod of the cluster (agent.kubernetes.events).",
     result=_API_RESULTS,
 )
 
@@ -346,8 +364,7 @@ RECONCILE_DURATION: Final = _histogram(
 
 RUNTIME_REQUEST_DURATION: Final = _histogram(
     "numawarden_runtime_request_duration_seconds",
-    "Time from a request of the container runtime (NRI) to its answer, by method; the container of "
-    "a CreateContainer waits for that, and the runtime asks for no other meanwhile.",
+    "Time from a request of the container runtime (NRI) to its answer.",
     (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
     "method",
 )
@@ -402,6 +419,10 @@ GAUGES: Final = (
     CONDITIONS,
     READY,
     CONTESTED_CGROUPS,
+    ISOLATION_SETTINGS,
+    CACHE_OCCUPANCY,
+    MEMORY_TRAFFIC,
+    CACHE_UNCOUNTED,
     MANIFESTS,
     LAST_RECONCILE,
     RECONCILE_PERIOD,
@@ -465,14 +486,17 @@ class UnknownCounterError(LookupError):
 
     def __init__(self, name: str, labels: tuple[str, ...]) -> None:
         super().__init__(f"no counter {name} with {len(labels)} label values: {labels}")
-        self.name = name
-        self.labels_given = labels
 
 
 class Counters:
     """Every counter of the table; those whose label values are known start at 0."""
 
-    def __init__(self, managers: Iterable[ResourceManager]) -> None:
+    def __init__(
+        self,
+        managers: Iterable[ResourceManager],
+        versions: Collection[MetricNames] = frozenset(MetricNames),
+    ) -> None:
+        self._versions = versions
         self._metrics = {metric.name: metric for metric in counters_of(managers)}
         self._values: dict[str, dict[tuple[str, ...], int]] = {
             metric.name: dict.fromkeys(metric.initial(), 0) for metric in self._metrics.values()
@@ -508,18 +532,27 @@ class Counters:
 
     def families(self) -> Iterator[Metric]:
         """Yield every counter as a metric family of the Prometheus library."""
-        for name, metric in self._metrics.items():
-            yield _counter_family(metric, self._values[name])
+        for metric in self._metrics.values():
+            for name in _exported(metric, self._versions):
+                yield _counter_family(metric, name, self._values[metric.name])
 
 
-def _counter_family(metric: MetricSpec, values: Mapping[tuple[str, ...], int]) -> Metric:
-    if metric.name.endswith(TOTAL):
-        family: Metric = CounterMetricFamily(metric.name, metric.help)
+def _exported(metric: MetricSpec, versions: Collection[MetricNames]) -> Iterator[str]:
+    """Yield the names under which a metric is exported."""
+    if MetricNames.V1_36 in versions or not metric.later_name:
+        yield metric.name
+    if MetricNames.V1_37 in versions and metric.later_name:
+        yield metric.later_name
+
+
+def _counter_family(metric: MetricSpec, name: str, values: Mapping[tuple[str, ...], int]) -> Metric:
+    if name.endswith(TOTAL):
+        family: Metric = CounterMetricFamily(name, metric.help)
     else:
         # The library's counters always end in _total; the kubelet has some that do not.
-        family = Metric(metric.name, metric.help, "counter")
+        family = Metric(name, metric.help, "counter")
     for labels, value in values.items():
-        family.add_sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value)
+        family.add_sample(name, dict(zip(metric.labels, labels, strict=True)), value)
     return family
 
 

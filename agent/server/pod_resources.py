@@ -170,7 +170,8 @@ class PodResourcesListener:
     async def _get_allocatable(self, request: Message) -> Message:
         del request  # it has no fields
         self._admit(names.POD_RESOURCES_GET_ALLOCATABLE)
-        return allocatable_message(self._state.configured.rules, self._state.kubelet_listing)
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        return allocatable_message(rules, ledger, self._state.kubelet_listing)
 
     def _admit(self, metric: MetricSpec, version: str = _V1) -> None:
         """Count a request; raises `CallError` for one beyond the limit, which is not counted."""

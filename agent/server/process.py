@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.api.documents import ConfigurationDocument
     from agent.config.model import Config
     from agent.server.lifecycle import Service
-    from agent.server.wiring import Fakes
+    from agent.server.wiring import Fakes, Plugs
 
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,11 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(
-    config: Config, fakes: Fakes | None = None, configuration: ConfigurationDocument | None = None
+    config: Config,
+    fakes: Fakes | None = None,
+    configuration: ConfigurationDocument | None = None,
+    *,
+    plugs: Plugs,
 ) -> None:
     """Run the agent until it is stopped; raises what `Wiring` raises.
 
@@ -45,7 +49,7 @@ def run(
     logs.configure(config.agent.logging.format, config.agent.logging.level, journal=journal)
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
-    wiring = Wiring(config, manager, SystemClock(), fakes)
+    wiring = Wiring(config, manager, SystemClock(), plugs, fakes)
     wiring.controller.state.configuration = configuration
     with wiring as service:
         settle_memory()

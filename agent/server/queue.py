@@ -137,6 +137,8 @@ class SerialQueue:
         self._went_ahead = self._went_privileged = False
         self._woken = asyncio.Event()
         self._stopping = False
+        #: What else ends when the queue stops: what will be queued again.
+        self.at_stop: list[Callable[[], None]] = []
         #: Owes progress while anything waits or runs.
         self._part = progress.part("queue of changes")
 
@@ -216,6 +218,8 @@ class SerialQueue:
         for line in self._lines():
             while line:
                 _settle(line.popleft().outcome, error=QueueStopped())
+        for end in self.at_stop:
+            end()
         self._woken.set()
 
     def _lines(self) -> tuple[deque[_Job[object]], ...]:

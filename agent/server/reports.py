@@ -26,7 +26,6 @@ from agent.api.documents import (
     ErrorBody,
     FailedPodDocument,
     ReconcileDocument,
-    RuntimeDocument,
     StateDirectoryDocument,
     StatusDocument,
 )
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     )
     from agent.api.map import MapDocument
     from agent.clock import Clock
-    from agent.cluster.nri.session import SessionState
     from agent.devices.cdi import CdiFiles
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection, Violation
@@ -423,6 +421,8 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         version=__version__,
         hostname=os.uname().nodename,
         time=now,
+        kubernetes_version=state.configured.governing.version,
+        kubernetes_version_source=state.configured.governing.source,
         pid=os.getpid(),
         started=state.started,
         ready=unready is None,
@@ -444,24 +444,11 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         conditions=state.dated_conditions(now),
         drift=state.drift,
         log_level=state.log_level.document(),
-        runtime=None if state.runtime is None else _runtime_document(state.runtime.state),
+        runtime=None if state.runtime is None else state.runtime(),
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),
         invalid=state.invalid,
         failed=state.records.failed_pods(),
-    )
-
-
-def _runtime_document(session: SessionState) -> RuntimeDocument:
-    runtime = session.runtime
-    return RuntimeDocument(
-        connected=session.connected,
-        since=session.since,
-        name="" if runtime is None else runtime.name,
-        version="" if runtime is None else runtime.version,
-        nri_version="" if runtime is None else runtime.nri_version,
-        connections=session.connections,
-        error="" if session.connected else session.last_error,
     )
 
 
@@ -535,8 +522,8 @@ class OutcomeReporter:
         if outcome.pods is not None:
             self.cgroups.update(paths)
         elif paths:
-            self.cgroups = set(paths)
-            if self.renewed:
+            before, self.cgroups = self.cgroups, set(paths)
+            if self.renewed and before != self.cgroups:
                 # Removed cgroups need no watch; without watches the set would only grow.
                 self.renewed &= self.cgroups | all_ancestors(self.cgroups)
         created = [cgroup for cgroup in outcome.renewed if cgroup in self.cgroups]

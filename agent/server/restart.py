@@ -108,7 +108,12 @@ def _container(
         for resource, nodes in allocation.device_nodes.items()
     }
     hint = _hint(allocation.hint, moves)
-    return replace(allocation, hint=hint, device_nodes=MappingProxyType(places))
+    return replace(
+        allocation,
+        hint=hint,
+        device_nodes=MappingProxyType(places),
+        memory_nodes=renumbered_nodes(allocation.memory_nodes, moves),
+    )
 
 
 def _hint(hint: Hint, moves: Mapping[int, int]) -> Hint:

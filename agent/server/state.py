@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,13 +18,14 @@ from agent.config.resolve import admits_nothing, resolve, resolve_what_fits
 from agent.devices.cdi import CdiFiles
 from agent.devices.provider import NO_OFFER
 from agent.devices.providers import Providers
+from agent.isolation.host import NOT_APPLIED
 from agent.managers.admission import admit
 from agent.managers.allocation import API, Origin, Source
 from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
 from agent.managers.machine import Machine
-from agent.managers.policy import NO_CORDON
+from agent.managers.policy import NEWEST, NO_CORDON, KubernetesVersion
 from agent.managers.quality import invalid_allocations
 from agent.managers.recovery import describe_recovered
 from agent.managers.registry import MANAGERS
@@ -49,7 +50,7 @@ from agent.sources.source import ADMITTED, ENTRY_STATES, PodNames
 from agent.state.checkpoint import host_facts, policy_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from agent.api.documents import (
@@ -57,17 +58,18 @@ if TYPE_CHECKING:
         DriftDocument,
         ManifestDocument,
         ReconcileDocument,
+        RuntimeDocument,
     )
-    from agent.cluster.kubelet.devices import KubeletDevices
-    from agent.cluster.nri.session import NriSession
     from agent.devices.provider import Offer
+    from agent.isolation.host import HostIsolation, IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Violation
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Cordon, PluginDevice, Policy
     from agent.managers.recovery import Displaced
     from agent.managers.resource_manager import ResourceManager
-    from agent.pods.model import Pod
+    from agent.pods.model import GivenDevices, Pod
+    from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.diff import Difference
     from agent.server.events import HistoryRecorder
     from agent.sources.source import PodSource, SourceUnreadableError
@@ -80,9 +82,17 @@ if TYPE_CHECKING:
 # The host as last read, and the effective policy derived from it and the configuration.
 
 
+class GoverningVersion(Struct, frozen=True):
+    """Whose rules hold where those of versions of Kubernetes differ, and what says so."""
+
+    version: KubernetesVersion = NEWEST
+    source: str = "the default"
+
+
 class ConfiguredHost(Struct, frozen=True):
     """What decisions and enforcement are based on.
 
+    `governing` says by which version's rules the policy goes.
     `mismatches` are the settings of the configuration that do not fit the host, a line each.
     `frozen`: the configuration has not fitted the host since the start, so that `rules` has only
     the settings that fit, and no new pod is admitted.
@@ -92,6 +102,7 @@ class ConfiguredHost(Struct, frozen=True):
     rules: EffectivePolicy
     mismatches: tuple[str, ...] = ()
     frozen: bool = False
+    governing: GoverningVersion = GoverningVersion()
 
     def conditions(self) -> tuple[str, ...]:
         """Return the mismatches and their effect, a line each."""
@@ -150,7 +161,7 @@ def situate(
         mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
         if previous is not None:
             rules = ruled(previous.rules.policy)
-            return ConfiguredHost(host, rules, mismatches, previous.frozen)
+            return ConfiguredHost(host, rules, mismatches, previous.frozen, previous.governing)
         if not allocated:
             raise
         rules = ruled(resolve_what_fits(config, machine))
@@ -220,6 +231,20 @@ class FormerChanges(Struct, frozen=True):
     policy: tuple[str, ...] = ()
 
 
+class DevicesGiven(Protocol):
+    """The devices that a kubelet beside the agent gave to containers, a plug of the agent."""
+
+    #: What the kubelet listed last.
+    listed: KubeletListing
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What keeps the agent from knowing these devices."""
+
+    async def of(self, pod: Pod) -> GivenDevices:
+        """Return the devices of a pod; asks the kubelet."""
+
+
 class AgentState(Struct):
     """The state of the running agent.
 
@@ -234,11 +259,12 @@ class AgentState(Struct):
     `drift` are the latest settings that another process changed. `displaced` are allocations of the
     checkpoint whose CPUs are used by another running pod, by uid, until their pods are admitted or
     removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
-    deliver. `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without
-    one. `runtime` is the session with the container runtime, None without one. `log_level` is that
-    of the log. `history` is None if none is kept. `changed_before` is what changed since the last
-    run of the agent. `conditions` are all others, by subject, beside the parts of `progress` that
-    stand still. `last_publication` is the Unix time
+    deliver, `assigned_files` say to containers what they have (None: not configured).
+    `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without one.
+    `runtime` describes the session with the container runtime, None without one. `log_level` is
+    that of the log. `history` is None if none is kept. `isolation` has the host-wide settings.
+    `changed_before` is what changed since the last run of the agent. `conditions` are all others,
+    by subject, beside the parts of `progress` that stand still. `last_publication` is the Unix time
     at which the topology was last published to a cluster. `reconcile_period` (in seconds) and
     `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
     threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
@@ -266,11 +292,13 @@ class AgentState(Struct):
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
-    kubelet_devices: KubeletDevices | None = None
-    runtime: NriSession | None = None
+    kubelet_devices: DevicesGiven | None = None
+    runtime: Callable[[], RuntimeDocument] | None = None
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
+    assigned_files: AssignedFiles | None = None
     log_level: LogLevelSwitch = field(default_factory=LogLevelSwitch)
     history: HistoryRecorder | None = None
+    isolation: HostIsolation | None = None
     changed_before: FormerChanges = FormerChanges()
     conditions: dict[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(SystemClock()))
@@ -346,7 +374,8 @@ class AgentState(Struct):
         host = self.configured.host
         known = self._fitting[1] if self._fitting and self._fitting[0] is host else None
         pool = shared_cpus(self.configured.rules, ledger)
-        return Desired(usable(ledger, host, known), pool, self.durable.bindings)
+        rules, bindings = self.configured.rules, self.durable.bindings
+        return Desired(usable(ledger, host, known), pool, bindings, rules.capacity)
 
     def unready(self) -> str | None:
         """Return why no pod can be admitted now, in one line; None if pods can be admitted."""
@@ -404,8 +433,16 @@ class AgentState(Struct):
             yield ConditionDocument(ConditionType.DEVICES_OFFERED, "Kubelet", message)
         for message in self.cdi_files.conditions:
             yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
+        for message in () if self.assigned_files is None else self.assigned_files.conditions:
+            yield ConditionDocument(ConditionType.CONTAINERS_INFORMED, "NotWritten", message)
+
+    @property
+    def _isolation(self) -> IsolationReport:
+        return NOT_APPLIED if self.isolation is None else self.isolation.report
 
     def _of_kernel(self) -> Iterator[ConditionDocument]:
+        for subject, message in self._isolation.conditions.items():
+            yield ConditionDocument(ConditionType.ISOLATED, camel_case(subject), message)
         for difference in self.unenforced:
             yield not_enforced(difference, "")
         for cgroup in self.contested:
@@ -542,6 +579,8 @@ class AgentState(Struct):
             ready=self.unready() is None,
             conditions=Counter(str(each.type) for each in self.present_conditions()),
             contested=len(self.contested),
+            isolation_settings=self._isolation.changed,
+            cache_counts=self._isolation.counts,
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=self.last_agreement,

@@ -185,6 +185,10 @@ class Steps:
         """Have the kernel enforce what saved pods are to have."""
         await self._enforced(partial(self.kernel.admitted, self.state.target(), *uids), *uids)
 
+    async def enforce_started(self, *uids: str) -> None:
+        """Have the kernel enforce what pods are to have in which cgroups appeared."""
+        await self._enforced(partial(self.kernel.started, self.state.target(), *uids), *uids)
+
     async def enforce_pool(self) -> EnforcementReport:
         """Have the kernel enforce another shared pool, which is saved."""
         return await self._enforced(partial(self.kernel.changed, self.state.target()))

@@ -7,6 +7,7 @@ import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
@@ -14,15 +15,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.api.map import topology_view
-from agent.config.resolve import managers_beside_kubelet
+from agent.config.load import find_problems
+from agent.config.model import VERSION_KEY, ConfigError, MemoryReservationPolicy, NodeAllocatable
+from agent.config.resolve import managers_beside_kubelet, reserved_amounts
 from agent.devices.cdi import CdiFiles
 from agent.devices.host import host_devices
 from agent.devices.providers import Providers, allocated_nodes
-from agent.managers.policy import NO_CORDON, PluginDevice
+from agent.isolation.host import HostIsolation
+from agent.isolation.places import HostPlaces, Originals, running_boot
+from agent.managers.policy import NO_CORDON, KubernetesVersion, PluginDevice
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.progress import Progress, moved
+from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.binding import cgroup_of_pid
+from agent.reconcile.desired import no_host_settings
 from agent.reconcile.diff import unknown_writer
 from agent.reconcile.identify import pod_uids, seen_pods
 from agent.reconcile.quota import EnforcedControllers
@@ -32,7 +39,6 @@ from agent.reconcile.tasks import read_tasks
 from agent.runtimes import RuntimeFiles
 from agent.server.conditions import details
 from agent.server.controller import Controller
-from agent.server.could_start import ROOT, check_undeclared, watch_undeclared
 from agent.server.errors import StartError, missing_extra
 from agent.server.events import HistoryRecorder
 from agent.server.gauges import Metrics
@@ -52,7 +58,7 @@ from agent.server.log import LogLevelSwitch
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.server.state import AgentState, situate
+from agent.server.state import AgentState, GoverningVersion, situate
 from agent.server.steps import Steps
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
@@ -66,8 +72,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.clock import Clock
-    from agent.cluster.kubelet.devices import KubeletDevices
-    from agent.cluster.kubelet.source import KubeletPods
     from agent.config.model import Config
     from agent.devices.plugin_limits import Measure
     from agent.devices.provider import DeviceProvider
@@ -78,32 +82,13 @@ if TYPE_CHECKING:
     from agent.reconcile.tasks import Task
     from agent.runtimes import ContainerIdentifier
     from agent.server.lifecycle import ServiceManager
-    from agent.server.state import ConfiguredHost
+    from agent.server.state import ConfiguredHost, DevicesGiven
     from agent.sources.source import PodSource
     from agent.state.store import Files, LoadResult
     from cgroupfs.tree import CgroupTree
     from sysfs.host import Host
     from sysfs.mask import Mask
     from systemd.bus import Systemd
-
-
-# --- kubelet devices ------------------------------------------------------------------------------
-# The devices that a kubelet beside the agent gave; gRPC is imported only with one.
-
-
-def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
-    """Return the devices of the kubelet beside the agent, None without one.
-
-    Raises `StartError` without the extra grpc.
-    """
-    if not config.agent.kubelet.enabled:
-        return None
-    try:
-        from agent.cluster.kubelet.devices import KubeletDevices  # noqa: PLC0415  # needs the extra
-    except ImportError as error:
-        raise missing_extra("agent.kubelet.enabled", error) from error
-    kubelet = config.agent.kubelet
-    return KubeletDevices(kubelet.directory, worker.run, kubelet.exclusive_resource)
 
 
 # --- pod resources --------------------------------------------------------------------------------
@@ -198,10 +183,6 @@ def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
     )
 
 
-#: The providers of devices, in the order in which they get a resource that several offer.
-PROVIDERS: Final[tuple[ProviderFactory, ...]] = (own_devices, device_plugins)
-
-
 def make_providers(
     factories: Iterable[ProviderFactory],
     config: Config,
@@ -267,53 +248,62 @@ def manifest_directory(inputs: SourceInputs) -> PodSource | None:
     return ManifestDirectory(config.static_pod_path, ManifestFormat(load, limit), directory_changes)
 
 
-def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
-    """Return the kubelet beside the agent (`agent.kubelet`) as a source of pods, None without one.
-
-    Raises `StartError` without the extra `grpc`.
-    """
-    kubelet = inputs.config.agent.kubelet
-    if not kubelet.enabled:
-        return None
-    try:
-        from agent.cluster.kubelet.devices import DeviceCheckpoint  # noqa: PLC0415
-        from agent.cluster.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
-        from agent.cluster.kubelet.source import KubeletPods, KubeletWays  # noqa: PLC0415
-    except ImportError as error:
-        raise missing_extra("agent.kubelet.enabled", error) from error
-    endpoint = None
-    if kubelet.pods_endpoint:
-        from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint  # noqa: PLC0415  # the whole of aiohttp
-
-        trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
-        endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
-    ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
-    gate = inputs.config.gates.pod_level_resources
-    awaits = DeviceCheckpoint(kubelet.directory, kubelet.exclusive_resource).awaits
-    return KubeletPods(
-        ways,
-        inputs.clock,
-        inputs.cgroups,
-        pod_level=gate,
-        awaits=awaits,
-        same_boot=inputs.same_boot,
-    )
-
-
 #: Makes a source of pods as configured, None if it is not configured; raises `StartError`.
 SourceFactory: TypeAlias = "Callable[[SourceInputs], PodSource | None]"
-#: The sources of pods beside the API, in the order in which they are read.
-SOURCES: Final[tuple[SourceFactory, ...]] = (manifest_directory, kubelet_pods)
+
+
+class Surroundings(Struct, frozen=True):
+    """What companions are made of.
+
+    `config` is as it was given. `intakes` are those of all sources of pods, `noted` are the
+    conditions that `Plugs.check` returned. Processes of a kubelet are looked for below `root`/proc,
+    nowhere if it is None. `govern` returns the host under the rules of a version, and raises
+    `ConfigError` where the configuration does not fit it.
+    """
+
+    config: Config
+    controller: Controller
+    intakes: tuple[PodIntake, ...]
+    noted: Mapping[str, str]
+    root: Path | None
+    govern: Callable[[GoverningVersion | None], ConfiguredHost]
+
+
+class Beside(Struct, frozen=True):
+    """What there is beside the agent on this host.
+
+    `conditions` are what is not as it should be, by subject. `governing` is for a configuration
+    that does not say whose rules hold.
+    """
+
+    conditions: Mapping[str, str] = MappingProxyType({})
+    governing: GoverningVersion | None = None
+
+
+class Plugs(Struct, frozen=True, kw_only=True):
+    """What an agent is put together of, beside itself; each entry does nothing if not configured.
+
+    All of them raise `StartError`.
+    """
+
+    #: The sources of pods beside the API, in the order in which they are read.
+    sources: tuple[SourceFactory, ...] = (manifest_directory,)
+    managers: tuple[ResourceManager, ...] = MANAGERS
+    #: The providers of devices, in the order in which they get a resource that several offer.
+    providers: tuple[ProviderFactory, ...] = (own_devices, device_plugins)
+    #: Return what there is beside the agent; `root` as of `Surroundings`.
+    check: Callable[[Config, Path | None], Beside]
+    #: Return the devices that another manager of devices on this host gives.
+    given_devices: Callable[[Config, Worker], DevicesGiven | None]
+    companions: Callable[[Surroundings], Iterable[Companion]]
 
 
 class Wiring:
     """A service and the resources that it keeps open; use it as a context manager.
 
-    `sources` makes the sources of pods beside the API, `managers` are the resource managers,
-    `providers` makes the providers of devices beside the configuration. The cgroup tree and the
-    state directory are locked. Raises errors that keep the agent from starting: `StartError`,
-    `EnforcementStartError`, `CgroupRootError`, `TreeLockedError`, `StateDirectoryError`,
-    `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    The cgroup tree and the state directory are locked. Raises errors that keep the agent from
+    starting: `StartError`, `EnforcementStartError`, `CgroupRootError`, `TreeLockedError`,
+    `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
     """
 
     def __init__(
@@ -321,37 +311,40 @@ class Wiring:
         config: Config,
         manager: ServiceManager,
         clock: Clock,
+        plugs: Plugs,
         fakes: Fakes | None = None,
-        sources: Iterable[SourceFactory] = SOURCES,
-        managers: tuple[ResourceManager, ...] = MANAGERS,
-        providers: Iterable[ProviderFactory] = PROVIDERS,
     ) -> None:
-        self._config = config
-        self._managers = (*managers_beside_kubelet(config), *managers)
+        self._given = config
+        self._plugs = plugs
+        self._managers = (*managers_beside_kubelet(config), *plugs.managers)
         self._fakes = fakes or Fakes()
         self._warned: frozenset[str] = frozenset()
         self._unreadable: str | None = None
-        self._boot_id = _boot_id()
-        self._root = self._fakes.root or (None if self._fakes.tree is not None else ROOT)
-        if self._root is not None:
-            check_undeclared(config, self._root)
-        self._beside = _kubelet_conditions(config)
+        self._boot_id = running_boot(PROC)
+        self._root = self._fakes.root or (None if self._fakes.tree is not None else Path("/"))
+        found = plugs.check(config, self._root)
+        self._noted = found.conditions
+        self._begin_with(found.governing)
+        config = self._config
         with ExitStack() as opened:
             store = Store(config.agent.state_directory, self._fakes.files)
             self._store = opened.enter_context(store)
-            self._metrics = Metrics(self._managers)
+            self._metrics = Metrics(self._managers, config.agent.metrics.names)
             self._history = self._make_history(clock, opened)
             self._tree = self._open_tree()
             opened.callback(self._tree.lock().release)
             self._layout = self._make_layout()
             self._finder = self._make_finder()
             self._loaded = self._store.load()
+            if found.governing is None:
+                self._begin_with(self._of_last_decision())
+            config = self._config
             self._running = self._observe_pods()
             state = self._loaded.state
             saved = {} if state is None else state.ledger.allocations
-            self._providers = make_providers(providers, config, saved, clock, self._metrics)
+            self._providers = make_providers(plugs.providers, config, saved, clock, self._metrics)
             allocated = bool(self._running) or _has_pods(self._loaded)
-            self._configured = situate(
+            configured = situate(
                 config,
                 self._read_host(),
                 allocated=allocated,
@@ -359,10 +352,11 @@ class Wiring:
                 offer=self._providers.offer(),
                 cordon=NO_CORDON if state is None else state.cordons.total,
             )
+            self._configured = replace(configured, governing=self._governing)
             self.listeners = self._open_listeners(opened)
             self.controller = self._restore(clock, opened)
             self.listeners = with_pod_resources(self.listeners, config, self.controller)
-            self._intakes = self._register(sources, clock)
+            self._intakes = self._register(clock)
             self.service = Service(
                 self.controller,
                 self._api(),
@@ -448,17 +442,24 @@ class Wiring:
         return replace(layout, shares=shares and not config.agent.kubelet.enabled)
 
     def _restore(self, clock: Clock, opened: ExitStack) -> Controller:
+        systemd = self._systemd(opened)
+        isolation = self._isolation(systemd)
         enforcer = make_enforcer(
             self._tree,
             self._layout,
-            self._systemd(opened),
+            systemd,
             self._finder,
             self._enforced(),
             self._writer_of(opened),
             beside_kubelet=self._config.agent.kubelet.enabled,
+            beside=isolation.slices if isolation.active else no_host_settings,
+            partitions=lambda target, all_pods: isolation.partitions(
+                target.ledger.allocations, target.bindings, all_pods
+            ),
         )
         prepared = enforcer.prepare()
         config, progress = self._config, Progress(clock)
+        assigned = config.agent.assigned_files
         worker = Worker(progress)
         durable, changed = restored_state(self._configured, self._loaded, self._boot_id)
         state = AgentState(
@@ -470,16 +471,18 @@ class Wiring:
             progress=progress,
             log_level=LogLevelSwitch(config.agent.logging.level),
             providers=self._providers,
-            kubelet_devices=devices_of_kubelet(config, worker),
+            kubelet_devices=self._plugs.given_devices(config, worker),
             directory=config.agent.state_directory,
             cdi_files=CdiFiles(config.agent.cdi_directory),
+            assigned_files=AssignedFiles(assigned) if assigned else None,
             history=self._history,
+            isolation=isolation,
             unenforced=prepared.differences,
             reconcile_period=config.cpu_manager_reconcile_period,
             exported_containers=config.agent.metrics.containers,
         )
         recover_pods(state, self._loaded, self._running)
-        state.conditions.update(self._beside)
+        state.conditions.update(self._noted)
         if self._unreadable is not None:
             state.conditions["running pods"] = self._unreadable
         for note in prepared.notes:
@@ -493,12 +496,22 @@ class Wiring:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            HostProbes(self._tasks(), clock.monotonic),
+            HostProbes(self._tasks(), clock.monotonic, state.assigned_files),
+            isolation=isolation,
         )
         steps = Steps(state, self._metrics, kernel, self._store, worker, clock)
         controller = Controller(steps)
         controller.note_invalid()
         return controller
+
+    def _isolation(self, systemd: Systemd | None) -> HostIsolation:
+        agent = self._config.agent
+        return HostIsolation(
+            agent.isolation,
+            HostPlaces(agent.sysfs_root, self._tree, systemd),
+            Originals(agent.state_directory, self._boot_id, self._fakes.files),
+            units=systemd is not None and self._layout.driver is Driver.SYSTEMD,
+        )
 
     def _writer_of(self, opened: ExitStack) -> WriterOf:
         """Return who names the processes that write cgroup files, where the kernel reports them."""
@@ -516,10 +529,29 @@ class Wiring:
         return writers.writer_of
 
     def _enforced(self) -> EnforcedControllers:
-        nodes = self._configured.host.nodes
+        """Return what is written into cgroups, and by which settings.
+
+        Beside a kubelet the settings are its own, and quotas, which the agent writes where there
+        are exclusive CPUs alone, have the kernel's period.
+        """
+        config, nodes = self._config, self._configured.host.nodes
         sizes = {page.size_bytes for node in nodes for page in node.hugepages}
-        controllers = frozenset(map(str, self._config.agent.enforce))
-        return EnforcedControllers(controllers, tuple(sorted(sizes)))
+        enforced = EnforcedControllers(
+            frozenset(map(str, config.agent.enforce)), tuple(sorted(sizes))
+        )
+        if config.agent.kubelet.enabled:
+            return enforced
+        tiered = config.memory_reservation_policy is MemoryReservationPolicy.TIERED
+        period_us = round(config.cpu_cfs_quota_period * 1e6)
+        return replace(
+            enforced,
+            period_us=period_us if config.cpu_cfs_quota else None,
+            reserves_memory=tiered and config.memory_qos,
+            throttling=config.throttling_factor,
+            reserved=reserved_amounts(config, self._configured.rules.machine),
+            limits_all_pods=NodeAllocatable.PODS in config.enforce_node_allocatable,
+            most_processes=0 if self._fakes.tree is not None else most_processes(PROC),
+        )
 
     def _tasks(self) -> Callable[[], Iterable[Task]]:
         """Return the reader of tasks; tasks of this kernel are not in a fake tree."""
@@ -557,27 +589,47 @@ class Wiring:
             cgroups=self._cgroup_changes(opened) if live else None,
             intakes=self._intakes,
             offered=self._take_offer if self._providers.all else None,
-            companions=self._companions(),
+            companions=tuple(self._plugs.companions(self._surroundings())),
         )
 
-    def _companions(self) -> tuple[Companion, ...]:
-        agent = self._config.agent
-        found: list[Companion] = []
-        if self._root is not None and not agent.kubelet.enabled and not agent.kubelet.ignored:
-            watch = partial(watch_undeclared, self.controller, self._config, self._root)
-            found.append(Companion("look for a kubelet", watch))
-        if agent.kubelet.enabled:
-            from agent.cluster.checks import KubeletWatch  # noqa: PLC0415  # only for it
-            from agent.cluster.companions import companions  # noqa: PLC0415  # only for it
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            self._given, self.controller, self._intakes, self._noted, self._root, self._govern
+        )
 
-            checks = KubeletWatch(self._config, self.controller, self._beside)
-            found.append(Companion("kubelet checks", checks.serve))
-            found.extend(companions(agent.kubelet, self.controller, self._intakes))
-        if agent.kubernetes.enabled:
-            from agent.cluster.publishing import publishing  # noqa: PLC0415  # only for it
+    def _of_last_decision(self) -> GoverningVersion | None:
+        """Return by whose rules that was made, for where the kubelet does not say its version."""
+        state = self._loaded.state
+        saved = "" if state is None else state.policy.get(VERSION_KEY, "")
+        if not self._given.agent.kubelet.enabled or saved not in set(KubernetesVersion):
+            return None
+        return GoverningVersion(KubernetesVersion(saved), "the last decision")
 
-            found.append(publishing(agent.kubernetes, self.controller))
-        return tuple(found)
+    def _begin_with(self, governing: GoverningVersion | None) -> None:
+        """Go by these rules, or by the newest where the configuration does not fit these."""
+        try:
+            self._govern_by(governing)
+        except ConfigError as error:
+            self._noted = {**self._noted, VERSION_KEY: str(error)}
+            log.error("configuration does not fit the version", why=str(error))  # noqa: TRY400  # not a defect of the agent
+            self._govern_by(None)
+
+    def _govern_by(self, governing: GoverningVersion | None) -> None:
+        """Go by the rules of the configured version, else of this; raises `ConfigError`."""
+        given = self._given
+        if given.kubernetes_version is not None:
+            governing = GoverningVersion(given.kubernetes_version, VERSION_KEY)
+        governing = governing or GoverningVersion()
+        config = replace(given, kubernetes_version=governing.version)
+        before = find_problems(given)
+        if problems := [each for each in find_problems(config) if each not in before]:
+            source = f"configuration under {config.version} ({governing.source})"
+            raise ConfigError(source, tuple(problems))
+        self._config, self._governing = config, governing
+
+    def _govern(self, governing: GoverningVersion | None) -> ConfiguredHost:
+        self._govern_by(governing)
+        return self._configure_host()
 
     def _configure_host(self) -> ConfiguredHost:
         return self._situated(self._read_host())
@@ -588,7 +640,7 @@ class Wiring:
 
     def _situated(self, host: Host) -> ConfiguredHost:
         state = self.controller.state
-        return situate(
+        found = situate(
             self._config,
             host,
             state.configured,
@@ -596,38 +648,24 @@ class Wiring:
             offer=self._providers.offer(),
             cordon=state.durable.cordons.total,
         )
+        # Where the configuration does not fit the host, the former policy stays, and its version.
+        return found if found.mismatches else replace(found, governing=self._governing)
 
     def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)
         opened.callback(changes.close)
         return changes
 
-    def _register(self, sources: Iterable[SourceFactory], clock: Clock) -> tuple[PodIntake, ...]:
+    def _register(self, clock: Clock) -> tuple[PodIntake, ...]:
         """Register the sources of pods that are configured, and return their intakes."""
         cgroups, saved = partial(pod_uids, self._tree, self._layout), self._loaded.state
         same_boot = saved is not None and bool(self._boot_id) and saved.boot_id == self._boot_id
         inputs = SourceInputs(self._config, clock, cgroups, same_boot)
-        made = [source for make in sources if (source := make(inputs)) is not None]
+        made = [source for make in self._plugs.sources if (source := make(inputs)) is not None]
         for source in made:
             self.controller.state.register(source)
         admissions = SourceAdmissions(self.controller)
         return tuple(PodIntake(source, admissions) for source in made)
-
-
-def _boot_id() -> str:
-    try:
-        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # hidden by a sandbox: a reboot then counts as a restart
-        return ""
-
-
-def _kubelet_conditions(config: Config) -> Mapping[str, str]:
-    """Return what is not as it should be beside a kubelet; raises `KubeletNotReadyError`."""
-    if not config.agent.kubelet.enabled:
-        return {}
-    from agent.cluster.checks import kubelet_conditions  # noqa: PLC0415  # only beside one
-
-    return kubelet_conditions(config)
 
 
 def _own_cgroup() -> str:
@@ -635,6 +673,13 @@ def _own_cgroup() -> str:
         return cgroup_of_pid(PROC, os.getpid())
     except BindingError:  # no cgroup v2 (emulated tree), or another cgroup namespace
         return ""
+
+
+def most_processes(proc: Path) -> int:
+    """Return how many processes the kernel allows (the kubelet's pidlimit.Stats); 0: not known."""
+    kernel = proc / "sys/kernel"
+    texts = (_text(kernel / name).strip() for name in ("pid_max", "threads-max"))
+    return min((int(text) for text in texts if text.isdigit()), default=0)
 
 
 def _has_pods(loaded: LoadResult) -> bool:

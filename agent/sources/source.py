@@ -17,7 +17,14 @@ from msgspec.structs import replace
 
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.ledger import differences
-from agent.pods.model import NO_IDENTITY, PodIdentity, full_name, lifetime_of, name_and_uid
+from agent.pods.model import (
+    NO_IDENTITY,
+    PodIdentity,
+    full_name,
+    isolation_of,
+    lifetime_of,
+    name_and_uid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -49,7 +56,6 @@ class ManifestDirectoryError(SourceUnreadableError):
         self, directory: Path, found: str, remedy: str, reason: str = "DirectoryUnusable"
     ) -> None:
         super().__init__(f"manifest directory {directory}: {found}", remedy, reason)
-        self.directory = directory
 
 
 class ManifestFileError(Exception):
@@ -57,9 +63,6 @@ class ManifestFileError(Exception):
 
     def __init__(self, path: Path, found: str, remedy: str) -> None:
         super().__init__(f"{printable(path)}: {found}; {remedy}")
-        self.path = path
-        self.found = found
-        self.remedy = remedy
 
 
 class EntryFailedError(Exception):
@@ -68,7 +71,6 @@ class EntryFailedError(Exception):
     def __init__(self, key: str, error: Exception) -> None:
         kind = type(error).__name__
         super().__init__(f"{key}: internal error ({kind}); see the agent log")
-        self.error = error
 
 
 def printable(path: Path | str) -> str:
@@ -111,17 +113,20 @@ def assigned(decision: Decision, before: Ledger, asking: Source) -> Decision:
 
 
 def lasting(decision: Decision, pod: Pod) -> Decision:
-    """Return a decision whose pod has the lifetime that its annotations ask for.
+    """Return a decision whose pod has the lifetime and isolation that its annotations ask for.
 
-    A pod that is admitted again with the same lifetime stays as it is.
+    A pod that is admitted again with the same ones stays as it is.
     """
     allocation = decision.allocation
     if allocation is None:
         return decision
-    asked = lifetime_of(pod.annotations)
-    if replace(allocation.lifetime, started=False) == asked:
+    asked, isolation = lifetime_of(pod.annotations), isolation_of(pod.annotations)
+    lifetime = allocation.lifetime
+    if replace(lifetime, started=False) != asked:
+        lifetime = asked
+    elif allocation.isolation == isolation:
         return decision
-    ledger = decision.ledger.with_lifetime(decision.uid, asked)
+    ledger = decision.ledger.with_lifetime(decision.uid, lifetime, isolation)
     return replace(decision, ledger=ledger, allocation=ledger.allocations[decision.uid])
 
 

@@ -24,6 +24,7 @@ from agent.managers.allocation import (
 )
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
+from agent.managers.policy import IsolationMode, KubernetesVersion
 from agent.managers.registry import MANAGERS
 from agent.pods.model import MEMORY
 from agent.values import Name, Saved, Size, plain
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 _OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
 _GATES: Final = "featureGates"
+_VERSION: Final = "kubernetesVersion"
+_SMT: Final = "agent.isolation.smt"
+_MEMORY: Final = "agent.isolation.memory"
 #: How the keys of switches begin.
 _SWITCHES: Final = tuple(f"{section}." for section in (_OPTIONS, _TOPOLOGY_OPTIONS, _GATES))
 
@@ -161,11 +165,14 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
     there are any.
     """
     summary = {
+        _VERSION: str(policy.version),
         "cpuManagerPolicy": str(policy.cpu.policy),
         "memoryManagerPolicy": str(policy.memory.policy),
         "topologyManagerPolicy": str(policy.topology.policy),
         "topologyManagerScope": str(policy.topology.scope),
         "reservedSystemCPUs": str(policy.cpu.reserved),
+        _SMT: str(policy.cpu.idle_siblings),
+        _MEMORY: str(policy.memory.usual_classes),
         **dict(_switches(policy)),
         **dict(_reserved_memory(policy)),
     }
@@ -175,8 +182,8 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
 def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
     """Name, one sentence each, what differs between two summaries of a policy.
 
-    A switch that a summary does not list is off: the release that made the summary did not have
-    it. An empty summary says nothing about the policy.
+    A switch that a summary does not list is off, smt and memory are never, and a version is v1.36:
+    the release that made the summary had none of them. An empty summary says nothing of the policy.
     """
     if not before:
         return ()
@@ -188,6 +195,10 @@ def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple
 
 
 def _unlisted(key: str) -> str:
+    if key == _VERSION:
+        return str(KubernetesVersion.V1_36)
+    if key in (_SMT, _MEMORY):
+        return str(IsolationMode.NEVER)
     return "false" if key.startswith(_SWITCHES) else "unset"
 
 
@@ -266,10 +277,8 @@ class UnusableCheckpointError(CheckpointError):
 
     def __init__(self, path: Path, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{path}: {field}: {problem}; {remedy}")
-        self.path = path
         self.field = field
         self.problem = problem
-        self.remedy = remedy
 
 
 class DamagedCheckpointError(UnusableCheckpointError):
@@ -331,8 +340,6 @@ class CheckpointIOError(CheckpointError):
     ) -> None:
         found = _REPLACED if replaced else _UNCERTAIN if uncertain else _KEPT
         super().__init__(f"{path}: {operation} failed: {_reason(error)}; {found}; {_remedy(error)}")
-        self.operation = operation
-        self.path = path
         self.errno = error.errno
         self.replaced = replaced
         self.uncertain = uncertain
@@ -360,8 +367,6 @@ class StateDirectoryError(CheckpointError):
     def __init__(self, directory: Path, problem: str, remedy: str) -> None:
         super().__init__(f"state directory {directory}: {problem}; {remedy}")
         self.directory = directory
-        self.problem = problem
-        self.remedy = remedy
 
 
 class StateDirectoryLockedError(StateDirectoryError):
@@ -456,6 +461,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
         {
             **checkpoint.unknown,
             **{field.encode_name: getattr(checkpoint, field.name) for field in _BESIDE_LEDGER},
+            # A set has no order of its own: equal states have equal bytes.
+            "orphaned": sorted(checkpoint.orphaned),
             "memory": memory_charge(checkpoint.ledger),
             "pods": [_text_of(pod) for pod in checkpoint.ledger.allocations.values()],
         }

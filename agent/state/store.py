@@ -371,95 +371,34 @@ def peek(directory: Path, files: Files | None = None) -> Checkpoint | None:
     return decode(data, path)
 
 
-class Store:
-    """The checkpoint in one state directory, which it locks while it is open.
+class AtomicFile:
+    """A file that is replaced as a whole or stays as it was, whenever the process ends.
 
-    Blocking; call it from one thread. A save replaces the whole file or leaves the previous one:
-    a crash at any point leaves the state before or the state after. Raises `StateDirectoryError`
-    when the directory is unusable or in use.
+    The new content stands at `path` with `.new` until it takes the name.
     """
 
-    def __init__(self, directory: Path, files: Files | None = None) -> None:
-        check_directory(directory)
-        self.path = directory / CHECKPOINT_NAME
-        self._directory = directory
-        self._temporary = directory / TEMPORARY_NAME
-        self._files = OsFiles() if files is None else files
-        #: The file at the checkpoint's path must be kept under this label before it is replaced.
-        self._to_keep: str | None = None
-        self._lock = DirectoryLock(directory)
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path = path
+        self._temporary = path.with_name(f"{path.name}.new")
+        self._files = files
 
-    def save(self, state: Checkpoint) -> int:
-        """Save `state`, so that a restart finds it; return the size in bytes.
-
-        On return the checkpoint is on the disk. Raises `CheckpointIOError`; where its `replaced`
-        and its `uncertain` are False the previous checkpoint is intact, otherwise a restart may
-        find either, after a power failure or at once, and the caller should save again. Nothing is
-        written to a directory that fails `check`.
-        """
-        data = encode(state)
-        self.check()
-        self._keep_what_is_there()
+    def replace(self, data: bytes) -> None:
+        """Replace the content, durable on return; raises `CheckpointIOError`."""
         try:
-            self._write_temporary(data)
-            self.check()
-            self._put_in_place(data)
+            self.write(data)
+            self.put_in_place(data)
         except CheckpointIOError:
-            # A half-written file may fill the disk; a failure to remove it adds no information.
-            with suppress(OSError):
-                self._files.remove(self._temporary)
+            self.discard()
             raise
-        self._sync_directory()
-        return len(data)
+        self.sync_directory()
 
-    def load(self) -> LoadResult:
-        """Return the saved state; an unusable checkpoint is renamed and kept, never lost.
-
-        The rest of an interrupted save is removed. Raises `CheckpointIOError` only when this
-        process lacks resources for reading (descriptors, memory): the agent starts with any file at
-        the checkpoint's path.
-        """
-        with suppress(OSError):  # if that matters, the next save says so
+    def discard(self) -> None:
+        """Remove what `write` wrote; a failure is for the next save to say."""
+        with suppress(OSError):
             self._files.remove(self._temporary)
-        try:
-            state = decode(read_checked(self._files, self.path), self.path)
-        except FileNotFoundError:
-            return LoadResult(set_aside=self._set_aside())
-        except UnusableCheckpointError as problem:
-            kept = self._keep_now_or_later(problem.label)
-            return LoadResult(problem=problem, kept_as=kept, set_aside=self._set_aside())
-        return LoadResult(state=state, set_aside=self._set_aside())
 
-    def check(self) -> None:
-        """Raise `CheckpointIOError` unless the directory is still the one that is locked.
-
-        A directory that replaced it may be another agent's: `ReplacedDirectoryError`.
-        """
-        self._lock.check()
-
-    def free(self) -> int:
-        """Return how many bytes the file system has for checkpoints; raises `CheckpointIOError`."""
-        try:
-            return self._files.free(self._directory)
-        except OSError as error:
-            raise CheckpointIOError("looking at the free space", self._directory, error) from error
-
-    def close(self) -> None:
-        """Release the directory."""
-        self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _write_temporary(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Write the new content beside the file, durable; raises `CheckpointIOError`."""
         try:
             fd = self._create_temporary()
         except OSError as error:
@@ -500,11 +439,11 @@ class Store:
         except OSError as error:
             raise CheckpointIOError("flushing", self._temporary, error) from error
 
-    def _put_in_place(self, data: bytes) -> None:
-        """Rename the temporary file, which contains `data`, to the checkpoint.
+    def put_in_place(self, data: bytes) -> None:
+        """Rename what `write` wrote, which is `data`, to the file; raises `CheckpointIOError`.
 
         A rename that failed may have taken effect (a network file system may lose the answer), so
-        the error says which checkpoint is found afterwards.
+        the error says which of them is found afterwards.
         """
         try:
             self._files.rename(self._temporary, self.path)
@@ -519,7 +458,7 @@ class Store:
             ) from error
 
     def _is_there(self, data: bytes) -> bool | None:
-        """Return whether the checkpoint is `data`, None when it cannot be read."""
+        """Return whether the file is `data`, None when it cannot be read."""
         try:
             return self._files.read(self.path) == data
         except FileNotFoundError:
@@ -527,18 +466,106 @@ class Store:
         except OSError:
             return None
 
+    def sync_directory(self) -> None:
+        """Make the new name durable; raises `CheckpointIOError`."""
+        try:
+            self._files.sync_directory(self.path.parent)
+        except OSError as error:
+            operation = "flushing the directory"
+            raise CheckpointIOError(operation, self.path.parent, error, replaced=True) from error
+
+
+class Store:
+    """The checkpoint in one state directory, which it locks while it is open.
+
+    Blocking; call it from one thread. A save replaces the whole file or leaves the previous one:
+    a crash at any point leaves the state before or the state after. Raises `StateDirectoryError`
+    when the directory is unusable or in use.
+    """
+
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        check_directory(directory)
+        self.path = directory / CHECKPOINT_NAME
+        self._directory = directory
+        self._files = OsFiles() if files is None else files
+        #: The file at the checkpoint's path must be kept under this label before it is replaced.
+        self._to_keep: str | None = None
+        self._lock = DirectoryLock(directory)
+
+    def save(self, state: Checkpoint) -> int:
+        """Save `state`, so that a restart finds it; return the size in bytes.
+
+        On return the checkpoint is on the disk. Raises `CheckpointIOError`; where its `replaced`
+        and its `uncertain` are False the previous checkpoint is intact, otherwise a restart may
+        find either, after a power failure or at once, and the caller should save again. Nothing is
+        written to a directory that fails `check`.
+        """
+        data = encode(state)
+        file = AtomicFile(self.path, self._files)
+        self.check()
+        self._keep_what_is_there()
+        try:
+            file.write(data)
+            self.check()
+            file.put_in_place(data)
+        except CheckpointIOError:
+            # A half-written file may fill the disk; a failure to remove it adds no information.
+            file.discard()
+            raise
+        file.sync_directory()
+        return len(data)
+
+    def load(self) -> LoadResult:
+        """Return the saved state; an unusable checkpoint is renamed and kept, never lost.
+
+        The rest of an interrupted save is removed. Raises `CheckpointIOError` only when this
+        process lacks resources for reading (descriptors, memory): the agent starts with any file at
+        the checkpoint's path.
+        """
+        AtomicFile(self.path, self._files).discard()
+        try:
+            state = decode(read_checked(self._files, self.path), self.path)
+        except FileNotFoundError:
+            return LoadResult(set_aside=self._set_aside())
+        except UnusableCheckpointError as problem:
+            kept = self._keep_now_or_later(problem.label)
+            return LoadResult(problem=problem, kept_as=kept, set_aside=self._set_aside())
+        return LoadResult(state=state, set_aside=self._set_aside())
+
+    def check(self) -> None:
+        """Raise `CheckpointIOError` unless the directory is still the one that is locked.
+
+        A directory that replaced it may be another agent's: `ReplacedDirectoryError`.
+        """
+        self._lock.check()
+
+    def free(self) -> int:
+        """Return how many bytes the file system has for checkpoints; raises `CheckpointIOError`."""
+        try:
+            return self._files.free(self._directory)
+        except OSError as error:
+            raise CheckpointIOError("looking at the free space", self._directory, error) from error
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def _attempt_rename(self, source: Path, target: Path) -> None:
         try:
             self._files.rename(source, target)
         except OSError as error:
             raise CheckpointIOError(f"renaming to {target.name}", source, error) from error
-
-    def _sync_directory(self) -> None:
-        try:
-            self._files.sync_directory(self._directory)
-        except OSError as error:
-            operation = "flushing the directory"
-            raise CheckpointIOError(operation, self._directory, error, replaced=True) from error
 
     def _keep_now_or_later(self, label: str) -> Path | None:
         try:

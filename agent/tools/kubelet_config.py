@@ -13,7 +13,16 @@ from msgspec import Struct
 from agent.config import keys
 from agent.config.kinds import KeyReader
 from agent.config.load import config_of_document, yaml_text
-from agent.config.model import IGNORED, KNOWN_GATES, LOCKED_ON, Config, ConfigError
+from agent.config.model import (
+    GATES,
+    IGNORED,
+    KNOWN_GATES,
+    LOCKED_ON,
+    VERSION_KEY,
+    Config,
+    ConfigError,
+)
+from agent.managers.policy import KubernetesVersion
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
 _KIND: Final = "KubeletConfiguration"
 _GATES: Final = "featureGates"
 #: Keys of the agent's configuration that are not the kubelet's, or say what the document is.
-_OWN: Final = frozenset({"apiVersion", "kind", "agent"})
+_OWN: Final = frozenset({"apiVersion", "kind", "agent", VERSION_KEY})
 #: The keys that both have.
 SHARED: Final = tuple(name for name in (key.name for key in Config.keys) if name not in _OWN)
 _ZEROS: Final = frozenset({"", "0s"})
@@ -71,19 +80,16 @@ _REASONS: Final[Mapping[str, str]] = {
     _EVICTION: "evictionSoft evictionSoftGracePeriod evictionPressureTransitionPeriod "
     "evictionMaxPodGracePeriod evictionMinimumReclaim mergeDefaultEvictionSettings "
     "localStorageCapacityIsolation",
-    "the agent limits each pod, not kubepods as a whole nor the cgroups of the system": (
-        "enforceNodeAllocatable"
-    ),
     _SYSTEM: "systemReservedCgroup kubeReservedCgroup systemCgroups kubeletCgroups qosReserved",
     _VOLUMES: "volumePluginDir volumeStatsAggPeriod",
     _HOST: "protectKernelDefaults makeIPTablesUtilChains iptablesMasqueradeBit iptablesDropBit "
     "oomScoreAdj maxOpenFiles failSwapOn failCgroupV1 registerWindowsService podPidsLimit "
     "singleProcessOOMKill",
     "the agent always makes a cgroup for each QoS class": "cgroupsPerQOS",
-    "the agent writes cpu.max, with the kernel's period of 100 ms, unless agent.enforce leaves "
-    "cpu out": "cpuCFSQuota cpuCFSQuotaPeriod",
-    "the agent writes memory.max and no other memory limit": "memorySwap memoryThrottlingFactor "
-    "memoryReservationPolicy",
+    "the agent leaves kubepods/system alone, which stays the kubelet's (KEP-5894)": (
+        "systemPartition"
+    ),
+    "the agent leaves swap as it is": "memorySwap",
     "the agent's log is configured by agent.logging": "logging",
 }
 _WHY: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
@@ -143,8 +149,17 @@ def import_kubelet_config(text: bytes, source: str) -> ImportedConfig:
         elif name not in _OWN:
             why = _WHY.get(name, "not a key of KubeletConfiguration v1beta1 (Kubernetes v1.36)")
             left.append(LeftKey(name, why))
-    config = config_of_document(MappingNode(entries), source)
-    return ImportedConfig(config, tuple(entries), tuple(left))
+    taken = tuple(entries)
+    if _is_of_v1_36(entries.get(_GATES)):
+        entries[VERSION_KEY] = ScalarNode(KubernetesVersion.V1_36.value)
+    return ImportedConfig(config_of_document(MappingNode(entries), source), taken, tuple(left))
+
+
+def _is_of_v1_36(gates: Node | None) -> bool:
+    """Return whether a gate is off that later versions have locked: their kubelets do not start."""
+    given = gates.entries if isinstance(gates, MappingNode) else {}
+    off = {name for name, node in given.items() if isinstance(node, ScalarNode) and not node.value}
+    return any(GATES[name].locked_since for name in off & GATES.keys())
 
 
 def _readable(name: str, node: Node, left: list[LeftKey]) -> Node | None:
@@ -180,7 +195,7 @@ def _gate(name: str) -> str:
         return "the feature has graduated and is always on"
     if name in IGNORED:
         return "no decision of the agent depends on this gate"
-    return "" if name in KNOWN_GATES else "not a feature gate of Kubernetes v1.36"
+    return "" if name in KNOWN_GATES else "not a feature gate of Kubernetes that the agent knows"
 
 
 def _mistakes(name: str, node: Node) -> tuple[str, ...]:

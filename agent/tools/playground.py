@@ -257,6 +257,10 @@ class EmbeddedHost:
     ) -> subprocess.Popen[bytes]:
         """Start the agent and return its process once it is ready; raises `PlaygroundError`."""
         command = [numawarden(), "agent", "--config", str(config), "--emulate-cgroups"]
+        if shutil.which(
+            "setpriv"
+        ):  # of util-linux: the agent ends with a playground that is killed
+            command[:0] = ["setpriv", "--pdeathsig", "TERM"]
         agent = subprocess.Popen(  # noqa: S603  # the command of this very installation
             command,
             env=self.environment(NOTIFY_SOCKET=str(self._notify)),
@@ -582,7 +586,10 @@ def _agent_log(folder: Path, _arguments: Sequence[str]) -> None:
 
 
 def _end_agent(folder: Path, number: signal.Signals) -> None:
-    """Send a signal to the agent if there is one, and return when the next one answers."""
+    """Send a signal to the agent if there is one, and return when the next one has compared.
+
+    Before that an agent answers, and has found no container yet.
+    """
     client = _client(folder)
     before = None
     with suppress(Unreachable):  # the last one could not start; the configuration may be mended
@@ -592,7 +599,8 @@ def _end_agent(folder: Path, number: signal.Signals) -> None:
     deadline = monotonic() + PATIENCE
     while monotonic() < deadline:
         with suppress(Unreachable):  # the agent that ended no longer answers, the next one not yet
-            if client.status().started != before:
+            status = client.status()
+            if status.started != before and status.last_reconcile is not None:
                 return
         sleep(_PAUSE)
     raise PlaygroundError("the agent does not start again; see agent-log")

@@ -75,6 +75,8 @@ def listed_amounts(hugepages: Iterable[str], devices: Iterable[str]) -> dict[str
             name, equals, amount = text.partition("=")
             if not (name and equals and amount):
                 raise OptionError(option, f"{text!r} is not NAME=AMOUNT")
+            if prefix + name in amounts:
+                raise OptionError(option, f"{name!r} is given twice; write the sum once")
             amounts[prefix + name] = amount
     return amounts
 

@@ -40,7 +40,7 @@ _MOVED: Final = Change.MOVED_FROM | Change.MOVED_TO
 
 
 class DirectoryTree:
-    """An emulated cgroup v2 hierarchy in the directory `root`; a `cgroupfs.tree.Tree`.
+    """An emulated cgroup v2 hierarchy in the directory `root`; a `cgroupfs.tree.CgroupTree`.
 
     A directory without `cgroup.controllers` is initialized for the CPUs `possible` and the memory
     nodes `memory`; a directory with that file is taken over with its contents (a restart). Raises
@@ -51,6 +51,8 @@ class DirectoryTree:
         self.root = root
         self._shown: dict[str, dict[str, str]] = {}
         self._watch = _Watch(root)
+        #: The files in each cgroup's directory that others wrote while it was noticed.
+        self._late: dict[str, dict[str, None]] = {}
         self._kernel = EmulatedKernel(possible, memory)
         fresh = not (root / "cgroup.controllers").exists()
         if fresh and any(root.iterdir()):
@@ -61,30 +63,25 @@ class DirectoryTree:
         self._show()
 
     def read(self, path: str, file: str) -> str:
-        """Return the text of one file; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.read(path, file)
 
     def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        """Return the texts of several files; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.read_many(path, files)
 
     def write(self, path: str, file: str, value: str) -> None:
-        """Give one file a value; see `cgroupfs.tree.Tree`."""
         self._absorb()
         split, home = self._kernel.partitioned, self._home_of(file, value)
         self._kernel.write(path, file, value)
         self._changed(path, *home, files=(file,), split=split)
 
     def mkdir(self, path: str) -> None:
-        """Create one cgroup; see `cgroupfs.tree.Tree`."""
         self._absorb()
         self._kernel.mkdir(path)
         self._changed(path)
 
     def rmdir(self, path: str) -> None:
-        """Remove one cgroup; see `cgroupfs.tree.Tree`."""
         self._absorb()
         split = self._kernel.partitioned
         self._kernel.rmdir(path)
@@ -93,22 +90,22 @@ class DirectoryTree:
             self._show()
 
     def exists(self, path: str) -> bool:
-        """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.exists(path)
 
     def children(self, path: str) -> tuple[str, ...]:
-        """Return the names of the child cgroups; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.children(path)
 
+    def listed(self, path: str) -> dict[str, bool]:
+        self._absorb()
+        return self._kernel.listed(path)
+
     def procs(self, path: str) -> tuple[int, ...]:
-        """Return the processes of one cgroup; see `cgroupfs.tree.Tree`."""
         self._absorb()
         return self._kernel.procs(path)
 
     def lock(self) -> TreeLock:
-        """Take the tree for this process alone; see `cgroupfs.tree.Tree`."""
         directory = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return FlockedTree(self.root, directory)
@@ -156,10 +153,13 @@ class DirectoryTree:
 
     def _absorb(self) -> None:
         """Take in what others did to the files since they were last written out."""
-        noticed = self._watch.noticed()
+        noticed, late = self._watch.noticed(), self._late
+        self._late = {}
         if noticed is None:
             self._absorb_all()
             return
+        for path, names in late.items():
+            noticed.setdefault(path, {}).update(names)
         for path in sorted(noticed):  # those above first
             if path in self._shown and (self.root / path).is_dir():
                 self._absorb_names(path, noticed[path])
@@ -306,10 +306,32 @@ class DirectoryTree:
             directory = self.root / path
             directory.mkdir(exist_ok=True)
             self._watch.add(path)
-            # In a tree that is taken over only what differs is written.
-            there = {name: _text(directory / name) for name in texts}
-            self._shown[path] = {name: text for name, text in there.items() if text is not None}
+            self._show_new(path, directory, texts)
         self._write_out(path, texts)
+
+    def _show_new(self, path: str, directory: Path, texts: dict[str, str]) -> None:
+        """Make the files of a cgroup's directory that are not there, and note those that are.
+
+        In a tree that is taken over only what differs is written. What others wrote into a file
+        since the directory was noticed stays, and is taken in with the next operation.
+        """
+        shown = self._shown[path] = {}
+        writable = self._writable(path)
+        for name, text in texts.items():
+            there = _text(directory / name)
+            if there is None:
+                with (
+                    suppress(FileExistsError, FileNotFoundError),
+                    (directory / name).open("x") as file,
+                ):
+                    there = text
+                    file.write(text)
+            if there is not None and name not in writable:
+                shown[name] = there
+                continue
+            shown[name] = text
+            if there != text:
+                self._late.setdefault(path, {})[name] = None
 
     def _write_out(self, path: str, texts: dict[str, str]) -> None:
         shown, directory = self._shown[path], self.root / path

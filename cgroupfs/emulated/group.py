@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from cgroupfs.errors import rejection
-from cgroupfs.settings import controller_of
+from cgroupfs.settings import MEMBER, controller_of
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc")
 #: Controllers that can work on threads, so a cgroup with processes may pass them on.
 THREADED: Final = frozenset({"cpuset", "cpu", "pids"})
-MEMBER: Final = "member"
 
 
 class Group(Struct, eq=False):
@@ -40,6 +39,15 @@ class Group(Struct, eq=False):
     invalid: str = ""
     #: A sibling took one of its CPUs: invalid without a reason, until it is written again.
     broken: bool = False
+    #: That sibling took them from `exclusive`, too, until that is written again (seen on 6.12).
+    stale: bool = False
+    #: The partition above ended: there is none until this is written again. Under one that was made
+    #: again it is called valid and has its parent's CPUs (seen on 6.12, where in other orders of
+    #: writes it has its own; here it always is the worse of both).
+    detached: bool = False
+    #: Of the root: what partitions without one above took along that were removed while a sibling
+    #: had made them invalid, until a partition of the root has them (seen on 6.12).
+    lost: Mask = EMPTY
     #: What was in effect at the `version` below; read it as `cpus_now`, `mems_now` ...
     cpus_then: Mask = EMPTY
     mems_then: Mask = EMPTY
@@ -128,7 +136,8 @@ class Group(Struct, eq=False):
         """Forget the controller's settings, as when it is disabled and its state freed."""
         if controller == "cpuset":
             self.cpus = self.mems = self.exclusive = EMPTY
-            self.partition, self.invalid, self.broken = MEMBER, "", False
+            self.partition, self.invalid = MEMBER, ""
+            self.broken = self.stale = self.detached = False
         if controller == "cpu":
             self.burst = 0
         self.values = {f: text for f, text in self.values.items() if controller_of(f) != controller}
@@ -164,7 +173,6 @@ class Group(Struct, eq=False):
 # `mems` the nodes with memory.
 
 ISOLATED: Final = "isolated"
-PARTITIONS: Final = (MEMBER, "root", ISOLATED)
 _NOT_EXCLUSIVE: Final = "Cpu list in cpuset.cpus not exclusive"
 _NOT_PARTITION: Final = "Parent is not a partition root"
 _NO_CPUS: Final = "Parent unable to distribute cpu downstream"
@@ -177,7 +185,8 @@ def settle(root: Group) -> None:
     Not at once: one setting above thousands of cgroups changes what is in effect in all of them.
     """
     root.version += 1
-    root.exclusive_then, root.cpus_then, root.mems_then = root.exclusive, root.cpus, root.mems
+    root.exclusive_then, root.mems_then = root.exclusive, root.mems
+    root.cpus_then = root.cpus - root.lost
 
 
 def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
@@ -194,19 +203,30 @@ def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
         if group.invalid:
             group.exclusive_now = group.exclusive & _above(group).exclusive_now
     valid = [group for group in by_depth if group.is_partition]
-    _share(root, root.cpus, frozenset(valid))
+    root.lost -= _union(group.exclusive_now for group in valid if group.parent is root)
+    _share(root, root.cpus - root.lost, frozenset(valid))
+    for group in valid:
+        if group.detached:
+            group.cpus_now = _above(group).cpus_now
 
 
 def overlaps_sibling(group: Group, exclusive: Mask) -> bool:
-    """Return whether exclusive CPUs would collide with those of a sibling (EINVAL)."""
-    return any(not exclusive.isdisjoint(sibling.exclusive) for sibling in _siblings(group))
+    """Return whether exclusive CPUs would collide with those of a sibling (EINVAL).
+
+    Nor may they be all that a sibling lists (cgroup-v2.rst, "cpuset.cpus.exclusive").
+    """
+    return any(
+        not exclusive.isdisjoint(sibling.exclusive)
+        or bool(sibling.cpus and sibling.cpus <= exclusive)
+        for sibling in _siblings(group)
+    )
 
 
 def break_siblings(group: Group) -> None:
     """Invalidate the partitions beside `group` whose CPUs it now names in `cpuset.cpus`."""
     for sibling in _siblings(group):
         if sibling.is_partition and not sibling.exclusive_now.isdisjoint(group.cpus):
-            sibling.broken = True
+            sibling.broken = sibling.stale = True
 
 
 def _share(group: Group, cpus: Mask, valid: frozenset[Group]) -> None:
@@ -252,15 +272,34 @@ def _siblings(group: Group) -> list[Group]:
 def _why_invalid(group: Group, root: Group) -> str:
     above = _above(group)
     is_root = above.parent is None or above.is_partition
-    if not group.exclusive and not is_root:
+    if (group.detached or not group.exclusive) and not is_root:
         return _NOT_PARTITION
-    if not group.exclusive_now:
+    if group.stale or not group.exclusive_now:
+        return _INVALID_LIST
+    if not is_root and not group.exclusive_now.isdisjoint(root.lost):
         return _INVALID_LIST
     if any(not _own(other).isdisjoint(group.exclusive_now) for other in _siblings(group)):
         return _NOT_EXCLUSIVE
-    if root.cpus <= group.exclusive_now:
+    over = _partition_above(group, root)
+    beside = (each for each in over.walk() if each.is_partition and each not in (group, over))
+    taken = _union(each.exclusive_now for each in (group, *beside))
+    if (root.cpus if over is root else over.exclusive_now & root.cpus) <= taken:
         return _NO_CPUS
     return ""
+
+
+def _partition_above(group: Group, root: Group) -> Group:
+    above = _above(group)
+    while above is not root and not above.is_partition:
+        above = _above(above)
+    return above
+
+
+def _union(masks: Iterable[Mask]) -> Mask:
+    union = EMPTY
+    for mask in masks:
+        union |= mask
+    return union
 
 
 # --- lists ----------------------------------------------------------------------------------------

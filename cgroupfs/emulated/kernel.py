@@ -1,4 +1,4 @@
-"""The emulated kernel: a `Tree` that answers as cgroup v2 does (kernel 6.12).
+"""The emulated kernel: a `CgroupTree` that answers as cgroup v2 does (kernel 6.12).
 
 Modelled are cpuset (with its silent fallback, hotplug and partitions), the files of one value
 (`cgroupfs.settings`), the rules of `cgroup.subtree_control` and of moving processes, and the errors
@@ -8,19 +8,35 @@ of all of them. Other controllers can be enabled but have no files.
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from cgroupfs.emulated import group as cpuset
-from cgroupfs.emulated.files import FILES, ROOT_FILES
-from cgroupfs.emulated.group import CONTROLLERS, MEMBER, THREADED, Group
+from cgroupfs.emulated.group import CONTROLLERS, MAX_NODES, THREADED, Group, parse_list
 from cgroupfs.errors import CgroupPathError, TreeLockedError, rejection
+from cgroupfs.settings import (
+    CPU_MAX,
+    MAX_QUOTA_US,
+    MEMBER,
+    MEMORY_MAX,
+    NO_LIMIT,
+    PARTITION,
+    VALUES,
+    CpuMax,
+    ValueFile,
+    huge_pages,
+    read_number,
+    row_of,
+)
 from cgroupfs.tree import check_file, check_path, check_value, join
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from cgroupfs.emulated.files import File
     from cgroupfs.tree import TreeLock
     from sysfs.mask import Mask
 
@@ -62,6 +78,8 @@ class EmulatedKernel:
         self.root.exclusive = possible
         self.root.cpus = possible if online is None else online
         self.root.mems = memory
+        #: All cgroups by their paths.
+        self._groups = {"": self.root}
         self._homes: dict[int, Group] = {}
         self._partitions: set[Group] = set()
         self._locked = False
@@ -70,12 +88,10 @@ class EmulatedKernel:
     # --- the tree ---------------------------------------------------------------------------
 
     def read(self, path: str, file: str) -> str:
-        """Return the text of one file; see `cgroupfs.tree.Tree`."""
         group = self._group(path)
         return self._file(group, path, file).show(self, group)
 
     def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        """Return the texts of several files; see `cgroupfs.tree.Tree`."""
         group = self._group(path)
         known, offered = self._files(group)
         texts: list[str | None] = []
@@ -91,7 +107,6 @@ class EmulatedKernel:
         return tuple(texts)
 
     def write(self, path: str, file: str, value: str) -> None:
-        """Give one file a value; see `cgroupfs.tree.Tree`."""
         self.raw_write(path, file, check_value(value))
 
     def raw_write(self, path: str, file: str, value: str) -> None:
@@ -109,16 +124,14 @@ class EmulatedKernel:
             raise
 
     def mkdir(self, path: str) -> None:
-        """Create one cgroup; see `cgroupfs.tree.Tree`."""
         above, name = self._split(path)
         if name in above.children or name in self.files(above):
             raise self._reject(errno.EEXIST, path)
-        above.children[name] = Group(name, above)
+        above.children[name] = self._groups[path] = Group(name, above)
         if self._partitions:
             self._settle()
 
     def rmdir(self, path: str) -> None:
-        """Remove one cgroup; see `cgroupfs.tree.Tree`."""
         above, name = self._split(path)
         group = above.children.get(name)
         if group is None:
@@ -126,25 +139,27 @@ class EmulatedKernel:
             raise self._reject(number, path)
         if group.procs or group.children:
             raise self._reject(errno.EBUSY, path)
-        del above.children[name]
+        del above.children[name], self._groups[path]
         if group in self._partitions:
+            if group.broken and above.parent is not None and not above.is_partition:
+                self.root.lost |= group.exclusive
             self._partitions.discard(group)
             self._settle()
 
     def exists(self, path: str) -> bool:
-        """Return whether the cgroup exists; see `cgroupfs.tree.Tree`."""
         return self.find(path) is not None
 
     def children(self, path: str) -> tuple[str, ...]:
-        """Return the names of the child cgroups; see `cgroupfs.tree.Tree`."""
         return tuple(sorted(self._group(path).children))
 
+    def listed(self, path: str) -> dict[str, bool]:
+        children = self._group(path).children
+        return {name: bool(children[name].children) for name in sorted(children)}
+
     def procs(self, path: str) -> tuple[int, ...]:
-        """Return the processes of one cgroup; see `cgroupfs.tree.Tree`."""
         return tuple(sorted(self._group(path).procs))
 
     def lock(self) -> TreeLock:
-        """Take the tree for one agent; see `cgroupfs.tree.Tree`."""
         if self._locked:
             raise TreeLockedError(Path("/"), None)
         return _Lock(self)
@@ -283,12 +298,9 @@ class EmulatedKernel:
 
     def find(self, path: str) -> Group | None:
         """Return the cgroup of a path, None without one."""
-        group = self.root
-        for name in check_path(path).split("/") if path else ():
-            child = group.children.get(name)
-            if child is None:
-                return None
-            group = child
+        group = self._groups.get(path)
+        if group is None:
+            check_path(path)
         return group
 
     def _group(self, path: str) -> Group:
@@ -325,3 +337,194 @@ class EmulatedKernel:
         error = rejection(number)
         error.filename = path
         return error
+
+
+# --- files ----------------------------------------------------------------------------------------
+# The files of an emulated cgroup: what each shows, and what writing to it does.
+
+_PID_MAX: Final = 1 << 22
+
+
+class File(Struct, frozen=True):
+    """One file: its controller (None: always there), its text, and what a write does."""
+
+    controller: str | None
+    show: Callable[[EmulatedKernel, Group], str]
+    store: Callable[[EmulatedKernel, Group, str], None] | None = None
+
+    def offered(self, controllers: Container[str]) -> bool:
+        """Return whether the file is there when these controllers are enabled."""
+        return self.controller is None or self.controller in controllers
+
+
+def _store_cpus(kernel: EmulatedKernel, group: Group, text: str) -> None:
+    cpus = parse_list(text, kernel.cpu_limit)
+    _reject_clearing(group, group.cpus, cpus)
+    group.cpus = cpus
+    if kernel.partitioned:
+        cpuset.break_siblings(group)
+    kernel.changed(group)
+
+
+def _store_mems(kernel: EmulatedKernel, group: Group, text: str) -> None:
+    mems = parse_list(text, MAX_NODES)
+    if not mems <= kernel.root.mems:
+        raise rejection(errno.EINVAL)
+    _reject_clearing(group, group.mems, mems)
+    group.mems = mems
+    kernel.changed(group)
+
+
+def _reject_clearing(group: Group, old: Mask, new: Mask) -> None:
+    if old and not new and group.populated:
+        raise rejection(errno.ENOSPC)
+
+
+def _store_exclusive(kernel: EmulatedKernel, group: Group, text: str) -> None:
+    cpus = parse_list(text, kernel.cpu_limit)
+    if cpuset.overlaps_sibling(group, cpus):
+        raise rejection(errno.EINVAL)
+    group.exclusive, group.stale = cpus, False
+    kernel.changed(group)
+
+
+def _store_partition(kernel: EmulatedKernel, group: Group, text: str) -> None:
+    word = row_of(PARTITION).taken(text, "")
+    if word == group.partition and group.is_partition:
+        return
+    for inside in group.walk() if group.is_partition else ():
+        inside.detached = inside.partition != MEMBER
+    group.partition, group.detached = word, False
+    group.invalid, group.broken = "", False
+    kernel.changed(group)
+
+
+def _show_partition(_kernel: EmulatedKernel, group: Group) -> str:
+    if group.broken:
+        return f"{group.partition} invalid\n"
+    if group.invalid:
+        return f"{group.partition} invalid ({group.invalid})\n"
+    return group.partition + "\n"
+
+
+def _show_isolated(kernel: EmulatedKernel, _group: Group) -> str:
+    taken = EMPTY
+    for group in kernel.root.walk():
+        if group.partition == cpuset.ISOLATED and group.is_partition:
+            taken |= group.exclusive_now
+    return f"{taken}\n"
+
+
+def _store_burst(_kernel: EmulatedKernel, group: Group, text: str) -> None:
+    burst = read_number(text, 0, MAX_QUOTA_US, errno.EINVAL)
+    _check_burst(burst, _shown(row_of(CPU_MAX), group))
+    group.burst = burst
+
+
+def _check_burst(burst: int, bandwidth: str) -> None:
+    quota = CpuMax.parse(bandwidth).quota_us
+    if quota is not None and burst > quota:
+        raise rejection(errno.EINVAL)
+
+
+def _value_files() -> dict[str, File]:
+    files: dict[str, File] = {}
+    for row in (*VALUES, huge_pages(1 << 21), huge_pages(1 << 30)):
+        show, store = partial(_show_value, row), partial(_store_value, row)
+        files[row.file] = File(row.controller, show, store)
+        if row.use:
+            files[row.use] = File(row.controller, partial(_show_use, row))
+    return files
+
+
+def _shown(row: ValueFile, group: Group) -> str:
+    return group.values.get(row.file, row.unset)
+
+
+def _show_value(row: ValueFile, _kernel: EmulatedKernel, group: Group) -> str:
+    return f"{_shown(row, group)}\n"
+
+
+def _show_use(row: ValueFile, _kernel: EmulatedKernel, group: Group) -> str:
+    return f"{group.in_use(row.file)}\n"
+
+
+def _store_value(row: ValueFile, kernel: EmulatedKernel, group: Group, text: str) -> None:
+    taken = row.taken(text, _shown(row, group))
+    if row.file == CPU_MAX:
+        _check_burst(group.burst, taken)
+    group.values[row.file] = taken
+    # The limits of huge pages are charged before a page is used: nothing is killed for them.
+    if row.file == MEMORY_MAX and taken != NO_LIMIT and group.in_use(row.file) > int(taken):
+        _kill(kernel, group, row.file)
+
+
+def _kill(kernel: EmulatedKernel, group: Group, file: str) -> None:
+    """Kill for memory until what is used fits, as the kernel does when nothing can be reclaimed."""
+    for one in group.walk():
+        for pid in sorted(one.procs):
+            kernel.exit(pid)
+        one.used.pop(file, None)
+
+
+def _store_procs(kernel: EmulatedKernel, group: Group, text: str) -> None:
+    kernel.move(read_number(text, 0, _PID_MAX, errno.ESRCH), group)
+
+
+def _store_subtree(kernel: EmulatedKernel, group: Group, text: str) -> None:
+    on: set[str] = set()
+    off: set[str] = set()
+    for word in text.split():
+        sign, name = word[0], word[1:]
+        if sign not in "+-" or name not in kernel.controllers:
+            raise rejection(errno.EINVAL)
+        (on if sign == "+" else off).add(name)
+        (off if sign == "+" else on).discard(name)
+    kernel.enable(group, on, off)
+
+
+def _show_subtree(_kernel: EmulatedKernel, group: Group) -> str:
+    return " ".join(name for name in CONTROLLERS if name in group.subtree) + "\n"
+
+
+def _show_procs(_kernel: EmulatedKernel, group: Group) -> str:
+    return "".join(f"{pid}\n" for pid in sorted(group.procs))
+
+
+def _show_type(_kernel: EmulatedKernel, group: Group) -> str:
+    if not group.valid_domain:
+        return "domain invalid\n"
+    return "domain threaded\n" if group.thread_root else "domain\n"
+
+
+_CORE: Final = {
+    "cgroup.controllers": File(None, lambda k, g: " ".join(k.available(g)) + "\n"),
+    "cgroup.subtree_control": File(None, _show_subtree, _store_subtree),
+    "cgroup.procs": File(None, _show_procs, _store_procs),
+    # A process is one thread here, and a thread is moved with its process alone.
+    "cgroup.threads": File(None, _show_procs),
+}
+
+#: Files of every cgroup but the root.
+FILES: Final = {
+    **_CORE,
+    "cgroup.events": File(None, lambda _, g: f"populated {int(g.populated)}\nfrozen 0\n"),
+    "cgroup.type": File(None, _show_type),
+    "cpuset.cpus": File("cpuset", lambda _, g: f"{g.cpus}\n", _store_cpus),
+    "cpuset.cpus.effective": File("cpuset", lambda _, g: f"{g.cpus_now}\n"),
+    "cpuset.cpus.exclusive": File("cpuset", lambda _, g: f"{g.exclusive}\n", _store_exclusive),
+    "cpuset.cpus.exclusive.effective": File("cpuset", lambda _, g: f"{g.exclusive_now}\n"),
+    "cpuset.cpus.partition": File("cpuset", _show_partition, _store_partition),
+    "cpuset.mems": File("cpuset", lambda _, g: f"{g.mems}\n", _store_mems),
+    "cpuset.mems.effective": File("cpuset", lambda _, g: f"{g.mems_now}\n"),
+    "cpu.max.burst": File("cpu", lambda _, g: f"{g.burst}\n", _store_burst),
+    **_value_files(),
+}
+
+#: Files of the root.
+ROOT_FILES: Final = {
+    **_CORE,
+    "cpuset.cpus.effective": File("cpuset", lambda _, g: f"{g.cpus_now}\n"),
+    "cpuset.cpus.isolated": File("cpuset", _show_isolated),
+    "cpuset.mems.effective": File("cpuset", lambda _, g: f"{g.mems_now}\n"),
+}

@@ -44,6 +44,7 @@ DOCUMENTS: Final = (
     *("*.md", "docs/**/*", "deploy/config.yaml", "deploy/*.conf", "deploy/*.service"),
     *("deploy/examples/**/*", "deploy/grafana/*", "deploy/kubernetes/**/*"),
     *("deploy/prometheus/*", "deploy/slurm/*.py", "deploy/slurm/*.sh"),
+    *("deploy/evidence/*.sh", "deploy/evidence/compare.py", "deploy/evidence/items/*"),
     *("deploy/image/health.py", "deploy/image/packages"),
 )
 #: What of it is not for users, and the changelog, which has a name of its own (`changelogs`).

@@ -170,7 +170,7 @@ def test_bytes_with_a_byte_order_mark_are_read() -> None:
         ("a: [1\n", 2, "not YAML"),
         ("a: b: c\n", 1, "not YAML"),
         ("\ta: 1\n", 1, "not YAML"),
-        ('{"a": 1,}', 1, "not JSON"),
+        ('{"a": 1,,}', 1, "not JSON"),
         ('{"a": NaN}', None, "not JSON: NaN"),
         ('{"a": "\\ud800"}', None, "surrogate"),
         ('{"\\ud800": 1}', None, "surrogate"),
@@ -268,6 +268,13 @@ _JSON = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, b: x}', "{a: 1, b: x}", "{\n  a: 1, # one\n  b: x,\n}\n"]
+)
+def test_a_mapping_in_flow_style_is_yaml(text: str) -> None:
+    assert plain(read_document(text)) == plain(read_document("a: 1\nb: x\n"))
 
 
 @given(_JSON.filter(lambda value: isinstance(value, dict)))

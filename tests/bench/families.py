@@ -295,6 +295,7 @@ def _spelled(option: tuple[str, ...]) -> str:
 FAMILIES: Final[dict[str, Callable[[], Iterator[Figure | Rest]]]] = {
     "decide": decide,
     "admit": agents.admissions,
+    "isolate": agents.isolated,
     "reject": rejections,
     "remove": removal,
     "hints": hints,

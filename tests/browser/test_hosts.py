@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from agent.api.documents import ConditionDocument, CordonDocument, EventDocument, StatusDocument
 from agent.api.map import MapDocument, map_of_allocations
+from agent.config.model import Config
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine
 from agent.managers.policy import Cordon
+from agent.server.state import situate
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
-from sysfs.host import CoreKind
+from sysfs.host import CoreKind, MemoryClass
 from sysfs.mask import Mask
 from tests.agent.server.support import in_loop
 from tests.bench import hosts
@@ -184,13 +186,17 @@ async def test_kinds_offline_isolated_and_memory_only_are_shown(
     devtools: str, tmp_path: Path
 ) -> None:
     host = with_memory_only_nodes(regular_host(1, 2, 6), [32 << 30])
+    [*with_cpus, memory_only] = host.nodes
+    host = replace(host, nodes=(*with_cpus, replace(memory_only, backing=MemoryClass.CXL)))
     kinds = dict.fromkeys((4, 5, 16, 17), CoreKind.EFFICIENCY)
     cpus = tuple(
         replace(cpu, kind=kinds.get(cpu.id, CoreKind.PERFORMANCE), isolated=cpu.id == 3)
         for cpu in host.cpus
     )
     host = with_offline(replace(host, cpus=cpus), Mask.of(11))
-    async with shown(devtools, tmp_path, agent_of(host)) as page:
+    agent, rules = FakeAgent(), situate(Config(), host).rules
+    agent.allocate(host, rules, rules.empty_ledger())
+    async with shown(devtools, tmp_path, agent) as page:
         await page.screenshot(SCREENSHOTS / "irregular.png")
         titles = await page.texts("#parts .part-title > span:first-child")
         assert titles == [
@@ -206,7 +212,8 @@ async def test_kinds_offline_isolated_and_memory_only_are_shown(
             "[3, 11].map((cpu) => document.querySelector(`#parts [data-cpu='${cpu}']`).innerText)"
         )
         assert signs == ["i", "\N{MULTIPLICATION SIGN}"]
-        assert (await page.texts(".part.bare .facts"))[0].startswith("nearest: node 0, 1")
+        (facts,) = await page.texts(".part.bare .facts")
+        assert facts.startswith("memory class cxl; nearest: node 0, 1")
 
 
 @in_loop

@@ -133,7 +133,19 @@ class KernelLab:
         for cpu in tuple(self._offline):
             self.set_online(cpu, online=True)
         remove(self.tree, self.top)
+        self._take_back()
         self.real.close()
+
+    def _take_back(self) -> None:
+        """Have the kernel give back the CPUs of partitions that were removed while invalid.
+
+        Linux 6.12 gives them to no cgroup, so that the next test would miss them.
+        """
+        self.tree.mkdir(self.top)
+        self.tree.write(self.top, "cpuset.cpus", "1-3")
+        for word in ("root", "member"):
+            self.tree.write(self.top, "cpuset.cpus.partition", word)
+        self.tree.rmdir(self.top)
 
 
 def prepare(tree: CgroupTree, top: str) -> None:
@@ -354,6 +366,43 @@ class Contract:
         reason = "Invalid cpu list in cpuset.cpus.exclusive"
         assert shown(lab, pod, "cpuset.cpus.partition") == f"isolated invalid ({reason})"
 
+    def test_a_partition_inside_another_has_its_cpus_until_a_sibling_lists_one(
+        self, lab: Lab
+    ) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        own, beside = make(lab, "pod/own", cpus="1"), make(lab, "pod/beside")
+        for path, cpus in ((lab.top, "1-3"), (pod, "1-3"), (own, "1")):
+            lab.tree.write(path, "cpuset.cpus.exclusive", cpus)
+        for path in (pod, own):
+            lab.tree.write(path, "cpuset.cpus.partition", "isolated")
+        used = [shown(lab, path, "cpuset.cpus.effective") for path in (pod, own, beside)]
+        assert used == ["2-3", "1", "2-3"]
+        assert shown(lab, "", "cpuset.cpus.isolated") == "1-3"
+        lab.tree.write(beside, "cpuset.cpus", "1-2")
+        assert shown(lab, own, "cpuset.cpus.partition") == "isolated invalid"
+        assert shown(lab, beside, "cpuset.cpus.effective") == "1-2"
+
+    def test_a_partition_inside_one_that_ended_is_none_until_it_is_written_again(
+        self, lab: Lab
+    ) -> None:
+        pod = make(lab, "pod")
+        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        own = make(lab, "pod/own", cpus="1")
+        for path, cpus in ((lab.top, "1-3"), (pod, "1-3"), (own, "1")):
+            lab.tree.write(path, "cpuset.cpus.exclusive", cpus)
+        for path in (pod, own):
+            lab.tree.write(path, "cpuset.cpus.partition", "root")
+        lab.tree.write(pod, "cpuset.cpus.partition", "member")
+        reason = "Parent is not a partition root"
+        assert shown(lab, own, "cpuset.cpus.partition") == f"root invalid ({reason})"
+        # Whether it has CPUs of its own until it is written again depends on what was before.
+        lab.tree.write(pod, "cpuset.cpus.partition", "root")
+        assert shown(lab, own, "cpuset.cpus.partition") == "root"
+        for word in ("member", "root"):
+            lab.tree.write(own, "cpuset.cpus.partition", word)
+        assert shown(lab, own, "cpuset.cpus.effective") == "1"
+
     # --- cpu --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
@@ -552,3 +601,10 @@ class Contract:
         for name in ("b", "c", "a"):
             make(lab, name)
         assert lab.tree.children(lab.top) == ("a", "b", "c")
+
+    def test_a_child_without_children_is_listed_as_such(self, lab: Lab) -> None:
+        for name in ("b", "a", "b/inner"):
+            make(lab, name)
+        assert lab.tree.listed(lab.top) == {"a": False, "b": True}
+        lab.tree.rmdir(join(lab.top, "b/inner"))
+        assert lab.tree.listed(lab.top) == {"a": False, "b": False}

@@ -61,6 +61,32 @@ def test_a_pods_cgroup_is_where_the_kubelet_puts_it(layout: Layout, tier: Tier, 
     assert layout.parse_pod(path) == PodName(UID, tier)
 
 
+@pytest.mark.parametrize(
+    ("layout", "path", "tier"),
+    [
+        (CGROUPFS, "kubepods/system/pod1", Tier.GUARANTEED),
+        (CGROUPFS, "kubepods/system/besteffort/pod1", Tier.BEST_EFFORT),
+        (
+            SYSTEMD,
+            "kubepods.slice/kubepods-system.slice/kubepods-system-pod1.slice",
+            Tier.GUARANTEED,
+        ),
+        (
+            SYSTEMD,
+            (
+                "kubepods.slice/kubepods-system.slice/kubepods-system-burstable.slice/"
+                "kubepods-system-burstable-pod1.slice"
+            ),
+            Tier.BURSTABLE,
+        ),
+    ],
+)
+def test_a_pod_of_the_system_partition_is_known_by_its_place(
+    layout: Layout, path: str, tier: Tier
+) -> None:
+    assert layout.parse_pod(path) == PodName("1", tier, system=True)
+
+
 @given(UIDS, st.sampled_from(Tier), st.sampled_from(Driver), st.sampled_from(["/", "/a/b-c"]))
 def test_a_name_leads_back_to_its_pod(uid: str, tier: Tier, driver: Driver, root: str) -> None:
     layout = Layout(driver, root)
@@ -142,7 +168,11 @@ def test_containers_and_what_runtimes_put_inside_are_found() -> None:
         kernel.mkdir(path)
     assert containers(kernel, "pod") == ("pod/cri-containerd-1.scope", "pod/job.service")
     assert containers(kernel, "gone") == ()
-    assert containers_if_there(kernel, "pod/job.service") == ()
+    assert containers_if_there(kernel, "pod/job.service") == {}
+    assert containers_if_there(kernel, "pod") == {
+        "pod/cri-containerd-1.scope": True,
+        "pod/job.service": False,
+    }
     assert containers_if_there(kernel, "gone") is None
 
 

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.plan import Plan, Setting, Unfit, Write, WriteStage, make_plan
+from cgroupfs.settings import EXCLUSIVE, MEMBER, PARTITION
 from cgroupfs.state import CgroupState
 from sysfs.mask import EMPTY, Mask
 from tests.fakes.kernel import quota
@@ -156,3 +157,79 @@ def test_a_child_desired_beside_its_parent_is_not_written_and_all_others_are() -
 def test_of_a_cgroup_that_is_desired_twice_the_first_setting_counts() -> None:
     twice = (Setting("a", cpus=Mask.of(1)), Setting("a", cpus=Mask.of(2)))
     assert lines(make_plan({"a": FRESH}, twice)) == [("SHRINK", "a", "1")]
+
+
+def split(text: str, exclusive: str, word: str) -> CgroupState:
+    """Return a cgroup with these exclusive CPUs, which is this kind of partition."""
+    state = cpus(text) if text else FRESH
+    return replace(state, values={**state.values, EXCLUSIVE: exclusive, PARTITION: word})
+
+
+def apart(path: str, text: str, exclusive: str, word: str) -> Setting:
+    values = {EXCLUSIVE: exclusive, PARTITION: word}
+    return Setting(path, cpus=Mask.parse(text), exclusive=True, values=values)
+
+
+@pytest.mark.parametrize(
+    ("all_pods", "pod", "main", "expected"),
+    [
+        # The inner one ends before the outer, and before what each has is taken. Each has what the
+        # kernel asks for before it is made one, from the top down.
+        (
+            "3-5",
+            ("3-5", "3-5", "root"),
+            ("4", "4", "root"),
+            [
+                *(("k/p/c", PARTITION, MEMBER), ("k/p/c", EXCLUSIVE, "")),
+                *(("k/p", PARTITION, MEMBER), ("k/p", EXCLUSIVE, "3"), ("k", EXCLUSIVE, "3")),
+                *(("k/p", "cpuset.cpus", "2-5"), ("k/p/c", "cpuset.cpus", "4")),
+                ("k/p", "cpuset.cpus", "3-5"),
+                *(("k", EXCLUSIVE, "3-5"), ("k/p", EXCLUSIVE, "3-5"), ("k/p/c", EXCLUSIVE, "4")),
+                *(("k/p", PARTITION, "root"), ("k/p/c", PARTITION, "root")),
+            ],
+        ),
+        # One kind becomes the other as it is.
+        (
+            "2-3",
+            ("2-3", "2-3", "isolated"),
+            ("2", "2", "root"),
+            [("k/p", PARTITION, "isolated")],
+        ),
+        # What is inside one that gets other CPUs is made again, too, as it depends on that.
+        (
+            "1-3",
+            ("1-3", "1-3", "root"),
+            ("2", "2", "root"),
+            [
+                *(("k/p/c", PARTITION, MEMBER), ("k/p", PARTITION, MEMBER)),
+                ("k/p", "cpuset.cpus", "1-3"),
+                *(("k", EXCLUSIVE, "1-3"), ("k/p", EXCLUSIVE, "1-3")),
+                *(("k/p", PARTITION, "root"), ("k/p/c", PARTITION, "root")),
+            ],
+        ),
+        (
+            "",
+            ("2-3", "", MEMBER),
+            ("2", "", MEMBER),
+            [
+                *(("k/p/c", PARTITION, MEMBER), ("k/p/c", EXCLUSIVE, "")),
+                *(("k/p", PARTITION, MEMBER), ("k/p", EXCLUSIVE, ""), ("k", EXCLUSIVE, "")),
+            ],
+        ),
+    ],
+)
+def test_partitions_end_from_the_inside_and_are_made_from_the_outside(
+    all_pods: str,
+    pod: tuple[str, str, str],
+    main: tuple[str, str, str],
+    expected: list[tuple[str, str, str]],
+) -> None:
+    current = {
+        "k": split("", "2-3", MEMBER),
+        "k/p": split("2-3", "2-3", "root"),
+        "k/p/c": split("2", "2", "root"),
+    }
+    above = Setting("k", values={EXCLUSIVE: all_pods})
+    desired = (above, apart("k/p", *pod), apart("k/p/c", *main))
+    writes = make_plan(current, desired).writes
+    assert [(each.cgroup, each.file, each.value) for each in writes] == expected

@@ -57,6 +57,7 @@ def test_a_path_that_could_leave_the_root_is_rejected(tree: KernelTree, path: st
         lambda: tree.rmdir(path),
         lambda: tree.exists(path),
         lambda: tree.children(path),
+        lambda: tree.listed(path),
         lambda: tree.procs(path),
     ):
         with pytest.raises(CgroupPathError):
@@ -72,6 +73,13 @@ def test_a_file_is_one_plain_name(tree: KernelTree, file: str) -> None:
     ):
         with pytest.raises(CgroupPathError):
             act()
+
+
+def test_a_child_is_listed_with_whether_it_may_have_children(tree: KernelTree, root: Path) -> None:
+    (root / "pods/b/inner").mkdir(parents=True)
+    (root / "pods/b\n").mkdir()
+    leaf = (root / "pods/a").stat().st_nlink != 2  # a file system that does not count says 1
+    assert list(tree.listed("pods").items()) == [("a", leaf), ("b", True)]
 
 
 def test_links_lead_nowhere(tree: KernelTree, root: Path) -> None:

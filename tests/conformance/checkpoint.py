@@ -7,23 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.tools.kubelet_state.cpu import (
-    CpuFileVersion,
-    CpuStateDocument,
-    cpu_hash_text,
-    encode_cpu_document,
-    read_cpu_state,
-    write_cpu_state,
-)
-from agent.tools.kubelet_state.format import UnreadableStateFileError
-from agent.tools.kubelet_state.memory import (
-    MemoryFileVersion,
-    MemoryStateDocument,
-    encode_memory_document,
-    memory_hash_text,
-    read_memory_state,
-    write_memory_state,
-)
+from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuStateDocument
+from agent.tools.kubelet_state.format import StateForm, UnreadableStateFileError
+from agent.tools.kubelet_state.memory import MEMORY_FORMAT, MemoryStateDocument
 from tests.conformance.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -56,7 +42,7 @@ def run_case(case: Case) -> Outcome:
 def _rejected(file: str) -> Outcome:
     """Return that a file of a kubelet up to 1.17 is rejected, which has container ids for pods."""
     try:
-        read = read_cpu_state(file.encode(), _PATH)
+        read = CPU_FORMAT.read(file.encode(), _PATH)
     except UnreadableStateFileError:
         return Outcome.right_instead()
     return Outcome.wrong(f"read as {read}")
@@ -64,7 +50,7 @@ def _rejected(file: str) -> Outcome:
 
 def _cpu_file(case: Case) -> tuple[str, str, str] | None:
     gate = (case.get("gates") or {}).get(_GATE, False)
-    version = CpuFileVersion.V3 if gate else CpuFileVersion.V2
+    form = StateForm.WITH_BUDGETS if gate else StateForm.WITHOUT_BUDGETS
     pods = {uid: {"cpuSet": cpus} for uid, cpus in (case.get("pod_entries") or {}).items()}
     described = {
         "policyName": case["policy_name"],
@@ -74,16 +60,16 @@ def _cpu_file(case: Case) -> tuple[str, str, str] | None:
     }
     document = msgspec.convert(described, CpuStateDocument)
     try:
-        file = encode_cpu_document(document, version)
+        file = CPU_FORMAT.encode(document, form)
     except ValueError:
         return None
-    again = write_cpu_state(read_cpu_state(file, _PATH), version)
-    return cpu_hash_text(document, version), file.decode(), again.decode()
+    again = CPU_FORMAT.write(CPU_FORMAT.read(file, _PATH), form)
+    return CPU_FORMAT.hash_text(document, form), file.decode(), again.decode()
 
 
 def _memory_file(case: Case) -> tuple[str, str, str]:
     gate = (case.get("gates") or {}).get(_GATE, False)
-    version = MemoryFileVersion.V2 if gate else MemoryFileVersion.V1
+    form = StateForm.WITH_BUDGETS if gate else StateForm.WITHOUT_BUDGETS
     described = {
         "policyName": case["policy_name"],
         "machineState": {int(node): entry for node, entry in case["machine_state"].items()},
@@ -91,6 +77,6 @@ def _memory_file(case: Case) -> tuple[str, str, str]:
         "podEntries": case["mem_pod_entries"],
     }
     document = msgspec.convert(described, MemoryStateDocument)
-    file = encode_memory_document(document, version)
-    again = write_memory_state(read_memory_state(file, _PATH), version)
-    return memory_hash_text(document, version), file.decode(), again.decode()
+    file = MEMORY_FORMAT.encode(document, form)
+    again = MEMORY_FORMAT.write(MEMORY_FORMAT.read(file, _PATH), form)
+    return MEMORY_FORMAT.hash_text(document, form), file.decode(), again.decode()

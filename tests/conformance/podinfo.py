@@ -25,7 +25,7 @@ from agent.pods.validation import find_problems
 from agent.yaml import from_plain
 from tests.conformance.effective import asks_in_init_only, effective_memory, with_defaults
 from tests.conformance.outcome import Outcome
-from tests.conformance.recorded import gates_of
+from tests.conformance.recorded import RECORDED, gates_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ def run_case(case: Case) -> Outcome:
     pod = read_pod(from_plain(case["pod"]), case["name"])
     if case["apply_defaults"]:
         pod = apply_defaults(pod, pod_level_resources=gates.pod_level_resources)
-    policy = Policy(gates=gates)
+    policy = Policy(gates=gates, version=RECORDED)
     found = _answer(pod, policy)
     if case["apply_defaults"]:
         found["defaulted"] = _defaulted(pod)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from agent.config import model
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.policy import CpuPolicyOptions, FeatureGates
+from agent.managers.policy import CpuPolicyOptions, KubernetesVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_GATES = {
-    "PodLevelResources": "pod_level_resources",
-    "PodLevelResourceManagers": "pod_level_resource_managers",
-    "DisableCPUQuotaWithExclusiveCPUs": "disable_cpu_quota_with_exclusive_cpus",
-    "CPUManagerPolicyAlphaOptions": "cpu_manager_policy_alpha_options",
-    "CPUManagerPolicyBetaOptions": "cpu_manager_policy_beta_options",
-}
+    from agent.managers.policy import FeatureGates
+
+#: Whose decisions are recorded.
+RECORDED: Final = KubernetesVersion.V1_36
 
 
 def machine_of(topology: Mapping[str, Any]) -> Machine:
@@ -41,7 +39,7 @@ def machine_of(topology: Mapping[str, Any]) -> Machine:
 
 def gates_of(gates: Mapping[str, bool]) -> FeatureGates:
     """Return the feature gates of a case, which names only those that differ from defaults."""
-    return FeatureGates(**{_GATES[name]: value for name, value in gates.items()})
+    return model.gates_of(gates, RECORDED)
 
 
 def cpu_options(options: Mapping[str, str]) -> CpuPolicyOptions:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.config.load import load_config
 from agent.config.model import ConfigError
 from agent.config.resolve import resolve
-from tests.conformance.recorded import machine_of
+from tests.conformance.recorded import RECORDED, machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +63,7 @@ def _document(config: Mapping[str, Any], gates: Mapping[str, bool]) -> dict[str,
         "topologyManagerScope": topology["scope"],
         "topologyManagerPolicyOptions": topology.get("options") or {},
         "featureGates": dict(gates),
+        "kubernetesVersion": RECORDED,
         "agent": {"devices": _devices(config.get("devices") or {})},
     }
 

@@ -9,20 +9,12 @@ from msgspec import to_builtins
 
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
-from agent.tools.kubelet_state.cpu import (
-    CpuStateDocument,
-    cpu_document,
-    read_cpu_state,
-)
+from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuStateDocument
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.format import KubeletStateError
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory import (
-    MemoryStateDocument,
-    memory_document,
-    read_memory_state,
-)
+from agent.tools.kubelet_state.memory import MEMORY_FORMAT, MemoryStateDocument
 from sysfs.mask import Mask
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
@@ -72,8 +64,8 @@ def _with_memory_policy(case: Case) -> Case:
 def _read(case: Case) -> KubeletState:
     cpu, memory = (case.get(name) for name in _FILES.values())
     return KubeletState(
-        cpu=None if cpu is None else read_cpu_state(cpu.encode(), Path("cpu")),
-        memory=None if memory is None else read_memory_state(memory.encode(), Path("memory")),
+        cpu=None if cpu is None else CPU_FORMAT.read(cpu.encode(), Path("cpu")),
+        memory=None if memory is None else MEMORY_FORMAT.read(memory.encode(), Path("memory")),
     )
 
 
@@ -161,9 +153,9 @@ def _is_current(name: str, text: str, *, pod_level: bool) -> bool:
     path, data = Path(name), text.encode()
     try:
         if name == _FILES["cpu"]:
-            state = KubeletState(cpu=read_cpu_state(data, path))
+            state = KubeletState(cpu=CPU_FORMAT.read(data, path))
         else:
-            state = KubeletState(memory=read_memory_state(data, path))
+            state = KubeletState(memory=MEMORY_FORMAT.read(data, path))
     except KubeletStateError:
         return False
     try:
@@ -173,7 +165,7 @@ def _is_current(name: str, text: str, *, pod_level: bool) -> bool:
 
 
 def _cpu_state(state: KubeletState) -> dict[str, Any]:
-    document = cpu_document(state.cpu) if state.cpu is not None else CpuStateDocument()
+    document = CPU_FORMAT.made(state.cpu) if state.cpu is not None else CpuStateDocument()
     pods = {uid: entry.cpuSet for uid, entry in (document.podEntries or {}).items()}
     return {
         "default": document.defaultCpuSet,
@@ -183,7 +175,9 @@ def _cpu_state(state: KubeletState) -> dict[str, Any]:
 
 
 def _memory_state(state: KubeletState) -> dict[str, Any]:
-    document = memory_document(state.memory) if state.memory is not None else MemoryStateDocument()
+    document = (
+        MEMORY_FORMAT.made(state.memory) if state.memory is not None else MemoryStateDocument()
+    )
     return {
         "entries": to_builtins(document.entries),
         "machine_state": {

@@ -27,6 +27,9 @@ _MARKERS: Final = ("apiVersion", "kind")
 #: The release whose keys do not say since when they exist.
 _FIRST: Final = "0.1.0"
 
+#: Kinds that a key shows by its default, or its name.
+_PATHS: Final = ("absolute path", 'absolute path, or ""')
+
 #: What the example changes, because its reader uses KEP-5526 on a systemd host. Of evictionHard
 #: only the signal is shown that counts.
 CHANGED: Final[Mapping[str, Plain]] = {
@@ -39,6 +42,7 @@ CHANGED: Final[Mapping[str, Plain]] = {
     "featureGates": {"PodLevelResources": True, "PodLevelResourceManagers": True},
     "cgroupDriver": "systemd",
     "staticPodPath": "/etc/numawarden/manifests",
+    "agent.isolation.hostSlices": True,
 }
 
 _EXAMPLE_BEGINS: Final = """\
@@ -60,20 +64,17 @@ _PAGE_BEGINS: Final = """\
 
 <!-- Written by `make docs` from the declarations in `agent/config/model.py`. -->
 
-The agent reads one YAML or JSON file, `/etc/numawarden/config.yaml` in the unit. Keys outside of
-`agent` have the names, values and defaults of the kubelet (`KubeletConfiguration`,
-`kubelet.config.k8s.io/v1beta1`), so that settings can be carried over. A key that is left out, or
-has no value, has its default. Unknown keys are rejected with the nearest known name, and all
-mistakes of a file are reported at once, each with path and line.
+One YAML or JSON file, `/etc/numawarden/config.yaml` in the unit. Keys outside of `agent` have the
+names, values and defaults of the kubelet (`KubeletConfiguration`). A key that is left out, or has
+no value, has its default; paths are absolute. All mistakes of a file are reported at once.
 
     numawarden config check FILE        # is the file right, on this host? what follows from it?
     numawarden config show FILE         # every key with its value, also of those left out
     numawarden config show --defaults   # every key with its default
     numawarden config schema            # the JSON schema (draft 2020-12) of a file, for editors
 
-Each command but the last takes `--set KEY=VALUE`, which lays a single setting over the file, such
-as `--set agent.metrics.port=9465`. A commented example is
-[deploy/config.yaml](../deploy/config.yaml). Keys exist since 0.1.0 if they do not say otherwise.
+`--set KEY=VALUE` lays a single setting over the file, such as `--set agent.metrics.port=9465`. A
+commented example is [deploy/config.yaml](../deploy/config.yaml).
 """
 
 
@@ -151,14 +152,15 @@ def _described(key: Key, path: str) -> Iterator[str]:
         )
     if key.example:
         yield f"```yaml\n{key.name}:\n{textwrap.indent(key.example, '  ')}```\n"
-    listed = f"one of {', '.join(key.values)}"
-    facts = "" if key.kind.words == listed else f"Type: {_escaped(key.kind.words)}."
+    listed = ", ".join(key.values)
+    obvious = (f"one of {listed}", f"list of {listed}", "true or false", "mapping", *_PATHS)
+    facts = "" if key.kind.words in obvious else f"Type: {_escaped(key.kind.words)}."
     if key.name not in _MARKERS and key.inner is None:
         remark = f" ({key.remark})" if key.remark else ""
         facts = f"{facts} Default: `{_default(key)}`{remark}.".lstrip()
     if key.since != _FIRST:
         facts += f" Since: {key.since}."
-    yield _markdown(facts, escaped=True)
+    yield from [_markdown(facts, escaped=True)] if facts else []
     if key.inner is not None:
         for inner in key.inner.keys:
             yield from _described(inner, f"{path}.{inner.name}")

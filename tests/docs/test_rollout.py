@@ -45,7 +45,7 @@ def metrics(page: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def test_every_metric_and_label_exists() -> None:
-    known = {metric.name: metric for metric in names.all_of(MANAGERS)}
+    known = {name: metric for metric in names.all_of(MANAGERS) for name in metric.names}
     assert len(metrics("rollout")) > 10
     for name, labels in metrics("rollout"):
         assert name in known

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "a-token-of-the-agent"  # noqa: S105  # of this fake alone
 TOPOLOGIES: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
+_NODES: Final = "/api/v1/nodes/"
 _EVENTS: Final = re.compile(r"/api/v1/namespaces/([^/]+)/events(?:/([^/]+))?")
 #: The pattern of a quantity in the CustomResourceDefinition.
 _QUANTITY: Final = re.compile(
@@ -71,6 +72,8 @@ class FakeApiServer:
     port: int = 0
     topologies: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    #: The versions of each node's kubelet, an answer each.
+    kubelets: dict[str, list[str]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     faults: list[Fault | Failure] = field(default_factory=list)
     always: Fault | Failure | None = None
@@ -91,6 +94,9 @@ class FakeApiServer:
             return _status(401, "Unauthorized")
         if request.path.startswith(TOPOLOGIES):
             return self._topology(request, request.path.removeprefix(TOPOLOGIES))
+        if request.path.startswith(_NODES):
+            version = self.kubelets[request.path.removeprefix(_NODES)].pop(0)
+            return 200, {"kind": "Node", "status": {"nodeInfo": {"kubeletVersion": version}}}
         if match := _EVENTS.fullmatch(request.path):
             return self._event(request, match[1], match[2])
         return 404, "404 page not found\n"

@@ -11,7 +11,7 @@ from agent.devices.provider import DeviceError, Offer
 from agent.managers.allocation import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agent.managers.policy import PluginDevice
 
@@ -34,6 +34,8 @@ class FakeProvider:
     calls: list[tuple[str, str, str]] = field(default_factory=list)
     changed: Callable[[], None] = lambda: None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What `allocate` waits for.
+    waits: Callable[[], Awaitable[None]] | None = None
 
     def offer(self) -> Offer:
         return Offer(MappingProxyType(dict(self.devices)), self.preferring)
@@ -60,6 +62,8 @@ class FakeProvider:
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
         self.calls.append(("allocate", resource, ",".join(ids)))
+        if self.waits is not None:
+            await self.waits()
         await self._fail(self.fails, resource)
         return Delivery(environment=MappingProxyType({f"DEVICES_{resource[-3:]}": ",".join(ids)}))
 

@@ -217,6 +217,9 @@ class CountedTree:
     def children(self, path: str) -> tuple[str, ...]:
         return self._do(lambda: self._tree.children(path), _TREE, "children", path, is_effect=False)
 
+    def listed(self, path: str) -> dict[str, bool]:
+        return self._do(lambda: self._tree.listed(path), _TREE, "listed", path, is_effect=False)
+
     def procs(self, path: str) -> tuple[int, ...]:
         return self._do(lambda: self._tree.procs(path), _TREE, "procs", path, is_effect=False)
 

@@ -97,6 +97,10 @@ class FaultyTree:
         self._step("children", path)
         return self.inner.children(path)
 
+    def listed(self, path: str) -> dict[str, bool]:
+        self._step("listed", path)
+        return self.inner.listed(path)
+
     def procs(self, path: str) -> tuple[int, ...]:
         self._step("procs", path)
         return self.inner.procs(path)

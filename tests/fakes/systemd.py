@@ -11,16 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from cgroupfs.settings import CPU_MAX, VALUES
+from cgroupfs.settings import CPU_MAX, MEMBER, PARTITION, VALUES
 from cgroupfs.tree import join, parent
 from systemd.bus import ActiveState
 from systemd.units import (
     INFINITY,
+    BusError,
     NoSuchUnitError,
     Property,
     UnitExistsError,
     bytes_mask,
     check_unit,
+    cpuset_partition,
     slice_path,
     written_quota,
 )
@@ -35,7 +37,8 @@ _MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
 _ALWAYS: Final = frozenset({"memory", "pids"})
 #: What systemd shows of an unset property, where that is not empty.
 _NUMBERS: Final = tuple(row for row in VALUES if row.unit_property and row.file != CPU_MAX)
-_UNSET: Final = {row.unit_property: INFINITY for row in _NUMBERS}
+_PARTITION: Final = cpuset_partition(MEMBER).name
+_UNSET: Final = {**{row.unit_property: INFINITY for row in _NUMBERS}, _PARTITION: MEMBER}
 _NEEDS: Final = {
     "AllowedCPUs": "cpuset",
     "AllowedMemoryNodes": "cpuset",
@@ -80,6 +83,8 @@ class FakeSystemd(OneByOne):
         self.kernel = kernel
         self.units: dict[str, Unit] = {"-.slice": Unit("-.slice", "")}
         self.journal: list[str] = []
+        #: Whether it has the property of partitions, as systemd 261 has.
+        self.partitions = False
         self.calls: list[tuple[str, str]] = []
         #: Drop-ins that remain of slices that did not run when a property was set.
         self.drop_ins: set[str] = set()
@@ -107,6 +112,7 @@ class FakeSystemd(OneByOne):
     def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
         self.calls.append(("set", unit))
         check_unit(unit)
+        self._check(unit, *(prop.name for prop in properties))
         known = self.units.get(unit)
         if known is None and unit in self.stopped:
             self._record(self.stopped[unit], properties)
@@ -139,6 +145,7 @@ class FakeSystemd(OneByOne):
 
     def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
         known = self._unit(unit)
+        self._check(unit, *names)
         shown = {**_UNSET, **known.properties, "ControlGroup": f"/{known.path}"}
         return tuple(shown.get(name) for name in names)
 
@@ -268,6 +275,8 @@ class FakeSystemd(OneByOne):
             self._put(unit.path, row.file, row.unset if value == INFINITY else str(value))
         self._put(unit.path, "cpuset.cpus", self._list(unit, "AllowedCPUs"))
         self._put(unit.path, "cpuset.mems", self._list(unit, "AllowedMemoryNodes"))
+        if (word := unit.properties.get(_PARTITION)) is not None:
+            self._put(unit.path, PARTITION, str(word))
 
     @staticmethod
     def _list(unit: Unit, name: str) -> str:
@@ -282,6 +291,10 @@ class FakeSystemd(OneByOne):
             return
         except OSError as error:
             self.journal.append(f"{path}/{file}: {error.strerror}")
+
+    def _check(self, unit: str, *names: str) -> None:
+        if _PARTITION in names and not self.partitions:
+            raise BusError(unit, "org.freedesktop.DBus.Error.UnknownProperty", _PARTITION)
 
     def _unit(self, name: str) -> Unit:
         if name not in self.units:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import remove
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.tools.kubelet_state.cpu import CPU_FILE, CpuFileVersion, read_cpu_state, write_cpu_state
+from agent.tools.kubelet_state.cpu import CPU_FILE, CPU_FORMAT
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
-from agent.tools.kubelet_state.format import UnfitStateError, UnreadableStateFileError, fnv1a_32
-from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory import (
-    MEMORY_FILE,
-    MemoryFileVersion,
-    read_memory_state,
-    write_memory_state,
+from agent.tools.kubelet_state.format import (
+    StateForm,
+    UnfitStateError,
+    UnreadableStateFileError,
+    fnv1a_32,
 )
+from agent.tools.kubelet_state.importing import take_over
+from agent.tools.kubelet_state.memory import MEMORY_FILE, MEMORY_FORMAT
 from cgroupfs.names import Driver, Layout, Tier
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
@@ -95,17 +95,16 @@ def check_state_files(data: bytes) -> bool:
     """Try both files of a kubelet, together."""
     of_cpu, _, of_memory = data.partition(_BETWEEN)
     try:
-        cpu = read_cpu_state(of_cpu, Path("cpu"))
-        memory = read_memory_state(of_memory, Path("memory"))
+        cpu = CPU_FORMAT.read(of_cpu, Path("cpu"))
+        memory = MEMORY_FORMAT.read(of_memory, Path("memory"))
     except UnreadableStateFileError as error:
         demand(error.problem, "rejected without a reason")
         return False
-    for of_cpu_version in (CpuFileVersion.V3, CpuFileVersion.V4):
-        again = read_cpu_state(write_cpu_state(cpu, of_cpu_version), Path("cpu"))
-        demand(again == cpu, f"the CPU file, written as {of_cpu_version}, is another one")
-    for version in (MemoryFileVersion.V2, MemoryFileVersion.V3):
-        repeated = read_memory_state(write_memory_state(memory, version), Path("memory"))
-        demand(repeated == memory, f"the memory file, written as {version}, is another one")
+    for form in (StateForm.WITH_BUDGETS, StateForm.IN_DATA):
+        again = CPU_FORMAT.read(CPU_FORMAT.write(cpu, form), Path("cpu"))
+        demand(again == cpu, f"the CPU file, written as {form}, is another one")
+        repeated = MEMORY_FORMAT.read(MEMORY_FORMAT.write(memory, form), Path("memory"))
+        demand(repeated == memory, f"the memory file, written as {form}, is another one")
     try:
         ledger = take_over(_RULES, KubeletState(cpu, memory)).ledger
     except UnfitStateError as error:

@@ -25,11 +25,11 @@ from agent.pods.model import (
 from agent.pods.quantity import Quantity, QuantityError
 from agent.reconcile.tasks import printable
 from agent.state.checkpoint import UnusableCheckpointError, decode, encode
-from agent.tools.kubelet_state.cpu import CpuState, read_cpu_state
+from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuState
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import KubeletStateError, UnfitStateError
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory import MemoryNode, MemoryState, read_memory_state
+from agent.tools.kubelet_state.memory import MEMORY_FORMAT, MemoryNode, MemoryState
 from agent.tools.replay.reading import ReplayError, read_sequence
 from agent.yaml import UnreadableError, read_document
 from cgroupfs.errors import CgroupError
@@ -161,23 +161,23 @@ _CHECKPOINT: Final = encode(example()).decode()
 
 STATE_FILES: Final[dict[str, tuple[Callable[[bytes], object], Callable[[int], bytes]]]] = {
     "CPU sets": (
-        lambda data: read_cpu_state(data, _PATH),
+        lambda data: CPU_FORMAT.read(data, _PATH),
         numbered(_CPU_FILE + ',"entries":{', '"u%":{"c":"0-1"}', '},"checksum":1}', ","),
     ),
     "CPU sets without a checksum": (
-        lambda data: read_cpu_state(data, _PATH),
+        lambda data: CPU_FORMAT.read(data, _PATH),
         numbered(_CPU_FILE + ',"entries":{', '"u%":{"c":"0-1"}', "}}", ","),
     ),
     "CPU sets of pods": (
-        lambda data: read_cpu_state(data, _PATH),
+        lambda data: CPU_FORMAT.read(data, _PATH),
         numbered(_CPU_FILE + ',"podEntries":{', '"u%":{"cpuSet":"0-1"}', '},"checksum":1}', ","),
     ),
     "one CPU set": (
-        lambda data: read_cpu_state(data, _PATH),
+        lambda data: CPU_FORMAT.read(data, _PATH),
         repeated('{"policyName":"static","defaultCpuSet":"0', ",1", '","checksum":1}'),
     ),
     "memory of nodes": (
-        lambda data: read_memory_state(data, _PATH),
+        lambda data: MEMORY_FORMAT.read(data, _PATH),
         numbered(
             _MEMORY_FILE,
             '"%":{"numberOfAssignments":0,"memoryMap":{},"cells":[%]}',

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from time import process_time
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from agent.cluster.plugs import PLUGS
 from agent.managers import admission
 from agent.pods.manifest import load_pod
 from agent.server.state import decide
@@ -127,7 +128,7 @@ def _measure(
 ) -> dict[str, list[float]]:
     world = busy_world(directory)
     fakes = Fakes(tree=world.kernel, live=False, tasks=tuple)
-    assembly = Wiring(world.config, RecordingManager(), world.clock, fakes)
+    assembly = Wiring(world.config, RecordingManager(), world.clock, PLUGS, fakes)
     with assembly:
         host = FullHost(world, assembly.controller, containers)
         host.fill(pods)

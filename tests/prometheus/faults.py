@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.managers.policy import TopologyManagerScope
+from agent.managers.policy import IsolationMode, TopologyManagerScope
 from agent.reconcile.tasks import Task
 from agent.state.history import HISTORY_NAME
 from sysfs.described import with_offline
@@ -221,6 +221,15 @@ async def a_process_is_placed_on_the_cpus_of_a_pod(world: World, tape: Tape) -> 
     async with running(world) as agent:
         await with_pod(agent, tape)
         world.tasks.append(Task(4711, "busy", Mask.of(1), "system.slice/busy.service"))
+        await tape.run(agent, 8)
+
+
+@fault("NotIsolated")
+async def the_host_shows_no_interrupts(world: World, tape: Tape) -> None:
+    always = replace(world.config.agent.isolation, interrupts=IsolationMode.ALWAYS)
+    world.config = replace(world.config, agent=replace(world.config.agent, isolation=always))
+    async with running(world) as agent:
+        await with_pod(agent, tape)
         await tape.run(agent, 8)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sysfs.host import CoreKind, Cpu, Device, Host, HugePages, Node
+from sysfs.host import CoreKind, Cpu, Device, Host, HugePages, MemoryClass, Node
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -159,6 +159,10 @@ def _nodes(draw: st.DrawFn, cpus: tuple[Cpu, ...], used: list[int]) -> tuple[Nod
             memory_bytes=draw(_memory()),
             hugepages=draw(_hugepages()),
             tier=draw(st.sampled_from([None, 4, 22])),
+            bandwidth=draw(st.one_of(st.none(), st.integers(1, 10**6))),
+            backing=draw(
+                st.sampled_from([None, MemoryClass.GPU, MemoryClass.CXL, MemoryClass.PMEM])
+            ),
             distances=MappingProxyType(
                 {other: 10 if other == node else draw(st.integers(11, 254)) for other in ids}
             ),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sysfs.files import MissingFile, SysfsTree
-from sysfs.host import HugePages, Node
+from sysfs.host import HugePages, MemoryClass, Node
 from sysfs.mask import EMPTY, Mask
 from sysfs.nodes import nodes_of_cpus, read_nodes
 from tests.sysfs.trees import CPU, NODE, lay_out
@@ -167,3 +167,42 @@ def test_an_odd_list_of_a_memory_tier_is_a_warning(tmp_path: Path) -> None:
     tree = SysfsTree(lay_out(tmp_path, files))
     assert [node.tier for node in read_nodes(tree, Mask.of(0))] == [None]
     assert "memory_tier4/nodelist: found 'x'" in tree.warnings[0]
+
+
+def _backed(root: Path, place: str, node: int, driver: str = "kmem") -> None:
+    """Lay out a DAX device that names a node."""
+    device = root / "sys/devices" / place
+    lay_out(root, {f"sys/devices/{place}/target_node": f"{node}\n"})
+    (device / "driver").symlink_to(f"../../bus/dax/drivers/{driver}")
+    link = root / "sys/bus/dax/devices" / device.name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(f"../../../devices/{place}")
+
+
+def test_the_memory_of_a_node_is_from_the_device_that_names_the_node(tmp_path: Path) -> None:
+    gpu = "Node:      5\nStatus:    online\nSize:      3f0000000\n"
+    files = {
+        **dict(entry for node in range(7) for entry in _node(node).items()),
+        f"{NODE}/has_generic_initiator": "6\n",
+        "proc/driver/nvidia/gpus/0035:05:00.0/numa_status": gpu,
+        "proc/driver/nvidia/gpus/0035:04:00.0/numa_status": "Status: disabled\n",
+    }
+    root = lay_out(tmp_path, files)
+    _backed(root, "platform/ACPI0017:00/root0/decoder0.0/region0/dax_region0/dax0.0", 1)
+    _backed(root, "LNXSYSTM:00/ACPI0012:00/ndbus0/region1/dax1.1/dax1.0", 2)
+    _backed(root, "platform/hmem.0/dax2.0", 3)
+    _backed(root, "platform/ACPI0017:00/root0/decoder0.0/region1/dax3.0", 4, "device_dax")
+    nodes = read_nodes(SysfsTree(root), Mask.parse("0-6"))
+    cxl, pmem, gpus = MemoryClass.CXL, MemoryClass.PMEM, MemoryClass.GPU
+    assert [node.backing for node in nodes] == [None, cxl, pmem, None, None, gpus, gpus]
+
+
+def test_the_bandwidth_of_a_node_is_that_of_the_nearest_cpus(tmp_path: Path) -> None:
+    of_devices, of_cpus = "access0/initiators/read_bandwidth", "access1/initiators/read_bandwidth"
+    files = {
+        **_node(0, **{of_devices: "8192\n", of_cpus: "131072\n"}),
+        **_node(1, **{of_devices: "78644\n"}),
+        **_node(2, **{of_devices: "0\n"}),
+    }
+    nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-2"))
+    assert [node.bandwidth for node in nodes] == [131072, 78644, None]

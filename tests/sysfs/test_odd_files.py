@@ -42,6 +42,8 @@ _COSTS: Final = (
     (r".*/meminfo", "node", "memory_bytes"),
     (r".*/nr_hugepages", "node", "hugepages"),
     (r".*/memory_tier\d+/nodelist", "node", "tier"),
+    (r".*/read_bandwidth", "node", "bandwidth"),
+    (r".*/(has_generic_initiator|numa_status|dax\d+\.\d+/(target_node|driver))", "node", "backing"),
     (r".*/numa_node", "device", "node"),
     (r".*/local_cpulist", "device", "cpus"),
     (r".*/vendor", "device", "vendor"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
+    from agent.managers.device.kubelet import Claims
     from agent.pods.model import GivenDevices, Pod
     from agent.rpc import Message
 
@@ -49,7 +50,6 @@ class DeviceCheckpointError(Exception):
     def __init__(self, path: Path, found: str, remedy: str) -> None:
         super().__init__(f"{path}: {found}; {remedy}")
         self.path = path
-        self.found = found
         self.remedy = remedy
 
 
@@ -215,7 +215,8 @@ class PodResourcesClient:
             response = V1["AllocatableResourcesResponse"]
             answer = await client.call("GetAllocatableResources", request, response, LIST_SECONDS)
         by_name = await asyncio.to_thread(_by_name, pods)
-        return KubeletListing(by_name, await asyncio.to_thread(_devices, answer.devices))
+        devices = await asyncio.to_thread(_devices, answer.devices)
+        return KubeletListing(by_name, devices, _claims(pods))
 
     async def _pods(self, client: Client, seconds: float) -> Iterable[Message]:
         request, response = V1["ListPodResourcesRequest"](), V1["ListPodResourcesResponse"]
@@ -237,6 +238,19 @@ def _by_name(pods: Iterable[Message]) -> dict[tuple[str, str], GivenDevices]:
     devices = sum(len(some) for given in found.values() for some in given.values())
     _limit(devices)
     return {name: given for name, given in found.items() if given}
+
+
+def _claims(pods: Iterable[Message]) -> dict[tuple[str, str], Claims]:
+    found = {
+        (pod.namespace, pod.name): {
+            each.name: tuple(each.dynamic_resources)
+            for each in pod.containers
+            if each.dynamic_resources
+        }
+        for pod in pods
+    }
+    _limit(sum(len(some) for claims in found.values() for some in claims.values()))
+    return {name: claims for name, claims in found.items() if claims}
 
 
 def _of_containers(containers: Iterable[Message]) -> dict[str, tuple[GivenDevice, ...]]:
@@ -388,6 +402,7 @@ def _listed_without(own: str, listed: KubeletListing) -> KubeletListing:
     return KubeletListing(
         {name: given for name, given in pods.items() if given},
         tuple(each for each in listed.allocatable if each.resource != own),
+        listed.claims,
     )
 
 

@@ -46,13 +46,23 @@ LONGEST_PAUSE: Final = 8.0
 #: How often pods that may have ended are looked at again, in seconds; while pods are missing from
 #: the last list another one is asked for.
 CONFIRM_PERIOD: Final = 5.0
-#: Before a call is repeated that the kubelet rejected for their number, in seconds.
+#: Before a call is repeated that the kubelet rejected for their number, in seconds: first and at
+#: most, for each pause is twice the last. All clients together may call 100 times a second.
 _RATE_PAUSE: Final = 0.02
+_LONGEST_RATE_PAUSE: Final = 0.5
 _TOO_MANY: Final = "RESOURCE_EXHAUSTED"
-_REMEDY: Final = (
-    "enable the kubelet's feature gate PodsAPI, or set agent.kubelet.podsEndpoint and "
-    "agent.kubelet.tokenFile"
+#: What a kubelet from v1.37 on answers until it has read all of its sources, also after a restart.
+_NOT_SYNCHRONIZED: Final = "FAILED_PRECONDITION"
+#: How long that may last before it is a condition, in seconds.
+SYNC_SECONDS: Final = 60.0
+#: Statuses that say nothing about the gate; with it off v1.37 serves the socket and answers errors.
+_PASSING: Final = frozenset(
+    {"", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", _TOO_MANY, _NOT_SYNCHRONIZED}
 )
+_GATE: Final = (
+    "enable the kubelet's feature gate PodsAPI (featureGates: {PodsAPI: true} in its configuration)"
+)
+_REMEDY: Final = f"{_GATE}, or set agent.kubelet.podsEndpoint and agent.kubelet.tokenFile"
 
 
 AnswerT = TypeVar("AnswerT")
@@ -113,6 +123,8 @@ class KubeletPods:
         self._in_use = ""
         self._in_part = False
         self._faults: dict[str, PodsUnavailableError] = {}
+        #: Since when the kubelet answers that it has not read its sources, None if it does not.
+        self._waits_since: float | None = None
         self._unreadable = ""
 
     # --- as a source ----------------------------------------------------------------------------
@@ -248,7 +260,8 @@ class KubeletPods:
                     async with asyncio.timeout(limit):
                         event = await anext(events)
                     if event.type is EventType.INITIAL_SYNC_COMPLETE:
-                        await self._take(await api.pods(self._ways.deadlines.listing))
+                        seconds = self._ways.deadlines.listing
+                        await self._take(await _patiently(partial(api.pods, seconds), seconds))
                         self._use(api.way)
                         self._tracked.allocated(AllocatedPods())
                         synced = True
@@ -334,7 +347,7 @@ class KubeletPods:
     async def _asked_api(self, uid: str, seconds: float) -> bool:
         """Ask the Pods API for a pod; return whether it knows the pod."""
         try:
-            pod = await _patiently(partial(self._ways.api.pod, uid, seconds))
+            pod = await _patiently(partial(self._ways.api.pod, uid, seconds), seconds)
         except UnreadablePodError as error:
             self._tracked.unreadable(UnreadablePodError(error.found, uid))
             return True
@@ -345,7 +358,7 @@ class KubeletPods:
     async def _listed(self, seconds: float) -> ReportedPods:
         endpoint = self._ways.endpoint
         try:
-            return await _patiently(partial(self._ways.api.pods, seconds))
+            return await _patiently(partial(self._ways.api.pods, seconds), seconds)
         except PodsUnavailableError:
             if endpoint is None:
                 raise
@@ -372,29 +385,49 @@ class KubeletPods:
 
     def _use(self, way: str) -> None:
         self._faults.pop(way, None)
+        if way == self._ways.api.way:
+            self._waits_since = None
         if self._in_use != way:
             log.info("kubelet pods are known", way=way)
         self._in_use = way
 
     def _failed(self, error: PodsUnavailableError) -> None:
         known = self._faults.get(error.way)
+        waits = error.code == _NOT_SYNCHRONIZED
+        if error.way == self._ways.api.way:
+            began = self._clock.monotonic() if self._waits_since is None else self._waits_since
+            self._waits_since = began if waits else None
         if not error.expected and str(known) != str(error):
-            log.warning("kubelet pods unavailable", way=error.way, why=error.found)
+            level = log.info if waits else log.warning
+            level("kubelet pods unavailable", way=error.way, why=error.found)
         self._faults[error.way] = error
         if self._in_use in ("", error.way):
             self._in_use = ""
             self._tracked.disconnected()
 
-    def _conditions(self, facts: tuple[PodFacts, ...], blind: str) -> Iterator[str]:
+    def _faulty_ways(self) -> Iterator[str]:
+        remedy, began = _REMEDY, self._waits_since
+        if began is not None:
+            waited = self._clock.monotonic() - began
+            if waited < SYNC_SECONDS:
+                return
+            remedy = (
+                f"the kubelet has not read all of its sources for {waited:.0f} s: see in its log "
+                "whether it reaches the API server"
+            )
         faults = tuple(self._faults.values())
         if not self._in_use and faults:
             ways = "; ".join(map(str, faults))
             known = f"known in part, from {FILE_NAME}" if self._in_part else "not known"
-            yield f"specifications of the kubelet's pods are {known}: {ways}; {_REMEDY}"
+            yield f"specifications of the kubelet's pods are {known}: {ways}; {remedy}"
         elif self._in_use != self._ways.api.way:
             for error in faults:
                 if not error.expected:
-                    yield f"pods of the kubelet are read over the {self._in_use}: {error}"
+                    line = "" if error.code in _PASSING else f"; {_GATE}"
+                    yield f"pods of the kubelet are read over the {self._in_use}: {error}{line}"
+
+    def _conditions(self, facts: tuple[PodFacts, ...], blind: str) -> Iterator[str]:
+        yield from self._faulty_ways()
         if self._unreadable:
             yield self._unreadable
         if self._tracked.overflow:
@@ -409,15 +442,21 @@ class KubeletPods:
                 )
 
 
-async def _patiently(call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-    """Return the answer to a call, which is repeated while the kubelet rejects it for its rate."""
+async def _patiently(call: Callable[[], Awaitable[AnswerT]], seconds: float) -> AnswerT:
+    """Return the answer to a call, which is repeated while the kubelet rejects it for its rate.
+
+    The last rejection is raised once `seconds` are over.
+    """
+    pause, now = _RATE_PAUSE, asyncio.get_running_loop().time
+    ends = now() + seconds
     while True:
         try:
             return await call()
         except PodsUnavailableError as error:
-            if error.code != _TOO_MANY:
+            if error.code != _TOO_MANY or now() + pause > ends:
                 raise
-        await asyncio.sleep(_RATE_PAUSE)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_RATE_PAUSE)
 
 
 def _entry(facts: PodFacts) -> SourceEntry:

@@ -242,7 +242,6 @@ class ContainerResources(Struct, frozen=True):
     quota_us: int | None = None
     period_us: int | None = None
     shares: int | None = None
-    memory_limit: int | None = None
 
     @classmethod
     def of(cls, resources: Message) -> Self:
@@ -254,7 +253,6 @@ class ContainerResources(Struct, frozen=True):
             quota_us=cpu.quota.value or None,
             period_us=cpu.period.value or None,
             shares=cpu.shares.value or None,
-            memory_limit=resources.memory.limit.value or None,
         )
 
 

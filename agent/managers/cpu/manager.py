@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.managers.allocation import Isolation
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
@@ -41,10 +42,10 @@ from agent.managers.metrics import (
     assignment_samples,
     gauge,
 )
-from agent.managers.policy import CpuManagerPolicy
+from agent.managers.policy import CpuManagerPolicy, IsolationMode, KubernetesVersion
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
-from agent.pods.model import CPU
+from agent.pods.model import CPU, IDLE_SIBLINGS, SMT, isolation_of
 from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import exclusive_cpu_requests, pod_exclusive_cpu_requests
 from sysfs.mask import EMPTY, Mask
@@ -54,12 +55,13 @@ if TYPE_CHECKING:
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.cpu.topology import CpuTopology
-    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.resource_manager import Draft
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import ProviderHints
+    from agent.pods.model import Pod
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -94,6 +96,11 @@ CORDONED_CPUS: Final = gauge(
     "Online CPUs that are cordoned: still allocated exclusively to a pod, or idle.",
     "state",
 )
+IDLE_SIBLING_CPUS: Final = gauge(
+    "numawarden_idle_sibling_cpus",
+    "Sibling threads that stay idle for the sake of pods (agent.isolation.smt); they count as "
+    "exclusive, too.",
+)
 UNUSED_BUDGET_CPUS: Final = gauge(
     "numawarden_unused_budget_cpus",
     "CPUs of pods' budgets that no container of the pod can use.",
@@ -106,18 +113,23 @@ CPU_GAUGES: Final = (
     CPUS,
     NODE_CPUS,
     CORDONED_CPUS,
+    IDLE_SIBLING_CPUS,
     UNUSED_BUDGET_CPUS,
 )
 
 
-class CpuDraft(PodPart):
+class CpuDraft(PodPart, kw_only=True):
     """The free CPUs for the pod under admission, and what it has.
 
     `containers` are masks by name, `pod` the mask of the budget. `reusable` are CPUs of standard
-    init containers of this pod, which a later container of the pod may get.
+    init containers of this pod, which a later container of the pod may get. Where siblings are to
+    stay idle (`whole`), `topology` and all these sets have the first thread of each core alone, so
+    that a CPU stands for a whole core; else `topology` has all CPUs of the host.
     """
 
-    free: Mask = EMPTY
+    topology: CpuTopology
+    free: Mask
+    whole: bool = False
     reusable: Mask = EMPTY
 
     @property
@@ -130,6 +142,27 @@ def cpus_of(draft: Draft) -> CpuDraft:
     """Return the CPU manager's part of a draft."""
     part: CpuDraft = draft.parts[CPU]
     return part
+
+
+def keeps_siblings_idle(rules: HostPolicy, pod: Pod) -> bool:
+    """Return whether a pod's exclusive CPUs are whole cores with one thread in use."""
+    mode = rules.policy.cpu.idle_siblings
+    if mode is IsolationMode.ASKED:
+        return isolation_of(pod.annotations).get(SMT) == IDLE_SIBLINGS
+    return mode is IsolationMode.ALWAYS
+
+
+def with_idle_siblings(
+    rules: HostPolicy, ledger: Ledger, allocation: PodAllocation, pod: Pod
+) -> PodAllocation:
+    """Return an allocation that was not decided here with the free siblings that are to stay idle.
+
+    Others have the rest, which `cpu_violations` names.
+    """
+    if not keeps_siblings_idle(rules, pod):
+        return allocation
+    siblings = rules.machine.cpus.cores_of(allocation.exclusive_cpus)
+    return replace(allocation, idle=siblings & (rules.open_cpus - exclusive_cpus(ledger)))
 
 
 def cpu_demand(request: PodRequest) -> ResourceDemand:
@@ -187,6 +220,14 @@ def exclusive_cpus(ledger: Ledger) -> Mask:
     """Return all CPUs that are allocated exclusively."""
     taken: Taken[Mask] | None = ledger.parts.get(CPU)
     return EMPTY if taken is None else taken.ids
+
+
+def idle_siblings(ledger: Ledger) -> Mask:
+    """Return all CPUs that stay idle beside those that pods use."""
+    bits = 0
+    for allocation in ledger.allocations.values():
+        bits |= allocation.idle.bits
+    return Mask(bits)
 
 
 def shared_pool(rules: HostPolicy, ledger: Ledger) -> Mask:
@@ -283,6 +324,14 @@ def _of_host_and_policy(
         remedy = f"reserve others, or {ADMIT_AGAIN}"
         yield Violation.of(allocation, Rule.RESERVED_CPUS, message, remedy)
     others = rules.machine.cpus.cores_of(cpus) - cpus
+    asked = allocation.isolation.get(SMT) == IDLE_SIBLINGS
+    mode = rules.policy.cpu.idle_siblings
+    if mode is IsolationMode.ALWAYS or (asked and mode is IsolationMode.ASKED):
+        used = cpus - allocation.idle
+        awake = [core.cpus & ~allocation.idle.bits for core in rules.machine.cpus.cores]
+        if busy := Mask(sum(each for each in awake if each & used.bits and each & (each - 1))):
+            message = f"has CPUs {used}, but of their cores several threads may run: {busy}"
+            yield Violation.of(allocation, Rule.IDLE_SIBLINGS, message)
     if others and rules.policy.cpu.options.full_pcpus_only:
         message = f"has CPUs {cpus}, but not their siblings {others}"
         yield Violation.of(allocation, Rule.FULL_PCPUS_ONLY, message)
@@ -305,6 +354,7 @@ def cpu_samples(rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
     yield Sample(EXCLUSIVE_CPU_COUNT, (), len(exclusive))
     yield Sample(CPUS, ("exclusive",), len(exclusive))
     yield Sample(CPUS, ("shared",), len(shared))
+    yield Sample(IDLE_SIBLING_CPUS, (), len(idle_siblings(ledger)))
     draining = rules.cordoned_cpus & exclusive
     yield Sample(CORDONED_CPUS, ("allocated",), len(draining))
     yield Sample(CORDONED_CPUS, ("idle",), len(rules.cordoned_cpus - draining))
@@ -362,8 +412,12 @@ class CpuManager(ResourceManager):
     def amount(self, demanded: int, resource: str) -> int:
         return demanded
 
-    def start(self, rules: HostPolicy, part: Taken[Mask]) -> CpuDraft:
-        return CpuDraft(free=rules.open_cpus - part.ids)
+    def start(self, rules: HostPolicy, part: Taken[Mask], demand: PodDemand) -> CpuDraft:
+        topology, free = rules.machine.cpus, rules.open_cpus - part.ids
+        if not keeps_siblings_idle(rules, demand.pod):
+            return CpuDraft(topology=topology, free=free)
+        first = topology.first_threads
+        return CpuDraft(topology=first, free=topology.whole_cores_in(free) & first.all, whole=True)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         if not container.may_have(CPU):
@@ -431,7 +485,7 @@ class CpuManager(ResourceManager):
         if not (_serves(draft) if container is None else container.may_have(CPU)):
             return None
         count = draft.demand.cpus if container is None else container.cpus
-        return SocketOrder.of(rules.machine.cpus, _usable(draft, count), count)
+        return SocketOrder.of(cpus_of(draft).topology, _usable(draft, count), count)
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
         problem = empty_pool_problem(draft.demand) if _serves(draft) else None
@@ -439,6 +493,13 @@ class CpuManager(ResourceManager):
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         return free_cpus_by_node(draft.rules, cpus_of(draft).available)
+
+    def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
+        if not cpus_of(draft).whole:
+            return super().offer_text(draft, resource, asked, fit)
+        rooms = self.free(draft, resource).items()
+        free = ", ".join(f"node {node}: {_cores_text(count)}" for node, count in rooms)
+        return f"{_idle_siblings_text(draft, asked)} {fit} (free: {free})"
 
     def nodes(
         self,
@@ -522,9 +583,10 @@ def free_cpus_by_node(rules: HostPolicy, free: Mask) -> dict[int, int]:
 
 
 def _divided_budget(draft: Draft, budget: Mask) -> dict[str, CpuPart]:
-    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    topology, options = cpus_of(draft).topology, draft.rules.policy.cpu.options
     try:
-        return divide_cpus(topology, options, budget, draft.demand, draft.work)
+        version = draft.rules.policy.version
+        return divide_cpus(topology, options, budget, draft.demand, draft.work, version)
     except NotEnoughCpusError as error:
         raise Rejected(_not_enough(draft, error.asked, budget, None)) from error
 
@@ -534,7 +596,7 @@ def aligned_cpus(draft: Draft, nodes: int, cpus: Mask) -> Mask:
 
     With `align-by-socket` those of every socket that has one of the nodes (KEP-3327).
     """
-    topology = draft.rules.machine.cpus
+    topology = cpus_of(draft).topology
     if draft.rules.policy.cpu.options.align_by_socket:
         return cpus & topology.cpus_in_sockets_of(Mask(nodes))
     return cpus & topology.cpus_in_nodes(Mask(nodes))
@@ -551,7 +613,7 @@ def _usable(draft: Draft, count: int) -> Mask:
     All count where the request is rejected for its cores, and where cores differ in size and whole
     ones do not make up the request: there they are preferred, not guaranteed.
     """
-    topology, available = draft.rules.machine.cpus, cpus_of(draft).available
+    topology, available = cpus_of(draft).topology, cpus_of(draft).available
     if not draft.rules.policy.cpu.options.full_pcpus_only:
         return available
     whole = topology.whole_cores_in(available)
@@ -565,7 +627,8 @@ def _hints(draft: Draft, count: int) -> ProviderHints:
     offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
     tie = cpus_of(draft).reusable if draft.tied else EMPTY
     usable = _usable(draft, count)
-    return {CPU: offer(rules.machine.cpus, rules.policy.cpu.options, usable, tie, count)}
+    topology, options = cpus_of(draft).topology, rules.policy.cpu.options
+    return {CPU: offer(topology, options, usable, tie, count)}
 
 
 def _take_aligned(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
@@ -582,7 +645,7 @@ def _take_aligned(draft: Draft, count: int, hint: Hint, container: str | None) -
         raise
     if whole_cores:
         # Where cores differ in size whole ones are preferred, not guaranteed.
-        whole = draft.rules.machine.cpus.cores_of(cpus) == cpus
+        whole = cpus_of(draft).topology.cores_of(cpus) == cpus
         metric = ALIGNED_COUNT if whole else ALIGNED_FAILURE_COUNT
         draft.count(metric.name, scope, _PHYSICAL_CPU)
     return cpus
@@ -590,7 +653,8 @@ def _take_aligned(draft: Draft, count: int, hint: Hint, container: str | None) -
 
 def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
     """Take CPUs, with `full-pcpus-only` out of whole cores where others would be parts of cores."""
-    topology, own = draft.rules.machine.cpus, cpus_of(draft)
+    own = cpus_of(draft)
+    topology = own.topology
     try:
         taken = _near_hint(draft, own.available, count, hint)
         if draft.rules.policy.cpu.options.full_pcpus_only and topology.cores_of(taken) != taken:
@@ -599,6 +663,8 @@ def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
     except NotEnoughCpusError as error:
         raise Rejected(_not_enough(draft, count, own.available, container)) from error
     own.free -= taken
+    if own.whole:
+        own.idle |= draft.rules.machine.cpus.cores_of(taken) - taken
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
     return taken
@@ -610,13 +676,13 @@ def _not_shared(draft: Draft, taken: Mask, container: str | None) -> Mask:
     As many on the same nodes, where cores differ in size and there are some; else those taken. A
     pod's container that comes last may break a core: no other one of the pod gets the rest.
     """
-    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
+    topology, options = cpus_of(draft).topology, draft.rules.policy.cpu.options
     available = cpus_of(draft).available
     if topology.cores_alike or options.asks_for_places:
         return taken
 
     def take(cpus: Mask, count: int) -> Mask:
-        packed = take_by_topology(topology, options, cpus, count, draft.work())
+        packed = _by_options(draft, cpus, count)
         return Mask(unbroken(topology, cpus.bits, packed.bits))
 
     if container is None:
@@ -630,19 +696,45 @@ def _not_shared(draft: Draft, taken: Mask, container: str | None) -> Mask:
 
 def _near_hint(draft: Draft, usable: Mask, count: int, hint: Hint) -> Mask:
     """Take CPUs inside the hint first, the rest (best-effort, failed alignment) anywhere."""
-    topology, options = draft.rules.machine.cpus, draft.rules.policy.cpu.options
-    near = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, usable)
-    taken = take_by_topology(topology, options, near, min(count, len(near)), draft.work())
+    topology, options = cpus_of(draft).topology, draft.rules.policy.cpu.options
+    near, nodes = EMPTY, 0
+    if hint.nodes is not None:
+        near = aligned_cpus(draft, hint.nodes, usable)
+        nodes = _nodes_to_keep(draft, hint.nodes)
+    taken = _by_options(draft, near, min(count, len(near)), nodes)
     if len(taken) < count:
         rest, more = usable - taken, count - len(taken)
-        taken |= take_by_topology(topology, options, rest, more, draft.work())
+        taken |= _by_options(draft, rest, more)
         if options.align_by_socket and near:
             # Sockets of the hint and others were needed; perhaps fewer of all will do.
             whole = options.full_pcpus_only
             inside = on_fewer_sockets(topology, usable, taken, whole_cores=whole)
             if inside is not None:
-                taken = take_by_topology(topology, options, inside, len(taken), draft.work())
+                taken = _by_options(draft, inside, len(taken))
     return taken
+
+
+def _by_options(draft: Draft, cpus: Mask, count: int, least_nodes: int = 0) -> Mask:
+    """Choose `count` of the CPUs by the policy; raises `NotEnoughCpusError`."""
+    policy = draft.rules.policy
+    topology, options = cpus_of(draft).topology, policy.cpu.options
+    return take_by_topology(
+        topology, options, cpus, count, draft.work(), policy.version, least_nodes
+    )
+
+
+def _nodes_to_keep(draft: Draft, nodes: int) -> int:
+    """Return over how many of a hint's nodes (bits) `distribute-cpus-across-numa` spreads; 0: any.
+
+    From v1.38 on over all that have CPUs, since the topology manager chose them for other resources
+    as well (kubernetes pull request 139456); before, over the fewest that have room.
+    """
+    policy = draft.rules.policy
+    if policy.version < KubernetesVersion.V1_38:
+        return 0
+    if not policy.cpu.options.distribute_cpus_across_numa:
+        return 0
+    return (nodes & draft.rules.machine.cpus.node_bits).bit_count()
 
 
 def _smt_rejection(draft: Draft, count: int, container: str | None) -> Rejection | None:
@@ -660,6 +752,8 @@ def _smt_rejection(draft: Draft, count: int, container: str | None) -> Rejection
 
 
 def _smt_misalignment(draft: Draft, count: int) -> str | None:
+    if cpus_of(draft).whole:
+        return None
     return smt_misalignment(draft.rules.machine.cpus, _free_physical(draft), count)
 
 
@@ -672,14 +766,31 @@ def _free_physical(draft: Draft) -> Mask:
 
 
 def _not_enough(draft: Draft, count: int, available: Mask, container: str | None) -> Rejection:
+    short = f"not enough CPUs: {count} asked, {len(available)} free"
+    if cpus_of(draft).whole:
+        free = _cores_text(len(available))
+        short = f"not enough CPUs: {_idle_siblings_text(draft, count)} asked, {free} free"
     return Rejection(
         Reason.UNEXPECTED,
-        f"not enough CPUs: {count} asked, {len(available)} free",
+        short,
         resource=CPU,
         container=container,
         asked=count,
         free=free_cpus_by_node(draft.rules, available),
     )
+
+
+def _idle_siblings_text(draft: Draft, count: int) -> str:
+    """Return what a request for CPUs with idle siblings takes: `2 whole cores (4 CPUs) ...`."""
+    topology = draft.rules.machine.cpus
+    sizes = sorted(core.size for core in topology.cores)
+    least = "" if topology.cores_alike else "at least "
+    threads = sum(sizes[:count]) + sizes[-1] * max(count - len(sizes), 0)
+    return f"{_cores_text(count)} with idle siblings ({least}{cpus_text(threads)})"
+
+
+def _cores_text(count: int) -> str:
+    return f"{count} whole core{'' if count == 1 else 's'}"
 
 
 def smt_misalignment(topology: CpuTopology, free_physical: Mask, count: int) -> str | None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.uneven import most_in_whole_cores
 from agent.managers.decision import cpus_text
+from agent.managers.policy import NEWEST
 from agent.managers.topology.hint import SearchBudget
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.demand import ContainerDemand, PodDemand
-    from agent.managers.policy import CpuPolicyOptions
+    from agent.managers.policy import CpuPolicyOptions, KubernetesVersion
 
 
 class CpuPart(Struct, frozen=True):
@@ -73,6 +74,7 @@ def divide_cpus(
     budget: Mask,
     demand: PodDemand,
     work: Callable[[], SearchBudget] = SearchBudget,
+    version: KubernetesVersion = NEWEST,
 ) -> dict[str, CpuPart]:
     """Divide a pod's CPUs between its containers, by name in the order of admission.
 
@@ -83,7 +85,7 @@ def divide_cpus(
     """
 
     def take(cpus: Mask, count: int) -> Mask:
-        return take_by_topology(topology, options, cpus, count, work())
+        return take_by_topology(topology, options, cpus, count, work(), version)
 
     parts = _divided(budget, demand, lambda container, pool: take(pool, container.cpus))
     if not options.full_pcpus_only or not _shares_a_core(topology, demand, parts):

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from agent.managers.cpu.topology import core_order, inner_order, lowest, rank, rank_nodes
 from agent.managers.cpu.uneven import fewest_cores
 from agent.managers.decision import ManagerError, cpus_text
+from agent.managers.policy import NEWEST, KubernetesVersion
 from agent.managers.topology.hint import SearchBudget
 from sysfs.mask import EMPTY, Mask
 
@@ -114,15 +115,33 @@ class CpuAccumulator:
         """Take single CPUs by socket in ascending order (`distribute-cpus-across-cores`).
 
         It spreads over cores because Linux commonly numbers the first threads of all cores before
-        the second ones.
+        the second ones. So does the kubelet until v1.37.
         """
-        inner = self.topology.numa_first
-        free = self.free
-        sockets = inner_order(self.topology, free) if inner else rank(self.levels.outer, free)
-        for socket in sockets:
+        for socket in self._socket_order():
             if not self.need:
                 return
             self._take_lowest(socket.cpus)
+
+    def take_remaining_core_by_core(self) -> None:
+        """Take single CPUs by socket, one of each core in turn, whatever their numbers are.
+
+        The same from v1.38 on (kubernetes pull request 140766). The cores with the fewest free CPUs
+        come first.
+        """
+        for socket in self._socket_order():
+            cores = rank(self.topology.cores_in_socket[socket.id], self.free)
+            while self.need and self.free & socket.cpus:
+                for core in cores:
+                    if not self.need:
+                        return
+                    inside = core.cpus & self.free
+                    self._claim(inside & -inside)
+
+    def _socket_order(self) -> Iterable[CpuGroup]:
+        inner = self.topology.numa_first
+        return (
+            inner_order(self.topology, self.free) if inner else rank(self.levels.outer, self.free)
+        )
 
     def _claim(self, cpus: int) -> None:
         self.taken |= cpus
@@ -212,18 +231,26 @@ class Distribution(NamedTuple):
 
 
 def distribution(
-    topology: CpuTopology, free: int, count: int, group_size: int, work: SearchBudget | None = None
+    topology: CpuTopology,
+    free: int,
+    count: int,
+    group_size: int,
+    work: SearchBudget | None = None,
+    least_nodes: int = 0,
 ) -> list[NodeShare] | None:
     """Return what each node gives, or None when no set of nodes can give equal shares.
 
     `count` is a multiple of `group_size` (CPUs). Equal shares are whole groups, and the groups that
     remain are fewer than the nodes. `work` says afterwards whether a better choice may have been
-    missed.
+    missed. `least_nodes` are as many nodes as there are to be: where so many cannot give equal
+    shares more are tried, and then fewer, one by one. It does not count where there are fewer
+    groups, or fewer nodes with free CPUs.
     """
     nodes = rank_nodes(topology, free)
     room = [(node.cpus & free).bit_count() for node in nodes]
     fewest, most = _node_range(topology, count, group_size, len(nodes))
-    for number in range(fewest, most + 1):
+    least = max(fewest, least_nodes) if least_nodes <= most else fewest
+    for number in (*range(least, most + 1), *range(least - 1, fewest - 1, -1)):
         shares = _Shares(room, number, count // group_size, group_size)
         if shares.possible:
             chosen, deal = shares.best(work or SearchBudget())
@@ -453,14 +480,18 @@ class Strategy(Struct, frozen=True):
     """How CPUs are chosen.
 
     `group_size` None packs onto few NUMA nodes; a number distributes evenly over the nodes that
-    are needed, in groups of that many CPUs. `spread` takes single CPUs across cores, `uncore`
-    prefers whole uncore caches (packing only), `whole_cores` asks for whole physical cores.
+    are needed, in groups of that many CPUs, and over `least_nodes` where these can give equal
+    shares. `spread` takes single CPUs across cores, with `core_by_core` by the host's topology
+    instead of the CPUs' numbers. `uncore` prefers whole uncore caches (packing only), `whole_cores`
+    asks for whole physical cores.
     """
 
     group_size: int | None = None
     spread: bool = False
     uncore: bool = False
     whole_cores: bool = False
+    core_by_core: bool = False
+    least_nodes: int = 0
 
     @property
     def by_cache(self) -> bool:
@@ -468,7 +499,9 @@ class Strategy(Struct, frozen=True):
         return self.uncore and self.group_size is None
 
 
-def strategy_of(topology: CpuTopology, options: CpuPolicyOptions) -> Strategy:
+def strategy_of(
+    topology: CpuTopology, options: CpuPolicyOptions, version: KubernetesVersion
+) -> Strategy:
     """Return how CPUs are chosen under the policy options."""
     group_size = None
     if options.distribute_cpus_across_numa:
@@ -478,6 +511,7 @@ def strategy_of(topology: CpuTopology, options: CpuPolicyOptions) -> Strategy:
         spread=options.distribute_cpus_across_cores,
         uncore=options.prefer_align_cpus_by_uncorecache,
         whole_cores=options.full_pcpus_only,
+        core_by_core=version >= KubernetesVersion.V1_38,
     )
 
 
@@ -647,17 +681,22 @@ def take_by_topology(
     available: Mask,
     count: int,
     work: SearchBudget | None = None,
+    version: KubernetesVersion = NEWEST,
+    least_nodes: int = 0,
 ) -> Mask:
     """Choose `count` of the `available` CPUs by the policy options.
 
     CPUs that the topology does not know are not available. The same arguments always give the
     same answer; `work` says afterwards whether a better one may have been missed. With
-    `align-by-socket` they are on one socket where one has room, else on as few as have. Raises
-    `NotEnoughCpusError`.
+    `align-by-socket` they are on one socket where one has room, else on as few as have. With
+    `distribute-cpus-across-numa` they are spread over `least_nodes` where these can give equal
+    shares, on whatever sockets. Raises `NotEnoughCpusError`.
     """
-    strategy = strategy_of(topology, options)
+    strategy = strategy_of(topology, options, version)
+    if least_nodes > 1:
+        strategy = replace(strategy, least_nodes=least_nodes)
     taken = take(topology, strategy, available, count, work)
-    if not options.align_by_socket:
+    if not options.align_by_socket or strategy.least_nodes:
         return taken
     inside = on_fewer_sockets(topology, available, taken, whole_cores=strategy.whole_cores)
     return taken if inside is None else take(topology, strategy, inside, count, work)
@@ -700,7 +739,9 @@ def _filled(topology: CpuTopology, strategy: Strategy, count: int, free: int) ->
     steps = [accumulator.take_full_outer, accumulator.take_full_inner]
     if strategy.by_cache:
         steps.append(accumulator.take_uncore)
-    if strategy.spread:
+    if strategy.spread and strategy.core_by_core:
+        steps.append(accumulator.take_remaining_core_by_core)
+    elif strategy.spread:
         steps.append(accumulator.take_remaining_spread)
     elif topology.cores_alike:
         steps += [accumulator.take_full_cores, accumulator.take_remaining_packed]
@@ -720,7 +761,7 @@ def _distributed(
     None when no set of nodes can be balanced. `prefer-align-cpus-by-uncorecache` plays no part.
     """
     group_size = strategy.group_size or 1
-    shares = distribution(topology, free, count, group_size, work)
+    shares = distribution(topology, free, count, group_size, work, strategy.least_nodes)
     if shares is None:
         return None
     taken = 0
@@ -757,7 +798,12 @@ class ReservationTooLargeError(ReservationError):
         )
 
 
-def reserve_cpus(topology: CpuTopology, options: CpuPolicyOptions, millicores: int) -> Mask:
+def reserve_cpus(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    millicores: int,
+    version: KubernetesVersion = NEWEST,
+) -> Mask:
     """Return the CPUs for a quantity in millicores (systemReserved + kubeReserved), rounded up.
 
     The CPUs are chosen as for a container, by the same policy options (so that, for example,
@@ -769,7 +815,7 @@ def reserve_cpus(topology: CpuTopology, options: CpuPolicyOptions, millicores: i
     if count <= 0:
         raise EmptyReservationError
     try:
-        strategy = replace(strategy_of(topology, options), whole_cores=False)
+        strategy = replace(strategy_of(topology, options, version), whole_cores=False)
         return take(topology, strategy, topology.all, count)
     except NotEnoughCpusError as error:
         raise ReservationTooLargeError(error.asked, error.available) from error

@@ -251,6 +251,12 @@ class CpuTopology(Struct, frozen=True, dict=True):
         cpus, cores = self.counts.cpus, self.counts.cores
         return max(1, cpus // cores) if cores else 1
 
+    @cached_property
+    def first_threads(self) -> CpuTopology:
+        """The same host with the lowest CPU of each core alone, whose siblings stay idle."""
+        lowest = {core.cpus & -core.cpus for core in self.cores}
+        return CpuTopology(tuple(row for row in self.rows if 1 << row.cpu in lowest))
+
     def cores_of(self, cpus: Mask) -> Mask:
         """Return all hardware threads of the cores that `cpus` touch."""
         bits = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.resource_manager import Draft
     from agent.managers.topology.hint import Hint
@@ -39,6 +39,9 @@ KUBELET_DEVICES: Final = "kubeletDevices"
 #: What a container has: NUMA nodes in the kernel's list format ("": not known) by id by resource.
 Part: TypeAlias = "Mapping[str, Mapping[str, str]]"
 _Devices: TypeAlias = "tuple[GivenDevice, ...]"
+#: Serialized claims by container.
+Claims: TypeAlias = "Mapping[str, tuple[bytes, ...]]"
+NO_CLAIMS: Final[Claims] = MappingProxyType({})
 
 
 @final
@@ -65,7 +68,7 @@ class GivenDeviceManager(ResourceManager):
     def amount(self, demanded: _Devices, resource: str) -> int:
         return sum(device.resource == resource for device in demanded)
 
-    def start(self, rules: HostPolicy, part: None) -> PodPart:
+    def start(self, rules: HostPolicy, part: None, demand: PodDemand) -> PodPart:
         return PodPart()
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
@@ -179,10 +182,13 @@ class KubeletListing(Struct, frozen=True):
     """What the podresources of a kubelet beside the agent list: the devices of its plugins.
 
     `pods` are those with devices, by namespace and name, `allocatable` the healthy devices.
+    `claims` are the pods with devices of DRA: by container what the kubelet says of its claims, as
+    serialized messages (DynamicResource of v1), which nothing but the agent's podresources need.
     """
 
     pods: Mapping[tuple[str, str], GivenDevices] = MappingProxyType({})
     allocatable: tuple[GivenDevice, ...] = ()
+    claims: Mapping[tuple[str, str], Claims] = MappingProxyType({})
 
     def of(self, pod: PodAllocation) -> GivenDevices:
         """Return the devices of the kubelet that the containers of a pod have, by container.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import PodAllocation
-    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.resource_manager import Draft
@@ -299,7 +299,7 @@ class DeviceManager(ResourceManager):
     def amount(self, demanded: Mapping[str, int], resource: str) -> int:
         return demanded.get(resource, 0)
 
-    def start(self, rules: HostPolicy, part: TakenDevices) -> DeviceDraft:
+    def start(self, rules: HostPolicy, part: TakenDevices, demand: PodDemand) -> DeviceDraft:
         return DeviceDraft(allocated={resource: taken.ids for resource, taken in part.items()})
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:

@@ -5,7 +5,8 @@ The memory manager's static policy (KEP-1769; kubelet v1.36, Allocate and Alloca
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import and_, or_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -21,7 +22,14 @@ from agent.managers.decision import (
     nodes_text,
 )
 from agent.managers.memory.state import charge, free_memory, release
-from agent.managers.topology.hint import Choice, SearchBudget, choices, subset_sums
+from agent.managers.topology.hint import (
+    NO_AFFINITY,
+    Choice,
+    Hint,
+    SearchBudget,
+    choices,
+    subset_sums,
+)
 from agent.managers.topology.many_nodes import (
     Cover,
     CoverDemand,
@@ -35,8 +43,8 @@ from sysfs.mask import Mask, iter_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from agent.managers.machine import Machine
     from agent.managers.memory.state import MemoryFacts, NodeMemory
-    from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import Hints, ProviderHints
 
 
@@ -101,6 +109,86 @@ def fitting_hints(
             for choice in open_choices
         ]
     )
+
+
+def near_hints(
+    facts: MemoryFacts,
+    state: Mapping[int, NodeMemory],
+    requests: Mapping[str, int],
+    machine: Machine,
+    reusable: Reusable = NOTHING_REUSABLE,
+    work: SearchBudget | None = None,
+) -> ProviderHints:
+    """Return hints for memory on nodes without CPUs: the nodes of the CPUs nearest to the memory.
+
+    So a pod with such memory can be aligned. A set of nodes has the memory of every node to which
+    one of them is nearest; otherwise as `memory_hints`.
+    """
+    if not requests:
+        return {}
+    require_known_types(facts, requests)
+    work = work or SearchBudget()
+    nearest = {node: machine.nearest[node].bits for node in facts.nodes}
+    domain = reduce(or_, nearest.values(), 0)
+    used, in_use = _masks_in_use(state)
+    free = {name: free_memory(facts, state, name) for name in requests}
+    unused = facts.mask.bits & ~used & ~facts.cordoned.bits
+
+    def cover(nodes: int, amounts: Mapping[str, Mapping[int, int]]) -> Cover:
+        return Cover(
+            domain,
+            tuple(
+                CoverDemand(
+                    size,
+                    tuple((nearest[node], amounts[name][node]) for node in iter_bits(nodes)),
+                )
+                for name, size in requests.items()
+            ),
+        )
+
+    masks = set()
+    for mask in in_use:
+        if mask & (~facts.mask.bits | facts.cordoned.bits) or not all(
+            sum(free[name][node] for node in iter_bits(mask)) + reusable.get((mask, name), 0)
+            >= size
+            for name, size in requests.items()
+        ):
+            continue
+        near = [nearest[node] for node in iter_bits(mask)]
+        masks |= {reduce(or_, near), *(1 << node for node in iter_bits(reduce(and_, near)))}
+    available = cover(unused, free)
+    empty = {
+        name: {node: facts.allocatable[node].get(name, 0) for node in facts.nodes}
+        for name in requests
+    }
+    fewest = smallest(cover(facts.mask.bits, empty), work) or domain.bit_count()
+    hints = HintFamily(tuple(sorted(masks)), None if available.is_empty else available, fewest)
+    return dict.fromkeys(requests, (tuple(hints) if machine.lists_hints else hints) or None)
+
+
+def near_alignment(
+    facts: MemoryFacts,
+    state: Mapping[int, NodeMemory],
+    requests: Mapping[str, int],
+    machine: Machine,
+    hint: Hint,
+    reusable: Reusable = NOTHING_REUSABLE,
+    work: SearchBudget | None = None,
+) -> Hint:
+    """Return an alignment as that of the memory: of nodes of `facts`, near those of the hint.
+
+    Where nothing near has room, other nodes of `facts` serve.
+    """
+    bits = facts.mask.bits
+    if facts.has_own_cpus(machine):
+        return Hint(None if hint.nodes is None else hint.nodes & bits or None, hint.preferred)
+    aligned = bits if hint.nodes is None else hint.nodes
+    near = Mask.from_ids(node for node in facts.nodes if machine.nearest[node].bits & aligned)
+    for place in (facts.only(near), facts):
+        best = best_hint(fitting_hints(place, state, requests, reusable, work), work)
+        if best is not None:
+            return Hint(best.nodes, preferred=False)
+    return NO_AFFINITY
 
 
 def best_hint(hints: Hints, work: SearchBudget | None = None, containing: int = 0) -> Hint | None:

@@ -22,6 +22,7 @@ from agent.managers.decision import (
     Rule,
     UnknownMemoryTypeError,
     Violation,
+    nodes_text,
     reject_if,
     size_text,
 )
@@ -30,6 +31,8 @@ from agent.managers.host import machine_capacity
 from agent.managers.memory.assignment import (
     assign,
     memory_hints,
+    near_alignment,
+    near_hints,
     release_finished,
     reusable_after,
     shrink_reused,
@@ -55,27 +58,26 @@ from agent.managers.metrics import (
     assignment_samples,
     gauge,
 )
-from agent.managers.policy import MemoryManagerPolicy
+from agent.managers.policy import IsolationMode, KubernetesVersion, MemoryManagerPolicy
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
-from agent.pods.model import CPU, MEMORY
+from agent.pods.model import CPU, MEMORY, isolation_of
 from agent.pods.quantity import MAX_INT64, Quantity
 from agent.pods.requests import is_memory_type, memory_requests, pod_memory_requests
-from sysfs.mask import EMPTY
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
-    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.machine import MachineNode
-    from agent.managers.memory.state import NodeMemory
+    from agent.managers.memory.state import MemoryFacts, NodeMemory
     from agent.managers.resource_manager import Draft
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import ProviderHints
-    from sysfs.mask import Mask
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -97,14 +99,17 @@ UNUSED_BUDGET_MEMORY: Final = gauge(
 MEMORY_GAUGES: Final = (NODE_MEMORY, UNUSED_BUDGET_MEMORY)
 
 
-class MemoryDraft(PodPart):
+class MemoryDraft(PodPart, kw_only=True):
     """The charge of memory with what the pod under admission has so far.
 
     `containers` are blocks by name, `pod` the blocks of the budget. `reusable` are bytes by nodes
     (bits) and memory type of standard init containers of this pod, which a later container of the
-    pod may get.
+    pod may get. `facts` are those of the nodes that the pod may use, of the `classes` of memory
+    that it asks for ("": any).
     """
 
+    facts: MemoryFacts
+    classes: str = ""
     charge: Mapping[int, NodeMemory] = field(default_factory=dict)
     reusable: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -178,6 +183,7 @@ def memory_violations(
 
     def check(allocation: PodAllocation) -> Iterator[Violation]:
         blocks = tuple(charged_blocks(allocation))
+        yield from _of_classes(rules, allocation)
         yield from _of_host_and_policy(rules, allocation, blocks) if blocks else ()
         for name, block in blocks:
             yield from earlier.beside(allocation, name, block)
@@ -206,6 +212,17 @@ def _of_host_and_policy(
         if nodes and block.size and not _has_type(rules, nodes, block.type):
             message = f"has {_text(block)}, a type that these nodes no longer have"
             yield Violation.of(allocation, Rule.MEMORY_TYPE, message, container=name)
+
+
+def _of_classes(rules: HostPolicy, allocation: PodAllocation) -> Iterator[Violation]:
+    classes = rules.policy.memory.classes_for(allocation.isolation)
+    if not classes:
+        return
+    nodes = rules.policy.memory.nodes_of(classes)
+    for container in allocation.containers:
+        if other := (container.mems or rules.machine.node_mask) - nodes:
+            message = f"may use memory of {nodes_text(other)}, which is not {classes}"
+            yield Violation.of(allocation, Rule.MEMORY_CLASS, message, container=container.name)
 
 
 def _has_type(rules: HostPolicy, nodes: Mask, name: str) -> bool:
@@ -321,23 +338,37 @@ class MemoryManager(ResourceManager):
     def amount(self, demanded: Mapping[str, int], resource: str) -> int:
         return demanded.get(resource, 0)
 
-    def start(self, rules: HostPolicy, part: Mapping[int, NodeMemory]) -> MemoryDraft:
-        return MemoryDraft(charge=part)
+    def start(
+        self, rules: HostPolicy, part: Mapping[int, NodeMemory], demand: PodDemand
+    ) -> MemoryDraft:
+        policy, facts, classes = rules.policy.memory, rules.memory, ""
+        if policy.usual_classes != IsolationMode.NEVER:  # nearly every host: nothing is asked
+            classes = policy.classes_for(isolation_of(demand.pod.annotations))
+        if classes:
+            facts = facts.only(policy.nodes_of(classes))
+        return MemoryDraft(charge=part, facts=facts, classes=classes)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        own = _with_nodes(draft)
         if not draft.demand.active(MEMORY):
             return {}
-        return _hints(draft, container.memory, container.name)
+        return _hints(draft, own, container.memory, container.name)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
+        own = _with_nodes(draft)
         if not draft.demand.active(MEMORY):
             return {}
         if draft.demand.pod_level and empty_memory_pool(draft.demand) is not None:
             return dict.fromkeys(draft.demand.memory, ())
-        return _hints(draft, draft.demand.memory, None)
+        return _hints(draft, own, draft.demand.memory, None)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
+        _with_nodes(draft)
         if not draft.demand.active(MEMORY):
+            return
+        # From v1.37 on a container that shares its pod's budget is none that memory is pinned for
+        # (kubernetes pull request 138770); v1.36 counts it.
+        if draft.demand.pod_level and not container.memory and _skips_sharing(draft):
             return
         draft.count(MEMORY_PINNING_REQUESTS.name)
         try:
@@ -387,10 +418,13 @@ class MemoryManager(ResourceManager):
         return None if empty is None else Rejection(reason, empty.message, resource=empty.resource)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        return free_memory(draft.rules.memory, memory_of(draft).charge, resource)
+        return free_memory(memory_of(draft).facts, memory_of(draft).charge, resource)
 
     def amount_text(self, resource: str, amount: int) -> str:
         return size_text(amount)
+
+    def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
+        return f"{super().offer_text(draft, resource, asked, fit)}{_classes_text(draft)}"
 
     def nodes(
         self,
@@ -398,10 +432,10 @@ class MemoryManager(ResourceManager):
         allocation: PodAllocation,
         container: ContainerAllocation | None,
     ) -> Mask:
-        if container is not None:
-            return container.mems
         nodes = EMPTY
-        for _, block in charged_blocks(allocation):
+        for each in allocation.containers if container is None else (container,):
+            nodes |= rules.memory_places(each)
+        for block in () if container is not None or nodes else allocation.memory:
             nodes |= block.nodes
         return nodes
 
@@ -516,25 +550,58 @@ def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]
     )
 
 
-def _hints(draft: Draft, requests: Mapping[str, int], container: str | None) -> ProviderHints:
+def _hints(
+    draft: Draft, own: MemoryDraft, requests: Mapping[str, int], container: str | None
+) -> ProviderHints:
     """Return hints; a container without exclusive memory has no preference.
 
-    The kubelet rejects such a container of a pod with pod-level resources, against KEP-5526 and
+    Kubelet v1.36 rejects such a container of a pod with pod-level resources, against KEP-5526 and
     its own documentation: there it runs in the node's shared pool.
     """
-    facts, own = draft.rules.memory, memory_of(draft)
+    machine = draft.rules.machine
     try:
-        return memory_hints(facts, own.charge, requests, own.reusable, draft.work())
+        if own.classes and not own.facts.has_own_cpus(machine):
+            return near_hints(own.facts, own.charge, requests, machine, own.reusable, draft.work())
+        return memory_hints(own.facts, own.charge, requests, own.reusable, draft.work())
     except ManagerError as error:
         raise Rejected(_rejection(draft, error, requests, container)) from error
+
+
+def _with_nodes(draft: Draft) -> MemoryDraft:
+    """Return the memory manager's part of a draft.
+
+    Raises `Rejected` if no node has memory of the classes that the pod asks for.
+    """
+    own: MemoryDraft = draft.parts[MEMORY]
+    if not own.classes or own.facts.nodes:
+        return own
+    by_class: dict[str, list[int]] = {}
+    for node, name in draft.rules.policy.memory.classes.items():
+        by_class.setdefault(name or "unknown", []).append(node)
+    has = ", ".join(f"{name} ({nodes_text(Mask.from_ids(on))})" for name, on in by_class.items())
+    message = f"the pod asks for memory {own.classes}, which no node has; this host has {has}"
+    raise Rejected(Rejection(Reason.REQUIREMENT, message, resource=MEMORY))
+
+
+def _classes_text(draft: Draft) -> str:
+    """Return which nodes a pod may use, for a message, "" where these are all."""
+    own = memory_of(draft)
+    return f"; memory {own.classes} is asked: {nodes_text(own.facts.mask)}" if own.classes else ""
+
+
+def _skips_sharing(draft: Draft) -> bool:
+    return draft.rules.policy.version >= KubernetesVersion.V1_37
 
 
 def _assign(
     draft: Draft, requests: Mapping[str, int], hint: Hint, container: str | None
 ) -> tuple[MemoryBlock, ...]:
-    facts, own = draft.rules.memory, memory_of(draft)
+    own, machine, work = memory_of(draft), draft.rules.machine, draft.work()
+    facts, charge, reusable = own.facts, own.charge, own.reusable
     try:
-        blocks, own.charge = assign(facts, own.charge, requests, hint, own.reusable, draft.work())
+        if own.classes and requests:
+            hint = near_alignment(facts, charge, requests, machine, hint, reusable, work)
+        blocks, own.charge = assign(facts, charge, requests, hint, reusable, work)
     except ManagerError as error:
         raise Rejected(_rejection(draft, error, requests, container)) from error
     return blocks
@@ -560,15 +627,15 @@ def _reuse_init_memory(
 def _rejection(
     draft: Draft, error: ManagerError, requests: Mapping[str, int], container: str | None
 ) -> Rejection:
-    resource = _lacking(error)
+    resource, own = _lacking(error), memory_of(draft)
     return Rejection(
         Reason.UNEXPECTED,
-        error.message,
+        f"{error.message}{_classes_text(draft)}",
         remedy=error.remedy,
         resource=resource,
         container=container,
         asked=requests.get(resource),
-        free=free_memory(draft.rules.memory, memory_of(draft).charge, resource),
+        free=free_memory(own.facts, own.charge, resource),
     )
 
 

@@ -69,6 +69,8 @@ class MemoryFacts(Struct, frozen=True, dict=True):
     allocatable: Mapping[int, Mapping[str, int]]
     overcommitted: Mapping[int, int]
     cordoned: Mask = EMPTY
+    #: Whether `nodes` are not all of which the amounts are known.
+    partial: bool = False
 
     @classmethod
     def of(cls, machine: Machine, policy: MemoryPolicy, cordoned: Mask = EMPTY) -> Self:
@@ -95,6 +97,18 @@ class MemoryFacts(Struct, frozen=True, dict=True):
             },
             cordoned=cordoned,
         )
+
+    def only(self, nodes: Mask) -> MemoryFacts:
+        """Return the facts for a request that may use these nodes alone.
+
+        What is on others still counts where a group has more than its nodes.
+        """
+        only = tuple(node for node in self.nodes if node in nodes)
+        return replace(self, nodes=only, partial=True)
+
+    def has_own_cpus(self, machine: Machine) -> bool:
+        """Return whether every node has CPUs, or is not to be aligned by those of others."""
+        return all(machine.nearest[node] == Mask.of(node) for node in self.nodes)
 
     @cached_property
     def mask(self) -> Mask:
@@ -156,7 +170,7 @@ def free_memory(
 
     Never negative: if more is allocated than a node has (memory or reservation changed), the excess
     counts against the nodes of its group, and otherwise nothing is free. Nothing is free on
-    cordoned nodes.
+    cordoned nodes. By node of `facts.nodes`.
     """
     free = {
         node: types.get(memory_type, 0) - state[node].reserved.get(memory_type, 0)
@@ -164,6 +178,8 @@ def free_memory(
     }
     if min(free.values(), default=0) < 0:
         free = _covered(state, free)
+    if facts.partial:
+        free = {node: free[node] for node in facts.nodes}
     if facts.cordoned:
         return {node: 0 if node in facts.cordoned else size for node, size in free.items()}
     return free

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.config.model import CgroupDriver
-from agent.tools.doctor.facts import HostCheck, Verdict
+from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
 from agent.tools.doctor.kubelet import (
     exclusive_checks,
     flag_of,
@@ -18,6 +18,7 @@ from agent.tools.doctor.kubelet import (
     source_checks,
 )
 from agent.tools.doctor.runtime import runtime_checks
+from agent.tools.doctor.version import rules_check
 from agent.yaml import shown
 from sysfs.mask import EMPTY, Mask
 
@@ -52,6 +53,7 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     yield reservation_check(config, facts.kubelet, settings)
     yield from cgroup_checks(config, facts.cgroups, settings)
     if facts.runtime is not None:
+        yield rules_check(config, _reported(facts))
         yield from runtime_checks(facts.runtime)
     yield from source_checks(facts, settings)
     yield from exclusive_checks(config, facts)
@@ -76,6 +78,8 @@ def examine_for_start(config: Config, facts: GatheredFacts) -> Iterator[HostChec
     yield reservation_check(config, facts.kubelet, settings)
     yield driver_check(config, facts.cgroups, settings)
     yield process_check(facts)
+    if config.kubernetes_version is None:
+        yield rules_check(config, _reported(facts))
 
 
 def _mode_check(config: Config, kubelet: KubeletFiles) -> HostCheck:
@@ -95,6 +99,15 @@ def _mode_check(config: Config, kubelet: KubeletFiles) -> HostCheck:
         return HostCheck(check, Verdict.WARNING, found, change)
     found += f" and a kubelet runs (process {kubelet.process.pid}): it removes cgroups of pods "
     return HostCheck(check, Verdict.ERROR, f"{found}that it does not know", change)
+
+
+def _reported(facts: GatheredFacts) -> ReportedVersion | None:
+    """Return the kubelet's version by its program, else by its package; None: neither was asked."""
+    asked, runtime = facts.kubelet_version, facts.runtime
+    package = "" if runtime is None else runtime.packages.get("kubelet", "")
+    if package and not (asked and asked.version):
+        return ReportedVersion("kubelet", package, "the package kubelet")
+    return asked
 
 
 def _directory_check(kubelet: KubeletFiles) -> HostCheck:

@@ -40,11 +40,12 @@ class HostListing(Struct, frozen=True):
 
 
 class HostProcess(Struct, frozen=True):
-    """A process of root's: its id, the name that the kernel has for it, and its arguments."""
+    """A process of root's: its id, the name that the kernel has for it, and its command line."""
 
     pid: int
     name: str
     arguments: tuple[str, ...] = ()
+    program: str = ""
 
 
 class KubeletFiles(Struct, frozen=True):
@@ -89,9 +90,9 @@ class CgroupFacts(Struct, frozen=True):
 
 
 class ReportedVersion(Struct, frozen=True):
-    """A runtime's name and version, and what says so; `problem`: why it did not answer."""
+    """A program's name and version, and what says so; `problem`: why it did not answer."""
 
-    runtime: str = ""
+    program: str = ""
     version: str = ""
     source: str = ""
     problem: str = ""
@@ -129,6 +130,7 @@ class GatheredFacts(Struct, frozen=True):
     `others` are running managers of CPUs. `isolated` and `online` are the kernel's lists of CPUs.
     `agent_unit` and `kubelet_unit` are the units of systemd with their drop-ins. `asked` are
     ways to the kubelet's pods in the order in which the agent tries them; empty: none was asked.
+    `kubelet_version` None: the kubelet's program was not asked.
     """
 
     kubelet: KubeletFiles
@@ -141,6 +143,7 @@ class GatheredFacts(Struct, frozen=True):
     agent_unit: tuple[HostFile, ...] = ()
     kubelet_unit: tuple[HostFile, ...] = ()
     asked: tuple[AskedWay, ...] = ()
+    kubelet_version: ReportedVersion | None = None
 
 
 class Verdict(StrEnum):

@@ -38,6 +38,7 @@ from agent.tools.doctor.facts import (
 )
 from agent.tools.doctor.kubelet import AGENT_UNIT, KUBELET_UNIT, flag_of
 from agent.tools.doctor.runtime import CONTAINERD_FILE, CRIO_FILE, toml_of
+from agent.tools.doctor.version import reported_version
 from cgroupfs.names import Driver, Layout, Tier
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def processes(root: Path, names: Sequence[str]) -> Iterator[HostProcess]:
         arguments = (line.text or "").rstrip("\0").split("\0")
         name = arguments[0].rpartition("/")[2] or comm
         if name.startswith(tuple(names)):
-            yield HostProcess(pid, name, tuple(arguments[1:]))
+            yield HostProcess(pid, name, tuple(arguments[1:]), arguments[0])
 
 
 def _pids(root: Path) -> list[int]:
@@ -326,7 +327,12 @@ V1: Final = Messages(
 def with_answers(
     config: Config, facts: GatheredFacts, root: Path, seconds: float = PATIENCE
 ) -> GatheredFacts:
-    """Return facts with what the kubelet and the runtime answer within so many seconds."""
+    """Return facts with what the kubelet and the runtime answer within so many seconds.
+
+    Of another root's programs none is run.
+    """
+    if root == Path("/"):
+        facts = replace(facts, kubelet_version=reported_version(facts, root))
     return asyncio.run(_with_answers(config, facts, root, seconds))
 
 

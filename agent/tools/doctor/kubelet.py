@@ -501,6 +501,8 @@ def _gate_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
     if kubelet.pods_api.there:
         found = f"now {kubelet.pods_api.path} is served; at the kubelet's next start it is not, "
         found += f"for the gate is {off}" + ("" if setting else ", which turns it off before v1.37")
+        if by_default:
+            found = f"{kubelet.pods_api.path} answers errors only, for the gate is {off}"
         return HostCheck(check, Verdict.WARNING, found, settings.change(_GATE, "true"))
     if numbers is not None and numbers < _FIRST:
         found = f"kubelet {version} (package kubelet) has no Pods API and does not know the gate"

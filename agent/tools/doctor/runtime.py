@@ -69,8 +69,8 @@ def runtime_checks(facts: RuntimeFacts) -> Iterator[HostCheck]:
 
 
 def _name(facts: RuntimeFacts) -> str | None:
-    if facts.reported is not None and facts.reported.runtime in _PACKAGES:
-        return facts.reported.runtime
+    if facts.reported is not None and facts.reported.program in _PACKAGES:
+        return facts.reported.program
     if facts.containerd_socket.there:
         return "containerd"
     return "cri-o" if facts.crio_socket.there else None

@@ -12,48 +12,31 @@ v2 and v3, for it covers the names of the fields. v1, of kubelets up to 1.17, is
 
 from __future__ import annotations
 
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from agent.tools.kubelet_state.format import (
     DAMAGED,
-    Embedding,
+    FileFormat,
     Name,
-    Size,
+    StateDocument,
     UnreadableStateFileError,
-    fnv1a_32,
-    go_json,
     go_map,
     go_map_in_order,
     go_struct,
-    hash_text,
-    parse_json,
-    state_in_data,
-    version_by_checksum,
-    with_data,
 )
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from agent.managers.rules import EffectivePolicy
 
 
 CPU_FILE: Final = "cpu_manager_state"
-
-
-class CpuFileVersion(StrEnum):
-    """A version of the file's format."""
-
-    V2 = "v2"
-    V3 = "v3"
-    V4 = "v4"
 
 
 class CpuState(Struct, frozen=True):
@@ -75,46 +58,40 @@ class PodEntry(Struct, omit_defaults=True):
     cpuSet: str = ""  # noqa: N815  # the file's own name
 
 
-class CpuStateDocument(Embedding):
+class CpuStateDocument(StateDocument):
     """The file as it stands: sets are still text."""
 
     policyName: str = ""  # noqa: N815  # the file's own names
     defaultCpuSet: str = ""  # noqa: N815
     entries: dict[Name, dict[Name, str]] | None = field(default_factory=dict)
     podEntries: dict[Name, PodEntry] | None = field(default_factory=dict)  # noqa: N815
-    checksum: Size = 0
 
 
-def read_cpu_state(data: bytes, path: Path) -> CpuState:
-    """Return what a file of any version says.
-
-    `path` is only named in errors. Raises `UnreadableStateFileError`.
-    """
-    document, root = parse_json(data, CpuStateDocument, path), "$"
-    if document.has_data:
-        root = "$.data"
-        document = state_in_data(document, CpuStateDocument, path)
-    else:
-        version_by_checksum(document.checksum, _candidates(document, path), path)
+def _state(document: CpuStateDocument, path: Path) -> CpuState:
     return CpuState(
         policy=document.policyName,
-        default=_cpus(document.defaultCpuSet, f"{root}.defaultCpuSet", path),
+        default=_cpus(document.defaultCpuSet, "$.defaultCpuSet", path),
         containers={
-            uid: {
-                name: _cpus(text, f"{root}.entries.{uid}.{name}", path)
-                for name, text in pod.items()
-            }
+            uid: {name: _cpus(text, f"$.entries.{uid}.{name}", path) for name, text in pod.items()}
             for uid, pod in (document.entries or {}).items()
         },
         pods={
-            uid: _cpus(entry.cpuSet, f"{root}.podEntries.{uid}.cpuSet", path)
+            uid: _cpus(entry.cpuSet, f"$.podEntries.{uid}.cpuSet", path)
             for uid, entry in (document.podEntries or {}).items()
         },
     )
 
 
-def cpu_document(state: CpuState) -> CpuStateDocument:
-    """Return the document of a state, without its checksum."""
+def _cpus(text: str, field_path: str, path: Path) -> Mask:
+    try:
+        if text != text.strip():
+            raise ValueError(f"{text!r} has white space around it")  # noqa: TRY301  # one handler
+        return Mask.parse(text)
+    except ValueError as error:
+        raise UnreadableStateFileError(path, field_path, str(error), DAMAGED) from error
+
+
+def _document(state: CpuState) -> CpuStateDocument:
     return CpuStateDocument(
         policyName=state.policy,
         defaultCpuSet=str(state.default),
@@ -126,44 +103,21 @@ def cpu_document(state: CpuState) -> CpuStateDocument:
     )
 
 
-def write_cpu_state(state: CpuState, version: CpuFileVersion) -> bytes:
-    """Return the file of a state, as a kubelet of that version writes it."""
-    return encode_cpu_document(cpu_document(state), version)
-
-
-def encode_cpu_document(document: CpuStateDocument, version: CpuFileVersion) -> bytes:
-    """Return the bytes of a document with its checksum. Raises `ValueError` on v3's in v2."""
-    if version is CpuFileVersion.V4:
-        embedded = replace(document, podEntries={}).state()
-        embedded["checksum"] = fnv1a_32(cpu_hash_text(document, CpuFileVersion.V2))
-        return with_data(embedded, document.state())
-    if document.podEntries and version is not CpuFileVersion.V3:
-        raise ValueError(f"version {version} has no pod entries")
-    plain = document.state()
-    plain["checksum"] = fnv1a_32(cpu_hash_text(document, version))
-    return go_json(plain)
-
-
-def cpu_hash_text(
-    document: CpuStateDocument, version: CpuFileVersion, type_name: str = "CPUManagerCheckpoint"
-) -> str:
-    """Return the text that the checksum is over; every version hashes under the same type name."""
-    entries = document.entries
+def _hashed(document: CpuStateDocument) -> list[tuple[str, str, str]]:
+    entries, pods = document.entries, document.podEntries
     texts = None if entries is None else {uid: go_map(pod) for uid, pod in entries.items()}
-    fields = [
+    # The checksum is over the CPUs of a pod, not over their text.
+    sets = (
+        None
+        if pods is None
+        else {uid: _set_text(Mask.parse(entry.cpuSet)) for uid, entry in pods.items()}
+    )
+    return [
         ("PolicyName", "string", document.policyName),
         ("DefaultCPUSet", "string", document.defaultCpuSet),
         ("Entries", "map[string]map[string]string", go_map(texts)),
+        ("PodEntries", "state.PodCPUAssignments", go_map(sets)),
     ]
-    if version is CpuFileVersion.V3:
-        fields.append(("PodEntries", "state.PodCPUAssignments", _pod_entries_text(document)))
-    return hash_text(type_name, fields)
-
-
-def _pod_entries_text(document: CpuStateDocument) -> str:
-    if document.podEntries is None:
-        return go_map(None)
-    return go_map({uid: _set_text(Mask.parse(e.cpuSet)) for uid, e in document.podEntries.items()})
 
 
 def _set_text(cpus: Mask) -> str:
@@ -172,28 +126,9 @@ def _set_text(cpus: Mask) -> str:
     return go_struct([("CPUSet", "cpuset.CPUSet", inner)])
 
 
-def _candidates(document: CpuStateDocument, path: Path) -> Iterator[tuple[CpuFileVersion, str]]:
-    """Yield the versions that a document can be of, with their texts.
-
-    A kubelet with the gate off also accepts v2 hashed under its type's own name.
-    """
-    for uid, entry in (document.podEntries or {}).items():
-        # The checksum of v3 is over the CPUs, not over their text.
-        _cpus(entry.cpuSet, f"$.podEntries.{uid}.cpuSet", path)
-    if not document.podEntries:
-        v2 = CpuFileVersion.V2
-        yield v2, cpu_hash_text(document, v2)
-        yield v2, cpu_hash_text(document, v2, "CPUManagerCheckpointV2")
-    yield CpuFileVersion.V3, cpu_hash_text(document, CpuFileVersion.V3)
-
-
-def _cpus(text: str, field_path: str, path: Path) -> Mask:
-    try:
-        if text != text.strip():
-            raise ValueError(f"{text!r} has white space around it")  # noqa: TRY301  # one handler
-        return Mask.parse(text)
-    except ValueError as error:
-        raise UnreadableStateFileError(path, field_path, str(error), DAMAGED) from error
+CPU_FORMAT: Final = FileFormat(
+    CpuStateDocument, _document, _state, _hashed, "CPUManagerCheckpoint", "CPUManagerCheckpointV2"
+)
 
 
 def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
@@ -212,7 +147,7 @@ def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
     if is_fresh(state):
         return ()
     return (
-        *_gate(rules, state),
+        *missing_gate(rules, state.pods),
         *_reserved(rules, state),
         *_in_shared_pool(state),
         *_coverage(rules, state),
@@ -247,9 +182,10 @@ def inert_budgets(state: CpuState) -> frozenset[str]:
     )
 
 
-def _gate(rules: EffectivePolicy, state: CpuState) -> Iterator[str]:
-    if state.pods and not rules.policy.pod_level_managers:
-        named = ", ".join(sorted(state.pods))
+def missing_gate(rules: EffectivePolicy, pods: Collection[str]) -> Iterator[str]:
+    """Yield the message for pods with budgets where the gate is off."""
+    if pods and not rules.policy.pod_level_managers:
+        named = ", ".join(sorted(pods))
         yield (
             f"podEntries: pod-level budgets of {named} need"
             " featureGates.PodLevelResourceManagers: true, as the kubelet had it"

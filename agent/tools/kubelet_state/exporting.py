@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.cpu.manager import shared_pool
+from agent.managers.cpu.manager import idle_siblings, shared_pool
 from agent.managers.memory.state import memory_charge
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems
 from agent.tools.kubelet_state.devices import NO_NODE, DeviceEntry, DeviceState, response_of
@@ -49,13 +49,18 @@ def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     return KubeletState(cpu, memory, _device_state(rules, ledger))
 
 
-def export_notes(state: KubeletState) -> Iterator[str]:
+def export_notes(state: KubeletState, ledger: Ledger) -> Iterator[str]:
     """Yield notes for the operator before the kubelet is started, a line each."""
     cpu, memory = state.cpu, state.memory
     if cpu is not None and cpu.containers and not cpu.default:
         yield (
             "the shared pool is empty (strict-cpu-reservation): kubelet v1.36 rejects to start"
             " until a pod with CPUs of its own has ended; end it before the export"
+        )
+    if idle := idle_siblings(ledger):
+        yield (
+            f"CPUs {idle} stay idle beside pods that ask for it (isolation.smt), which a kubelet"
+            " does not know: they are in its shared pool"
         )
     budgets = sorted(cpu.pods) if cpu is not None else []
     if budgets:
@@ -85,7 +90,8 @@ def _cpu_state(rules: EffectivePolicy, ledger: Ledger) -> CpuState:
     }
     return CpuState(
         policy=str(rules.policy.cpu.policy),
-        default=shared_pool(rules, ledger) if rules.static_cpus else EMPTY,
+        # The kubelet knows of no idle CPU: each is a container's, or else in the shared pool.
+        default=shared_pool(rules, ledger) | idle_siblings(ledger) if rules.static_cpus else EMPTY,
         containers={uid: members for uid, members in containers.items() if members},
         pods={uid: g.cpus for uid, g in ledger.allocations.items() if g.cpus is not None},
     )

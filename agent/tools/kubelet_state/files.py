@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.state.store import Files, OsFiles
-from agent.tools.kubelet_state.cpu import CPU_FILE, CpuFileVersion, read_cpu_state, write_cpu_state
+from agent.tools.kubelet_state.cpu import CPU_FILE, CPU_FORMAT
 from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state, write_device_state
 from agent.tools.kubelet_state.format import (
-    Embedding,
     NoStateFilesError,
+    StateDocument,
     StateFileExistsError,
     StateFileIOError,
+    StateForm,
     UnreadableStateFileError,
     parse_json,
 )
-from agent.tools.kubelet_state.memory import (
-    MEMORY_FILE,
-    MemoryFileVersion,
-    read_memory_state,
-    write_memory_state,
-)
+from agent.tools.kubelet_state.memory import MEMORY_FILE, MEMORY_FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,20 +54,18 @@ class KubeletState(Struct, frozen=True):
 def encode_files(
     state: KubeletState, *, pod_level: bool, release: KubeletRelease = KubeletRelease.V1_36
 ) -> dict[str, bytes]:
-    """Return the files by name, in the versions that a kubelet of that configuration writes.
+    """Return the files by name, in the form that a kubelet of that configuration writes.
 
-    `pod_level` is the gate PodLevelResourceManagers. Kubelet v1.36 writes v3 (CPU) and v2 (memory)
-    with it, else v2 and v1; v1.37 writes v4 and v3, whatever the gate is.
+    `pod_level` is the gate PodLevelResourceManagers.
     """
-    of_cpu = CpuFileVersion.V3 if pod_level else CpuFileVersion.V2
-    of_memory = MemoryFileVersion.V2 if pod_level else MemoryFileVersion.V1
+    form = StateForm.WITH_BUDGETS if pod_level else StateForm.WITHOUT_BUDGETS
     if release is KubeletRelease.V1_37:
-        of_cpu, of_memory = CpuFileVersion.V4, MemoryFileVersion.V3
+        form = StateForm.IN_DATA
     files: dict[str, bytes] = {}
     if state.cpu is not None:
-        files[CPU_FILE] = write_cpu_state(state.cpu, of_cpu)
+        files[CPU_FILE] = CPU_FORMAT.write(state.cpu, form)
     if state.memory is not None:
-        files[MEMORY_FILE] = write_memory_state(state.memory, of_memory)
+        files[MEMORY_FILE] = MEMORY_FORMAT.write(state.memory, form)
     if state.devices is not None:
         files[DEVICE_FILE] = write_device_state(state.devices)
     return files
@@ -89,8 +83,8 @@ def read_directory(directory: Path, files: Files | None = None) -> KubeletState:
     if of_cpu is None and of_memory is None and of_devices is None:
         raise NoStateFilesError(directory, _NAMES)
     return KubeletState(
-        cpu=None if of_cpu is None else read_cpu_state(of_cpu, cpu_path),
-        memory=None if of_memory is None else read_memory_state(of_memory, memory_path),
+        cpu=None if of_cpu is None else CPU_FORMAT.read(of_cpu, cpu_path),
+        memory=None if of_memory is None else MEMORY_FORMAT.read(of_memory, memory_path),
         devices=None if of_devices is None else read_device_state(of_devices, device_path),
     )
 
@@ -104,7 +98,7 @@ def release_of(directory: Path, files: Files | None = None) -> KubeletRelease:
     for path in (directory / CPU_FILE, directory / MEMORY_FILE):
         content = _content(system, path)
         with suppress(UnreadableStateFileError):
-            if content is not None and parse_json(content, Embedding, path).has_data:
+            if content is not None and parse_json(content, StateDocument, path).has_data:
                 return KubeletRelease.V1_37
     return KubeletRelease.V1_36
 

@@ -12,21 +12,19 @@ capacities). A field of a struct carries its type, a value in a map or slice doe
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, TypeVar
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from agent.config.load import INSTALL_GRPC
 from sysfs.mask import MAX_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from enum import StrEnum
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    VersionT = TypeVar("VersionT", bound=StrEnum)
-    from collections.abc import Sequence
 
 
 #: A document in the order in which its keys are to be written.
@@ -86,21 +84,23 @@ def plain_of(document: Struct) -> dict[str, Plain]:
     return plain
 
 
-def with_data(embedded: dict[str, Plain], data: Plain) -> bytes:
-    """Return a file whose state is `data`; kubelets that do not know `data` read `embedded`."""
-    text = go_json(data).decode()
-    return go_json({**embedded, "data": text, "dataChecksum": _data_checksum(text)})
+class StateForm(Enum):
+    """The forms that the files of the CPU manager and the memory manager have had."""
+
+    #: Up to v1.36, with the gate PodLevelResourceManagers off.
+    WITHOUT_BUDGETS = auto()
+    #: Of v1.36, with the gate on.
+    WITH_BUDGETS = auto()
+    #: From v1.37 on, with either.
+    IN_DATA = auto()
 
 
-def _data_checksum(text: str) -> int:
-    return fnv1a_32(f"(string){text}")
-
-
-class Embedding(Struct):
-    """The part of a file that says whether its state is in `data`."""
+class StateDocument(Struct):
+    """What the files of both managers have beside the state."""
 
     data: str = ""
     dataChecksum: Size = 0  # noqa: N815  # the file's own name
+    checksum: Size = 0
 
     @property
     def has_data(self) -> bool:
@@ -115,6 +115,7 @@ class Embedding(Struct):
 
 
 DocumentT = TypeVar("DocumentT")
+StateT = TypeVar("StateT")
 
 DAMAGED: Final = "restore an intact copy, or remove the file and drain the node"
 
@@ -133,46 +134,83 @@ def parse_json(data: bytes, kind: type[DocumentT], path: Path) -> DocumentT:
         raise UnreadableStateFileError(path, "$", what, DAMAGED) from error
 
 
-def state_in_data(outer: Embedding, kind: type[DocumentT], path: Path) -> DocumentT:
-    """Return the state of a file that `has_data`; what stands around `data` does not count.
+class FileFormat(Struct, Generic[StateT], frozen=True):
+    """The file of one manager, in all of its forms."""
 
-    Raises `UnreadableStateFileError`; a kubelet does not fall back to the rest of the file either.
-    """
-    if not outer.data:
-        raise UnreadableStateFileError(path, "$.data", "missing beside dataChecksum", DAMAGED)
-    if (found := _data_checksum(outer.data)) != outer.dataChecksum:
-        problem = f"says {outer.dataChecksum}, the text of data has {found}"
-        raise UnreadableStateFileError(path, "$.dataChecksum", problem, DAMAGED)
-    try:
-        return parse_json(outer.data.encode(), kind, path)
-    except UnreadableStateFileError as error:
-        place = f"$.data{error.field.removeprefix('$')}"
-        raise UnreadableStateFileError(path, place, error.problem, error.remedy) from error
+    #: The file as it stands, a subclass of `StateDocument`.
+    document: type[Any]
+    #: The document of a state, without checksums.
+    made: Callable[[StateT], Any]
+    #: The state of a document; raises `UnreadableStateFileError` with the path given.
+    state: Callable[[Any, Path], StateT]
+    #: The fields of a document as its checksum is over them (name, type, text), podEntries last.
+    hashed: Callable[[Any], Sequence[tuple[str, str, str]]]
+    #: The kubelet's name of the document's type, under which every form is hashed.
+    type_name: str
+    #: The name under which a kubelet with the gate off accepts a file without budgets, too.
+    other_name: str
+
+    def read(self, data: bytes, path: Path) -> StateT:
+        """Return the state of a file in any form.
+
+        Where there is `data`, what stands around it does not count, and a kubelet does not fall
+        back to that either. A file without a checksum (or 0) is accepted, as the kubelet does.
+        `path` is only named in errors. Raises `UnreadableStateFileError`.
+        """
+        document = parse_json(data, self.document, path)
+        if document.has_data:
+            return self._in_data(document, path)
+        state = self.state(document, path)
+        known = [fnv1a_32(text) for text in self._accepted(document)]
+        if document.checksum and document.checksum not in known:
+            problem = f"says {document.checksum}, the content has {' or '.join(map(str, known))}"
+            raise UnreadableStateFileError(path, "$.checksum", problem, DAMAGED)
+        return state
+
+    def write(self, state: StateT, form: StateForm) -> bytes:
+        """Return the file of a state; raises `ValueError` on budgets in a form without."""
+        return self.encode(self.made(state), form)
+
+    def encode(self, document: StateDocument, form: StateForm) -> bytes:
+        """Return the bytes of a document with its checksums; raises as `write`."""
+        if form is StateForm.IN_DATA:
+            whole = self.encode(replace(document, podEntries={}), StateForm.WITHOUT_BUDGETS)
+            embedded: dict[str, Plain] = msgspec.json.decode(whole)
+            text = go_json(document.state()).decode()
+            return go_json({**embedded, "data": text, "dataChecksum": _data_checksum(text)})
+        plain = document.state()
+        if "podEntries" in plain and form is StateForm.WITHOUT_BUDGETS:
+            raise ValueError("a file without budgets has no pod entries")
+        return go_json({**plain, "checksum": fnv1a_32(self.hash_text(document, form))})
+
+    def hash_text(self, document: StateDocument, form: StateForm, type_name: str = "") -> str:
+        """Return the text that a document's checksum is over, in a form without `data`."""
+        fields = self.hashed(document)[: None if form is StateForm.WITH_BUDGETS else -1]
+        zero = ("Checksum", "checksum.Checksum", "0")
+        return f"(*state.{type_name or self.type_name}){go_struct([*fields, zero])}"
+
+    def _in_data(self, outer: StateDocument, path: Path) -> StateT:
+        if not outer.data:
+            raise UnreadableStateFileError(path, "$.data", "missing beside dataChecksum", DAMAGED)
+        if (found := _data_checksum(outer.data)) != outer.dataChecksum:
+            problem = f"says {outer.dataChecksum}, the text of data has {found}"
+            raise UnreadableStateFileError(path, "$.dataChecksum", problem, DAMAGED)
+        try:
+            return self.state(parse_json(outer.data.encode(), self.document, path), path)
+        except UnreadableStateFileError as error:
+            place = f"$.data{error.field.removeprefix('$')}"
+            raise UnreadableStateFileError(path, place, error.problem, error.remedy) from error
+
+    def _accepted(self, document: StateDocument) -> Iterator[str]:
+        """Yield the texts that a document's checksum may be over."""
+        if "podEntries" not in document.state():
+            for name in (self.type_name, self.other_name):
+                yield self.hash_text(document, StateForm.WITHOUT_BUDGETS, name)
+        yield self.hash_text(document, StateForm.WITH_BUDGETS)
 
 
-def hash_text(type_name: str, fields: Iterable[tuple[str, str, str]]) -> str:
-    """Return the text that a checkpoint's checksum is over."""
-    zero = ("Checksum", "checksum.Checksum", "0")
-    return f"(*state.{type_name}){go_struct((*fields, zero))}"
-
-
-def version_by_checksum(
-    checksum: int, candidates: Iterable[tuple[VersionT, str]], path: Path
-) -> VersionT:
-    """Return the version whose text has the checksum that a file states.
-
-    A file without a checksum (or 0) is taken to be of the first candidate: the kubelet accepts it.
-    """
-    known = tuple(candidates)
-    if not checksum:
-        return known[0][0]
-    computed = [(version, fnv1a_32(text)) for version, text in known]
-    for version, found in computed:
-        if found == checksum:
-            return version
-    would_be = ", ".join(f"{found} as {version}" for version, found in computed)
-    problem = f"says {checksum}, the content has {would_be}"
-    raise UnreadableStateFileError(path, "$.checksum", problem, DAMAGED)
+def _data_checksum(text: str) -> int:
+    return fnv1a_32(f"(string){text}")
 
 
 class KubeletStateError(Exception):
@@ -184,7 +222,6 @@ class UnreadableStateFileError(KubeletStateError):
 
     def __init__(self, path: Path, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{path}: {field}: {problem}; {remedy}")
-        self.path = path
         self.field = field
         self.problem = problem
         self.remedy = remedy
@@ -215,7 +252,6 @@ class UnreadableResponseError(KubeletStateError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the response of the device plugin cannot be read: {problem}")
-        self.problem = problem
 
 
 class MissingExtraError(KubeletStateError):
@@ -223,7 +259,6 @@ class MissingExtraError(KubeletStateError):
 
     def __init__(self, package: str) -> None:
         super().__init__(f"responses of device plugins: {package} is not installed; {INSTALL_GRPC}")
-        self.package = package
 
 
 class NoStateFilesError(KubeletStateError):
@@ -234,7 +269,6 @@ class NoStateFilesError(KubeletStateError):
             f"{directory}: none of {', '.join(names)} is there;"
             " name the kubelet's root directory, usually /var/lib/kubelet"
         )
-        self.directory = directory
 
 
 class StateFileExistsError(KubeletStateError):
@@ -243,7 +277,6 @@ class StateFileExistsError(KubeletStateError):
     def __init__(self, paths: Sequence[Path]) -> None:
         named = " and ".join(map(str, paths))
         super().__init__(f"{named}: already there; --force replaces what the kubelet left")
-        self.paths = tuple(paths)
 
 
 class StateFileIOError(KubeletStateError):
@@ -252,6 +285,4 @@ class StateFileIOError(KubeletStateError):
     def __init__(self, operation: str, path: Path, error: OSError) -> None:
         reason = error.strerror or str(error)
         super().__init__(f"{path}: {operation} failed: {reason}; make the directory writable")
-        self.operation = operation
-        self.path = path
         self.errno = error.errno

@@ -1,39 +1,30 @@
-"""`memory_manager_state`: its three versions, byte for byte (kubelet v1.36 and v1.37).
+"""`memory_manager_state`, byte for byte (kubelet v1.36 and v1.37, memorymanager/state).
 
-Version v1 (gate PodLevelResourceManagers off) holds the machine's memory by node and the blocks of
-containers, v2 (gate on) pod-level budgets in podEntries as well. As with the CPU manager's file,
-the checksum distinguishes the two, and v3 (v1.37 and later, gate on or off) has the state as a text
-in `data`, with v1 around it (memorymanager/state).
+Version v1 (`StateForm.WITHOUT_BUDGETS`) holds the machine's memory by node and the blocks of
+containers, v2 (`WITH_BUDGETS`) pod-level budgets in podEntries as well, v3 (`IN_DATA`) the state as
+a text in `data`, with v1 around it.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from agent.managers.allocation import MemoryBlock
 from agent.pods.model import MEMORY
-from agent.tools.kubelet_state.cpu import wrong_policy
+from agent.tools.kubelet_state.cpu import missing_gate, wrong_policy
 from agent.tools.kubelet_state.format import (
-    Embedding,
+    FileFormat,
     Name,
     NodeId,
     Size,
-    fnv1a_32,
-    go_json,
+    StateDocument,
     go_map,
     go_map_in_order,
     go_slice,
     go_struct,
-    hash_text,
-    parse_json,
-    state_in_data,
-    version_by_checksum,
-    with_data,
 )
 from sysfs.mask import Mask
 
@@ -46,14 +37,6 @@ if TYPE_CHECKING:
 
 
 MEMORY_FILE: Final = "memory_manager_state"
-
-
-class MemoryFileVersion(StrEnum):
-    """A version of the file's format."""
-
-    V1 = "v1"
-    V2 = "v2"
-    V3 = "v3"
 
 
 class MemoryTable(Struct, frozen=True):
@@ -105,26 +88,16 @@ class NodeEntry(Struct):
     cells: list[NodeId] | None = None
 
 
-class MemoryStateDocument(Embedding):
+class MemoryStateDocument(StateDocument):
     """The file as it stands."""
 
     policyName: str = ""  # noqa: N815  # the file's own names
     machineState: dict[NodeId, NodeEntry] | None = field(default_factory=dict)  # noqa: N815
     entries: dict[Name, dict[Name, list[BlockEntry] | None]] | None = field(default_factory=dict)
     podEntries: dict[Name, PodBlocks] | None = field(default_factory=dict)  # noqa: N815
-    checksum: Size = 0
 
 
-def read_memory_state(data: bytes, path: Path) -> MemoryState:
-    """Return what a file of any version says.
-
-    `path` is only named in errors. Raises `UnreadableStateFileError`.
-    """
-    document = parse_json(data, MemoryStateDocument, path)
-    if document.has_data:
-        document = state_in_data(document, MemoryStateDocument, path)
-    else:
-        version_by_checksum(document.checksum, _candidates(document), path)
+def _state(document: MemoryStateDocument, _: Path) -> MemoryState:
     return MemoryState(
         policy=document.policyName,
         nodes={node: _node(entry) for node, entry in (document.machineState or {}).items()},
@@ -138,8 +111,7 @@ def read_memory_state(data: bytes, path: Path) -> MemoryState:
     )
 
 
-def memory_document(state: MemoryState) -> MemoryStateDocument:
-    """Return the document of a state, without its checksum."""
+def _document(state: MemoryState) -> MemoryStateDocument:
     return MemoryStateDocument(
         policyName=state.policy,
         machineState={
@@ -154,46 +126,13 @@ def memory_document(state: MemoryState) -> MemoryStateDocument:
     )
 
 
-def write_memory_state(state: MemoryState, version: MemoryFileVersion) -> bytes:
-    """Return the file of a state, as a kubelet of that version writes it."""
-    return encode_memory_document(memory_document(state), version)
-
-
-def encode_memory_document(document: MemoryStateDocument, version: MemoryFileVersion) -> bytes:
-    """Return the bytes of a document with its checksum. Raises `ValueError` on v2's in v1."""
-    if version is MemoryFileVersion.V3:
-        embedded = replace(document, podEntries={}).state()
-        embedded["checksum"] = fnv1a_32(memory_hash_text(document, MemoryFileVersion.V1))
-        return with_data(embedded, document.state())
-    if document.podEntries and version is not MemoryFileVersion.V2:
-        raise ValueError(f"version {version} has no pod entries")
-    plain = document.state()
-    plain["checksum"] = fnv1a_32(memory_hash_text(document, version))
-    return go_json(plain)
-
-
-def memory_hash_text(
-    document: MemoryStateDocument,
-    version: MemoryFileVersion,
-    type_name: str = "MemoryManagerCheckpoint",
-) -> str:
-    """Return the text that the checksum is over; v1 and v2 hash under the same type name."""
-    fields = [
+def _hashed(document: MemoryStateDocument) -> list[tuple[str, str, str]]:
+    return [
         ("PolicyName", "string", document.policyName),
         ("MachineState", "state.NUMANodeMap", _machine_text(document)),
         ("Entries", "state.ContainerMemoryAssignments", _entries_text(document)),
+        ("PodEntries", "state.PodMemoryAssignments", _pod_entries_text(document)),
     ]
-    if version is MemoryFileVersion.V2:
-        fields.append(("PodEntries", "state.PodMemoryAssignments", _pod_entries_text(document)))
-    return hash_text(type_name, fields)
-
-
-def _candidates(document: MemoryStateDocument) -> Iterator[tuple[MemoryFileVersion, str]]:
-    if not document.podEntries:
-        v1 = MemoryFileVersion.V1
-        yield v1, memory_hash_text(document, v1)
-        yield v1, memory_hash_text(document, v1, "MemoryManagerCheckpointV1")
-    yield MemoryFileVersion.V2, memory_hash_text(document, MemoryFileVersion.V2)
 
 
 def _node(entry: NodeEntry) -> MemoryNode:
@@ -280,6 +219,15 @@ def _block_text(entry: BlockEntry) -> str:
     )
 
 
+MEMORY_FORMAT: Final = FileFormat(
+    MemoryStateDocument,
+    _document,
+    _state,
+    _hashed,
+    "MemoryManagerCheckpoint",
+    "MemoryManagerCheckpointV1",
+)
+
 _UINT64: Final = 1 << 64
 
 
@@ -303,7 +251,7 @@ def memory_problems(rules: EffectivePolicy, state: MemoryState) -> tuple[str, ..
         return ("machineState is empty although containers hold memory",)
     unknown = tuple(_unknown_places(rules.memory, state))
     differences = unknown or (
-        *_gate(rules, state),
+        *missing_gate(rules, state.pods),
         *_machine_differences(rules.memory, state),
     )
     # What is charged is compared node by node, which says nothing where these are others.
@@ -341,15 +289,6 @@ def allocatable_bytes(total: Mapping[str, int], reserved: Mapping[str, int]) -> 
         name: (size - reserved.get(name, 0) - (pages if name == MEMORY else 0)) % _UINT64
         for name, size in total.items()
     }
-
-
-def _gate(rules: EffectivePolicy, state: MemoryState) -> Iterator[str]:
-    if state.pods and not rules.policy.pod_level_managers:
-        named = ", ".join(sorted(state.pods))
-        yield (
-            f"podEntries: pod-level budgets of {named} need"
-            " featureGates.PodLevelResourceManagers: true, as the kubelet had it"
-        )
 
 
 def _unknown_places(facts: MemoryFacts, state: MemoryState) -> Iterator[str]:

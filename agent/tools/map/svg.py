@@ -31,6 +31,7 @@ from agent.tools.map.text import (
     folds_of,
     headlines,
     id_list,
+    memory_classes,
     memory_text,
     pod_lines,
 )
@@ -138,6 +139,7 @@ class _Drawing:
         self._marks: Marks = marks_of(document)
         self._places = {uid: place for place, uid in enumerate(self._marks.labels)}
         self._nodes = {node.id: node for node in document.nodes}
+        self._classes = memory_classes(document.nodes)
         self._devices = by_node(document.devices)
 
     def whole(self) -> _Block:
@@ -205,7 +207,7 @@ class _Drawing:
         devices = device_lines(self._devices.get(str(node.id), ()), self._marks)
         return _stacked(
             [
-                _texts([f"memory: {memory_text(node)}"], width),
+                _texts([f"memory: {memory_text(node, self._classes)}"], width),
                 *bars,
                 _texts([plain(line) for line in devices], width),
             ]

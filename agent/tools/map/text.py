@@ -112,6 +112,7 @@ class _Picture:
         self._marks: Marks = marks_of(document, layout.focus)
         self._nodes = {node.id: node for node in document.nodes}
         self._tiered = len({node.tier for node in document.nodes} - {None}) > 1
+        self._classes = memory_classes(document.nodes)
         self._devices = by_node(document.devices)
         focused = layout.focus is not None
         self._counting = len(document.cpus) > COLLAPSE_ABOVE and not layout.full and not focused
@@ -191,6 +192,8 @@ class _Picture:
     def _belongings(self, node: MapNodeDocument) -> Iterator[Line]:
         if self._tiered and node.tier is not None:
             yield line(f"{'memory tier':<14}", str(node.tier))
+        if node.id in self._classes:
+            yield line(f"{'memory class':<14}", self._classes[node.id])
         yield from memory_lines(node, ascii_only=self._layout.ascii_only)
         yield from device_lines(self._devices.get(str(node.id), ()), self._marks)
 
@@ -201,7 +204,7 @@ class _Picture:
         cpus = Mask.from_ids(cpu for part in run for cpu in part.cpus)
         name = f"{len(run)} {plural(first.kind)} {id_list(ids, first.kind)}"
         node = self._nodes.get(first.id) if first.kind == "node" and first.id is not None else None
-        counts = [] if node is None else [memory_text(node)]
+        counts = [] if node is None else [memory_text(node, self._classes)]
         size = self._document.uncore_bytes.get(str(first.id)) if first.kind == "L3" else None
         counts += [] if size is None else [size_text(size)]
         counts += [counted(number, kind) for kind, number in _kinds_inside(first).items()]
@@ -225,7 +228,7 @@ class _Picture:
         return (
             part.shape(),
             sizes,
-            [(node.tier, *map(plain, memory_lines(node))) for node in nodes],
+            [(node.tier, node.memory_class, *map(plain, memory_lines(node))) for node in nodes],
             [Counter(map(_device_shape, self._devices.get(str(node.id), ()))) for node in nodes],
         )
 
@@ -248,7 +251,9 @@ class _Picture:
         bare = [node for node in self._document.nodes if not node.cpus]
         shown = [node for node in bare if self._shown is None or node.id in self._shown]
         texts = [
-            ", ".join(filter(None, (memory_text(node), nearest_text(node, with_cpus))))
+            ", ".join(
+                filter(None, (memory_text(node, self._classes), nearest_text(node, with_cpus)))
+            )
             for node in shown
         ]
         place = 0
@@ -509,9 +514,20 @@ def memory_lines(node: MapNodeDocument, *, ascii_only: bool = False) -> Iterator
             yield line(f"{memory.type:<14}", size_text(memory.total) if memory.total else "none")
 
 
-def memory_text(node: MapNodeDocument) -> str:
-    """Return the memory of a node in a few words: `16 GiB, hugepages-2Mi 1 GiB`, `no memory`."""
-    return ", ".join(_words(node))
+def memory_classes(nodes: Sequence[MapNodeDocument]) -> Mapping[int, str]:
+    """Return the class of each node's memory, by id; of none where all are alike."""
+    if len({node.memory_class for node in nodes}) <= 1:
+        return {}
+    with_memory = (node for node in nodes if any(each.total for each in node.memory))
+    return {node.id: node.memory_class or "unknown" for node in with_memory}
+
+
+def memory_text(node: MapNodeDocument, classes: Mapping[int, str]) -> str:
+    """Return the memory of a node in a few words: `16 GiB, class hbm`, `no memory`."""
+    words = list(_words(node))
+    if node.id in classes:
+        words.append(f"class {classes[node.id]}")
+    return ", ".join(words)
 
 
 def _words(node: MapNodeDocument) -> Iterator[str]:
@@ -750,6 +766,7 @@ def _pod(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
     label = marks.labels.get(pod.uid, ".")
     tone = marks.tones.get(pod.uid, Tone.PLAIN)
     cpus = f"CPUs {pod.cpus}" if pod.cpus else "in the shared pool"
+    cpus += f", siblings {pod.idle_cpus} idle" if pod.idle_cpus else ""
     missing = f", {len(pod.not_found)} not found" if pod.not_found else ""
     name = TextSpan(full_name(pod), Tone.HEADING)
     yield line(TextSpan(f"{label:<{width}} ", tone), name, f"  {cpus}{missing}")

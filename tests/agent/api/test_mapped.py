@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from agent.api.documents import decode, encode
 from agent.api.map import (
@@ -14,6 +15,7 @@ from agent.api.map import (
     map_of_allocations,
     map_of_host,
 )
+from agent.config.model import Config
 from agent.managers.allocation import (
     DEVICES,
     ContainerAllocation,
@@ -27,7 +29,9 @@ from agent.managers.machine import Machine
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice
 from agent.pods.model import ContainerKind, GivenDevice, QosClass
-from sysfs.described import regular_host
+from agent.server.state import situate
+from sysfs.described import regular_host, with_memory_only_nodes
+from sysfs.host import MemoryClass
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
 from tests.agent.managers.hosts import GIB, make_rules
@@ -154,6 +158,13 @@ def test_whole_cores_and_the_sibling_of_a_reserved_cpu_are_not_named() -> None:
     assert _reasons(_map(_pod("a", _own("main", "1,9")))) == []
 
 
+def test_a_sibling_that_stays_idle_is_its_pods_and_shares_no_core() -> None:
+    document = _map(replace(_pod("a", _own("main", "1")), idle=Mask.of(9)))
+    assert _reasons(document) == []
+    (sibling,) = (each for each in document.cpus if each.id == 9)
+    assert sibling.owners == (MapOwnerDocument(uid="a", idle=True),)
+
+
 def test_memory_on_another_node_than_the_cpus_is_named() -> None:
     document = _map(
         _pod("near", _own("main", "1,9", "0")),
@@ -192,6 +203,15 @@ def test_warnings_are_bounded_and_the_rest_is_counted() -> None:
     )
     document = _map(invalid=violations)
     assert (len(document.warnings), document.more_warnings) == (WARNINGS_LISTED, 5)
+
+
+def test_nodes_have_their_classes_of_memory_though_no_pod_can_ask_for_one() -> None:
+    host = with_memory_only_nodes(regular_host(), [GIB])
+    [*others, last] = host.nodes
+    host = replace(host, nodes=(*others, replace(last, backing=MemoryClass.CXL)))
+    rules = situate(Config(), host).rules
+    drawn = map_of_allocations(host, rules, rules.empty_ledger())
+    assert [node.memory_class for node in drawn.nodes] == ["dram"] * len(others) + ["cxl"]
 
 
 def test_memory_is_split_into_reserved_allocated_and_free() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
@@ -15,11 +15,12 @@ from agent.managers.admission import admit, remove
 from agent.managers.allocation import Origin
 from agent.managers.demand import demand_of
 from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
-from agent.managers.policy import PluginDevice
+from agent.managers.policy import IsolationMode, PluginDevice
 from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
-from agent.rpc import V1
+from agent.rpc import V1, Messages
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, GIB, make_rules
+from tests.agent.managers.hosts import SMT as HOST_WITH_SMT
 from tests.agent.managers.ledgers import ledger_with
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
@@ -208,7 +209,7 @@ def test_containers_of_a_budget_whose_specification_is_unknown_have_nothing_cert
 
 
 def test_the_allocatable_is_what_is_not_reserved_and_healthy() -> None:
-    message = allocatable_message(RULES)
+    message = allocatable_message(RULES, RULES.empty_ledger())
     assert list(message.cpu_ids) == list(range(1, 16))
     found = shown(message)
     assert found["memory"] == [block("memory", 15 * GIB, 0), block("memory", 15 * GIB, 1)]
@@ -216,10 +217,16 @@ def test_the_allocatable_is_what_is_not_reserved_and_healthy() -> None:
     assert ids == {(GPU, "g0", "g1"), (NIC, "n0"), (NIC, "n1")}
 
 
+def test_siblings_that_stay_idle_are_not_allocatable_as_long_as_they_do() -> None:
+    rules = make_rules(HOST_WITH_SMT, smt=IsolationMode.ALWAYS)
+    ledger = admitted(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
+    assert list(allocatable_message(rules, ledger).cpu_ids) == [*range(1, 9), *range(11, 16)]
+
+
 def test_managers_without_a_policy_have_nothing_allocatable() -> None:
     rules = make_rules(memory=False)
     off = replace(rules, policy=replace(rules.policy, cpu=type(rules.policy.cpu)()))
-    assert shown(allocatable_message(off)) == {}
+    assert shown(allocatable_message(off, off.empty_ledger())) == {}
 
 
 def test_of_two_pods_of_one_name_the_later_is_returned() -> None:
@@ -383,6 +390,44 @@ def test_pods_that_only_the_kubelet_has_are_listed_and_found() -> None:
     assert listing.one(BESIDE_KUBELET, ledger, "shop", "nosuch", kubelet) is None
 
 
+#: `DynamicResource` of the kubelet's v1, as a client declares it.
+CLAIMS: Final = Messages(
+    "client",
+    {
+        "DynamicResource": {
+            "claim_name": (2, "string"),
+            "claim_namespace": (3, "string"),
+            "claim_resources": (4, "repeated ClaimResource"),
+        },
+        "ClaimResource": {
+            "cdi_devices": (1, "repeated CDIDevice"),
+            "driver_name": (2, "string"),
+            "pool_name": (3, "string"),
+            "device_name": (4, "string"),
+            "share_id": (5, "string"),
+        },
+        "CDIDevice": {"name": (1, "string")},
+    },
+)
+
+
+def test_claims_of_dra_stand_at_their_containers_as_the_kubelet_says_them() -> None:
+    claim = CLAIMS["DynamicResource"](
+        claim_name="gpu",
+        claim_namespace="default",
+        claim_resources=[{"driver_name": "gpu.example.com", "device_name": "g0", "share_id": "1"}],
+    )
+    given = {"a": (claim.SerializeToString(),)}
+    kubelet = KubeletListing(claims={("default", "p"): given, ELSEWHERE: given})
+    data = Listing().all(BESIDE_KUBELET, admitted(BESIDE_KUBELET, of_kubelet()), kubelet)
+    own, other = V1["ListPodResourcesResponse"].FromString(data).pod_resources
+    for pod_resources in (own, other):
+        (found,) = pod_resources.containers[0].dynamic_resources
+        assert CLAIMS["DynamicResource"].FromString(found) == claim
+    assert list(own.containers[0].cpu_ids) == [1, 2]
+    assert Listing().one(BESIDE_KUBELET, admitted(BESIDE_KUBELET), *ELSEWHERE, kubelet)
+
+
 def test_what_the_kubelet_lists_later_is_listed_and_the_same_answer_is_not_made_again() -> None:
     listing, ledger = Listing(), admitted(BESIDE_KUBELET, of_kubelet())
     kubelet = KubeletListing({("default", "p"): {"b": (GIVEN,)}})
@@ -394,7 +439,8 @@ def test_what_the_kubelet_lists_later_is_listed_and_the_same_answer_is_not_made_
 
 def test_allocatable_devices_are_those_of_both() -> None:
     kubelet = KubeletListing(allocatable=(GivenDevice("example.com/given", "x", Mask.of(0, 1)),))
-    own, both = allocatable_message(RULES), allocatable_message(RULES, kubelet)
+    empty = RULES.empty_ledger()
+    own, both = (allocatable_message(RULES, empty, one) for one in (NOT_LISTED, kubelet))
     assert list(both.devices)[: len(own.devices)] == list(own.devices)
     assert [shown(each) for each in list(both.devices)[len(own.devices) :]] == [
         {"resource_name": "example.com/given", "device_ids": ["x"], "topology": nodes(node)}

@@ -50,6 +50,9 @@ def test_a_node_shows_cpus_in_list_format_memory_pools_and_distances() -> None:
         "hugepages": [{"size_bytes": 2 << 20, "count": 5}],
         "distances": {"0": 10, "1": 21, "2": 28},
         "tier": None,
+        "bandwidth": None,
+        "backing": None,
+        "memory_class": "dram",
     }
     assert (second["cpus"], third["cpus"], third["memory_bytes"]) == ("2-3,6", "", 3 << 30)
 

@@ -20,7 +20,7 @@ def test_what_the_host_rejects_is_not_bad_input_so_that_systemd_tries_again(
     config = tmp_path / "config.yaml"
     config.write_text("cgroupDriver: cgroupfs\n")
 
-    def rejected(*_: object) -> None:
+    def rejected(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files", "/sys/fs/cgroup/kubepods")
 
     monkeypatch.setattr(service, "run", rejected)

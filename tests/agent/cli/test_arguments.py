@@ -13,7 +13,6 @@ from agent.api.documents import KernelDocument, PodDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.pod_text import Tool, arguments, list_lines, pod_lines, start_lines
-from agent.cli.pods import show
 from agent.devices.cdi import device_names
 from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Isolation, Mount
 from sysfs.mask import Mask
@@ -129,16 +128,6 @@ def test_ctr_is_given_everything_since_it_may_read_no_cdi_files() -> None:
     ]
     first = given_by(Tool.CONTAINERD, NOTHING, driver="cgroupfs")
     assert first == ["--cgroup=/kubepods/pod5526cafe/main"]
-
-
-@pytest.mark.parametrize("tool", [Tool.PODMAN, Tool.SYSTEMD_RUN])
-def test_a_container_without_delivery_is_started_in_its_place(tool: Tool) -> None:
-    assert any(SLICE in argument for argument in given_by(tool, NOTHING))
-
-
-def test_every_tool_can_be_asked_for_on_the_command_line() -> None:
-    choices = next(option.type for option in show.params if option.name == "tool")
-    assert tuple(getattr(choices, "choices", ())) == tuple(Tool)
 
 
 @pytest.mark.parametrize(

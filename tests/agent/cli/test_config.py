@@ -17,6 +17,7 @@ from sysfs.described import regular_host, write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
 from tests.agent.managers.ledgers import ledger_with
+from tests.fakes.resctrl import FakeResctrl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +73,8 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
         "  reserved memory   node 1: memory 50Mi (derived)",
         "  topology manager  restricted, scope pod",
         "  cgroups           cgroupfs driver below /",
-        "  enforced          cpuset, cpu, memory, hugetlb",
+        "  Kubernetes        v1.37 (the default)",
+        "  enforced          cpuset, cpu, memory, hugetlb, pids",
         "  manifests         none, pods come over the socket alone",
         "  devices           example.com/gpu: 2, 1 healthy",
         "  allocatable       cpu 3",
@@ -365,3 +367,17 @@ def test_an_imported_configuration_passes_the_check(
     assert "exists already" in capsys.readouterr().err
     assert run_command(command) == ExitCode.OK
     assert capsys.readouterr().out == target.read_text()
+
+
+def test_classes_of_caches_are_checked_against_the_hosts_resctrl(
+    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = "{isolation: {resctrl: {classes: {a: {L3: '0xf000'}, b: {}, c: {}, d: {}}}}}"
+    file.write_text(CONFIG.split("agent:", maxsplit=1)[0] + f"agent: {classes}\n")
+    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.OK
+    assert "no class has an effect: the kernel or the processor" in capsys.readouterr().out
+    FakeResctrl(root, set())
+    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.BAD_INPUT
+    found = capsys.readouterr().err
+    assert "there are 4 classes, and this processor has control groups for 3" in found
+    assert "agent.isolation.resctrl.classes.a.L3: cache 0: the cache has 0xfff" in found

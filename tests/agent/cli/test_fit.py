@@ -95,6 +95,7 @@ def test_what_is_not_a_question_is_a_usage_error(
         (("--cpus", "0"), "'0' is not a number of CPUs above 0"),
         (("--cpus", "2.5"), "exclusive CPUs are whole, such a pod gets none"),
         (("--memory", "8"), "'8' is a number of bytes; write 8Gi or 8Mi"),
+        (("--device", "a.com/b=1", "--device", "a.com/b=2"), "'a.com/b' is given twice"),
     ],
 )
 @pytest.mark.usefixtures("agent")

@@ -58,7 +58,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     [
         (["fly"], "No such command 'fly'"),
         (["admt"], "No such command 'admt', did you mean 'admit'?"),
-        (["admit"], "Missing argument 'FILE|-'; see 'numawarden admit --help'"),
+        (["admit"], "Missing argument 'FILE...'; see 'numawarden admit --help'"),
         (["list", "--output", "xml"], "'xml' is not one of"),
         (["bind", "a", "b"], "give either --cgroup or --pid; see 'numawarden bind --help'"),
         (["bind", "a", "b", "--pid", "0"], "0 is not in the range x>=1"),

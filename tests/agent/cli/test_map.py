@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agent.api.map import MapDocument, map_of_allocations
+from agent.api.map import map_of_allocations
 from agent.cli import common
 from agent.cli.errors import ExitCode
 from agent.cli.host import draw_map
@@ -16,7 +16,7 @@ from agent.server.conditions import STARTING_SECONDS
 from sysfs.described import regular_host
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.managers.hosts import make_rules
-from tests.agent.server.support import OTHER_UID, UID, manifest
+from tests.agent.server.support import UID, manifest
 from tests.agent.tools.map.pods import machine_of
 
 if TYPE_CHECKING:
@@ -193,13 +193,3 @@ def test_watching_on_a_terminal_clears_what_was_drawn(
     _on_terminal(monkeypatch)
     monkeypatch.setattr(common, "changes", lambda _: iter([None]))
     assert shell.run("map", "-w")[1].count("\x1b[H\x1b[2J") == 2
-
-
-def test_the_agents_map_has_the_pods_that_the_list_has(agent: Running) -> None:
-    agent.client.admit(manifest())
-    agent.client.admit(manifest("b", OTHER_UID))
-    document = agent.client.map()
-    assert isinstance(document, MapDocument)
-    assert {pod.uid: pod.cpus for pod in document.pods} == {
-        pod.uid: pod.exclusive_cpus for pod in agent.client.pods()
-    }

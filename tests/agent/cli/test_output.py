@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import socket
 import string
+import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import pytest
@@ -12,19 +14,24 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.api.client import Unreachable
+from agent.api.documents import EventDocument
 from agent.cli import common
-from agent.cli.common import print_lines, table, yaml_of
+from agent.cli.common import changes, print_lines, table, yaml_of
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden, run_command
 from agent.cli.options import Output
-from tests.agent.server.support import OTHER_UID, UID, manifest
+from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from agent.server.events import Watcher
     from tests.agent.cli.shell import Shell
     from tests.agent.server.support import Running
+
 
 TEXTS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(string.digits + ":-x"))
 PLAIN = st.recursive(
@@ -240,10 +247,6 @@ def test_a_timeout_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFi
     assert "--timeout" in capsys.readouterr().err
 
 
-def test_forms_are_the_words_of_the_command_line() -> None:
-    assert [str(each) for each in Output] == [each.value for each in Output]
-
-
 @pytest.mark.parametrize("command", ["status", "list", "watch", "map"])
 def test_an_agent_that_does_not_answer_ends_a_command_in_time(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -255,3 +258,97 @@ def test_an_agent_that_does_not_answer_ends_a_command_in_time(
         code = run_command([command, "--socket", path, "--timeout", "0.01"])
     assert code == ExitCode.UNREACHABLE
     assert "no answer within 0.01 s" in capsys.readouterr().err
+
+
+# --- a command says with its exit code what it found, whatever becomes of its output --------------
+
+
+#: Prints more than a pipe holds, and then says no.
+_LONG: Final = (
+    "from agent.cli.errors import open_standard_output, reader_is_gone\n"
+    "open_standard_output()\n"
+    "for _ in range(1000): print('x' * 1000, flush=True)\n"
+    "raise SystemExit(7 if reader_is_gone() else 0)\n"
+)
+
+
+def shell(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", script, "bash", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_reader_that_went_away_leaves_the_commands_own_exit_code() -> None:
+    done = shell('set -o pipefail; "$@" | head -n 1', sys.executable, "-c", _LONG)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("nosuch",)])
+def test_neither_does_a_short_answer_that_nothing_reads(arguments: tuple[str, ...]) -> None:
+    command = (sys.executable, "-m", "agent.cli.main", *arguments)
+    read, unread = (
+        shell('"$@" >/dev/null', *command),
+        shell('"$@" | true; exit ${PIPESTATUS[0]}', *command),
+    )
+    assert (unread.returncode, unread.stderr) == (read.returncode, read.stderr)
+
+
+def test_a_full_disk_is_named_as_that_of_standard_output() -> None:
+    done = shell('"$@" > /dev/full', sys.executable, "-m", "agent.cli.main", "completion", "bash")
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert done.stderr == "numawarden: error: standard output: No space left on device\n"
+
+
+def test_standard_output_may_be_closed() -> None:
+    done = shell('"$@" >&-', sys.executable, "-m", "agent.cli.main", "completion", "bash")
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+
+
+EVENT = EventDocument(type="PodAdmitted", time=0.0, operation="x")
+
+
+def test_an_event_of_the_agent_is_a_change(agent: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, loop = agent.controller.events.watch, agent.life.get_loop()
+
+    def admitting() -> AbstractContextManager[Watcher]:
+        """Admit a pod as soon as the agent streams its events."""
+        loop.call_soon(lambda: loop.run_in_executor(None, agent.client.admit, manifest()))
+        return watch()
+
+    monkeypatch.setattr(agent.controller.events, "watch", admitting)
+    assert next(changes(agent.client.watch(), PATIENCE)) is None
+    assert UID in {pod.uid for pod in agent.client.pods()}
+
+
+def fed(feed: SimpleQueue[EventDocument | None]) -> Iterator[EventDocument]:
+    while (event := feed.get()) is not None:
+        yield event
+
+
+def test_changes_follow_the_events_and_end_with_them() -> None:
+    feed: SimpleQueue[EventDocument | None] = SimpleQueue()
+    seen = changes(fed(feed), PATIENCE)
+    feed.put(EVENT)
+    assert next(seen) is None
+    feed.put(None)
+    assert list(seen) == []
+
+
+def test_events_that_wait_are_one_change() -> None:
+    assert len(list(changes([EVENT] * 500, PATIENCE))) < 500
+
+
+def test_all_is_drawn_again_after_some_time_without_an_event() -> None:
+    feed: SimpleQueue[EventDocument | None] = SimpleQueue()
+    seen = changes(fed(feed), 0.0)
+    assert (next(seen), next(seen)) == (None, None)
+    feed.put(None)
+
+
+def test_an_agent_that_went_away_is_an_error() -> None:
+    class Ended:
+        def __iter__(self) -> Iterator[EventDocument]:
+            raise Unreachable("/run/x", "it closed the connection")
+
+    with pytest.raises(Unreachable):
+        next(changes(Ended(), PATIENCE))

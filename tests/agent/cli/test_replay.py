@@ -98,13 +98,6 @@ class TestText:
         assert "remedy" not in out
         assert "nodes 0-1 (preferred)" in out
 
-    def test_a_pod_without_room_on_the_node_is_rejected_with_what_the_node_has(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        run_command(["replay", file_of(tmp_path, admitting("a", 99))])
-        out = capsys.readouterr().out
-        assert "OutOfcpu: the node has no room for the pod: 99 of cpu asked, 15 free" in out
-
 
 class TestJsonLines:
     def test_an_admission_shows_everything_that_was_decided(

@@ -105,12 +105,6 @@ def test_programs_get_a_document(shell: Shell) -> None:
     assert all("cpuset" in above["enabled"] for above in answer["ancestors"])
 
 
-def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
-    from agent.cli.main import run_command  # noqa: PLC0415
-
-    assert run_command(["verify", "--socket", str(tmp_path / "none")]) == ExitCode.UNREACHABLE
-
-
 def test_a_status_does_not_say_that_the_kernel_agrees_beside_a_pod_that_is_not_enforced(
     shell: Shell,
 ) -> None:

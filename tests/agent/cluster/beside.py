@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
     from pathlib import Path
 
+    from agent.cluster.kubelet.source import KubeletPods
     from agent.pods.model import Pod
     from agent.server.controller import Controller
 
@@ -131,7 +132,7 @@ def beside(
         pods.answering.set()
         controller.state.register(pods)
         intake = PodIntake(pods, SourceAdmissions(controller))
-        events = RuntimeEvents(controller, pods, intake, on_reject)
+        events = RuntimeEvents(controller, cast("KubeletPods", pods), intake, on_reject)
         await action(Beside(controller, events, pods, intake))
 
     with_agent(site, live, sources=())

@@ -71,21 +71,24 @@ def test_memory_nodes_alone_are_pinned_and_the_quota_is_the_kubelets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocation", "cpus", "quota"),
+    ("allocation", "lifted", "quota"),
     [
-        (pod(exclusive("db", "2-3"), limit=2000), POOL, -1),
-        (pod(exclusive("db", "2-3"), on_host("log", limit=500), limit=2500), POOL, -1),
-        (pod(exclusive("db", "2-3"), on_host("log"), limit=3000), POOL, 100_000),
-        (mixed(), Mask.parse("6-7"), None),
+        (pod(exclusive("db", "2-3"), limit=2000), True, -1),
+        (pod(exclusive("db", "2-3"), on_host("log", limit=500), limit=2500), True, -1),
+        (pod(exclusive("db", "2-3"), on_host("log"), limit=3000), False, 100_000),
+        (mixed(), False, 600_000),
     ],
 )
-def test_an_ephemeral_container_has_the_pool_of_its_pod_or_the_nodes(
-    allocation: PodAllocation, cpus: Mask, quota: int | None
+def test_an_ephemeral_container_has_the_nodes_pool_and_the_bound_of_its_pod(
+    allocation: PodAllocation,
+    lifted: bool,  # noqa: FBT001  # of the table above
+    quota: int,
 ) -> None:
-    """A quota binds it only where its pod states one for more than its containers."""
-    given = adjustment_of(allocation, "debugger", POOL)
+    """The bound is what exclusive CPUs leave, else the quota that the kubelet leaves the pod."""
+    pod_ = replace(allocation, quota_disabled=lifted)
+    given = adjustment_of(pod_, "debugger", POOL)
     assert given is not None
-    assert (given.cpus, given.mems, given.quota_us, given.environment) == (cpus, None, quota, {})
+    assert (given.cpus, given.mems, given.quota_us, given.environment) == (POOL, None, quota, {})
 
 
 def test_an_ephemeral_container_of_a_pod_without_cpus_of_its_own_is_left_to_the_kubelet() -> None:

@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from agent.cluster.companions import OptInAdmissions
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
-from agent.cluster.opt_in import OptInAdmissions
 from agent.config.model import BesideKubeletConfig
 from agent.managers.device.kubelet import given_devices
 from agent.managers.policy import TopologyManagerPolicy

@@ -10,6 +10,7 @@ from agent.config.model import (
     GATES,
     IGNORED,
     LOCKED_ON,
+    Config,
     cpu_option_problems,
     cpu_options,
     gate_problems,
@@ -19,16 +20,25 @@ from agent.config.model import (
     prefers_closest,
     topology_option_problems,
 )
-from agent.managers.policy import CpuPolicyOptions, FeatureGates, TopologyManagerPolicy
+from agent.managers.policy import (
+    CpuPolicyOptions,
+    FeatureGates,
+    KubernetesVersion,
+    TopologyManagerPolicy,
+)
 from tests.conformance.options import run_case
 from tests.conformance.outcome import Verdict
 from tests.shared import needs_shared, shared_dir
 
+V1_36, V1_37 = KubernetesVersion.V1_36, KubernetesVersion.V1_37
 
-def test_defaults_are_those_of_kubernetes_1_36() -> None:
-    assert gates_of({}) == FeatureGates(
+
+@pytest.mark.parametrize(("version", "fixed"), [(V1_36, False), (V1_37, True)])
+def test_defaults_are_those_of_the_version(*, version: KubernetesVersion, fixed: bool) -> None:
+    assert gates_of({}, version) == FeatureGates(
         pod_level_resources=True,
         pod_level_resource_managers=False,
+        pod_level_resources_fix_defaulting=fixed,
         disable_cpu_quota_with_exclusive_cpus=True,
         cpu_manager_policy_alpha_options=False,
         cpu_manager_policy_beta_options=True,
@@ -43,8 +53,9 @@ def test_a_gate_that_is_set_is_so(name: str) -> None:
 
 def test_a_whole_stage_can_be_switched_and_a_named_gate_wins() -> None:
     alpha = gates_of({"AllAlpha": True, "CPUManagerPolicyAlphaOptions": False})
-    assert alpha.pod_level_resource_managers
     assert not alpha.cpu_manager_policy_alpha_options
+    for whole, version in (("AllAlpha", V1_36), ("AllBeta", V1_37)):  # it became beta
+        assert gates_of({whole: True}, version).pod_level_resource_managers
     beta = gates_of({"AllBeta": False, "PodLevelResources": True})
     assert beta.pod_level_resources
     assert not beta.cpu_manager_policy_beta_options
@@ -62,7 +73,11 @@ def test_a_whole_stage_can_be_switched_and_a_named_gate_wins() -> None:
             "PodLevelResourceManagers",
             "needs PodLevelResources",
         ),
-        ({"AllAlpha": True, "AllBeta": False}, "PodLevelResourceManagers", "needs"),
+        (
+            {"PodLevelResourcesFixDefaulting": True, "PodLevelResources": False},
+            "PodLevelResourcesFixDefaulting",
+            "needs PodLevelResources",
+        ),
     ],
 )
 def test_gates_that_cannot_be_are_rejected(gates: dict[str, bool], gate: str, words: str) -> None:
@@ -71,10 +86,26 @@ def test_gates_that_cannot_be_are_rejected(gates: dict[str, bool], gate: str, wo
     assert words in problems[gate]
 
 
+def test_a_gate_that_a_version_locks_is_rejected_from_it_on() -> None:
+    gate = {"DisableCPUQuotaWithExclusiveCPUs": False}
+    assert not list(gate_problems(gate, V1_36))
+    ((name, message),) = gate_problems(gate, V1_37)
+    assert name == "DisableCPUQuotaWithExclusiveCPUs"
+    assert message.startswith("it cannot be switched off from Kubernetes v1.37 on; remove it, or")
+
+
+def test_a_gate_of_a_later_version_is_rejected() -> None:
+    problems = dict(gate_problems({"PodLevelResourcesFixDefaulting": True}, V1_36))
+    assert "came with Kubernetes v1.37" in problems["PodLevelResourcesFixDefaulting"]
+    both = {"AllAlpha": True, "AllBeta": False}
+    assert list(dict(gate_problems(both, V1_36))) == ["PodLevelResourceManagers"]
+    assert not list(gate_problems(both, V1_37))
+
+
 def test_other_gates_of_a_kubelet_are_accepted_and_named_as_ignored() -> None:
-    gates = {"MemoryQoS": True, "NodeSwap": False, "MemoryManager": True, "AllAlpha": False}
+    gates = {"PodsAPI": True, "NodeSwap": False, "MemoryManager": True, "AllAlpha": False}
     assert not list(gate_problems(gates))
-    assert ignored_gates(gates) == ("MemoryQoS", "NodeSwap", "MemoryManager")
+    assert ignored_gates(gates) == ("PodsAPI", "NodeSwap", "MemoryManager")
 
 
 def test_no_gate_is_in_two_lists() -> None:
@@ -182,3 +213,25 @@ def test_options_are_read_and_rejected_as_recorded() -> None:
     with gzip.open(folder / "vectors" / "options.jsonl.gz", "rt") as lines:
         outcomes = {case["name"]: run_case(case) for case in map(json.loads, lines)}
     assert {o.verdict for o in outcomes.values()} == {Verdict.EQUAL}, outcomes
+
+
+@pytest.mark.parametrize(
+    ("version", "gates", "stated", "factor"),
+    [
+        ("v1.36", {}, 0.8, None),
+        ("v1.36", {"MemoryQoS": True}, None, 0.9),
+        ("v1.36", {"AllAlpha": True}, 0.8, 0.8),
+        ("v1.37", {}, None, None),
+        ("v1.37", {}, 0.8, 0.8),
+        ("v1.37", {"AllBeta": False}, 0.8, None),
+    ],
+)
+def test_memory_qos_has_the_defaults_of_the_version(
+    version: str, gates: dict[str, bool], stated: float | None, factor: float | None
+) -> None:
+    config = Config(
+        kubernetes_version=KubernetesVersion(version),
+        feature_gates=gates,
+        memory_throttling_factor=stated,
+    )
+    assert config.throttling_factor == factor

@@ -11,7 +11,7 @@ import pytest
 from agent import __version__
 from agent.config.keys import Section, paths, schema
 from agent.config.load import override
-from agent.config.model import GATES, Config, ConfigError
+from agent.config.model import GATES, MEMORY_QOS, Config, ConfigError
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_what_can_be_chosen_is_explained_in_full(path: str) -> None:
 def _choices(key: Key) -> set[str]:
     """Return the names that a key lets choose from; those of gates that change a decision."""
     if key.name == "featureGates":
-        return {*GATES, "AllAlpha", "AllBeta"}
+        return {*GATES, MEMORY_QOS, "AllAlpha", "AllBeta"}
     schema = key.kind.schema
     options = schema.get("propertyNames", {}) if key.name.endswith("PolicyOptions") else {}
     for names in (schema, schema.get("items", {}), options):

@@ -229,6 +229,7 @@ def test_the_memory_policy_is_accepted_in_any_letter_case(text: str) -> None:
         ("agent: {metrics: {port: 65536}}", "from 0 to 65535"),
         ("agent: {metrics: {address: localhost}}", "is not an IP address"),
         ("agent: {metrics: {tlsKey: /k}}", "agent.metrics: tlsCertificate is missing"),
+        ("agent: {metrics: {names: []}}", "agent.metrics.names: the list is empty"),
         ("agent: {socketGroup: a b}", "is not the name of a group"),
         ("agent: {limits: {manifestBytes: 1}}", "is not a number of bytes from 1Ki to 1Gi"),
         ("agent: {devices: {gpu: []}}", "is not a resource of devices"),

@@ -25,6 +25,7 @@ from agent.config.resolve import (
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
+    MemoryPolicy,
     NodeFit,
     PluginDevice,
     Policy,
@@ -61,7 +62,8 @@ def _problems(text: str, host: Machine = _HOST) -> list[str]:
 
 def test_defaults_resolve_to_managers_that_do_nothing_and_to_node_fit() -> None:
     kept = NodeFit(reserved={"cpu": 0, "memory": 100 * MIB}, max_pods=110)
-    assert resolve(Config(), _HOST) == Policy(fit=kept)
+    unknown = MemoryPolicy(classes={0: "", 1: ""})
+    assert resolve(Config(), _HOST) == Policy(memory=unknown, fit=kept)
 
 
 class TestNodeFit:
@@ -202,6 +204,8 @@ _STATIC = "memoryManagerPolicy: Static\n"
          "{numaNode: 0, limits: {memory: 100Mi}}]\n", "no NUMA node 7; its nodes are 0-1"),
         (_STATIC + "systemReserved: {hugepages-1Gi: 1Gi}\n", "hugepages-1Gi: no NUMA node"),
         (_STATIC + "systemReserved: {hugepages-2Mi: 3Mi}\n", "not a whole number of pages"),
+        ("agent: {isolation: {memoryClasses: {hbm: 1-3}}}\n", "hbm: this host has no node 2-3"),
+        ("agent: {isolation: {memoryClasses: {hbm: 1, cxl: 0-1}}}\n", "node 1 has another class"),
         ("agent: {devices: {a.b/c: [{id: x, numaNodes: [1, 5]}]}}\n",
          "device x: this host has no NUMA node 5"),
     ],
@@ -308,6 +312,17 @@ def test_a_host_of_many_nodes_needs_no_option() -> None:
     host = machine(dict.fromkeys(range(9), GIB), cpu_nodes=tuple(range(9)))
     policy = _resolve("topologyManagerPolicy: restricted\n", host)
     assert policy.topology.policy is TopologyManagerPolicy.RESTRICTED
+
+
+def test_the_class_of_a_node_is_as_configured_else_as_the_host_shows_it() -> None:
+    first, second = _HOST.nodes
+    shown = (replace(first, memory_class="dram"), replace(second, memory_class="dram"))
+    none = replace(first, id=2, memory_bytes=0)
+    host = replace(_HOST, nodes=(*shown, none))
+    text = "agent: {isolation: {memory: '!hbm', memoryClasses: {hbm: 1}}}\n"
+    for resolved in (_resolve(text, host), resolve_what_fits(load_config(text, "x"), host)):
+        assert resolved.memory.classes == {0: "dram", 1: "hbm"}
+        assert resolved.memory.usual_classes == "!hbm"
 
 
 class TestUnknownMemory:

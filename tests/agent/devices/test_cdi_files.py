@@ -207,8 +207,8 @@ def test_the_file_of_another_user_stays(
     own = os.geteuid()
     directory.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    monkeypatch.setattr("agent.devices.cdi.risk_of", lambda *_: None)
-    monkeypatch.setattr("agent.devices.cdi.risk_above", lambda *_: None)
+    monkeypatch.setattr("agent.files.risk_of", lambda *_: None)
+    monkeypatch.setattr("agent.files.risk_above", lambda *_: None)
     files.reconcile([])
     assert _names(directory) == [NAME]
 

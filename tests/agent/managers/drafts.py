@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.managers.allocation import PodAllocation
-    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.resource_manager import Draft
@@ -59,8 +59,8 @@ class Inert(ResourceManager):
         del demanded, resource
         return 0
 
-    def start(self, rules: HostPolicy, part: object) -> PodPart:
-        del rules, part
+    def start(self, rules: HostPolicy, part: object, demand: PodDemand) -> PodPart:
+        del rules, part, demand
         return PodPart()
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.managers.machine import Machine
 from agent.managers.policy import (
+    NEWEST,
     CpuManagerPolicy,
     CpuPolicy,
     CpuPolicyOptions,
     FeatureGates,
+    IsolationMode,
+    KubernetesVersion,
     MemoryManagerPolicy,
     MemoryPolicy,
     NodeFit,
@@ -52,6 +55,8 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
     devices: Mapping[str, tuple[PluginDevice, ...]] | None = None,
     gates: Mapping[str, bool] | None = None,
     fit: NodeFit | None = None,
+    version: KubernetesVersion = NEWEST,
+    smt: IsolationMode = IsolationMode.NEVER,
     **options: bool,
 ) -> EffectivePolicy:
     """Return static CPU (and memory) policies with one reserved CPU and 1 GiB per node reserved.
@@ -64,11 +69,12 @@ def make_rules(  # noqa: PLR0913  # a policy has that many sides, each named at 
         machine,
         Policy(
             cpu=CpuPolicy(
-                CpuManagerPolicy.STATIC, CpuPolicyOptions(**options), Mask.parse(reserved)
+                CpuManagerPolicy.STATIC, CpuPolicyOptions(**options), Mask.parse(reserved), smt
             ),
             memory=MemoryPolicy(MemoryManagerPolicy.STATIC, kept) if memory else MemoryPolicy(),
             topology=TopologyPolicy(topology, scope),
             gates=FeatureGates(**chosen),
+            version=version,
             devices=devices or {},
             fit=fit,
         ),

@@ -3,14 +3,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove, start_container, start_containers
 from agent.managers.allocation import Isolation, PodAllocation
-from agent.managers.cpu.manager import exclusive_cpus, shared_cpus, shared_pool
+from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.decision import Decision, Reason
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import memory_charge
-from agent.pods.model import QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -18,7 +18,6 @@ from tests.agent.managers.hosts import (
     NO_POLICY,
     POD,
     SINGLE,
-    SMT,
     make_rules,
 )
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
@@ -43,6 +42,14 @@ def cpus(allocation: PodAllocation) -> dict[str, str | None]:
 
 def isolation(allocation: PodAllocation) -> dict[str, Isolation]:
     return {c.name: c.isolation for c in allocation.containers}
+
+
+def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:
+    rules, asking = make_rules(), pod(app("a", guaranteed("cpu=2 memory=1Gi")))
+    assert admit(rules, rules.empty_ledger(), replace(asking, os="linux")).admitted
+    decision = admit(rules, rules.empty_ledger(), replace(asking, os="windows"))
+    assert decision.rejection is not None
+    assert decision.rejection.reason == "PodOSNotSupported"
 
 
 class TestPodScopeExamplesOfKep5526:
@@ -147,58 +154,6 @@ class TestContainerScopeExamplesOfKep5526:
         assert not exclusive_cpus(decision.ledger)
 
 
-def test_without_the_gate_a_pod_with_a_budget_runs_shared() -> None:
-    rules = make_rules(managed=False)
-    allocation = allocated(
-        admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi")),
-                                               of_pod=BUDGET_4))
-    )  # fmt: skip
-    assert cpus(allocation) == {"c1": None}
-    assert allocation.qos is QosClass.GUARANTEED
-
-
-def test_a_burstable_pod_runs_in_the_shared_pool() -> None:
-    rules = make_rules()
-    burstable = pod(app("c1", resources("cpu=2 memory=1Gi", "cpu=4 memory=1Gi")))
-    decision = admit(rules, rules.empty_ledger(), burstable)
-    assert cpus(allocated(decision)) == {"c1": None}
-    assert decision.eligibility[0].why["cpu"] == (
-        "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
-    )
-
-
-def test_full_pcpus_only_rejects_half_a_core_and_says_how_large_one_is() -> None:
-    rules = make_rules(SMT, scope=CONTAINER, reserved="0,8", full_pcpus_only=True)
-    decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.SMT_ALIGNMENT
-    assert decision.rejection.asked == 3
-    assert decision.rejection.free == {0: 6, 1: 8}
-    assert "not a multiple of the 2 CPUs of a core" in decision.rejection.message
-
-
-def test_a_rejection_names_resource_request_and_what_is_free_where() -> None:
-    rules = make_rules(topology=SINGLE)
-    decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=9 memory=1Gi"))))
-    rejection = decision.rejection
-    assert rejection is not None
-    assert (rejection.reason, rejection.resource) == (Reason.TOPOLOGY_AFFINITY, "cpu")
-    assert (rejection.asked, rejection.free) == (9, {0: 7, 1: 8})
-    assert "free: node 0: 7, node 1: 8" in rejection.message
-
-
-def test_a_later_containers_rejection_leaves_nothing_of_the_earlier_ones() -> None:
-    rules = make_rules(scope=CONTAINER, topology=SINGLE)
-    ledger = rules.empty_ledger()
-    too_much = pod(
-        app("c1", guaranteed("cpu=4 memory=4Gi")), app("c2", guaranteed("cpu=9 memory=1Gi"))
-    )
-    decision = admit(rules, ledger, too_much)
-    assert decision.rejection is not None
-    assert decision.rejection.container == "c2"
-    assert decision.ledger is ledger
-
-
 class TestAskingAgain:
     def test_the_same_pod_keeps_its_allocation(self) -> None:
         rules = make_rules()
@@ -245,13 +200,6 @@ class TestInitContainers:
             init("i1", guaranteed("cpu=3 memory=3Gi")), app("c1", guaranteed("cpu=2 memory=1Gi"))
         )
         return rules, admit(rules, rules.empty_ledger(), asked).ledger
-
-    def test_their_cpus_and_memory_are_used_again(self) -> None:
-        _, ledger = self.rules_and_ledger()
-        allocation = ledger.allocations["u-1"]
-        assert cpus(allocation) == {"i1": "1-3", "c1": "1-2"}
-        assert sum(block.size for c in allocation.containers for block in c.memory) == 3 << 30
-        assert memory_charge(ledger)[0].reserved["memory"] == 3 << 30
 
     def test_their_memory_goes_back_when_a_later_container_starts(self) -> None:
         rules, ledger = self.rules_and_ledger()
@@ -301,16 +249,6 @@ class TestQuota:
         assert not allocation.quota_disabled
 
 
-def test_strict_reservation_leaves_shared_containers_the_reserved_cpus_at_the_worst() -> None:
-    rules = make_rules(scope=CONTAINER, strict_cpu_reservation=True)
-    everything = pod(
-        app("c1", guaranteed("cpu=7 memory=1Gi")), app("c2", guaranteed("cpu=8 memory=1Gi"))
-    )
-    ledger = admit(rules, rules.empty_ledger(), everything).ledger
-    assert not shared_pool(rules, ledger)
-    assert shared_cpus(rules, ledger) == Mask.of(0)
-
-
 class TestThePodsOwnLimit:
     def limit_of(self, asked: Pod) -> int | None:
         rules = make_rules()
@@ -323,14 +261,3 @@ class TestThePodsOwnLimit:
     def test_there_is_none_when_one_container_has_none(self) -> None:
         limited = resources("cpu=500m", "cpu=1")
         assert self.limit_of(pod(app("a", limited), app("b"))) is None
-
-    def test_one_stated_for_the_pod_holds_whatever_its_containers_say(self) -> None:
-        assert self.limit_of(pod(app("a"), app("b"), of_pod=BUDGET_4)) == 4000
-
-
-def test_a_rejection_for_want_of_cpus_names_the_whole_request() -> None:
-    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
-    decision = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=20 memory=1Gi"))))
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.UNEXPECTED
-    assert decision.rejection.message == "not enough CPUs: 20 asked, 15 free"

@@ -21,7 +21,7 @@ from agent.managers.advice import (
     with_larger_budget,
     with_limits_as_requests,
 )
-from agent.managers.answers import AdviceKind
+from agent.managers.decision import AdviceKind
 from agent.managers.machine import Machine
 from agent.managers.rules import restored
 from agent.pods.model import REQUIRE
@@ -41,8 +41,7 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.answers import Advice
-    from agent.managers.decision import Decision
+    from agent.managers.decision import Advice, Decision
     from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy
     from agent.managers.rules import EffectivePolicy

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.advice import advise, decided, free_cpus
-from agent.managers.answers import AdviceKind
+from agent.managers.advice import advise, decided
 from agent.managers.cpu.manager import shared_cpus, shared_pool, uncordoned_shared_cpus
+from agent.managers.decision import AdviceKind
 from agent.managers.machine import Machine
 from agent.managers.memory.assignment import best_hint, fitting_hints
 from agent.managers.memory.state import memory_charge
-from agent.managers.policy import Cordon, NodeFit, PluginDevice
+from agent.managers.policy import Cordon, NodeFit
 from agent.managers.quality import invalid_allocations
 from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
-from tests.agent.managers.hosts import BEST_EFFORT, GIB, NO_POLICY, SINGLE, SMT, make_rules
+from tests.agent.managers.hosts import GIB, NO_POLICY, SINGLE, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 
@@ -131,31 +131,6 @@ def test_a_pod_ends_beside_a_cordon_as_without_one(
     beside = replace(rules, policy=replace(rules.policy, cordon=data.draw(cordons(rules))))
     for uid in ledger.allocations:
         assert remove(beside, ledger, uid) == remove(rules, ledger, uid)
-
-
-def test_a_cordoned_cpu_leaves_the_shared_pool_and_is_not_free() -> None:
-    rules = cordoned(make_rules(), cpus="1-3")
-    ledger = rules.empty_ledger()
-    assert str(shared_pool(rules, ledger)) == "0,4-15"
-    assert free_cpus(rules, ledger).free == 12
-
-
-def test_a_cordoned_node_gives_neither_cpus_nor_memory() -> None:
-    rules = cordoned(make_rules(topology=BEST_EFFORT), nodes="0")
-    allocation = admit(rules, rules.empty_ledger(), asking(2)).allocation
-    assert allocation is not None
-    assert str(rules.machine.cpus.nodes_of(allocation.exclusive_cpus)) == "1"
-    assert str(memory_nodes(allocation)) == "1"
-
-
-def test_a_device_on_a_cordoned_node_alone_is_not_allocated() -> None:
-    devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(1)))}
-    rules = cordoned(make_rules(topology=BEST_EFFORT, devices=devices), nodes="0")
-    one = admit(rules, rules.empty_ledger(), asking(1, more="example.com/gpu=1"))
-    assert one.allocation is not None
-    assert [device for _, _, device in one.allocation.allocated_devices()] == ["b"]
-    two = admit(rules, one.ledger, asking(1, uid="u-2", more="example.com/gpu=1"))
-    assert two.allocation is None
 
 
 def test_a_group_with_a_cordoned_node_gets_no_further_memory() -> None:

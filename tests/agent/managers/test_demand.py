@@ -91,13 +91,6 @@ class TestDemand:
         assert [c.part(DEVICES) for c in demand.containers] == [{GPU: 3}, {GPU: 2}]
         assert demand.requests == {"example.com/other": 1}
 
-    def test_requests_are_effective_in_millicores_and_whole_units(self) -> None:
-        asked = pod(
-            init("i", resources("cpu=2500m memory=1Gi")),
-            app("a", resources(f"cpu=1 memory=2Gi {GPU}=1")),
-        )
-        assert demand_of(POD_SCOPE, asked).requests == {"cpu": 2500, "memory": 2 * GIB, GPU: 1}
-
     def test_requests_end_at_what_kubernetes_can_count(self) -> None:
         largest = 2**63 - 1
         asked = pod(app("a", resources(f"{GPU}={largest}")), app("b", resources(f"{GPU}=1 cpu=9E")))

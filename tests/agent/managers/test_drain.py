@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -88,6 +89,24 @@ def test_a_specification_with_an_overhead_and_a_stated_class_follows_from_its_al
     found = specification_of(rules, allocation)
     assert found is not None
     assert spec_digest(found) == spec_digest(asked)
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits"),
+    [("cpu=3 memory=3Gi", ""), ("cpu=3 memory=3Gi", "cpu=3"), ("cpu=3 memory=3Gi", "memory=3Gi")],
+)
+def test_a_specification_without_the_pod_level_limits_that_were_defaulted_follows(
+    requests: str, limits: str
+) -> None:
+    rules = make_rules()
+    containers = [
+        app("a", guaranteed("cpu=2 memory=2Gi")),
+        app("b", guaranteed("cpu=1 memory=1Gi")),
+    ]
+    stated = pod(*containers, of_pod=resources(requests, limits))
+    allocation = with_pod(rules, stated).allocations["u-1"]
+    assert allocation.qos is QosClass.GUARANTEED  # so that the limits were defaulted
+    assert specification_of(rules, allocation) == stated
 
 
 def test_a_pod_whose_specification_does_not_follow_is_not_tried() -> None:

@@ -12,7 +12,7 @@ from agent.managers.allocation import ContainerAllocation, Isolation, Origin, Po
 from agent.managers.sharing import NAMED, Share, Sharing, is_specified, run_together, shares
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
-from tests.agent.managers.hosts import CONTAINER, make_rules
+from tests.agent.managers.hosts import make_rules
 from tests.agent.managers.test_invariants import pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
@@ -63,13 +63,6 @@ def test_without_cpus_of_its_own_a_container_runs_in_the_nodes_pool() -> None:
     assert sharing_of(allocation) == {"a": Sharing.NODE, "b": Sharing.NODE}
 
 
-def test_an_init_container_and_the_app_that_gets_its_cpus_never_meet() -> None:
-    rules = make_rules(scope=CONTAINER)
-    allocation = allocated(rules, init("i", TWO), app("a", TWO))
-    assert allocation.containers[0].cpus == allocation.containers[1].cpus
-    assert sharing_of(allocation) == {"i": Sharing.OWN, "a": Sharing.OWN}
-
-
 def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
     allocation = allocated(
         make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi"
@@ -88,12 +81,6 @@ def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> Non
         Share(Sharing.OVERLAPPING, Mask.of(3), ("s",)),
         Share(Sharing.OWN),
     )
-
-
-def test_an_init_container_before_the_sidecar_is_over_when_that_starts() -> None:
-    containers = (init("i", guaranteed("cpu=3 memory=1Gi")), sidecar("s"), app("a", TWO))
-    allocation = allocated(make_rules(), *containers, budget="cpu=4 memory=4Gi")
-    assert sharing_of(allocation)["i"] is Sharing.OWN
 
 
 def test_no_more_than_a_few_of_those_who_meet_are_named() -> None:

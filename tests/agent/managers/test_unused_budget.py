@@ -10,9 +10,9 @@ from agent.managers.allocation import Origin
 from agent.managers.sharing import UnusedBudget, unused_budget
 from agent.pods.model import CPU, ContainerKind
 from sysfs.mask import Mask
-from tests.agent.managers.hosts import CONTAINER, GIB, make_rules
+from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.managers.test_invariants import pods, rule_sets
-from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
+from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
@@ -35,28 +35,6 @@ def test_what_the_only_exclusive_container_leaves_is_unused() -> None:
         UnusedBudget(CPU, 4, 6, Mask.parse("3-6")),
         UnusedBudget("memory", 3 * GIB, 4 * GIB),
     )
-
-
-def test_a_container_that_shares_can_use_all_the_rest() -> None:
-    assert unused_budget(allocated(app("a", TWO), app("b"))) == ()
-    assert unused_budget(allocated(app("a", TWO), sidecar("s"))) == ()
-
-
-def test_an_init_container_uses_it_for_a_while_only() -> None:
-    allocation = allocated(init("i"), app("a", TWO))
-    assert [(each.resource, each.unused) for each in unused_budget(allocation)] == [
-        (CPU, 4),
-        ("memory", 3 * GIB),
-    ]
-
-
-def test_all_of_a_budget_may_be_used_without_a_sharing_container() -> None:
-    rest = guaranteed("cpu=4 memory=3Gi")
-    assert unused_budget(allocated(app("a", TWO), app("b", rest))) == ()
-
-
-def test_in_container_scope_there_is_no_budget_to_be_unused() -> None:
-    assert unused_budget(allocated(app("a", TWO), rules=make_rules(scope=CONTAINER))) == ()
 
 
 def test_nothing_is_said_of_a_pod_whose_containers_are_not_all_known() -> None:

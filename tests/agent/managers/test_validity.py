@@ -66,11 +66,6 @@ def lessen(machine: Machine, lost: set[int]) -> Machine:
 TWO_CPUS = one("cpu=2 memory=1Gi")
 
 
-def test_what_was_given_under_the_same_rules_is_valid() -> None:
-    rules = make_rules()
-    assert found(rules, ledger_of(rules, TWO_CPUS, one("cpu=3 memory=2Gi", "u-2"))) == []
-
-
 def test_a_pod_without_anything_of_its_own_is_valid_under_any_rules() -> None:
     rules = make_rules()
     ledger = ledger_of(rules, pod(app("c1"), uid="u-1"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.demand import ContainerDemand, PodRequest
+    from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.resource_manager import Draft
@@ -73,8 +73,8 @@ class ToyManager(ResourceManager):
         del resource
         return demanded
 
-    def start(self, rules: HostPolicy, part: Lanes) -> LaneDraft:
-        del rules
+    def start(self, rules: HostPolicy, part: Lanes, demand: PodDemand) -> LaneDraft:
+        del rules, demand
         return LaneDraft(free=self.lanes - part)
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:

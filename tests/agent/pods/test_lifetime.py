@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.pods.manifest import load_pod
-from agent.pods.model import END, NEAR_NODES, UNIT, End, Lifetime, ManifestError, lifetime_of
+from agent.pods.model import (
+    END,
+    INTERRUPTS,
+    NEAR_NODES,
+    POWER,
+    SMT,
+    UNIT,
+    End,
+    Lifetime,
+    ManifestError,
+    isolation_annotation,
+    lifetime_of,
+)
 
 if TYPE_CHECKING:
     from agent.pods.model import Pod
@@ -47,6 +59,9 @@ def test_a_pod_lasts_as_its_annotations_say(
         ({UNIT: ""}, 1, "is not the name of a .service or .scope of systemd"),
         ({UNIT: "a.service", END: "processes"}, 1, "leave one of the two out"),
         ({UNIT: "a.service"}, 2, "a unit is one container, the pod has 2"),
+        ({isolation_annotation(INTERRUPTS): "on"}, 1, "'on' is not one of off, own-devices"),
+        ({isolation_annotation(SMT): "off"}, 1, "'off' is not one of idle-siblings"),
+        ({isolation_annotation(POWER): "no class"}, 1, "'no class' is not a name"),
         ({NEAR_NODES: "eth0"}, 1, "near-nodes"),
         ({NEAR_NODES: ""}, 1, "it lists no node"),
     ],

@@ -90,6 +90,16 @@ def test_ephemeral_containers_do_not_count_whatever_they_state() -> None:
     assert totals(f"  ephemeralContainers: [{debug}]\n") == totals("")
 
 
+def test_the_system_of_a_pod_is_read_and_has_to_be_one_that_kubernetes_knows() -> None:
+    text = _one("{limits: {cpu: 2}}")
+    assert [load_pod(text + more, "p").os for more in ("", "  os: {name: windows}\n")] == [
+        "",
+        "windows",
+    ]
+    with pytest.raises(ManifestError, match=r"spec\.os\.name.*plan9"):
+        load_pod(text + "  os: {name: plan9}\n", "p")
+
+
 def test_the_same_pod_in_json_is_the_same_pod() -> None:
     document = {
         "apiVersion": "v1",

@@ -35,7 +35,8 @@ def test_class_follows_from_the_containers(containers: list[Container], expected
         (_FULL, QosClass.GUARANTEED),
         (resources("cpu=1 memory=1Gi"), QosClass.BURSTABLE),
         (guaranteed("cpu=1"), QosClass.BURSTABLE),
-        (Resources(), QosClass.BEST_EFFORT),
+        (guaranteed("cpu=0"), QosClass.BEST_EFFORT),
+        (Resources(), QosClass.BURSTABLE),
     ],
 )
 def test_pod_level_resources_alone_decide_where_there_are_any(

@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reconcile.desired import HostSets, KnownPods, desired_cgroups
+from agent.reconcile import observe
+from agent.reconcile.desired import (
+    HostSets,
+    KnownChanges,
+    KnownPods,
+    desired_cgroups,
+    with_partitions,
+)
+from agent.reconcile.diff import diff, without_the_kubelets
+from agent.reconcile.drivers import DirectoryCgroups
+from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.identify import IdentifiedBy, IdentifiedCgroups, Located, LocatedPod, Subgroup
 from agent.reconcile.quota import EVERYTHING, EnforcedControllers
+from agent.reconcile.report import count_causes
 from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Tier
@@ -20,6 +31,7 @@ from tests.agent.reconcile.pods import (
     OTHER,
     directories,
     exclusive,
+    layout,
     ledger,
     mixed,
     on_host,
@@ -30,10 +42,12 @@ from tests.agent.reconcile.pods import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from agent.managers.allocation import PodAllocation
-    from agent.reconcile.enforcer import Enforcer
+    from agent.reconcile.desired import DesiredCgroup
+    from agent.reconcile.diff import Difference
+    from cgroupfs.state import CgroupState
 
 #: Pods by two uids, each as it may be at one time or another.
 _VARIANTS = (
@@ -42,6 +56,7 @@ _VARIANTS = (
     pod(on_host("web"), uid=OTHER),
     pod(on_host("web", limit=500, request=100), on_host("log"), uid=OTHER),
 )
+_POOL = Mask.parse("0-1")
 _HOST = HostSets(ONLINE, Mask.parse("0-1"))
 _CLASSES = {Tier.BURSTABLE: "kubepods/burstable", Tier.BEST_EFFORT: "kubepods/besteffort"}
 
@@ -115,6 +130,47 @@ def test_what_is_desired_of_an_unchanged_pod_is_the_same_object() -> None:
     assert all(one is other for one, other in zip(first, second, strict=True))
 
 
+def partitioned(
+    desired: Sequence[DesiredCgroup], of: PodAllocation, known: KnownChanges, word: str = "root"
+) -> tuple[DesiredCgroup, ...]:
+    return with_partitions(desired, {of.uid: word}, "kubepods", {of.uid: of}, known)
+
+
+def beside_the_kubelet(
+    desired: Sequence[DesiredCgroup], of: PodAllocation, known: KnownChanges
+) -> tuple[DesiredCgroup, ...]:
+    there = {of.uid: LocatedPod(path_of(of), exists=True)}
+    return without_the_kubelets(desired, {of.uid: of}, there, known)
+
+
+@pytest.mark.parametrize("change", [partitioned, beside_the_kubelet])
+@pytest.mark.parametrize(("before", "after"), [_VARIANTS[:2], _VARIANTS[1::-1]])
+def test_what_is_changed_of_a_pod_is_the_same_object_until_the_pod_is_another(
+    change: Callable[..., tuple[DesiredCgroup, ...]], before: PodAllocation, after: PodAllocation
+) -> None:
+    known, pool = KnownChanges(), KnownPods()
+    cgroups = IdentifiedCgroups({after.uid: LocatedPod(path_of(after), exists=True)})
+    was, same, now = (
+        (change(desired_cgroups(Desired(ledger(of), _POOL), cgroups, known=pool), of, known), of)
+        for of in (before, before, after)
+    )
+    assert was[0]
+    assert all(one is other for one, other in zip(was[0], same[0], strict=True) if one.pod)
+    fresh = desired_cgroups(Desired(ledger(after), _POOL), cgroups)
+    assert now[0] == change(fresh, after, KnownChanges())
+    assert now[0] != was[0]
+
+
+def test_a_pod_of_another_kind_of_partition_is_made_again() -> None:
+    known, of = KnownChanges(), _VARIANTS[1]
+    pods = IdentifiedCgroups({of.uid: LocatedPod(path_of(of), exists=True)})
+    desired = desired_cgroups(Desired(ledger(of), _POOL), pods)
+    for word in ("root", "isolated", "member"):
+        assert partitioned(desired, of, known, word) == partitioned(
+            desired, of, KnownChanges(), word
+        )
+
+
 # --- the kernel is asked every time --------------------------------------------------------------
 
 POD = path_of(mixed())
@@ -155,10 +211,12 @@ def settled() -> tuple[RecordingKernel, Enforcer, Desired]:
     [
         ("kubepods", "cpuset.cpus", "0-3"),
         (POD, "cpuset.cpus", "2-3"),
+        (POD, "cpuset.cpus", "8-9"),
         (POD, "cpuset.mems", "0-1"),
         (POD, "cpu.max", "50000 100000"),
         (POD, "cpu.weight", "7"),
         (f"{POD}/db", "cpuset.cpus", "2-3"),
+        (f"{POD}/db", "cpuset.cpus", "0-15"),
         (f"{POD}/db", "cpuset.mems", "1"),
         (f"{POD}/db", "cpu.max", "140000 100000"),
         (WEB_POD, "cpuset.cpus", "0"),
@@ -171,12 +229,66 @@ def test_every_change_is_found_as_often_as_it_is_made(cgroup: str, file: str, va
     tree, enforcer, aim = settled()
     for _ in range(3):
         tree.write(cgroup, file, value)
+        verified = enforcer.verify(aim)
         report = enforcer.repair(aim)
-        assert (cgroup, file, value) in {(f.cgroup, f.file, f.observed) for f in report.drift}
+        for found in (verified.remaining, report.drift):
+            assert (cgroup, file, value) in {(f.cgroup, f.file, f.observed) for f in found}
+        assert not verified.changed
         assert report.ok
+        assert report.repaired == count_causes(report.drift)
+        assert (tree.allowed(1)[0], tree.allowed(2)[0]) == (Mask.parse("2-5"), aim.shared_pool)
         quiet = enforcer.repair(aim)
         assert not quiet.found
         assert not quiet.changed
+
+
+def test_what_shows_the_same_is_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, enforcer, aim = settled()
+    run(tree, f"{POD}/0f3a", 3)
+    notes = enforcer.repair(aim).notes
+    compared: list[str] = []
+
+    def counting(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ...]:
+        compared.append(item.setting.cgroup)
+        return diff(item, state)
+
+    monkeypatch.setattr(observe, "diff", counting)
+    # What is noted each time is compared each time, and the cgroups above the pods are few.
+    assert enforcer.repair(aim).notes == notes
+    assert f"{POD}/0f3a" in notes[0]
+    assert {*compared} & {POD, f"{POD}/db", f"{POD}/0f3a", WEB_POD, f"{WEB_POD}/web"} == {
+        f"{POD}/0f3a"
+    }
+
+
+@pytest.mark.parametrize("makes", [True, False], ids=["with partitions", "beside a kubelet"])
+def test_what_is_changed_of_a_pod_settles_until_its_cgroup_shows_another_set(
+    monkeypatch: pytest.MonkeyPatch, *, makes: bool
+) -> None:
+    tree, _, aim = settled()
+    enforcer = Enforcer(
+        tree,
+        layout(),
+        DirectoryCgroups(tree, makes=makes),
+        partitions=lambda *_: {mixed().uid: "root"} if makes else None,
+    )
+    for _ in range(3):
+        assert enforcer.repair(aim).ok
+    compared: list[str] = []
+
+    def counting(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ...]:
+        compared.append(item.setting.cgroup)
+        return diff(item, state)
+
+    monkeypatch.setattr(observe, "diff", counting)
+    enforcer.repair(aim)
+    assert not {*compared} & {POD, f"{POD}/db", WEB_POD, f"{WEB_POD}/web"}
+    tree.exit(1)
+    tree.rmdir(f"{POD}/db")
+    run(tree, f"{POD}/db", 1)
+    assert {each.cgroup for each in enforcer.repair(aim).found} == {f"{POD}/db"}
+    tree.write(WEB_POD, "cpuset.cpus", "0")
+    assert WEB_POD in {each.cgroup for each in enforcer.repair(aim).drift}
 
 
 def test_every_comparison_reads_each_cgroup_and_memory_nodes_where_they_are_desired() -> None:
@@ -185,15 +297,33 @@ def test_every_comparison_reads_each_cgroup_and_memory_nodes_where_they_are_desi
         tree.reads = []
         enforcer.repair(aim)
         always = {"cpuset.cpus", "cpuset.cpus.effective", "cpu.max", "cgroup.events"}
-        for cgroup in (POD, f"{POD}/db", WEB_POD, f"{WEB_POD}/web"):
+        for cgroup in (POD, f"{POD}/db", WEB_POD):
             assert {(cgroup, file) for file in always} <= {*tree.reads}
+        # It has no set, so that it has the CPUs of its pod.
+        read = {file for cgroup, file in tree.reads if cgroup == f"{WEB_POD}/web"}
+        assert always - read == {"cpuset.cpus.effective"}
         assert (f"{POD}/db", "cpuset.mems.effective") in tree.reads
         assert (f"{WEB_POD}/web", "cpuset.mems") not in tree.reads
         assert len(tree.reads) == len({*tree.reads})
 
 
-def test_verify_reads_memory_nodes_of_every_cgroup() -> None:
+def test_verify_reads_effective_sets_and_memory_nodes_of_every_cgroup() -> None:
     tree, enforcer, aim = settled()
+    tree.reads = []
     enforcer.verify(aim)
     for cgroup in (POD, f"{POD}/db", WEB_POD, f"{WEB_POD}/web"):
-        assert (cgroup, "cpuset.mems") in tree.reads
+        assert {(cgroup, "cpuset.mems"), (cgroup, "cpuset.cpus.effective")} <= {*tree.reads}
+
+
+def test_what_a_brief_comparison_shows_is_what_a_full_one_reads() -> None:
+    tree, enforcer, aim = settled()
+    tree.set_online(ONLINE - Mask.of(1))
+    for path, cpus in ((f"{WEB_POD}/web", "0-7"), (f"{WEB_POD}/other", "")):
+        if not tree.exists(path):
+            tree.mkdir(path)
+        tree.write(path, "cpuset.cpus", cpus or "\n")
+    brief, full = enforcer.repair(aim), enforcer.verify(aim)
+    for one, other in zip(brief.cgroups, full.cgroups, strict=True):
+        assert (one.state is None) == (other.state is None)
+        if one.state is not None and other.state is not None:
+            assert one.state.cpus_effective == other.state.cpus_effective

@@ -11,19 +11,20 @@ from msgspec.structs import replace
 from agent.managers.allocation import CpuLimits, PodAllocation
 from agent.managers.ledger import SharedMap
 from agent.pods.model import QosClass
-from agent.reconcile.quota import cpu_weight
-from agent.reconcile.target import NO_PODS, PodClasses
+from agent.reconcile.quota import EVERYTHING, class_values, cpu_weight
+from agent.reconcile.target import NO_PODS, PodClasses, Requested
 from cgroupfs.names import Tier
 from tests.agent.reconcile.pods import exclusive, on_host, pod
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 def allocation(uid: str, qos: QosClass, request: int | None, *, own: bool) -> PodAllocation:
     container = exclusive("c", "2-3") if own else on_host("c")
     made = pod(container, uid=uid, qos=qos)
-    return replace(made, cpu=CpuLimits(request, request))
+    requests = {"memory": (request or 0) << 20}
+    return replace(made, cpu=CpuLimits(request, request), requests=requests)
 
 
 def slowly(allocations: Mapping[str, PodAllocation]) -> PodClasses:
@@ -33,13 +34,16 @@ def slowly(allocations: Mapping[str, PodAllocation]) -> PodClasses:
         allocations,
         frozenset(p.uid for p in pods if p.qos is QosClass.GUARANTEED),
         frozenset(p.uid for p in pods if p.qos is not QosClass.GUARANTEED and p.exclusive_cpus),
-        sum(p.cpu.request_millis or 0 for p in pods if p.qos is QosClass.BURSTABLE),
-        sum(
-            p.cpu.request_millis or 0
-            for p in pods
-            if p.qos is QosClass.GUARANTEED and not p.exclusive_cpus
-        ),
+        requested(p for p in pods if p.qos is QosClass.BURSTABLE),
+        requested(p for p in pods if p.qos is QosClass.GUARANTEED),
+        requested(p for p in pods if p.qos is QosClass.GUARANTEED and not p.exclusive_cpus),
     )
+
+
+def requested(pods: Iterable[PodAllocation]) -> Requested:
+    found = list(pods)
+    millis = sum(p.cpu.request_millis or 0 for p in found)
+    return Requested(millis, sum(p.requests.get("memory", 0) for p in found))
 
 
 @given(
@@ -66,7 +70,9 @@ def test_after_any_change_the_classes_are_those_of_all_pods(
             allocations = allocations.without(step)
         classes = classes.of(allocations)
         expected = slowly(allocations)
-        assert classes.weights() == expected.weights()
+        for tier in Tier:
+            assert classes.of_tier(tier) == expected.of_tier(tier)
+        assert classes.all_guaranteed == expected.all_guaranteed
         assert (classes.guaranteed, classes.split) == (expected.guaranteed, expected.split)
         split = {Tier(str(allocations[uid].qos)) for uid in expected.split}
         assert classes.split_classes() == split
@@ -80,8 +86,10 @@ def test_a_class_weighs_what_its_pods_request_together() -> None:
         allocation("d", QosClass.GUARANTEED, 4000, own=False),
         allocation("e", QosClass.GUARANTEED, 2000, own=True),
     ]
-    weights = NO_PODS.of({one.uid: one for one in pods}).weights()
+    classes = NO_PODS.of({one.uid: one for one in pods})
+    weights = {tier: class_values(classes, tier, EVERYTHING)["cpu.weight"] for tier in Tier}
     assert weights == {
+        Tier.GUARANTEED: "1",
         Tier.BURSTABLE: str(cpu_weight(3000)),
         Tier.BEST_EFFORT: "1",
         Tier.SHARED: str(cpu_weight(4000)),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +14,8 @@ from agent.reconcile.identify import (
     identify,
     identify_cgroups,
     name_match,
+    pod_uids,
+    seen_pods,
 )
 from agent.runtimes import RuntimeName
 from cgroupfs.names import Driver
@@ -31,8 +34,11 @@ from tests.agent.reconcile.pods import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Named
+    from agent.reconcile.identify import KnownContainers
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.state import WriterRecord
 
@@ -182,15 +188,56 @@ class Finder:
 
 def test_a_finder_is_asked_before_names_are_looked_at() -> None:
     assert identify(mixed(), [f"{POD}/x"], Finder()) == (("backup", IdentifiedBy.RUNTIME),)
-    assert identify(mixed(), [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.UNKNOWN),)
+    assert identify(mixed(), [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.EPHEMERAL),)
     assert identify(mixed(), [f"{POD}/db"], Finder()) == (("db", IdentifiedBy.NAME),)
 
 
-def test_in_a_pod_with_one_container_neither_sandbox_nor_unknown_cgroup_is_taken_for_it() -> None:
+def test_in_a_pod_with_one_container_neither_sandbox_nor_ephemeral_container_is_taken_for_it() -> (
+    None
+):
     one = pod(exclusive("db", "2-5"))
     assert identify(one, [f"{POD}/z"], Finder()) == ((None, IdentifiedBy.SANDBOX),)
-    assert identify(one, [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.UNKNOWN),)
+    assert identify(one, [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.EPHEMERAL),)
     assert identify(one, [f"{POD}/unknown"], Finder()) == (("db", IdentifiedBy.ONLY),)
+
+
+def test_what_was_identified_before_changes_nothing_of_what_is_identified_now() -> None:
+    tree, aim, inner = kernel(), ledger(mixed()), f"{POD}/db/container"
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: make(tree, f"{POD}/db"),
+        lambda: None,
+        lambda: make(tree, inner),
+        lambda: tree.write(f"{POD}/db", "cgroup.subtree_control", "+cpuset"),
+        lambda: tree.rmdir(inner),
+        lambda: make(tree, f"{POD}/x"),
+        lambda: make(tree, f"{POD}/0f3a"),
+        lambda: tree.write(f"{POD}/0f3a", "cpuset.cpus", "2-5"),
+        lambda: tree.rmdir(f"{POD}/db"),
+        lambda: tree.write(f"{POD}/0f3a", "cpuset.cpus", "6"),
+    )
+    make(tree, f"{POD}")
+    for above in ("", "kubepods", POD):
+        tree.write(above, "cgroup.subtree_control", "+cpuset")
+    worlds = (NO_BINDINGS, Bindings((Binding(UID, "backup", f"{POD}/db"),)))
+    known: tuple[KnownContainers, KnownContainers] = ({}, {})
+    for change in changes:
+        change()
+        for bindings, (finder, before) in product(
+            worlds, zip((None, Finder()), known, strict=True)
+        ):
+            now = identify_cgroups(tree, layout(), aim, bindings, finder)
+            again = identify_cgroups(tree, layout(), aim, bindings, finder, known=before)
+            assert again == now
+
+
+def test_the_same_cgroups_of_a_pod_are_identified_once() -> None:
+    tree, aim, known = kernel(), ledger(mixed()), dict[str, Any]()
+    make(tree, f"{POD}/db")
+    first, second = (
+        identify_cgroups(tree, layout(), aim, NO_BINDINGS, Finder(), known=known).pods[UID]
+        for _ in range(2)
+    )
+    assert first is second
 
 
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:
@@ -254,6 +301,16 @@ def test_pod_cgroups_without_a_pod_are_orphaned(driver: Driver) -> None:
     assert [(entry.cgroup, entry.containers) for entry in identified.orphaned] == [
         (orphan, (f"{orphan}/x",))
     ]
+
+
+@pytest.mark.parametrize("above", ["system", "system/burstable"])
+def test_pods_of_the_system_partition_exist_and_are_left_alone(above: str) -> None:
+    tree, place = kernel(), layout(Driver.CGROUPFS)
+    make(tree, f"{POD}/db", f"kubepods/{above}/pod{OTHER}/x")
+    tree.spawn(f"kubepods/{above}/pod{OTHER}/x", 1)
+    assert pod_uids(tree, place) == {UID, OTHER}
+    assert identify_cgroups(tree, place, ledger(mixed()), NO_BINDINGS).orphaned == ()
+    assert seen_pods(tree, place) == ()
 
 
 def test_sidecars_and_apps_of_a_pod_pool_are_found_alike() -> None:

@@ -360,6 +360,10 @@ class Counting(EmulatedKernel):
         self.calls += 1
         return super().children(path)
 
+    def listed(self, path: str) -> dict[str, bool]:
+        self.calls += 1
+        return super().listed(path)
+
     def read(self, path: str, file: str) -> str:
         self.calls += 1
         return super().read(path, file)

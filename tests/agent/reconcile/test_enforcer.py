@@ -14,11 +14,10 @@ from msgspec.structs import replace
 from agent.managers.allocation import Binding, Bindings, ContainerAllocation, Isolation
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import ContainerKind, QosClass
-from agent.reconcile.desired import DesiredCgroup, Role, desired_cgroups
+from agent.reconcile.desired import DesiredCgroup, Role, desired_cgroups, no_partitions
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.report import count_causes
 from agent.reconcile.target import Desired
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
@@ -41,9 +40,10 @@ from tests.agent.reconcile.pods import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agent.managers.allocation import PodAllocation
+    from agent.reconcile.desired import PartitionWords
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.tree import CgroupTree, TreeLock
 
@@ -91,29 +91,6 @@ def test_what_is_enforced_is_not_written_again() -> None:
     assert again.found == ()
     assert again.drift == ()
     assert not Enforcer(tree, layout(), DirectoryCgroups(tree)).repair(target(mixed(), WEB)).changed
-
-
-def test_shared_containers_shrink_before_exclusive_cpus_are_given() -> None:
-    tree = kernel()
-    enforcer = directories(tree)
-    enforcer.enforce(target(WEB))
-    run(tree, f"{WEB_POD}/web", 4)
-    enforcer.enforce(target(WEB))
-    report = enforcer.enforce(target(mixed(), WEB))
-    order = [write.cgroup for write in report.writes if write.file == "cpuset.cpus"]
-    assert order.index(WEB_POD) < order.index(POD)
-    assert order.index(WEB_POD) < order.index(POD)
-
-
-def test_the_shared_pool_grows_again_when_a_pod_goes() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    for pid in (1, 2, 3):
-        tree.exit(pid)
-    assert enforcer.releaser.pod(mixed()).removed
-    assert not tree.exists(POD)
-    assert enforcer.enforce(target(WEB)).ok
-    assert tree.allowed(4) == (ONLINE, Mask.parse("0-1"))
 
 
 def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> None:
@@ -174,17 +151,6 @@ def test_a_plan_names_the_cgroups_above_a_first_pod_of_its_class() -> None:
     assert [(w.cgroup, w.file) for w in plan.writes] == [(w.cgroup, w.file) for w in done.writes]
 
 
-def test_the_report_names_for_each_cgroup_what_the_kernel_says() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    own, *containers = enforcer.cgroups_of(target(mixed(), WEB), UID)
-    assert own.desired.role is Role.POD
-    assert own.state is not None
-    assert own.state.cpus_effective == Mask.parse("2-7")
-    assert {c.desired.container for c in containers} == {"db", "backup", "metrics"}
-    assert all(c.ok for c in containers)
-
-
 def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     tree = kernel()
     enforcer = directories(tree)
@@ -200,40 +166,6 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
 
 
 # --- drift and repair ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "file", "value"),
-    [
-        (f"{POD}/db", "cpuset.cpus", "2-3"),
-        (f"{POD}/db", "cpuset.cpus", "0-15"),
-        (f"{POD}/db", "cpu.max", "140000 100000"),
-        (f"{POD}/backup", "cpu.max", "max"),
-        (POD, "cpuset.cpus", "2-3"),
-        (POD, "cpuset.cpus", "8-9"),
-        (POD, "cpu.max", "50000"),
-        (f"{WEB_POD}/web", "cpuset.cpus", "4-5"),
-        (WEB_POD, "cpuset.cpus", "0"),
-        (f"{POD}/db", "cpuset.mems", "1"),
-    ],
-)
-def test_what_another_process_wrote_is_found_and_repaired(
-    cgroup: str, file: str, value: str
-) -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    tree.write(cgroup, file, value)
-    aim = target(mixed(), WEB)
-    before = enforcer.verify(aim)
-    assert any((p.cgroup, p.file) == (cgroup, file) for p in before.remaining)
-    assert not before.changed
-    report = enforcer.repair(aim)
-    assert report.ok
-    assert report.drift
-    assert report.repaired == count_causes(report.drift)
-    assert enforcer.verify(aim).ok
-    assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
-    assert tree.allowed(4)[0] == FREE
 
 
 def test_memory_is_migrated_by_a_repair_only() -> None:
@@ -330,19 +262,6 @@ def test_processes_in_the_pods_own_cgroup_are_named_as_the_obstacle() -> None:
     assert shown(tree, POD)[0] == "2-7"
 
 
-def test_a_bound_cgroup_elsewhere_is_pinned_with_its_container() -> None:
-    tree = kernel()
-    enforcer = directories(tree)
-    tree.mkdir("machine")
-    run(tree, "machine/x", 1)
-    run(tree, "machine/y", 2)
-    aim = replace(target(mixed()), bindings=Bindings((Binding(UID, "db", "machine/x"),)))
-    assert enforcer.enforce(aim).ok
-    assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
-    assert tree.allowed(2) == (ONLINE, Mask.parse("0-1"))
-    assert enforcer.verify(aim).ok
-
-
 def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> None:
     tree = kernel()
     enforcer = started(tree)
@@ -351,17 +270,6 @@ def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> Non
     assert report.ok
     assert tree.allowed(9)[0] == Mask.parse("6-7")
     assert any("numawarden bind" in note for note in report.notes)
-
-
-def test_a_runtimes_subgroup_is_pinned_with_its_container() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    tree.exit(1)
-    tree.write(f"{POD}/db", "cgroup.subtree_control", "+cpuset")
-    run(tree, f"{POD}/db/container", 1)
-    tree.write(f"{POD}/db/container", "cpuset.cpus", "2")
-    assert enforcer.repair(target(mixed(), WEB)).ok
-    assert tree.allowed(1)[0] == Mask.parse("2-5")
 
 
 def test_a_quota_in_a_runtimes_subgroup_does_not_throttle_an_exclusive_container() -> None:
@@ -374,14 +282,6 @@ def test_a_quota_in_a_runtimes_subgroup_does_not_throttle_an_exclusive_container
     assert enforcer.repair(target(mixed(), WEB)).ok
     assert shown(tree, f"{POD}/db/container")[2] == "max 100000"
     assert not enforcer.repair(target(mixed(), WEB)).changed
-
-
-def test_without_a_shared_pool_sets_are_left_and_nothing_breaks() -> None:
-    tree = kernel()
-    enforcer = directories(tree)
-    enforcer.enforce(target(WEB))
-    run(tree, f"{WEB_POD}/web", 4)
-    assert enforcer.enforce(Desired(ledger(WEB), EMPTY)).ok
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -428,6 +328,9 @@ class FaultyTree:
     def children(self, path: str) -> tuple[str, ...]:
         return self.tree.children(path)
 
+    def listed(self, path: str) -> dict[str, bool]:
+        return self.tree.listed(path)
+
     def procs(self, path: str) -> tuple[int, ...]:
         return self.tree.procs(path)
 
@@ -461,34 +364,60 @@ def kernel_with_pods() -> EmulatedKernel:
     return tree
 
 
-def changes_of_an_admission() -> int:
+def words(target: Desired, _all_pods: str) -> Mapping[str, str]:
+    """Return a partition for each pod that runs on exclusive CPUs alone."""
+    pods = target.ledger.allocations.values()
+    alone = [
+        each for each in pods if all(one.isolation is not Isolation.HOST for one in each.containers)
+    ]
+    return {each.uid: ("root", "isolated")[number % 2] for number, each in enumerate(alone)}
+
+
+@pytest.fixture(params=[no_partitions, words], ids=["sets", "partitions"])
+def kinds(request: pytest.FixtureRequest) -> PartitionWords:
+    found: PartitionWords = request.param
+    return found
+
+
+def enforcer_of(tree: CgroupTree, kinds: PartitionWords) -> Enforcer:
+    return Enforcer(tree, layout(), DirectoryCgroups(tree), partitions=kinds)
+
+
+def changes_of_an_admission(kinds: PartitionWords) -> int:
     faulty = FaultyTree(kernel_with_pods())
-    Enforcer(faulty, layout(), DirectoryCgroups(faulty)).enforce(target(mixed(), WEB))
+    enforcer_of(faulty, kinds).enforce(target(mixed(), WEB))
     return faulty.changes
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_dying_at_any_change_is_repaired_by_the_next_start(*, after: bool) -> None:
-    count = changes_of_an_admission()
+def test_dying_at_any_change_is_repaired_by_the_next_start(
+    kinds: PartitionWords, *, after: bool
+) -> None:
+    count = changes_of_an_admission(kinds)
     assert count >= 6
     for at in range(count):
         tree = kernel_with_pods()
         faulty = FaultyTree(tree, at, after=after)
         with pytest.raises(Died):
-            Enforcer(faulty, layout(), DirectoryCgroups(faulty)).enforce(target(mixed(), WEB))
-        assert Enforcer(tree, layout(), DirectoryCgroups(tree)).repair(target(mixed(), WEB)).ok
+            enforcer_of(faulty, kinds).enforce(target(mixed(), WEB))
+        assert enforcer_of(tree, kinds).repair(target(mixed(), WEB)).ok
         assert tree.allowed(4)[0] == FREE
+        db = tree.read(f"{POD}/db", "cpuset.cpus.partition").strip()
+        assert (db == "member") == (no_partitions is kinds)
 
 
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EINVAL, errno.EROFS, errno.ENOMEM])
-def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(error: int) -> None:
-    for at in range(changes_of_an_admission()):
+def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(
+    kinds: PartitionWords, error: int
+) -> None:
+    for at in range(changes_of_an_admission(kinds)):
         tree = kernel_with_pods()
         faulty = FaultyTree(tree, at, error)
-        enforcer = Enforcer(faulty, layout(), DirectoryCgroups(faulty))
+        enforcer = enforcer_of(faulty, kinds)
         report = enforcer.enforce(target(mixed(), WEB))
-        assert not report.ok
-        assert all("\n" not in difference.detail for difference in report.remaining)
+        left = (*report.remaining, *report.unpartitioned)
+        assert left
+        assert all("\n" not in difference.detail for difference in left)
         assert set(by_pod(report)) <= {UID, OTHER, ""}
         assert enforcer.repair(target(mixed(), WEB)).ok
 
@@ -557,13 +486,15 @@ CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_i
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("abcdef"), CPUS, st.booleans(), st.booleans()), max_size=12)
+    st.lists(st.tuples(st.sampled_from("abcdef"), CPUS, st.booleans(), st.booleans()), max_size=12),
+    st.sampled_from([no_partitions, words]),
 )
 def test_after_every_change_all_containers_run_where_the_ledger_says(
-    steps: list[tuple[str, Mask, bool, bool]],
+    steps: list[tuple[str, Mask, bool, bool]], kinds: PartitionWords
 ) -> None:
     tree = kernel()
-    enforcer = directories(tree)
+    enforcer = enforcer_of(tree, kinds)
+    assert enforcer.prepare().ok
     pods: dict[str, PodAllocation] = {}
     pids: dict[str, list[int]] = {}
     for number, (uid, cpus, alone, stops) in enumerate(steps):

@@ -11,13 +11,17 @@ from msgspec.structs import replace
 
 from agent.managers.allocation import ContainerAllocation, CpuLimits, Origin, PodAllocation
 from agent.pods.model import QosClass
+from agent.reconcile.desired import Role, desired_cgroups
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.identify import IdentifiedBy, IdentifiedCgroups, Located, LocatedPod
 from agent.reconcile.quota import (
     EVERYTHING,
     EnforcedControllers,
+    allocatable_amounts,
     container_defaults,
+    container_memory,
     cpu_weight,
     pod_values,
 )
@@ -42,7 +46,7 @@ from tests.agent.reconcile.pods import (
 
 GIB = 1 << 30
 PAGES = EnforcedControllers(page_sizes=(2 << 20, 1 << 30))
-NO_PAGES = {"hugetlb.2MB.max": "0", "hugetlb.1GB.max": "0"}
+TIERED = EnforcedControllers(reserves_memory=True)
 
 
 def limited(
@@ -108,11 +112,100 @@ def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
     allocation, container = limited(memory=GIB), with_limit("a", memory=GIB, hugepages_2Mi=2 << 20)
     only_sets = replace(PAGES, controllers=frozenset({"cpuset"}))
     assert pod_values(allocation, None, only_sets) == {}
-    assert container_defaults(container, only_sets) == {}
-    assert container_defaults(container, PAGES) == {
+    assert container_defaults(allocation, container, only_sets) == {}
+    assert container_defaults(allocation, container, PAGES) == {
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(2 << 20),
     }
+
+
+def test_no_huge_pages_are_left_to_a_container_that_states_none_beside_others() -> None:
+    """Unless the pod as a whole states more than its containers: then each may use any."""
+    containers = with_limit("a", hugepages_2Mi=4 << 20), on_host("b")
+    allocation = limited(*containers, hugepages_2Mi=4 << 20)
+    assert container_defaults(allocation, containers[1], PAGES) == {"hugetlb.2MB.max": "0"}
+    of_pod = replace(allocation, limits={"hugepages-2Mi": 8 << 20})
+    assert container_defaults(of_pod, containers[1], PAGES) == {}
+
+
+def requesting(
+    request: int, limit: int, qos: QosClass
+) -> tuple[PodAllocation, ContainerAllocation]:
+    """Return a pod of two such containers, of MiB, and one of these."""
+    container = replace(with_limit("a", memory=limit << 20), memory_request=request << 20)
+    if not limit:
+        container = replace(container, limits={})
+    other = replace(container, name="b")
+    allocation = replace(limited(container, other, qos=qos), requests={"memory": 2 * request << 20})
+    return allocation, container
+
+
+@pytest.mark.parametrize(
+    ("qos", "file", "unset"),
+    [
+        (QosClass.GUARANTEED, "memory.min", "memory.low"),
+        (QosClass.BURSTABLE, "memory.low", "memory.min"),
+    ],
+)
+def test_requested_memory_is_reserved_for_pods_and_containers_by_their_class(
+    qos: QosClass, file: str, unset: str
+) -> None:
+    allocation, container = requesting(64, 64, qos)
+    of_pod = pod_values(allocation, None, TIERED)
+    of_container = container_memory(allocation, container, TIERED, 0)
+    assert (of_pod[file], of_container) == (str(128 << 20), {file: str(64 << 20)})
+    assert unset not in of_pod
+    assert not pod_values(allocation, None, EVERYTHING).keys() & {file}
+    assert container_memory(allocation, container, EVERYTHING, 0) == {}
+    best_effort = replace(allocation, qos=QosClass.BEST_EFFORT)
+    assert container_memory(best_effort, container, TIERED, 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("qos", "request_mib", "limit_mib", "high"),
+    [
+        # KEP-2570, "Reasons for changing the formula": request 500 and 800 of 1000.
+        (QosClass.BURSTABLE, 500, 1000, 800 << 20),
+        (QosClass.BURSTABLE, 800, 1000, 920 << 20),
+        (QosClass.BURSTABLE, 1000, 1000, None),
+        # Without a limit the node's allocatable memory stands for one, in whole pages.
+        (QosClass.BURSTABLE, 100, 0, 1_300 << 20),
+        (QosClass.BEST_EFFORT, 0, 0, 1_260 << 20),
+        (QosClass.BURSTABLE, 3000, 0, None),
+        (QosClass.GUARANTEED, 1000, 1000, None),
+    ],
+)
+def test_containers_are_slowed_down_from_where_the_kubelet_does(
+    qos: QosClass, request_mib: int, limit_mib: int, high: int | None
+) -> None:
+    allocation, container = requesting(request_mib, limit_mib, qos)
+    throttled = replace(EVERYTHING, throttling=0.6)
+    values = container_memory(allocation, container, throttled, 2100 << 20)
+    assert values == {"memory.high": "max" if high is None else str(high)}
+    recovered = replace(allocation, origin=Origin.RECOVERED)
+    assert container_memory(recovered, container, throttled, 2100 << 20) == {}
+
+
+@pytest.mark.parametrize("qos", QosClass)
+def test_an_ephemeral_container_is_slowed_down_as_one_that_states_nothing(qos: QosClass) -> None:
+    """The kubelet goes by the container alone (kubernetes/kubernetes#138139)."""
+    allocation, _ = requesting(0 if qos is QosClass.BEST_EFFORT else 128, 128, qos)
+    throttled = replace(EVERYTHING, throttling=0.5)
+    debug = Located(f"{path_of(allocation)}/debug", None, IdentifiedBy.EPHEMERAL)
+    located = LocatedPod(path_of(allocation), exists=True, containers=(debug,))
+    seen = IdentifiedCgroups({allocation.uid: located})
+    aim = replace(target(allocation), capacity={"memory": 2 * GIB})
+    values = {item.role: item.setting.values for item in desired_cgroups(aim, seen, throttled)}
+    assert values[Role.EPHEMERAL]["memory.high"] == str(GIB)
+    none = desired_cgroups(aim, seen, EVERYTHING)
+    assert all("memory.high" not in item.setting.values for item in none)
+
+
+def test_the_node_has_for_pods_what_neither_is_reserved_nor_a_huge_page() -> None:
+    capacity = {"cpu": 8000, "memory": 10 * GIB, "hugepages-2Mi": 2 * GIB}
+    reserved = {"cpu": 500, "memory": GIB, "hugepages-2Mi": GIB}
+    node = allocatable_amounts(capacity, replace(EVERYTHING, reserved=reserved))
+    assert node == {"cpu": 7500, "memory": 8 * GIB, "hugepages-2Mi": GIB}
 
 
 # --- what the kernel shows ----------------------------------------------------------------------
@@ -121,16 +214,6 @@ def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
 def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:
     texts = tree.read_many(path, files)
     return {file: (text or "none").strip() for file, text in zip(files, texts, strict=True)}
-
-
-def test_a_new_pod_shows_all_of_it_and_so_does_its_class() -> None:
-    tree = kernel()
-    allocation = limited(memory=GIB)
-    report = directories(tree, PAGES).enforce(target(allocation))
-    assert report.ok
-    desired = {"cpu.weight": "79", "memory.max": str(GIB), **NO_PAGES}
-    assert shown(tree, path_of(allocation), *desired) == desired
-    assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "79"}
 
 
 def test_the_weight_of_a_class_follows_the_pods_that_come_and_go() -> None:
@@ -143,6 +226,34 @@ def test_the_weight_of_a_class_follows_the_pods_that_come_and_go() -> None:
     enforcer.releaser.pod(one)
     assert enforcer.enforce_change(target(other)).ok
     assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "39"}
+
+
+def test_kubepods_is_limited_and_reserves_what_its_pods_request() -> None:
+    tree = kernel()
+    kept = {"cpu": 1000, "memory": GIB, "hugepages-2Mi": 64 << 20, "pid": 1000}
+    everything = replace(TIERED, page_sizes=PAGES.page_sizes, most_processes=32768)
+    enforcer = directories(tree, replace(everything, reserved=kept))
+    burstable, _ = requesting(64, 128, QosClass.BURSTABLE)
+    guaranteed = replace(requesting(128, 128, QosClass.GUARANTEED)[0], uid=OTHER)
+    pages = {"hugepages-2Mi": 128 << 20, "hugepages-1Gi": 0}
+    aim = replace(target(burstable), capacity={"cpu": 3000, "memory": 5 * GIB, **pages})
+    both = replace(target(burstable, guaranteed), capacity=aim.capacity)
+    assert enforcer.enforce(both).ok
+    node = {"memory.max": str((4096 - 64) << 20), "cpu.weight": "79", "pids.max": "31768"}
+    node |= {"hugetlb.2MB.max": str(64 << 20), "hugetlb.1GB.max": "0"}
+    reserved = {"memory.min": str(384 << 20), "memory.low": str(128 << 20)}
+    assert shown(tree, "kubepods", *node, *reserved) == node | reserved
+    of_class = {"memory.min": "0", "memory.low": str(128 << 20)}
+    assert shown(tree, "kubepods/burstable", *of_class) == of_class
+    enforcer.releaser.pod(guaranteed)
+    assert enforcer.enforce_change(aim).ok
+    assert shown(tree, "kubepods", "memory.min") == {"memory.min": str(128 << 20)}
+    off = replace(everything, reserved=kept, limits_all_pods=False, reserves_memory=False)
+    assert directories(tree, off).enforce(aim).ok
+    none = {"memory.max": str(5 * GIB), "memory.min": "0", "memory.low": "0"}
+    none |= {"hugetlb.2MB.max": str(128 << 20), "pids.max": "32768"}
+    assert shown(tree, "kubepods", *none) == none
+    assert shown(tree, "kubepods/burstable", "memory.low") == {"memory.low": "0"}
 
 
 def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
@@ -160,7 +271,6 @@ def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
         "memory.max": str(GIB),
         "hugetlb.2MB.max": str(2 << 20),
     }
-    assert shown(tree, f"{path}/b", "hugetlb.2MB.max") == {"hugetlb.2MB.max": "max"}
     tree.write(f"{path}/a", "memory.max", str(2 * GIB))  # its runtime resized it
     report = enforcer.repair(target(allocation))
     assert report.ok
@@ -254,6 +364,7 @@ def test_a_controller_that_the_kernel_does_not_offer_is_reported_once_and_not_mi
     assert [line.partition(",")[0] for line in prepared.notes] == [
         "the kernel offers no hugetlb controller here",
         "the kernel offers no memory controller here",
+        "the kernel offers no pids controller here",
     ]
     assert enforcer.enforce(target(limited(memory=GIB))).ok
 
@@ -262,13 +373,15 @@ def test_systemd_remembers_weights_and_limits() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree, PAGES)
     allocation = limited(memory=GIB)
-    assert enforcer.enforce(target(allocation)).ok
+    aim = replace(target(allocation), capacity={"memory": 4 * GIB})
+    assert enforcer.enforce(aim).ok
     unit = path_of(allocation, Driver.SYSTEMD).rpartition("/")[2]
+    assert systemd.unit_properties("kubepods.slice", "MemoryMax")[0] == 4 * GIB
     assert systemd.unit_properties(unit, "MemoryMax")[0] == GIB
     assert systemd.unit_properties(unit, "CPUWeight")[0] == 79
     assert systemd.unit_properties("kubepods-burstable.slice", "CPUWeight")[0] == 79
     calls = len(systemd.calls)
-    assert enforcer.repair(target(allocation)).ok
+    assert enforcer.repair(aim).ok
     assert len(systemd.calls) == calls
 
 

@@ -82,6 +82,9 @@ def test_nodes_without_memory_are_never_written() -> None:
     first, second = HOST.nodes
     assert only(allocated).memory[0].nodes == Mask.of(0)
     bare = replace(HOST, nodes=(replace(first, memory_bytes=0), second))
+    allowed = tuple(replace(c, memory_nodes=Mask.of(0, 1)) for c in only(allocated).containers)
+    asking = allocated.with_allocation(replace(only(allocated), memory=(), containers=allowed))
+    assert {each.memory_nodes for each in only(usable(asking, bare)).containers} == {Mask.of(1)}
     assert only(usable(allocated, bare)).memory == ()
     assert only(usable(allocated, bare)).cpus == only(allocated).cpus
 

@@ -56,6 +56,19 @@ def test_a_quota_is_a_hundred_microseconds_for_each_millicore(millis: int) -> No
     assert cpu_max(millis) == CpuMax(millis * 100, 100_000)
 
 
+def test_quotas_follow_the_period_that_is_configured_or_there_are_none() -> None:
+    allocation = pod(exclusive("a", "2-3"), on_host("b", limit=500), on_host("c"), limit=3000)
+    quotas = pod_quotas(allocation, 5_000)
+    assert quotas.containers == {
+        "a": UNLIMITED,
+        "b": CpuMax(2_500, 5_000),
+        "c": CpuMax(2_500, 5_000),
+    }
+    assert pod_quotas(pod(on_host("a", limit=100), limit=100), 5_000).pod == CpuMax(1_000, 5_000)
+    off = pod_quotas(allocation, None)
+    assert {off.pod, *off.containers.values()} == {UNLIMITED}
+
+
 def quota(allocation: PodAllocation, name: str) -> CpuMax | None:
     return pod_quotas(allocation).containers[name]
 
@@ -189,14 +202,17 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         assert pod_quotas(allocation).unidentified == CpuMax(200_000)
         pooled = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
         assert pod_quotas(pooled).unidentified is None
+        assert pod_quotas(pooled).ephemeral == CpuMax(400_000)
 
-    def test_leaves_an_unidentified_cgroup_without_a_quota_where_nothing_is_left(
+    def test_leaves_an_unidentified_cgroup_the_pods_bound_where_nothing_is_left(
         self,
     ) -> None:
         """A hundredth of a CPU would make an ephemeral container useless."""
         pinned = pod(exclusive("a", "2-3"), limit=2000)
         stated = pod(exclusive("a", "2-3"), on_host("b", limit=500), limit=2500)
-        assert pod_quotas(pinned).unidentified == pod_quotas(stated).unidentified == UNLIMITED
+        for each in (pinned, stated):
+            assert pod_quotas(replace(each, quota_disabled=True)).unidentified == UNLIMITED
+        assert pod_quotas(pinned).ephemeral == CpuMax(200_000)
 
     def test_keeps_the_pods_quota_where_it_never_throttles(self) -> None:
         allocation = pod(exclusive("a", "2-4"), on_host("b", limit=1000), limit=5000)

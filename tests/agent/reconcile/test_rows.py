@@ -28,6 +28,10 @@ TEXTS = {
     "cpu.max": "50000 100000",
     "cpu.weight": "7",
     "memory.max": "8192",
+    "memory.min": "8192",
+    "memory.low": "4096",
+    "memory.high": "8192",
+    "pids.max": "4096",
     "hugetlb.2MB.max": "4194304",
 }
 ROWS = (*VALUES, huge_pages(1 << 21))

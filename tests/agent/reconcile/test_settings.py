@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.pods.model import ContainerKind
@@ -88,6 +89,14 @@ def test_one_unpinned_member_keeps_the_pods_memory_open() -> None:
     assert settings_of(both)[POD].mems == Mask.parse("0-1")
 
 
+def test_memory_that_is_not_pinned_stays_on_the_nodes_of_the_classes_that_are_asked_for() -> None:
+    allowed = Mask.parse("1-2")
+    log = replace(on_host("log"), memory_nodes=allowed)
+    desired = settings_of(pod(log, exclusive("db", "2", node=1)), container("log"))
+    assert desired[f"{POD}/log"].mems == allowed
+    assert desired[POD].mems == allowed
+
+
 def test_a_pods_memory_budget_pins_it_whatever_its_members_hold() -> None:
     allocation = pod(exclusive("db", "2", node=0), pod_shared("b", "3"), cpus="2-3", node=0)
     desired = settings_of(allocation, container("b"))
@@ -119,6 +128,14 @@ def test_an_unidentified_cgroup_runs_in_the_pods_shared_pool() -> None:
     )
     desired = settings_of(allocation, container(None, IdentifiedBy.UNKNOWN))
     assert desired[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
+
+
+def test_an_ephemeral_container_runs_in_the_nodes_pool_and_its_pod_lets_it() -> None:
+    """KEP-5526: on neither the pod's budget nor its shared pool, but bounded by the pod's quota."""
+    ephemeral = container(None, IdentifiedBy.EPHEMERAL)
+    desired = settings_of(mixed(), ephemeral, shared=Mask.parse("0-1"))
+    assert desired[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("0-1"), values=quota(600_000))
+    assert desired[POD].cpus == Mask.parse("0-7")
 
 
 def test_without_one_an_unidentified_cgroup_runs_in_the_nodes_and_its_pod_lets_it() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
 from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.policy import IsolationMode
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
@@ -61,6 +63,34 @@ def test_the_class_and_guaranteed_pods_carry_the_pool_and_nothing_below_does(sit
         assert wrongs(site, controller) == []
 
     with_agent(site, live)
+
+
+def test_siblings_that_stay_idle_are_in_no_set_of_a_cgroup_until_the_pod_ends(
+    tmp_path: Path,
+) -> None:
+    config = site_config(make_world(tmp_path).config, CgroupDriver.CGROUPFS)
+    isolation = replace(config.agent.isolation, smt=IsolationMode.ALWAYS)
+    site = make_site(replace(config, agent=replace(config.agent, isolation=isolation)))
+
+    async def live(controller: Controller) -> None:
+        paths = await fill(site, controller)
+        pod = controller.state.ledger.allocations[OTHER]
+        assert len(pod.idle) == 2
+        sets = [Mask.parse(effective_cpus(site.kernel, path)) for path in paths]
+        assert sets[2] == pod.exclusive_cpus - pod.idle
+        assert not pod.idle & (sets[0] | sets[1] | controller.state.shared_cpus)
+        assert wrongs(site, controller) == []
+
+    async def go_on(controller: Controller) -> None:
+        pod = controller.state.ledger.allocations[OTHER]
+        assert len(pod.idle) == 2
+        assert not pod.idle & controller.state.shared_cpus
+        assert wrongs(site, controller) == []
+        await controller.remove(OTHER)
+        assert pod.exclusive_cpus <= controller.state.shared_cpus
+
+    with_agent(site, live)
+    with_agent(site, go_on)
 
 
 def test_a_verification_says_who_inherits_and_what(site: Site) -> None:

@@ -32,6 +32,8 @@ from tests.agent.reconcile.pods import (
 )
 from tests.fakes.kernel import quota
 
+#: What systemd has of a unit without reserved memory and without a limit of tasks.
+UNSET = {"memory.min": "0", "memory.low": "0", "memory.high": "max", "pids.max": "max"}
 SLICE = path_of(mixed(), Driver.SYSTEMD)
 UNIT = SLICE.rpartition("/")[2]
 
@@ -42,12 +44,12 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
     report = enforcer.enforce(target(mixed()))
     assert report.ok
     assert report.created == (SLICE,)
-    assert report.recorded == (UNIT,)
+    assert report.recorded == ("kubepods.slice", UNIT)
     assert ("start", UNIT) in systemd.calls
     assert read_record(systemd, UNIT) == WriterRecord(
         Mask.parse("2-7"),
         Mask.of(0),
-        quota() | {"cpu.weight": "235", "memory.max": "max"},
+        quota() | {"cpu.weight": "235", "memory.max": "max"} | UNSET,
     )
     assert tree.read(SLICE, "cpuset.cpus.effective") == "2-7\n"
 

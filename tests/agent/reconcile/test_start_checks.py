@@ -19,24 +19,6 @@ def one_line(caught: pytest.ExceptionInfo[EnforcementStartError]) -> str:
     return message
 
 
-def test_a_missing_mount_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EnforcementStartError) as caught:
-        open_tree(tmp_path / "cgroup")
-    assert one_line(caught).startswith(f"cgroup v2 at {tmp_path}/cgroup: no such directory")
-
-
-def test_a_directory_that_is_not_a_cgroup_file_system_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(EnforcementStartError, match="not a cgroup2 file system") as caught:
-        open_tree(tmp_path)
-    one_line(caught)
-
-
-def test_cgroup_v1_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "cpuset").mkdir()
-    with pytest.raises(EnforcementStartError, match="cgroup v1"):
-        open_tree(tmp_path)
-
-
 def test_a_missing_controller_is_named(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     (tmp_path / "cgroup.subtree_control").write_text("\n")
@@ -67,7 +49,3 @@ def test_an_unusable_root_is_rejected() -> None:
 def test_the_systemd_driver_needs_systemd() -> None:
     with pytest.raises(EnforcementStartError, match="no connection to systemd"):
         make_enforcer(kernel(), layout(Driver.SYSTEMD), None)
-
-
-def test_the_cgroupfs_driver_needs_nothing_else() -> None:
-    assert make_enforcer(kernel(), layout(), None).prepare().ok

@@ -11,7 +11,8 @@ import asyncio
 import inspect
 import os
 import pkgutil
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -60,8 +61,10 @@ async def await_point(where: str, awaited: Awaitable[Any]) -> Any:  # noqa: ANN4
 
 
 async def stream_point(where: str, stream: AsyncIterable[Any]) -> AsyncIterator[Any]:
-    async with aclosing(stream) as each_of:  # type: ignore[type-var]  # each is a generator
-        async for each in each_of:
+    async with AsyncExitStack() as stack:
+        if isinstance(stream, AsyncGenerator):  # a watcher of events is none
+            await stack.enter_async_context(aclosing(stream))
+        async for each in stream:
             await POINTS.reach(where)
             yield each
 

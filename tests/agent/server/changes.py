@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus
 from tests.agent.server.sites import allocated, make_site, pod_of, with_agent, wrongs
+from tests.fakes.devices import FakeProvider
 from tests.fakes.effects import Effects
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ PODS: Final = (
     pod_of("ids", IDS, "one=1 two=2"),
     pod_of("init", INIT, "!first=1 then=1"),
 )
+WITH_DEVICE: Final = pod_of("device", NEW, "own=2+")
 NEW_POD: Final = pod_of("new", NEW, "own=2 rest more", budget="4")
 #: Take the place of a pod with CPUs of its own, whose processes run on.
 IN_PLACE: Final = pod_of("mixed", NEW, "own=2 rest", budget="3")
@@ -124,6 +127,27 @@ def _bind_elsewhere(site: Site) -> None:
     with_agent(site, lambda controller: controller.bind(EXCLUSIVE, "main", request))
 
 
+async def _deliver(controller: Controller, _: Site) -> object:
+    """Admit a pod whose device is delivered while the agent has other changes to make."""
+    [provider] = controller.state.providers.all
+    assert isinstance(provider, FakeProvider)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        asked.set()
+        await go_on.wait()
+
+    provider.waits = wait
+    admission = asyncio.create_task(controller.admit(WITH_DEVICE))
+    first, _pending = await asyncio.wait(
+        (admission, asyncio.create_task(asked.wait())), return_when=asyncio.FIRST_COMPLETED
+    )
+    if admission not in first:  # else it has the device already
+        await controller.reconcile()
+        go_on.set()
+    return await admission
+
+
 #: CPUs of the pod `ids`, of the shared pool, and a node that is cordoned as a whole.
 TARGETS: Final = ("2-5", "node:1")
 
@@ -142,6 +166,7 @@ def _cordoned(site: Site) -> None:
 
 CHANGES: Final = {
     "admit": Change(lambda controller, _: controller.admit(NEW_POD)),
+    "deliver": Change(_deliver),
     "replace": Change(lambda controller, _: controller.admit(IN_PLACE, replace_pod=True)),
     "replace-bound": Change(
         lambda controller, _: controller.admit(IN_PLACE_OF_BOUND, replace_pod=True),

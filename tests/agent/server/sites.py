@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
+from agent.cluster.plugs import PLUGS
 from agent.config.model import CgroupDriver, Config, HistoryConfig
 from agent.managers.memory.state import memory_charge
-from agent.managers.policy import MemoryManagerPolicy, TopologyManagerScope
+from agent.managers.policy import MemoryManagerPolicy, PluginDevice, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.reconcile.identify import pod_cgroup
 from agent.server.state import situate
-from agent.server.wiring import SOURCES, Fakes, Wiring
+from agent.server.wiring import Fakes, Wiring
 from agent.state.checkpoint import decode
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.apply import ENABLED
@@ -33,6 +34,7 @@ from sysfs.mask import Mask
 from tests.agent.server.support import PATIENCE, FakeClock, RecordingManager, two_packages
 from tests.agent.state.disks import MemoryDisk
 from tests.conformance.invariants import broken_invariants
+from tests.fakes.devices import FakeProvider
 from tests.fakes.effects import CountedFiles, CountedSystemd, CountedTree, Effects
 from tests.fakes.kernel import effective_cpus
 from tests.fakes.systemd import FakeSystemd
@@ -59,6 +61,9 @@ _FILES: Final = (
     "hugetlb.2MB.max",
     ENABLED,
 )
+#: The resource of the one device that agents offer.
+DEVICE: Final = "example.com/device"
+OFFERED: Final = {DEVICE: (PluginDevice("a", Mask.of(0)),)}
 #: What a cgroup or a unit shows, by its name.
 Shown = dict[str, object]
 
@@ -72,6 +77,8 @@ class Site:
     systemd: FakeSystemd | None
     disk: MemoryDisk
     processes: int = 100
+    #: The devices that its agents offer.
+    devices: Mapping[str, tuple[PluginDevice, ...]] = field(default_factory=lambda: OFFERED)
 
     @property
     def layout(self) -> Layout:
@@ -82,7 +89,7 @@ class Site:
         """Return a host of its own that looks just the same."""
         parts = pickle.dumps((self.kernel, self.systemd, self.disk))
         kernel, systemd, disk = pickle.loads(parts)  # noqa: S301  # our own bytes
-        return Site(self.config, kernel, systemd, disk, self.processes)
+        return Site(self.config, kernel, systemd, disk, self.processes, self.devices)
 
     def rebooted(self, disk: MemoryDisk) -> Site:
         """Return the host after a power failure that left `disk`: no cgroup, no process."""
@@ -178,7 +185,7 @@ def with_agent(
     effects: Effects | None = None,
     *,
     from_start: bool = False,
-    sources: Iterable[SourceFactory] = SOURCES,
+    sources: Iterable[SourceFactory] = PLUGS.sources,
 ) -> _Result:
     """Start an agent on a host, do something with it, and throw it away.
 
@@ -191,7 +198,9 @@ def with_agent(
     systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
     files = CountedFiles(site.disk, counted)
     fakes = Fakes(tree=tree, systemd=systemd, live=False, files=files)
-    assembly = Wiring(site.config, RecordingManager(), FakeClock(), fakes, sources)
+    devices = FakeProvider(devices=dict(site.devices))
+    plugs = replace(PLUGS, sources=tuple(sources), providers=(lambda _inputs: devices,))
+    assembly = Wiring(site.config, RecordingManager(), FakeClock(), plugs, fakes)
 
     async def live() -> _Result:
         controller = assembly.controller
@@ -314,8 +323,8 @@ def _pod_of(site: Site, path: str) -> str:
 def pod_of(name: str, uid: str, containers: str, budget: str = "") -> Pod:
     """Return a pod of containers `name=cpu` with 1Gi each; `name` alone asks for nothing.
 
-    `name~cpu` asks for CPUs without a limit, `!name=cpu` is an init container. `budget` is the
-    pod's own cpu.
+    `name~cpu` asks for CPUs without a limit, `name=cpu+` for a `DEVICE` too, `!name=cpu` is an init
+    container. `budget` is the pod's own cpu.
     """
     lines = [
         "apiVersion: v1",
@@ -342,7 +351,8 @@ def _container(text: str) -> list[str]:
     name, _, least = name.partition("~")
     lines = [f"  - name: {name}", "    image: example.org/app"]
     if exact:
-        amounts = f"{{cpu: '{exact}', memory: 1Gi}}"
+        device = f", {DEVICE}: 1" if exact.endswith("+") else ""
+        amounts = f"{{cpu: '{exact.removesuffix('+')}', memory: 1Gi{device}}}"
         lines.append(f"    resources: {{requests: {amounts}, limits: {amounts}}}")
     elif least:
         lines.append(f"    resources: {{requests: {{cpu: '{least}'}}}}")

@@ -19,12 +19,13 @@ import psutil
 from msgspec.structs import replace
 
 from agent.api.client import AgentClient
+from agent.cluster.plugs import PLUGS
 from agent.config.model import AgentConfig, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import unknown_writer
 from agent.server.lifecycle import ServiceManager
-from agent.server.wiring import PROVIDERS, SOURCES, Fakes, Wiring
+from agent.server.wiring import Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described import regular_host, write_tree
 from sysfs.mask import Mask
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from agent.reconcile.tasks import Task
     from agent.server.controller import Controller
     from agent.server.events import Watcher
-    from agent.server.lifecycle import Service
+    from agent.server.lifecycle import CgroupFollower, Service
     from agent.server.wiring import ProviderFactory, SourceFactory
     from sysfs.host import Host
     from systemd.bus import Systemd
@@ -209,11 +210,13 @@ class World:
     config: Config
     clock: FakeClock = field(default_factory=FakeClock)
     tasks: list[Task] = field(default_factory=list)
-    sources: tuple[SourceFactory, ...] = SOURCES
+    sources: tuple[SourceFactory, ...] = PLUGS.sources
     managers: tuple[ResourceManager, ...] = MANAGERS
-    providers: tuple[ProviderFactory, ...] = PROVIDERS
+    providers: tuple[ProviderFactory, ...] = PLUGS.providers
     systemd: Systemd | None = None
     writer_of: WriterOf = unknown_writer
+    #: Where a kubelet is looked for, None for nowhere.
+    root: Path | None = None
 
     @property
     def socket(self) -> Path:
@@ -311,20 +314,26 @@ def wired(world: World, manager: RecordingManager) -> Wiring:
         systemd=world.systemd,
         live=False,
         tasks=lambda: world.tasks,
+        root=world.root,
         runtimes=world.runtimes,
         writer_of=world.writer_of,
     )
-    return Wiring(
-        world.config, manager, world.clock, fakes, world.sources, world.managers, world.providers
+    plugs = replace(
+        PLUGS, sources=world.sources, managers=world.managers, providers=world.providers
     )
+    return Wiring(world.config, manager, world.clock, plugs, fakes)
 
 
 @asynccontextmanager
-async def running(world: World, manager: RecordingManager | None = None) -> AsyncIterator[Running]:
-    """Run an agent in the world until the block ends."""
+async def running(
+    world: World, manager: RecordingManager | None = None, cgroups: CgroupFollower | None = None
+) -> AsyncIterator[Running]:
+    """Run an agent in the world until the block ends; `cgroups` notices changes in cgroups."""
     manager = manager or RecordingManager()
     assembly = wired(world, manager)
     with assembly as service:
+        if cgroups is not None:
+            service._around = replace(service._around, cgroups=cgroups)
         life = asyncio.create_task(service.run())
         try:
             await either(manager.is_ready.wait(), life)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
     from agent.api.documents import AdmissionDocument, RejectionDocument
-    from agent.managers.answers import Advice
+    from agent.managers.decision import Advice
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod

@@ -8,8 +8,8 @@ from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBloc
 from agent.pods.model import ContainerKind, QosClass
 from agent.server.log import (
     BYTES_LOGGED,
-    CONTAINERS_LOGGED,
     DEVICES_LOGGED,
+    ITEMS_LOGGED,
     allocation_fields,
     allocation_line,
 )
@@ -87,8 +87,8 @@ def test_an_event_says_in_a_line_what_a_pod_has_for_itself() -> None:
 def test_of_very_many_containers_the_first_are_logged_and_the_others_counted() -> None:
     many = [ContainerAllocation(f"c{n}", ContainerKind.APP, why="shares") for n in range(1000)]
     fields = logged(*many)
-    assert len(fields["containers"]) == CONTAINERS_LOGGED
-    assert fields["containers_left_out"] == 1000 - CONTAINERS_LOGGED
+    assert len(fields["containers"]) == ITEMS_LOGGED
+    assert fields["containers_left_out"] == 1000 - ITEMS_LOGGED
 
 
 def test_a_line_stays_short_whatever_is_in_it() -> None:

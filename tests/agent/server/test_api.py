@@ -28,7 +28,6 @@ from tests.agent.server.support import (
     UID,
     in_loop,
     manifest,
-    next_event,
     running,
     until,
 )
@@ -336,21 +335,6 @@ async def test_a_parameter_that_a_resource_does_not_know_changes_nothing(world: 
 
 
 @in_loop
-async def test_a_bound_container_is_pinned_and_stays_bound_after_a_restart(world: World) -> None:
-    world.kernel.mkdir("jobs")
-    world.kernel.mkdir("jobs/batch.scope")
-    async with running(world) as agent:
-        await ask(agent, "POST", "/v1/pods", manifest())
-        path = f"/v1/pods/{UID}/containers/c0/bind"
-        status, _ = await ask(agent, "POST", path, b'{"cgroup": "/jobs/batch.scope"}')
-        assert status == 200
-        assert world.cpus_of("jobs/batch.scope") == "1,9"
-    world.kernel.write("jobs/batch.scope", "cpuset.cpus", "0-15")
-    async with running(world):
-        assert world.cpus_of("jobs/batch.scope") == "1,9"
-
-
-@in_loop
 async def test_watching_gives_every_event_as_a_line_until_the_agent_stops(world: World) -> None:
     async with running(world) as agent:
         connector = aiohttp.UnixConnector(str(world.socket))
@@ -368,36 +352,11 @@ async def test_watching_gives_every_event_as_a_line_until_the_agent_stops(world:
 
 
 @in_loop
-async def test_events_carry_the_operation_that_caused_them(world: World) -> None:
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            await ask(agent, "POST", "/v1/pods", manifest())
-            first = await next_event(watcher, "PodAdmitted")
-            await ask(agent, "DELETE", f"/v1/pods/{UID}")
-            second = await next_event(watcher, "PodRemoved")
-    assert first.operation
-    assert second.operation
-    assert first.operation != second.operation
-    assert (first.uid, first.pod) == (UID, "shop/web")
-
-
-@in_loop
 async def test_the_topology_is_that_of_the_host(world: World) -> None:
     async with running(world) as agent:
         status, body = await ask(agent, "GET", "/v1/topology")
     assert status == 200
     assert b'"totals"' in body
-
-
-@in_loop
-async def test_reconciling_on_demand_reports_what_was_found(world: World) -> None:
-    async with running(world) as agent:
-        await ask(agent, "POST", "/v1/pods", manifest())
-        world.kernel.write(POD, "cpuset.cpus", "3")
-        answer = await asyncio.to_thread(agent.client.reconcile)
-    assert answer.found == {"unknown": 1}
-    assert answer.repaired == {"unknown": 1}
-    assert answer.differences == ()
 
 
 @in_loop
@@ -410,17 +369,6 @@ async def test_others_than_root_and_the_group_are_rejected(
         for method, path in (("GET", "/v1/status"), ("POST", "/v1/pods"), ("GET", "/nowhere")):
             assert await error_of(agent, method, path, manifest()) == "403 Forbidden"
         assert not agent.controller.state.ledger.allocations
-
-
-@in_loop
-async def test_a_member_of_the_group_may_ask(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.server.wiring.group_id", lambda _: 777)
-    monkeypatch.setattr(os, "chown", lambda *_: None)
-    world.config = replace(world.config, agent=replace(world.config.agent, socket_group="wardens"))
-    member = Peer(pid=1, uid=4242, groups=frozenset({4242, 777}))
-    async with running(world) as agent:
-        monkeypatch.setattr(api_module, "peer_of", lambda _: member)
-        assert (await ask(agent, "GET", "/v1/status"))[0] == 200
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A cancellation, an exception, a hang at any await of the daemon: it goes on, or says what stands.
 
-`test_awaits_beside.py` has those that deal with device plugins, a kubelet and a runtime.
+`test_awaits_beside.py` has those that deal with device plugins, a kubelet, a runtime, and clients.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from tests.agent.server.support import World
 
-#: The daemon's path; reading HTTP is aiohttp's.
-LEFT_OUT: Final = ("agent.server.listeners", "agent.server.cluster", "agent.server.start")
 PROBE: Final = "90000000-2222-3333-4444-555555555555"
 #: After so many rounds what stands still has to be named; after so many it does not go on.
 EARLIEST: Final = 4
@@ -40,8 +38,7 @@ TURNS: Final = 100
 
 @pytest.fixture(scope="module", autouse=True)
 def _instrumented() -> Iterator[None]:
-    own = modules_of("agent.server")
-    with instrumented(each for each in own if not each.__name__.startswith(LEFT_OUT)):
+    with instrumented(modules_of("agent.server")):
         yield
 
 

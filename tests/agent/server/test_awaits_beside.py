@@ -11,13 +11,17 @@ import selectors
 import tempfile
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 from msgspec.structs import replace
 
-from agent.config.model import DevicePluginsConfig
+from agent.api.client import AgentClient, AgentError, Unreachable
+from agent.api.documents import BindRequest, CordonRequest
+from agent.config.model import DevicePluginsConfig, KubernetesConfig
 from agent.pods.manifest import load_pod
 from agent.progress import EndedError
 from agent.rpc import CallError
@@ -33,6 +37,8 @@ from tests.agent.server.support import (
     manifest,
     wired,
 )
+from tests.fakes.api_server import TOKEN, api_server
+from tests.fakes.certificate import write_certificate
 from tests.fakes.device_plugin import FakePlugin, device
 
 if TYPE_CHECKING:
@@ -42,8 +48,16 @@ if TYPE_CHECKING:
     from tests.agent.server.support import World
 
 GPU: Final = "example.com/gpu"
+NODE: Final = "node"
+#: How a call ends that fails, also by a fault itself.
+FAILURES: Final = (*EXPECTED, EndedError, TimeoutError, RuntimeError)
 #: What only these stories reach; what they share with others is in `test_awaits.py`.
 PACKAGES: Final = ("agent.cluster", "agent.devices", "agent.sources")
+HTTP: Final = tuple(
+    f"agent.server.{name}" for name in ("advice", "connections", "events", "handlers", "http")
+)
+#: A client waits so long for an answer, in seconds.
+CLIENT_SECONDS: Final = 2.0
 #: While nothing is ready for so long, so much time passes; in seconds.
 IDLE: Final = 0.004
 STEP: Final = 0.2
@@ -155,6 +169,18 @@ async def beside(where: Path, point: str, fault: str, *, early: bool, clock: Fak
     POINTS.log.clear()
     POINTS.fault, POINTS.fails = fault, point if early else ""
     async with AsyncExitStack() as stack:
+        write_certificate(where / "tls.pem")
+        (where / "token").write_text(TOKEN)
+        kubernetes = KubernetesConfig(
+            publish_topology=True,
+            events=True,
+            node_name=NODE,
+            server=stack.enter_context(api_server(where / "tls.pem")).url,
+            token_file=where / "token",
+            ca_file=where / "tls.pem",
+        )
+        settings = replace(cluster.world.config.agent, kubernetes=kubernetes)
+        cluster.world.config = replace(cluster.world.config, agent=settings)
         await stack.enter_async_context(cluster.with_runtime())
         controller, ready = await stack.enter_async_context(living(cluster.world))
         if not ready:
@@ -189,7 +215,9 @@ async def plugged(where: Path, point: str, fault: str, *, early: bool, clock: Fa
     world = make_world(where)
     world.clock = clock
     directory = where / "p"
-    directory.mkdir(mode=0o750)
+    registry = where / "plugins_registry"
+    for each in (directory, registry):
+        each.mkdir(mode=0o750)
     plugins = DevicePluginsConfig(enabled=True, directory=directory)
     world.config = replace(world.config, agent=replace(world.config.agent, device_plugins=plugins))
     POINTS.log.clear()
@@ -199,12 +227,16 @@ async def plugged(where: Path, point: str, fault: str, *, early: bool, clock: Fa
             return ""
         POINTS.fails = point
         plugin = FakePlugin(directory, GPU, preferring=True, pre_start=True)
+        found = FakePlugin(registry, "example.com/nic", endpoint="nic.sock")
+        found.send(device("n", 0))
+        await found.start()
         await _starts(plugin, directory)
+        await within(SOON, lambda: found.statuses)
         await _admitted(controller, UID, SOON)
         plugin.end_streams()
         await _starts(plugin, directory)
         plugin.send(device("a", 1), device("b", 1), device("c", 1))
-        with suppress(*EXPECTED, EndedError, TimeoutError):
+        with suppress(*FAILURES):
             await asyncio.wait_for(controller.remove(UID), SOON)
         POINTS.fails = ""
         answered: list[bool] = []
@@ -220,6 +252,7 @@ async def plugged(where: Path, point: str, fault: str, *, early: bool, clock: Fa
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
         await plugin.stop()
+        await found.stop()
         return wrong
 
 
@@ -237,17 +270,78 @@ async def _admitted(controller: Controller, uid: str, seconds: float) -> bool:
     amounts = b"memory: 1Gi"
     body = manifest(uid=uid).replace(amounts, amounts + f", {GPU}: 1".encode())
     asked = controller.admit(load_pod(body, "test"))
-    with suppress(*EXPECTED, EndedError, TimeoutError):
+    with suppress(*FAILURES):
         return (await asyncio.wait_for(asked, seconds)).admitted
     return False
 
 
-TRIALS: Final[dict[str, Any]] = {"kubelet": beside, "plugin": plugged}
+# --- over HTTP ----------------------------------------------------------------------------------
+
+
+async def asked(where: Path, point: str, fault: str, *, early: bool, clock: FakeClock) -> str:
+    """Run an agent with one fault, at its start or while clients make requests of every kind."""
+    world = make_world(where)
+    world.clock = clock
+    POINTS.log.clear()
+    POINTS.fault, POINTS.fails = fault, point if early else ""
+    async with living(world) as (controller, ready):
+        if not ready:
+            return ""
+        POINTS.fails = point
+        client = AgentClient(world.socket, timeout=CLIENT_SECONDS)
+        for request in _requests(client):
+            await _answered(request)
+        POINTS.fails = ""
+
+        async def again() -> None:
+            while not answered:
+                if await _answered(partial(client.admit, manifest("late", UID))):
+                    answered.append(True)
+                await asyncio.sleep(1)
+
+        answered: list[bool] = []
+
+        probing = asyncio.create_task(again())
+        wrong = await goes_on(controller, lambda: answered)
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        return wrong
+
+
+def _requests(client: AgentClient) -> Iterator[Callable[[], object]]:
+    body = manifest("db", OTHER_UID)
+    cordon = CordonRequest(target="5")
+    yield partial(client.admit, body, dry_run=True)
+    yield partial(client.admit, body)
+    yield partial(client.admit, manifest("big", UID, cpu="40"))
+    yield partial(client.failed, UID)
+    yield partial(client.fit, body, 1)
+    yield partial(client.bind, OTHER_UID, "c0", BindRequest(cgroup="/x"))
+    yield partial(client.unbind, OTHER_UID, "c0")
+    yield partial(client.pod, OTHER_UID)
+    yield partial(client.cordon, cordon)
+    yield partial(client.drain, "5")
+    yield partial(client.uncordon, cordon)
+    yield from (client.pods, client.status, client.verify, client.reconcile, client.log_level)
+    yield from (client.topology, client.map, client.snapshot)
+    yield partial(client.history, limit=1)
+    yield partial(client.remove, OTHER_UID)
+
+
+async def _answered(request: Callable[[], object]) -> bool:
+    """Make a request in a thread; return whether it was answered as one that succeeds."""
+    with suppress(AgentError, Unreachable):
+        await asyncio.to_thread(request)
+        return True
+    return False
+
+
+TRIALS: Final[dict[str, Any]] = {"kubelet": beside, "plugin": plugged, "client": asked}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _instrumented() -> Iterator[None]:
-    with instrumented(modules_of(*PACKAGES)):
+    with instrumented([*modules_of(*PACKAGES), *map(import_module, HTTP)]):
         yield
 
 

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from agent.server import connections as connections_module
 from agent.server import lifecycle as service_module
-from agent.server import protocol
-from agent.server.connections import PIECE_BYTES, Connections
+from agent.server.connections import (
+    MAX_HEAD_BYTES,
+    PIECE_BYTES,
+    READ_BYTES,
+    Connections,
+    HttpConnection,
+)
 from agent.server.handlers import MAX_BODY_BYTES
 from agent.server.http import Response
 from agent.server.limits import Caller, Limit, Limits
-from agent.server.protocol import MAX_HEAD_BYTES, READ_BYTES, HttpConnection
 from agent.server.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 
@@ -48,7 +53,7 @@ def posting(path: str, *headers: str) -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the rest of a body that does not come."""
-    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(connections_module, "LINGER_SECONDS", 0.01)
 
 
 class Site:
@@ -276,7 +281,7 @@ async def test_the_transport_has_no_second_copy_of_an_answer() -> None:
 async def test_who_leaves_after_the_answer_leaves_its_place_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "HALF_CLOSED_SECONDS", FOREVER)
+    monkeypatch.setattr(connections_module, "HALF_CLOSED_SECONDS", FOREVER)
     async with opened() as site:
         ends = await site.enter(posting("/body", "Content-Length: 5"))
         await site.asked.wait()
@@ -293,7 +298,7 @@ async def test_who_leaves_after_the_answer_leaves_its_place_at_once(
 async def test_who_sends_no_more_is_answered_and_then_over(
     monkeypatch: pytest.MonkeyPatch, path: bytes
 ) -> None:
-    monkeypatch.setattr(protocol, "HALF_CLOSED_SECONDS", FOREVER)
+    monkeypatch.setattr(connections_module, "HALF_CLOSED_SECONDS", FOREVER)
     async with opened() as site:
         ends = await site.enter(ASK.replace(b"/ ", path))
         await site.asked.wait()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
-from agent.managers.allocation import Binding, Origin, Source
+from agent.managers.allocation import Binding, Origin
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
@@ -30,7 +30,7 @@ from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport, PlannedChange
 from agent.server import metrics as names
 from agent.server.controller import Controller
-from agent.server.errors import CheckpointFailedError, PodNotFoundError
+from agent.server.errors import CheckpointFailedError
 from agent.server.gauges import Metrics
 from agent.server.kernel import KernelEnforcement, Lives
 from agent.server.queue import Worker
@@ -180,40 +180,6 @@ async def test_the_checkpoint_is_saved_before_the_kernel_is_touched() -> None:
 
 
 @in_loop
-async def test_the_log_says_what_each_container_got_and_why_not_more() -> None:
-    async with keeping(Recorder()) as controller:
-        with capture_logs() as log:
-            await controller.admit(pod(cpu="1500m"))
-            await controller.admit(pod(cpu="1500m"))
-    (line,) = log
-    assert (line["event"], line["log_level"]) == ("pod admitted", "info")
-    assert (line["source"], line["enforced"]) == ("api", True)
-    (container,) = line["containers"]
-    assert (container["name"], container["isolation"], container["cpus"]) == ("c0", "host", "0-15")
-    assert container["why"] == "its cpu request 1500m is not a positive whole number"
-
-
-@in_loop
-async def test_what_cannot_be_saved_is_not_done() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        await controller.admit(pod())
-        durable = controller.state.durable
-        recorder.save_error = disk_full()
-        with pytest.raises(CheckpointFailedError, match="nothing was changed"):
-            await controller.admit(pod("db", OTHER_UID))
-        with pytest.raises(CheckpointFailedError):
-            await controller.remove(UID)
-        with pytest.raises(CheckpointFailedError):
-            await controller.bind(UID, "c0", BindRequest(cgroup="x"))
-        assert controller.state.durable is durable
-        counters = controller.metrics.counters
-        assert counters.value(names.CHECKPOINT_FAILURES) == 3
-        assert counters.value(names.ADMISSIONS, "failed") == 1
-    assert recorder.log == ["save", "enforce 1", "save", "save", "save"]
-
-
-@in_loop
 async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repeated() -> None:
     recorder = Recorder(save_error=disk_full(replaced=True))
     async with keeping(recorder) as controller:
@@ -331,18 +297,6 @@ async def test_conditions_stay_until_what_they_are_about_is_compared(
 
 
 @in_loop
-async def test_admissions_at_the_same_time_never_share_a_cpu() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        pods = [pod(f"p{number}", f"u-{number}") for number in range(7)]
-        answers = await asyncio.gather(*(controller.admit(each) for each in pods))
-        allocated = [Mask.parse(answer.pod.exclusive_cpus) for answer in answers if answer.pod]
-    assert len(allocated) == 7
-    assert sum(len(mask) for mask in allocated) == 14
-    assert len(Mask.from_ids(cpu for mask in allocated for cpu in mask)) == 14
-
-
-@in_loop
 async def test_a_rejected_pod_is_neither_saved_nor_enforced_but_counted() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
@@ -370,17 +324,6 @@ async def test_a_pod_for_which_the_node_has_no_room_is_not_timed_as_aligned() ->
 
 
 @in_loop
-async def test_only_the_latest_rejections_are_remembered() -> None:
-    async with keeping(Recorder()) as controller:
-        for number in range(70):
-            await controller.admit(pod(f"p{number}", f"u-{number}", cpu="64"))
-        kept = controller.state.records.rejections
-        assert len(kept) == 64
-        assert "u-69" in kept
-        assert "u-0" not in kept
-
-
-@in_loop
 async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
@@ -399,18 +342,6 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
         assert results == [1, 1, 1]
         assert controller.state.last_agreement == agreed
         assert controller.metrics.reconcile_duration.count == 3
-
-
-@in_loop
-async def test_a_pod_of_a_file_keeps_its_file_in_the_checkpoint() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        first, moved = (Source("manifests", f"/manifests/{name}.yaml") for name in ("web", "moved"))
-        for source in (first, moved):
-            await controller.admit(pod(), source)
-            assert recorder.saved[-1].ledger.allocations[UID].source == source
-        await controller.release(UID)
-        assert recorder.saved[-1].ledger.allocations == {}
 
 
 @in_loop
@@ -454,32 +385,6 @@ async def test_memory_that_was_added_can_be_given() -> None:
         assert (await controller.admit(pod("db", OTHER_UID))).admitted
         assert controller.metrics.counters.value(names.HOST_CHANGES) == 1
         assert not await controller.take_over(lambda: larger)
-
-
-@in_loop
-async def test_what_is_not_there_is_not_found() -> None:
-    async with keeping(Recorder()) as controller:
-        with pytest.raises(PodNotFoundError):
-            await controller.remove("absent")
-        with pytest.raises(PodNotFoundError):
-            await controller.pod("absent")
-
-
-@in_loop
-async def test_an_unexpected_failure_of_the_kernel_does_not_lose_the_allocation() -> None:
-    class Broken(Recorder):
-        def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
-            raise RuntimeError(f"a defect at {uids} with {len(target.ledger.allocations)} pods")
-
-    recorder = Broken()
-    async with keeping(recorder) as controller:
-        answer = await controller.admit(pod())
-        assert answer.admitted
-        assert answer.pod is not None
-        assert "a defect at" in str(answer.pod.enforcement)
-        assert UID in controller.state.ledger.allocations
-        assert list(recorder.saved[-1].ledger.allocations) == [UID]
-        assert [each.uid for each in controller.pods()] == [UID]
 
 
 @in_loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,6 @@ from agent.api.client import AgentError
 from agent.api.documents import CordonRequest
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.policy import MemoryManagerPolicy
-from agent.state.checkpoint import CheckpointIOError
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
@@ -166,25 +164,6 @@ async def test_the_later_cordon_of_a_cpu_counts(world: World) -> None:
             ("2-3", "first"),
             ("4-6", "second"),
         ]
-
-
-@in_loop
-async def test_a_cordon_that_cannot_be_saved_is_not_made(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(world) as agent:
-        await share(agent)
-        full = CheckpointIOError("write", world.directory, OSError(errno.ENOSPC, "disk full"))
-
-        def fail(_state: object) -> int:
-            raise full
-
-        with monkeypatch.context() as broken:
-            broken.setattr(agent.controller.steps.store, "save", fail)
-            error = await rejected(agent, "2-3")
-        assert error.error.code == "CheckpointFailed"
-        assert not agent.controller.state.configured.rules.policy.cordon
-        assert shared_cpus(agent) == "0-15"
 
 
 @in_loop

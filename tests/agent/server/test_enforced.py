@@ -54,22 +54,9 @@ def drift(outcome: EnforcementReport) -> dict[str, int]:
 
 @pytest.fixture
 def tree() -> EmulatedKernel:
-    return EmulatedKernel(Mask.parse("0-7"), Mask.of(0, 1))
-
-
-def test_a_new_pod_is_not_drift(tree: EmulatedKernel) -> None:
-    outcome = kernel_of(tree).admitted(target(allocation("a")), "u-1")
-    assert (outcome.drift, outcome.remaining) == ((), ())
-    assert outcome.paths == (POD,)
-
-
-def test_drift_is_found_and_repaired_by_cause(tree: EmulatedKernel) -> None:
-    kernel, desired = kernel_of(tree), target(allocation("a"))
-    kernel.admitted(desired, "u-1")
-    tree.write(POD, "cpuset.cpus", "0-7")
-    outcome = kernel.reconcile(desired)
-    assert drift(outcome) == outcome.repaired == {"unknown": 1}
-    assert drift(kernel.reconcile(desired)) == {}
+    kernel = EmulatedKernel(Mask.parse("0-7"), Mask.of(0, 1))
+    kernel.write("", "cgroup.subtree_control", "+cpuset +cpu +memory")
+    return kernel
 
 
 def test_a_container_that_appears_is_settled_which_is_not_drift(tree: EmulatedKernel) -> None:

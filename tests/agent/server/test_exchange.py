@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server import protocol
+from agent.server import connections as connections_module
 from agent.server.connections import Connections
 from agent.server.http import Request, Response, Stream
 from agent.server.limits import Caller, Limit, Limits
@@ -157,7 +157,7 @@ async def test_what_was_not_read_of_a_small_body_is_not_the_next_request() -> No
 async def test_a_peer_that_still_sends_its_body_sees_the_answer_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "LINGER_SECONDS", FOREVER)
+    monkeypatch.setattr(connections_module, "LINGER_SECONDS", FOREVER)
     async with opened() as site:
         head = asking("POST", "/x", "Content-Length: 5000000")
         answer = await site.talk(head, *[bytes(100_000)] * 50, end=True)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from structlog.testing import capture_logs
 
 from agent.server import lifecycle as service_module
-from agent.server.connections import Connections
+from agent.server.connections import Connections, HttpConnection
 from agent.server.http import Response, Stream
 from agent.server.limits import Caller, Limit, Limits
-from agent.server.protocol import HttpConnection
 from agent.server.sockets import Address, open_tcp
 from tests.agent.server.support import in_loop, running
 

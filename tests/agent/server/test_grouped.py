@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.managers.decision import Reason
-from agent.server.admissions import MOST_AT_ONCE, MOST_WITH_PREFERRED
+from agent.server import metrics as names
+from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE, MOST_WITH_PREFERRED
 from agent.server.errors import CheckpointFailedError
 from agent.server.limits import Caller
 from agent.server.queue import QueueStopped, called_by
 from sysfs.mask import EMPTY
-from tests.agent.server.support import in_loop, until
+from tests.agent.server.support import FakeClock, in_loop, until
 from tests.agent.server.test_controller import Recorder, disk_full, keeping, pod
 
 if TYPE_CHECKING:
@@ -65,6 +66,23 @@ async def test_so_many_are_decided_at_once_at_most() -> None:
         assert len(controller.state.ledger.allocations) == MOST_AT_ONCE + 1
 
 
+class SlowClock(FakeClock):
+    """Passes more of a group's time whenever it is asked."""
+
+    def monotonic(self) -> float:
+        self.now += LONGEST_GROUP / 4
+        return self.now
+
+
+@in_loop
+async def test_pods_that_take_long_to_decide_do_not_keep_the_first_waiting() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        controller.steps.clock = SlowClock()
+        await together(controller, pods(*["10m"] * 8))
+        assert 2 < recorder.log.count("save") < 8
+
+
 @in_loop
 async def test_a_pod_that_is_preferred_comes_next_with_a_few_others() -> None:
     recorder = Recorder()
@@ -90,16 +108,6 @@ async def test_a_pod_that_is_preferred_while_others_are_decided_is_the_next_to_b
         await asyncio.gather(*answers)
         group = [*map(uid, range(MOST_WITH_PREFERRED)), asked[-1].uid]
         assert [*recorder.saved[0].ledger.allocations] == group
-
-
-@in_loop
-async def test_a_pod_without_room_beside_the_others_is_rejected_alone() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        answers = await together(controller, pods("8", "10", "2"))
-        assert [answer.admitted for answer in answers] == [True, False, True]
-        assert [*controller.state.ledger.allocations] == [uid(0), uid(2)]
-        assert recorder.log.count("save") == 1
 
 
 @in_loop
@@ -130,6 +138,8 @@ async def test_nothing_of_a_group_that_cannot_be_saved_is_used() -> None:
             *map(controller.admit, pods("8", "10", "2")), return_exceptions=True
         )
         assert {type(each) for each in found} == {CheckpointFailedError}
+        assert "nothing was changed" in str(found[0])
+        assert controller.metrics.counters.value(names.ADMISSIONS, "failed") == 2
         assert recorder.log == ["save"]
         assert not controller.state.ledger.allocations
         recorder.save_error = None

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from agent.api.client import AgentError
-from agent.api.documents import BindRequest
+from agent.api.documents import BindRequest, DriftDocument, EventDocument
 from agent.config.model import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
+from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
-from agent.state.history import HISTORY_NAME
+from agent.server.events import LONGEST_MESSAGE, HistoryRecorder
+from agent.server.metrics import Counters
+from agent.state.history import HISTORY_NAME, HistoryBounds, HistoryQuery, HistoryStore
 from cgroupfs.state import Writer
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
+    PATIENCE,
     UID,
+    FakeClock,
     in_loop,
     make_world,
     manifest,
@@ -31,8 +39,11 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from agent.api.documents import HistoryEntry
+    from collections.abc import Iterable, Iterator
+
+    from agent.api.documents import HistoryDocument, HistoryEntry
     from tests.agent.server.support import Running, World
+
 
 POD = f"kubepods/pod{UID}"
 
@@ -151,6 +162,7 @@ async def test_a_difference_is_kept_in_full_with_its_writer(world: World) -> Non
 
     world.writer_of = writer_of
     async with running(world) as agent:
+        asked.clear()  # the limits of kubepods were new
         await agent.ask(agent.client.admit, manifest())
         desired = world.kernel.read(POD, "cpuset.cpus").strip()
         world.kernel.write(POD, "cpuset.cpus", "5-6")
@@ -171,16 +183,6 @@ async def test_a_difference_is_kept_in_full_with_its_writer(world: World) -> Non
 
 
 @in_loop
-async def test_a_difference_without_a_known_writer_has_none(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        world.kernel.write(POD, "cpuset.cpus", "5-6")
-        await agent.ask(agent.client.reconcile)
-        (found,) = of_type(await history(agent), "DriftFound").differences
-    assert found.writer is None
-
-
-@in_loop
 async def test_the_writer_of_an_effective_set_is_not_asked_for(world: World) -> None:
     asked: list[str] = []
 
@@ -189,6 +191,7 @@ async def test_the_writer_of_an_effective_set_is_not_asked_for(world: World) -> 
 
     world.writer_of = writer_of
     async with running(world) as agent:
+        asked.clear()
         await agent.ask(agent.client.admit, manifest())
         allocated = Mask.parse(world.kernel.read(POD, "cpuset.cpus"))
         world.kernel.set_online(two_packages().online - Mask.of(next(iter(allocated))))
@@ -274,3 +277,148 @@ async def test_a_malformed_query_is_rejected(world: World, query: str) -> None:
             await agent.ask(agent.client._request, "GET", f"/v1/history?{query}", None)
     assert caught.value.status == 400
     assert caught.value.error.details[0].path == query.partition("=")[0]
+
+
+# --- recording never waits, and what is lost is counted -------------------------------------------
+
+
+ALL = HistoryQuery(1000)
+
+
+def event(number: int, message: str = "") -> EventDocument:
+    return EventDocument(type=str(number), time=FakeClock().time(), operation="x", message=message)
+
+
+class _Disk(HistoryStore):
+    """A disk that hangs while `free` is not set, and fails with `error`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, HistoryBounds(1 << 20, 1e6), lambda: None)
+        self.free, self.begun = threading.Event(), threading.Event()
+        self.free.set()
+        self.error: Exception | None = None
+
+    def append(self, entries: Iterable[HistoryEntry], now: float) -> None:
+        self.begun.set()
+        assert self.free.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        super().append(entries, now)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> _Disk:
+    return _Disk(tmp_path)
+
+
+@pytest.fixture
+def recorder(disk: _Disk) -> Iterator[HistoryRecorder]:
+    made = HistoryRecorder(disk, FakeClock(), Counters(MANAGERS), most_queued=3)
+    yield made
+    disk.free.set()
+    made.close()
+
+
+def lost(recorder: HistoryRecorder, reason: str) -> int:
+    return recorder._counters.value(names.HISTORY_LOST, reason)
+
+
+def types(found: HistoryDocument) -> list[str]:
+    return [entry.type for entry in found.entries]
+
+
+@in_loop
+async def test_entries_noted_while_the_disk_hangs_wait_or_are_counted(
+    disk: _Disk, recorder: HistoryRecorder
+) -> None:
+    disk.free.clear()
+    recorder.note(event(0), None)
+    assert disk.begun.wait(PATIENCE)
+    for number in range(1, 6):
+        recorder.note(event(number), None)
+    assert lost(recorder, "queue") == 2
+    disk.free.set()
+    assert types(await recorder.latest(ALL)) == ["3", "2", "1", "0"]
+
+
+@in_loop
+async def test_a_query_sees_everything_that_was_noted_before(recorder: HistoryRecorder) -> None:
+    for number in range(3):
+        recorder.note(event(number), None)
+        assert types(await recorder.latest(ALL))[0] == str(number)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (RuntimeError("a defect"), "internal error"),
+    ],
+)
+@in_loop
+async def test_a_disk_that_fails_is_a_condition_until_it_works_again(
+    disk: _Disk, recorder: HistoryRecorder, error: Exception, said: str
+) -> None:
+    disk.error = error
+    with capture_logs() as log:
+        for _ in range(2):
+            recorder.note(event(0), None)
+            await recorder.latest(ALL)
+        (condition,) = recorder.conditions
+        assert said in condition
+        assert lost(recorder, "disk") == 2
+        disk.error = None
+        recorder.note(event(1), None)
+        assert types(await recorder.latest(ALL)) == ["1"]
+    assert recorder.conditions == ()
+    if isinstance(error, OSError):
+        assert [line["event"] for line in log] == ["history not written", "history written again"]
+
+
+@in_loop
+async def test_what_waits_is_written_at_the_end_and_nothing_after_it(
+    tmp_path: Path, disk: _Disk, recorder: HistoryRecorder
+) -> None:
+    disk.free.clear()
+    recorder.note(event(0), None)
+    assert disk.begun.wait(PATIENCE)
+    recorder.note(event(1), None)
+    disk.free.set()
+    recorder.close()
+    recorder.note(event(2), None)
+    assert lost(recorder, "queue") == 1
+    assert types(_Disk(tmp_path).latest(ALL, 0.0)) == ["1", "0"]
+
+
+@in_loop
+async def test_entries_are_short_however_long_their_texts_are(recorder: HistoryRecorder) -> None:
+    cpus = ",".join(map(str, range(0, 8192, 2)))
+    difference = DriftDocument(
+        time=0.0,
+        uid="",
+        pod="",
+        container=None,
+        cgroup="/x",
+        file="cpuset.cpus",
+        observed=cpus,
+        desired=cpus,
+        cause="unknown",
+        detail=cpus,
+    )
+    recorder.note(event(0, "x" * 100_000), None)
+    recorder.note(event(1, "y" * 100_000), None, (difference,) * 16)
+    drift, plain = (await recorder.latest(ALL)).entries
+    assert len(plain.message) == LONGEST_MESSAGE
+    assert drift.message == ""
+    assert len(drift.differences) == 16
+    assert all(len(each.desired) < 1000 for each in drift.differences)
+
+
+@in_loop
+async def test_a_line_that_a_crash_cut_off_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text('{"type":"PodAdm')
+    recorder = HistoryRecorder(_Disk(tmp_path), FakeClock(), Counters(MANAGERS))
+    recorder.note(event(0), None)
+    assert types(await recorder.latest(ALL)) == ["0"]
+    assert lost(recorder, "torn") == 1
+    recorder.close()

@@ -27,7 +27,6 @@ from agent.sources.source import (
     SourceUnreadableError,
 )
 from agent.state.checkpoint import SharedPod
-from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
@@ -58,6 +57,12 @@ class Ledger(SourceAdmissions):
     #: What was reported last.
     reported: dict[str, ManifestDocument] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
+
+    #: The uids of pods that wait for their devices.
+    waiting: set[str] = field(default_factory=set)
+
+    def waits(self, uid: str) -> bool:
+        return uid in self.waiting
 
     async def read(self, source: PodSource) -> SourceReading:
         return source.read()
@@ -189,20 +194,6 @@ def test_a_pod_that_would_end_by_itself_is_not_admitted_for_a_file(here: Here) -
     (document,) = here.ledger.reported.values()
     assert document.state == INVALID
     assert "cannot end by itself" in document.message
-
-
-def test_a_file_that_is_gone_releases_its_pod(here: Here) -> None:
-    here.write("a.yaml", manifest())
-    here.sync()
-    (here.directory / "a.yaml").unlink()
-    assert here.sync() == {}
-    assert here.ledger.log == ["release 1"]
-
-
-def test_pods_that_came_otherwise_are_left_alone(here: Here) -> None:
-    here.ledger.pods["u-api"] = "digest"
-    here.sync()
-    assert here.ledger.log == []
 
 
 def test_a_file_that_can_no_longer_be_read_keeps_its_pod(here: Here) -> None:
@@ -353,16 +344,6 @@ def test_a_pod_that_fails_to_be_released_costs_no_other_and_is_tried_again(here:
     assert not here.ledger.pods
 
 
-def test_of_many_mistakes_the_first_are_reported_and_how_many_there_are(here: Here) -> None:
-    mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
-    lead = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
-    here.write("a", lead + mistakes)
-    here.sync()
-    (document,) = here.ledger.reported.values()
-    assert "300 mistakes" in document.message
-    assert len(document.details) == MISTAKES_REPORTED
-
-
 @dataclass
 class Events:
     """A source that says what was added and what was removed, and never lists everything."""
@@ -501,16 +482,6 @@ def sharing(feed: Incremental, key: str = "a") -> None:
     """Have a pod run shared, as a run of the agent before may have left it."""
     why, source = "no node has 2 CPUs", Source(feed.source.name, key)
     feed.ledger.sharing[UID] = SharedPod(UID, "web", "default", source, why)
-
-
-def test_a_pod_that_runs_shared_is_not_admitted_and_its_entry_says_why() -> None:
-    feed = Incremental()
-    sharing(feed)
-    feed.ledger.room = 0
-    assert feed.sync(added("a")) == {"a": "shared"}
-    assert feed.ledger.log == ["tried web for a"]
-    document = feed.ledger.reported["a"]
-    assert (document.message, document.uid, document.name) == ("no node has 2 CPUs", UID, "web")
 
 
 def test_a_pod_that_runs_shared_is_admitted_only_where_it_is_asked_for_and_there_is_room() -> None:
@@ -707,6 +678,42 @@ def test_an_entry_that_is_settled_is_answered_while_the_sync_goes_on() -> None:
         for _ in range(2):
             ledger.free.release()
         await syncing
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_waits_for_its_devices_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "PATIENCE", 0.01)
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
+
+    class Waiting(Ledger):
+        free = asyncio.Event()
+
+        async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+            if pod.name == "pod0":
+                self.waiting.add(pod.uid)
+                await self.free.wait()
+                self.waiting.clear()
+            return await super().admit(pod, source)
+
+    async def scenario() -> None:
+        ledger = Waiting()
+        pods = PodIntake(Listed(), ledger)
+        for _ in range(2):
+            await pods.sync()
+            assert [*ledger.reported] == ["pod1", "pod2"]
+        asked = asyncio.create_task(pods.settle("pod0"))
+        await pods.sync()
+        assert not asked.done()
+        ledger.free.set()
+        document = await asked
+        assert document is not None
+        assert ledger.reported["pod0"] is document
+        await pods.sync()
+        assert [*ledger.reported] == ["pod0", "pod1", "pod2"]
+        assert ledger.log.count("admit pod0") == 1
 
     asyncio.run(scenario())
 

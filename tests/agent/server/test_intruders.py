@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agent.reconcile.report import EnforcementReport
 from agent.reconcile.tasks import IntruderKind, Task
@@ -56,3 +57,13 @@ def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> No
     assert host.read == 1
     host.now += 1
     assert counter.count(desired, NOTHING, ONLINE) is not None
+
+
+def test_a_sibling_that_stays_idle_is_nobodys_to_run_on() -> None:
+    host = Host(Task(7, "placed", Mask.of(5), "system.slice"))
+    desired = target(replace(allocation("c0"), idle=Mask.of(5)))
+    assert host.counter().count(desired, NOTHING, ONLINE) == {
+        "confined": 1,
+        "unconfined": 0,
+        "kernel": 0,
+    }

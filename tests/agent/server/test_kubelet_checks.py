@@ -10,14 +10,19 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.cluster.checks import PERIOD_SECONDS, KubeletNotReadyError, kubelet_conditions
+from agent.cluster.checks import PERIOD_SECONDS, KubeletNotReadyError, check_kubelet
+from agent.managers.policy import KubernetesVersion
+from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.server.support import PATIENCE, in_loop, make_world, running
 from tests.agent.server.test_lean import modules_after
 from tests.agent.tools.doctor import hosts
-from tests.agent.tools.doctor.hosts import FakeHost
+from tests.agent.tools.doctor.hosts import PID, FakeHost
+from tests.fakes.api_server import TOKEN, Failure, api_server
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.config.model import Config
 
 STATIC = '{"policyName":"static","defaultCpuSet":"0-15"}'
 
@@ -25,7 +30,7 @@ STATIC = '{"policyName":"static","defaultCpuSet":"0-15"}'
 def test_beside_a_kubelet_without_managers_there_is_no_condition(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     with capture_logs() as lines:
-        assert kubelet_conditions(host.config(), host.root) == {}
+        assert check_kubelet(host.config(), host.root).conditions() == {}
     assert lines == []
 
 
@@ -34,7 +39,7 @@ def test_two_managers_of_cpusets_are_rejected_in_the_words_of_doctor(tmp_path: P
     host.write(hosts.CPU_STATE, STATIC)
     host.add(hosts.CONFIG, "memoryManagerPolicy: Static\n")
     with pytest.raises(KubeletNotReadyError) as error:
-        kubelet_conditions(host.config(), host.root)
+        check_kubelet(host.config(), host.root).conditions()
     said = host.examine()
     for check in ("kubelet CPU manager", "kubelet memory manager"):
         assert f"{check}: {said[check].line}" in str(error.value)
@@ -45,7 +50,7 @@ def test_a_warning_is_a_condition_and_a_line_of_the_log(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     host.add(hosts.CONFIG, "topologyManagerPolicy: restricted\n")
     with capture_logs() as lines:
-        conditions = kubelet_conditions(host.config(), host.root)
+        conditions = check_kubelet(host.config(), host.root).conditions()
     line = host.examine()["kubelet topology manager"].line
     assert conditions == {"kubelet topology manager": line}
     assert [(one["event"], one["check"]) for one in lines] == [
@@ -55,11 +60,12 @@ def test_a_warning_is_a_condition_and_a_line_of_the_log(tmp_path: Path) -> None:
 
 def test_before_the_first_start_of_a_kubelet_the_agent_starts(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
+    host.agent += "kubernetesVersion: v1.37\n"
     host.stop_kubelet()
     for path in (hosts.CONFIG, hosts.CPU_STATE, hosts.MEMORY_STATE):
         host.remove(path)
     with capture_logs() as lines:
-        assert kubelet_conditions(host.config(), host.root) == {}
+        assert check_kubelet(host.config(), host.root).conditions() == {}
     assert {one["event"] for one in lines} == {"kubelet check not possible"}
 
 
@@ -75,6 +81,128 @@ async def test_status_shows_what_the_start_found(tmp_path: Path) -> None:
     async with running(world) as found:
         reasons = {one.reason for one in found.controller.state.present_conditions()}
     assert "KubeletTopologyManager" in reasons
+
+
+@in_loop
+async def test_a_kubelet_of_another_version_changes_the_rules_of_a_running_agent(
+    tmp_path: Path,
+) -> None:
+    host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
+    agent = world.config.agent
+    beside = replace(agent.kubelet, enabled=True, nri_socket=None)
+    gates = {"PodLevelResourcesFixDefaulting": True}
+    world.config = replace(world.config, agent=replace(agent, kubelet=beside), feature_gates=gates)
+    world.root = host.root
+    host.program("Kubernetes v1.36.2")
+    async with running(world) as found:
+        state, changes = found.controller.state, [await asyncio.to_thread(found.client.status)]
+
+        async def upgraded(says: str, stamp: int) -> None:
+            host.program(f"Kubernetes {says}")
+            os.utime(host.at(hosts.PROGRAM), ns=(stamp, stamp))
+            seen = (state.configured.governing, state.conditions.get("kubernetesVersion"))
+            while seen == (state.configured.governing, state.conditions.get("kubernetesVersion")):
+                world.clock.advance(PERIOD_SECONDS)
+                await found.controller.worker.run(lambda: None)  # after what was asked before
+            changes.append(await asyncio.to_thread(found.client.status))
+
+        await asyncio.wait_for(upgraded("v1.38.0", 1), PATIENCE)
+        assert state.configured.rules.policy.version == "v1.38"
+        await asyncio.wait_for(upgraded("v1.36.2", 2), PATIENCE)
+    # The configuration has a gate that v1.36 does not know: the rules stay.
+    assert [each.kubernetes_version for each in changes] == ["v1.37", "v1.38", "v1.38"]
+    assert changes[1].kubernetes_version_source == "/usr/bin/kubelet --version says v1.38.0"
+    lines = [
+        [each.line for each in now.conditions if each.reason == "KubernetesVersion"]
+        for now in changes
+    ]
+    assert lines[1] == []
+    for (line,) in (lines[0], lines[2]):
+        assert "featureGates.PodLevelResourcesFixDefaulting: it came with Kubernetes v1.37" in line
+
+
+@in_loop
+async def test_until_the_kubelet_says_its_version_the_rules_of_the_last_decision_hold(
+    tmp_path: Path,
+) -> None:
+    host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
+    host.stop_kubelet()
+    world.root, given = host.root, world.config
+    kubelet = replace(given.agent.kubelet, enabled=True, nri_socket=None)
+    beside = replace(given, agent=replace(given.agent, kubelet=kubelet))
+    unfit = replace(beside, feature_gates={"PodLevelResourcesFixDefaulting": True})
+
+    async def governing(config: Config) -> str:
+        world.config = config
+        async with running(world) as found:
+            if not config.agent.kubelet.enabled:
+                await found.controller.admit(pod(app("main", guaranteed("cpu=2 memory=1Gi"))))
+            status = await asyncio.to_thread(found.client.status)
+            policy = found.controller.state.configured.rules.policy
+        assert policy.version == status.kubernetes_version
+        return f"{policy.version}, {status.kubernetes_version_source}"
+
+    assert await governing(beside) == "v1.37, the default"
+    named = replace(given, kubernetes_version=KubernetesVersion.V1_36)
+    assert await governing(named) == "v1.36, kubernetesVersion"
+    assert await governing(beside) == "v1.36, the last decision"
+    assert await governing(unfit) == "v1.37, the default"
+    # Not beside a kubelet, no version is waited for.
+    assert await governing(given) == "v1.37, the default"
+    host.write(f"/proc/{PID}/comm", "kubelet\n")
+    host.program("Kubernetes v1.38.0")
+    assert await governing(beside) == "v1.38, /usr/bin/kubelet --version says v1.38.0"
+
+
+@in_loop
+async def test_where_the_program_is_not_seen_the_node_object_says_the_version(
+    tmp_path: Path, certificate: Path
+) -> None:
+    host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
+    host.stop_kubelet()
+    socket = host.at("/var/lib/kubelet/pod-resources/kubelet.sock")
+    world.root, agent = host.root, world.config.agent
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    with api_server(certificate) as fake:
+        kubernetes = replace(
+            agent.kubernetes,
+            read_version=True,
+            node_name="worker-1",
+            server=fake.url,
+            token_file=token,
+            ca_file=certificate,
+        )
+        kubelet = replace(agent.kubelet, enabled=True, nri_socket=None)
+        beside = replace(agent, kubelet=kubelet, kubernetes=kubernetes)
+        world.config = replace(world.config, agent=beside)
+        fake.faults = [Failure(403, "forbidden")] * 2  # at the start, and a minute later
+        # The Node has the version of another kubelet a moment after that has its sockets.
+        fake.kubelets = {"worker-1": ["v1.36.4", "v1.36.4", "v1.38.0"]}
+        async with running(world) as found:
+            state = found.controller.state
+
+            async def until(awaited: str, step: float = PERIOD_SECONDS) -> None:
+                shown = ""
+                while not shown.startswith(awaited):
+                    world.clock.advance(step)
+                    await found.controller.worker.run(lambda: None)  # after what was asked before
+                    said = state.conditions.get("kubernetesVersion", "no condition")
+                    wrong = "no right" if "verbs get on nodes" in said else said
+                    shown = f"{state.configured.governing.source}: {wrong}"
+
+            await asyncio.wait_for(until("the default: no right", 0), PATIENCE)
+            await asyncio.wait_for(until("the Node worker-1 says v1.36.4: no cond"), PATIENCE)
+            socket.parent.mkdir(parents=True, exist_ok=True)
+            socket.touch()
+            await asyncio.wait_for(until("the Node worker-1 says v1.38.0: no cond"), PATIENCE)
+            # What the program says goes before.
+            host.write(f"/proc/{PID}/comm", "kubelet\n")
+            host.program("Kubernetes v1.37.1")
+            socket.unlink()
+            program = "/usr/bin/kubelet --version says v1.37.1: no condition"
+            await asyncio.wait_for(until(program), PATIENCE)
+            assert fake.paths("GET") == ["/api/v1/nodes/worker-1"] * 5
 
 
 def test_without_a_kubelet_nothing_of_the_checks_is_imported() -> None:

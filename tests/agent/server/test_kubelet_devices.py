@@ -15,6 +15,7 @@ from agent.api.map import MapOwnerDocument
 from agent.api.views import pod_document
 from agent.cli.history import history_lines
 from agent.cli.pod_text import admission_lines, failed_lines
+from agent.cluster.kubelet.devices import KubeletDevices
 from agent.config.model import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocation import API, KUBELET, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
@@ -182,7 +183,7 @@ async def test_a_pod_whose_devices_were_not_recorded_shows_those_that_are_listed
         await admit(agent, with_nic())
         kubelet.pods["shop", "web"] = {"c0": [container_devices(NIC, "nic7", node=0)]}
         devices = agent.controller.state.kubelet_devices
-        assert devices is not None
+        assert isinstance(devices, KubeletDevices)
         await devices.refresh()
         (pod,) = agent.controller.pods()
         assert pod.containers[0].kubelet_devices == {NIC: {"nic7": "0"}}
@@ -225,10 +226,34 @@ async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
 
 
 @in_loop
+async def test_a_pod_whose_devices_the_kubelet_does_not_say_keeps_no_other_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.cluster.kubelet.devices.GET_SECONDS", PATIENCE)
+    kubelet, asked, go_on = FakePodResources(kubelet_of(world)), asyncio.Event(), asyncio.Event()
+
+    async def hang(_request: bytes) -> bytes:
+        asked.set()
+        await go_on.wait()
+        return b""
+
+    kubelet.answers = {"Get": hang}
+    async with kubelet, running(world) as agent:
+        waiting = asyncio.create_task(admit(agent, with_nic()))
+        await asked.wait()
+        assert (await admit(agent, manifest(uid=OTHER_UID))).admitted
+        await agent.controller.reconcile()
+        await agent.controller.remove(OTHER_UID)
+        assert not waiting.done()
+        go_on.set()
+        assert (await waiting).admitted
+
+
+@in_loop
 async def test_what_only_the_kubelet_lists_is_listed_once_it_answers(world: World) -> None:
     async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
         devices = agent.controller.state.kubelet_devices
-        assert devices is not None
+        assert isinstance(devices, KubeletDevices)
         kubelet.pods["shop", "shared"] = {"main": [container_devices(NIC, "nic7", node=1)]}
         kubelet.allocatable = [container_devices(NIC, "nic7", node=1)]
         await devices.refresh()

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from agent.cluster.kubelet.tracked import ALONE_SECONDS
 from agent.managers.allocation import Source
 from agent.server.lifecycle import SOURCE_PERIOD
-from tests.agent.server.support import OTHER_UID, UID, in_loop, next_event, running, until
-from tests.fakes.pods_api import FakePodsApi, container, pod_message
+from tests.agent.server.support import UID, in_loop, next_event, running, until
+from tests.fakes.pods_api import FakePodsApi, pod_message
 
 if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
@@ -118,23 +118,6 @@ async def test_a_pod_that_ended_while_the_agent_was_down_frees_its_cpus(
 
 
 @in_loop
-async def test_a_rejected_pod_is_admitted_when_another_has_ended(
-    world: World, kubelet: FakePodsApi
-) -> None:
-    most = (container("main", "cpu=14 memory=1Gi"),)
-    await kubelet.start()
-    async with running(world) as agent:
-        kubelet.add(UID, pod_message(UID, containers=most))
-        await settled(agent, {f"pods/{UID}": "admitted"})
-        kubelet.add(OTHER_UID, pod_message(OTHER_UID, "db", containers=most))
-        await settled(agent, {f"pods/{UID}": "admitted", f"pods/{OTHER_UID}": "rejected"})
-        kubelet.add(UID, pod_message(UID, phase="Succeeded", running=False, containers=most))
-        while await states(agent) != {f"pods/{OTHER_UID}": "admitted"}:
-            world.clock.advance(SOURCE_PERIOD)
-    await kubelet.stop()
-
-
-@in_loop
 async def test_without_a_kubelet_that_answers_the_status_says_what_to_do(
     world: World, kubelet: FakePodsApi
 ) -> None:
@@ -167,11 +150,7 @@ async def test_a_pod_of_the_kubelet_is_not_removed_over_the_api_which_says_how_i
         (
             True,
             "https://127.0.0.1:10250/pods",
-            [
-                "agent.cluster.kubelet.pods_api",
-                "agent.cluster.kubelet.pods_endpoint",
-                "aiohttp.client",
-            ],
+            ["agent.cluster.kubelet.pods_api", "agent.cluster.kubelet.pods_endpoint"],
         ),
     ],
 )
@@ -185,12 +164,13 @@ import sys
 from agent.cli.agent import import_agent
 import_agent()
 from agent.config.model import AgentConfig, BesideKubeletConfig, Config
-from agent.server.wiring import SourceInputs, kubelet_pods
+from agent.cluster.plugs import kubelet_pods
+from agent.server.wiring import SourceInputs
 beside = BesideKubeletConfig(enabled={enabled}, pods_endpoint={endpoint!r})
 made = kubelet_pods(SourceInputs(Config(agent=AgentConfig(kubelet=beside)), None, set, True))
 assert (made is not None) is {enabled}
 kubelet = "agent.cluster.kubelet"
-looked_for = f"{{kubelet}}.pods_api", f"{{kubelet}}.pods_endpoint", "aiohttp.client", "grpc"
+looked_for = f"{{kubelet}}.pods_api", f"{{kubelet}}.pods_endpoint", "grpc"
 print(*(name for name in looked_for if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

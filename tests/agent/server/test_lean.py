@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.memory import as_if_missing, parts_of, settle_memory
+from agent.server.memory import as_if_missing, settle_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-#: What the libraries bring along and no agent uses: colours, an HTTP client, web applications.
-NEVER_USED = frozenset(
-    {"rich", "pygments", "aiohttp.client", "aiohttp.connector", "aiohttp.web_app"}
-)
+#: What the libraries bring along and no agent uses: colours, web applications.
+NEVER_USED = frozenset({"rich", "pygments", "aiohttp.web_app"})
 
 
 class Ring:
@@ -69,46 +66,8 @@ def test_the_agent_imports_no_library_that_it_never_uses() -> None:
     assert found & NEVER_USED == set()
 
 
-def test_a_whole_package_can_be_imported_after_parts_of_it() -> None:
-    assert "aiohttp.client" in modules_after(
-        "from agent.cli.agent import import_agent",
-        "import_agent()",
-        "import aiohttp",
-        "from aiohttp import web",
-        "assert aiohttp.ClientSession and aiohttp.__version__ and web.Application and web.Server",
-    )
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of a package whose `__init__` cannot be run."""
-    name = "package_of_the_test"
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("raise RuntimeError('all of it')\n")
-    (tmp_path / name / "part.py").write_text(f"from {name} import version\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield name
-    sys.modules.pop(f"{name}.part", None)
-
-
-def test_parts_of_a_package_are_imported_without_the_rest(package: str) -> None:
-    with parts_of(package, version="1"):
-        part = importlib.import_module(f"{package}.part")
-    assert part.version == "1"
-    with pytest.raises(RuntimeError, match="all of it"):
-        importlib.import_module(package)
-
-
-def test_a_package_that_is_not_installed_has_no_parts() -> None:
-    with (
-        pytest.raises(ModuleNotFoundError, match="package_of_nothing"),
-        parts_of("package_of_nothing"),
-    ):
-        pass
-
-
 def test_what_is_imported_already_stays_as_it_is() -> None:
-    with parts_of("gc"), as_if_missing("gc"):
+    with as_if_missing("gc"):
         assert importlib.import_module("gc") is gc
     assert importlib.import_module("gc") is gc
 

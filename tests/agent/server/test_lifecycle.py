@@ -11,10 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentError
+from agent.cluster.plugs import PLUGS
+from agent.config.model import MemoryReservationPolicy
+from agent.pods.quantity import Quantity
 from agent.server import lifecycle as service_module
 from agent.server.state import decide
 from agent.server.wiring import Fakes, Wiring
-from agent.state.store import CHECKPOINT_NAME
 from sysfs.described import with_offline
 from sysfs.mask import Mask
 from tests.agent.server.support import (
@@ -52,16 +54,6 @@ async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
         assert status.shared_pool == "0-15"
-
-
-@in_loop
-async def test_an_admitted_pod_is_pinned_before_the_answer(world: World) -> None:
-    async with running(world) as agent:
-        answer = await asyncio.to_thread(agent.client.admit, manifest())
-        assert answer.pod is not None
-        assert answer.pod.exclusive_cpus == "1,9"
-        assert answer.pod.enforcement.enforced
-        assert world.cpus_of(POD) == "1,9"
 
 
 @in_loop
@@ -166,20 +158,6 @@ async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) ->
         text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
         assert 'numawarden_drift_repaired_total{cause="unknown"} 1.0' in text
-
-
-@in_loop
-async def test_a_container_that_appears_is_pinned_by_a_comparison(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest(containers=2))
-        for name in ("c0", "c1"):
-            world.kernel.mkdir(f"{POD}/{name}")
-        compared = await asyncio.to_thread(agent.client.reconcile)
-        assert compared.found == {}
-        shown = await asyncio.to_thread(agent.client.pod, UID)
-    cpus = [container.kernel[0].cpus_effective for container in shown.containers]
-    assert cpus == [container.cpus for container in shown.containers]
-    assert cpus[0] != cpus[1]
 
 
 @in_loop
@@ -413,46 +391,6 @@ async def test_a_rejected_manifest_is_admitted_once_another_pod_ends(world: Worl
 
 
 @in_loop
-async def test_a_damaged_checkpoint_is_kept_aside_and_reported(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-    (world.directory / "state" / CHECKPOINT_NAME).write_text("{")
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert any("set aside" in line for line in status.condition_lines())
-        kept = [path.name for path in (world.directory / "state").iterdir()]
-        assert any(name.startswith("checkpoint.json.damaged") for name in kept)
-
-
-@in_loop
-async def test_a_stream_of_changes_that_breaks_is_reported_and_opened_again(
-    world: World,
-) -> None:
-    directory = world.manifest_directory()
-    async with running(world) as agent:
-        conditions = agent.controller.state.conditions
-        opened: list[int] = []
-        again = asyncio.Event()
-
-        async def broken() -> AsyncIterator[object]:
-            opened.append(1)
-            if len(opened) == 1:
-                raise OSError(24, "Too many open files")
-            again.set()
-            yield None
-            await asyncio.Event().wait()
-
-        asked = asyncio.Event()
-        pump = asyncio.create_task(agent.service._pump("test changes", broken, asked))
-        await asked.wait()
-        assert "Too many open files" in conditions["test changes"]
-        await world.clock.passing(service_module.REOPEN_SECONDS, until(again.is_set))
-        assert "test changes" not in conditions
-        pump.cancel()
-    assert directory.is_dir()
-
-
-@in_loop
 async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,7 +417,7 @@ async def restoring(
 ) -> AsyncIterator[tuple[RecordingManager, Service, asyncio.Event]]:
     """Run an agent whose first comparison lasts until the event is set."""
     manager = RecordingManager()
-    assembly = Wiring(world.config, manager, world.clock, Fakes(world.kernel, live=False))
+    assembly = Wiring(world.config, manager, world.clock, PLUGS, Fakes(world.kernel, live=False))
     began, go_on = asyncio.Event(), asyncio.Event()
     compare = assembly.controller.reconcile
 
@@ -529,6 +467,7 @@ class FullWatch:
     def __init__(self) -> None:
         self.full = False
         self.watched: set[str] = set()
+        self.appearing = asyncio.Queue[tuple[str, ...]]()
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
         """Watch these alone."""
@@ -541,10 +480,42 @@ class FullWatch:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.watched.update(cgroups)
 
-    async def changes(self) -> AsyncIterator[None]:
-        """Report nothing."""
-        await asyncio.Event().wait()
-        yield
+    async def changes(self) -> AsyncIterator[tuple[str, ...]]:
+        """Report what appears."""
+        while True:
+            yield await self.appearing.get()
+
+
+@in_loop
+async def test_a_container_that_starts_gets_its_cpus_without_a_comparison_of_all_pods(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = FullWatch()
+    async with running(world, cgroups=watch) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        monkeypatch.setattr(agent.controller, "reconcile", lambda **_: asyncio.Event().wait())
+        world.kernel.mkdir(f"{POD}/c0")
+        watch.appearing.put_nowait((f"{POD}/c0", "kubepods/podof-no-ledger/c0"))
+        await until(lambda: world.kernel.read(f"{POD}/c0", "cpuset.cpus") == "1,9\n")
+
+
+@in_loop
+async def test_what_the_kubelets_keys_say_is_written_into_the_cgroups(world: World) -> None:
+    world.config = replace(
+        world.config,
+        memory_reservation_policy=MemoryReservationPolicy.TIERED,
+        system_reserved={"memory": Quantity.parse("1Gi"), "cpu": Quantity.parse("1")},
+        cpu_cfs_quota_period=0.05,
+    )
+    async with running(world) as agent:
+        capacity = agent.controller.state.configured.rules.capacity
+        await agent.ask(agent.client.admit, manifest(cpu="500m"))
+        shown = [world.kernel.read(POD, file).strip() for file in ("memory.min", "cpu.max")]
+        assert shown == [str(1 << 30), "25000 50000"]
+        pages = sum(size for name, size in capacity.items() if name.startswith("hugepages-"))
+        most = capacity["memory"] - pages - (1 << 30)
+        assert world.kernel.read("kubepods", "memory.max") == f"{most}\n"
+        assert world.kernel.read("kubepods", "memory.min") == f"{1 << 30}\n"
 
 
 @in_loop
@@ -563,4 +534,4 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_reported_un
         watch.full = False
         await agent.service._reconcile()
         assert agent.controller.state.conditions == {}
-        assert watch.watched == {POD, f"kubepods/pod{OTHER_UID}"}
+        assert watch.watched == {"kubepods", POD, f"kubepods/pod{OTHER_UID}"}

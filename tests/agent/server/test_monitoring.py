@@ -32,19 +32,6 @@ async def fetch(agent: Running, path: str, tls: ssl.SSLContext | None = None) ->
 
 
 @in_loop
-async def test_metrics_are_those_of_the_moment_of_the_scrape(world: World) -> None:
-    async with running(world) as agent:
-        _, before = await fetch(agent, "/metrics")
-        await agent.ask(agent.client.admit, manifest())
-        status, after = await fetch(agent, "/metrics")
-    assert status == 200
-    assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 0.0" in before
-    assert "kubelet_cpu_manager_exclusive_cpu_allocation_count 2.0" in after
-    assert "numawarden_pods 1.0" in after
-    assert "process_resident_memory_bytes" in after
-
-
-@in_loop
 async def test_what_is_configured_for_metrics_is_exported(world: World) -> None:
     metrics = MetricsConfig(port=0, containers=1)
     agent_config = replace(world.config.agent, metrics=metrics)
@@ -103,13 +90,6 @@ async def test_an_agent_that_does_not_compare_is_not_healthy(
         status, text = await fetch(agent, "/healthz")
     assert status == 503
     assert "comparison with the kernel has made no progress for 210 s" in text
-
-
-@in_loop
-async def test_an_agent_that_restores_is_not_ready(world: World) -> None:
-    async with running(world) as agent:
-        agent.controller.state.ready = False
-        assert (await fetch(agent, "/readyz"))[0] == 503
 
 
 @in_loop

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.api.client import AgentError
+from agent.cluster.plugs import PLUGS
 from agent.managers.allocation import API, Origin, Source
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.pods.model import ManifestError
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
-from agent.server.wiring import SOURCES
 from agent.sources.source import SourceEntry, SourceReading, SourceUnreadableError
 from agent.state.store import peek
 from tests.agent.managers.toy_manager import LANE, ToyManager
@@ -105,7 +104,7 @@ def plug_in(world: World, *sources: ToySource) -> None:
     def made(source: PodSource, _inputs: SourceInputs) -> PodSource:
         return source
 
-    world.sources = (*SOURCES, *(partial(made, source) for source in sources))
+    world.sources = (*PLUGS.sources, *(partial(made, source) for source in sources))
 
 
 @pytest.fixture
@@ -241,47 +240,13 @@ def with_lanes(count: int, uid: str = UID) -> bytes:
 
 
 @in_loop
-async def test_what_is_asked_for_before_the_start_is_admitted_before_it_is_ready(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world) as agent:
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-
-
-@in_loop
-async def test_an_entry_removed_while_the_agent_was_down_ends_its_pod(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world):
-        pass
-    toy.empty(KEY)
-    async with running(world) as agent:
-        assert await sources_of(agent) == {}
-
-
-@in_loop
-async def test_absence_from_a_list_that_is_not_complete_ends_no_pod(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world):
-        pass
-    toy.empty(KEY)
-    toy.complete = False
-    async with running(world) as agent:
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-
-
-@in_loop
 async def test_a_source_that_is_no_longer_registered_leaves_its_pods_to_the_api(
     world: World, toy: ToySource
 ) -> None:
     toy.put(KEY, manifest())
     async with running(world):
         pass
-    world.sources = SOURCES
+    world.sources = PLUGS.sources
     async with running(world) as agent:
         assert await sources_of(agent) == {UID: f"toy: {KEY}"}
         await agent.ask(agent.client.remove, UID)
@@ -339,19 +304,6 @@ async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the
             other.changed.set()
             await next_event(watcher, "PodAdmitted")
         assert await sources_of(agent) == {UID: "other: slot 7"}
-
-
-@in_loop
-async def test_a_pod_of_a_source_is_not_removed_over_the_api_which_says_how_it_ends(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world) as agent:
-        with pytest.raises(AgentError, match="comes from slot 1; empty that slot to end it"):
-            await asyncio.to_thread(agent.client.remove, UID)
-        again = await asyncio.to_thread(agent.client.admit, manifest())
-        assert again.already_admitted
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
 
 
 @in_loop
@@ -433,19 +385,6 @@ async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened
 def test_an_entry_without_a_key_is_a_mistake_since_its_pod_would_belong_to_nothing() -> None:
     with pytest.raises(ValueError, match="needs a key"):
         SourceEntry("", load_pod(manifest(), "test"))
-
-
-@in_loop
-async def test_an_entry_with_mistakes_is_invalid_and_keeps_the_pod_that_it_asked_for(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            toy.put(KEY, b"kind: Pod\n")
-            assert KEY in (await next_event(watcher, "ManifestInvalid")).message
-        await manifests_settled(agent, {("toy", KEY): "invalid"})
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
 
 
 @pytest.mark.parametrize("name", ["toy", "api"])

@@ -180,19 +180,3 @@ def test_what_keeps_it_from_starting_is_one_line_and_an_exit_code(place: Path) -
     assert outcome.returncode == ExitCode.ENVIRONMENT
     assert "Traceback" not in outcome.stderr
     assert outcome.stderr.splitlines()[-1].startswith("numawarden: error: state directory")
-
-
-def test_a_configuration_that_others_can_change_is_not_run(place: Path) -> None:
-    (place / "config.yaml").chmod(0o666)
-    outcome = run_to_its_end(place, "--emulate-cgroups")
-    assert outcome.returncode == ExitCode.ENVIRONMENT
-    (line,) = outcome.stderr.splitlines()
-    assert "config.yaml can be written by others (mode 0666)" in line
-    assert "chmod go-w" in line
-
-
-def test_on_a_machine_without_cgroup_v2_it_says_so(place: Path) -> None:
-    outcome = run_to_its_end(place)
-    assert outcome.returncode == ExitCode.ENVIRONMENT
-    assert "numawarden: error: cgroup v2 at " in outcome.stderr
-    assert ": it is not a cgroup2 file system" in outcome.stderr

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from agent.api.documents import FailedPodDocument, decode
-from agent.managers.allocation import API, Source
+from agent.managers.allocation import API
 from agent.pods.model import PodIdentity
 from agent.server import metrics as names
 from agent.server.conditions import REJECTIONS_KEPT
@@ -19,7 +19,7 @@ from agent.server.reports import MISTAKES_SHOWN
 from agent.yaml import Mistake
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 from tests.agent.server.test_api import ask
-from tests.agent.server.test_controller import Recorder, keeping, pod
+from tests.agent.server.test_controller import Recorder, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -209,10 +209,3 @@ async def test_a_file_that_is_damaged_does_not_fail_the_pod_it_keeps(world: Worl
         await agent.sync_manifests()
         assert len(agent.controller.pods()) == 1
         assert statuses(agent.controller) == []
-
-
-@in_loop
-async def test_the_pod_of_a_file_that_is_rejected_names_the_file() -> None:
-    async with keeping(Recorder()) as controller:
-        await controller.admit(pod(cpu="64"), Source("manifests", "/manifests/web.yaml"))
-        assert [status.source for status in statuses(controller)] == ["/manifests/web.yaml"]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.client import AgentError
 from agent.cli.errors import ExitCode
 from agent.config.model import CgroupDriver
 from agent.server import metrics as names
@@ -31,7 +30,6 @@ from tests.agent.server.support import (
     next_event,
     running,
 )
-from tests.agent.server.test_agreement import FullDisk
 from tests.fakes.effects import Effects
 
 if TYPE_CHECKING:
@@ -176,20 +174,6 @@ async def test_the_advice_for_a_replacement_was_tried_without_the_old_pod(world:
         assert request.amount == 15_000
         fitting = manifest("web", OTHER_UID, cpu="15")
         assert (await ask(agent, fitting, replace_pod=True)).admitted
-
-
-@in_loop
-async def test_the_old_pod_stays_if_the_replacement_cannot_be_saved(world: World) -> None:
-    async with running(world) as agent:
-        await ask(agent, manifest())
-        before = await pods(agent)
-        store = agent.controller.steps.store
-        usual, store._files = store._files, FullDisk()
-        with pytest.raises(AgentError, match="nothing was changed"):
-            await ask(agent, SAME_NAME, replace_pod=True)
-        store._files = usual
-        assert await pods(agent) == before
-        assert world.cpus_of(f"kubepods/pod{UID}") == "1,9"
 
 
 @in_loop

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.cluster.plugs import PLUGS
 from agent.config.model import CgroupDriver
 from agent.server.wiring import Fakes, Wiring
 from tests.agent.server.sites import Site, make_site, pod_of, site_config, wrongs
@@ -45,7 +46,7 @@ class Host:
     async def agent(self) -> AsyncIterator[Controller]:
         """Run the agent's owner of the ledger."""
         around = Fakes(tree=self.site.kernel, systemd=self.bus, live=False, files=self.site.disk)
-        assembly = Wiring(self.site.config, RecordingManager(), self.clock, around)
+        assembly = Wiring(self.site.config, RecordingManager(), self.clock, PLUGS, around)
         with assembly:
             controller = assembly.controller
             serving = asyncio.create_task(controller.queue.serve())

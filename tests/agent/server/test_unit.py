@@ -107,10 +107,14 @@ def test_threads_are_bounded(settings: dict[str, str]) -> None:
     assert 2 < int(settings["TasksMax"]) <= 64
 
 
-def test_cdi_files_can_be_written_and_their_directory_is_made_at_boot() -> None:
+@pytest.mark.parametrize("real", ["/run/cdi", "/run/numawarden-pods"])
+def test_files_for_containers_can_be_written_and_their_directory_is_made_at_boot(
+    real: str, settings: dict[str, str]
+) -> None:
     directory = AgentConfig().cdi_directory
     assert directory is not None
-    real = Path("/run") / directory.relative_to("/var/run")  # the file system's link
+    assert f"/run/{directory.relative_to('/var/run')}" == "/run/cdi"  # the file system's link
+    assert not Path(real).is_relative_to(f"/run/{settings['RuntimeDirectory']}")  # goes with a stop
     assert f"ReadWritePaths=-{real}" in UNIT.read_text().splitlines()
     made = [line.split() for line in UNIT.with_name("tmpfiles.conf").read_text().splitlines()]
     assert ["d", str(real), "0755", "root", "root", "-"] in made

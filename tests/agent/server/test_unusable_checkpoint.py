@@ -133,25 +133,6 @@ def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) ->
 
 
 @in_loop
-async def test_pods_of_the_manifest_directory_are_confirmed_by_their_files(world: World) -> None:
-    directory = world.manifest_directory()
-    (directory / "web.yaml").write_bytes(manifest())
-    async with running(world) as agent:
-        world.kernel.mkdir(f"{POD}/c0")
-        world.kernel.spawn(f"{POD}/c0", 4711)
-        await agent.ask(agent.client.reconcile)
-    damage(world)
-    # What was decided first would be decided first again: another pod has taken its place.
-    (directory / "a-new-one.yaml").write_bytes(manifest("new", OTHER_UID))
-    async with running(world) as agent:
-        pods = {pod.name: pod for pod in await asyncio.to_thread(agent.client.pods)}
-        assert pods["web"].exclusive_cpus == "1,9"
-        assert pods["web"].source == str(directory / "web.yaml")
-        assert pods["new"].exclusive_cpus == "2,10"
-        assert world.cpus_of(f"{POD}/c0") == "1,9"
-
-
-@in_loop
 async def test_what_was_recovered_is_saved_and_freed_by_removing_it(world: World) -> None:
     async with running(world) as agent:
         await with_running_containers(agent, "cri-containerd-0123456789ab.scope")
@@ -279,20 +260,6 @@ def with_static_memory(world: World, *controllers: KernelController) -> None:
 def reserved(agent: Running) -> dict[int, dict[str, int]]:
     memory = memory_charge(agent.controller.state.ledger)
     return {node: dict(one.reserved) for node, one in memory.items()}
-
-
-@in_loop
-async def test_memory_without_a_limit_is_not_counted_and_that_is_said(world: World) -> None:
-    with_static_memory(world, KernelController.CPUSET, KernelController.CPU)
-    async with running(world) as agent:
-        await with_running_containers(agent, "c0")
-        charged = reserved(agent)
-    damage(world)
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        line = next(line for line in status.condition_lines() if "was recovered" in line)
-        assert "CPUs 1,9, memory on nodes 0, how much of it is not known and not counted" in line
-        assert reserved(agent) != charged
 
 
 @in_loop

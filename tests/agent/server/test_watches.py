@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+_Change = TypeVar("_Change")
 
-async def begun(stream: AsyncIterator[None]) -> asyncio.Task[None]:
+
+async def begun(stream: AsyncIterator[_Change]) -> asyncio.Task[_Change]:
     """Wait for the next change from now on."""
 
-    async def next_change() -> None:
-        await anext(stream)
+    async def next_change() -> _Change:
+        return await anext(stream)
 
     task = asyncio.create_task(next_change())
     for _ in range(3):
@@ -93,10 +95,10 @@ async def test_new_cgroups_and_writes_of_others_are_noticed(tmp_path: Path) -> N
     stream = aiter(changes.changes())
     waiting = await begun(stream)
     (pod / "container").mkdir()
-    await waiting
+    assert await waiting == ("pod1/container",)
     waiting = await begun(stream)
     (pod / "cpuset.cpus").write_text("1\n")
-    await waiting
+    assert await waiting == ()
     other = tmp_path / "pod2"
     other.mkdir()
     changes.also(["pod2", "gone"])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from msgspec.structs import replace
@@ -9,21 +9,20 @@ from structlog.testing import capture_logs
 
 from agent.cli.errors import ExitCode, exit_code_of, lines_of
 from agent.clock import SystemClock
+from agent.cluster.plugs import PLUGS
 from agent.config.model import CgroupDriver, ConfigError, MetricsConfig
-from agent.managers.machine import Machine
 from agent.reconcile.report import EnforcementStartError
 from agent.server.errors import StartError
-from agent.server.state import situate
-from agent.server.wiring import Fakes, Wiring
-from agent.state.checkpoint import StateDirectoryError, StateDirectoryLockedError
+from agent.server.wiring import Fakes, Wiring, most_processes
+from agent.state.checkpoint import StateDirectoryLockedError
 from cgroupfs.errors import TreeLockedError
-from sysfs.described import with_offline
 from sysfs.files import SysfsError
 from sysfs.mask import Mask
 from systemd.units import BusUnavailableError
-from tests.agent.server.support import RecordingManager, two_packages
+from tests.agent.server.support import RecordingManager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.agent.server.support import World
@@ -32,12 +31,16 @@ if TYPE_CHECKING:
 def assemble(world: World, *, emulated: bool = True, systemd: object = None) -> Wiring:
     tree = world.kernel if emulated else None
     fakes = Fakes(tree=tree, systemd=systemd, live=False)  # type: ignore[arg-type]
-    return Wiring(world.config, RecordingManager(), SystemClock(), fakes)
+    return Wiring(world.config, RecordingManager(), SystemClock(), PLUGS, fakes)
 
 
 def set_agent(world: World, **changes: object) -> None:
     agent = replace(world.config.agent, **changes)
-    world.config = replace(world.config, agent=agent)
+    set_config(world, agent=agent)
+
+
+def set_config(world: World, **changes: object) -> None:
+    world.config = replace(world.config, **changes)
 
 
 def rejected(world: World, kind: type[Exception], code: ExitCode, *, emulated: bool = True) -> str:
@@ -101,48 +104,28 @@ def test_a_port_in_use_is_said_and_the_socket_is_removed(world: World) -> None:
     assert f"metrics listener 127.0.0.1:{port}: Address already in use" in line
 
 
-def test_a_missing_state_directory_is_said(world: World, tmp_path: Path) -> None:
-    set_agent(world, state_directory=tmp_path / "none")
-    line = rejected(world, StateDirectoryError, ExitCode.ENVIRONMENT)
-    assert "does not exist; create it: install -d -m 0700" in line
+#: What keeps an agent from starting, by what it says then; for more see
+#: tests/agent/cli/test_could_start.py.
+OBSTACLES: Final[dict[str, tuple[type[Exception], Callable[[World], object]]]] = {
+    "cgroup: no such directory": (EnforcementStartError, lambda _: None),
+    "nowhere/sys/devices/system/cpu": (
+        SysfsError,
+        lambda world: set_agent(world, sysfs_root=world.directory / "nowhere"),
+    ),
+    "reservedSystemCPUs": (
+        ConfigError,
+        lambda world: set_config(world, reserved_system_cpus=Mask.of(99)),
+    ),
+}
 
 
-def test_a_state_directory_open_to_others_is_said(world: World) -> None:
-    world.config.agent.state_directory.chmod(0o770)
-    assert "can be written by others" in rejected(world, StateDirectoryError, ExitCode.ENVIRONMENT)
-
-
-def test_a_directory_without_a_cgroup_tree_is_reported(world: World, tmp_path: Path) -> None:
-    (tmp_path / "cgroup").mkdir()
-    line = rejected(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
-    assert f"cgroup v2 at {tmp_path}/cgroup: it is not a cgroup2 file system" in line
-
-
-def test_a_missing_cgroup_mount_is_said(world: World) -> None:
-    line = rejected(world, EnforcementStartError, ExitCode.ENVIRONMENT, emulated=False)
-    assert "cgroup v2 at " in line
-    assert "cgroup: no such directory" in line
-
-
-def test_a_host_tree_that_describes_no_host_is_said(world: World, tmp_path: Path) -> None:
-    set_agent(world, sysfs_root=tmp_path / "nowhere")
-    assert "nowhere/sys/devices/system/cpu" in rejected(world, SysfsError, ExitCode.BAD_INPUT)
-
-
-def test_an_unknown_socket_group_is_said(world: World) -> None:
-    set_agent(world, socket_group="no-such-group")
-    line = rejected(world, StartError, ExitCode.ENVIRONMENT)
-    assert "there is no group 'no-such-group'" in line
-
-
-def test_a_bad_certificate_is_said(world: World, certificate: Path) -> None:
-    set_agent(world, metrics=MetricsConfig(tls_certificate=world.directory, tls_key=certificate))
-    assert "TLS certificate" in rejected(world, StartError, ExitCode.ENVIRONMENT)
-
-
-def test_a_configuration_that_does_not_fit_the_host_is_said(world: World) -> None:
-    world.config = replace(world.config, reserved_system_cpus=Mask.of(99))
-    assert "99" in rejected(world, ConfigError, ExitCode.BAD_INPUT)
+@pytest.mark.parametrize("said", OBSTACLES)
+def test_what_keeps_it_from_starting_is_said_in_one_line(world: World, said: str) -> None:
+    kind, obstruct = OBSTACLES[said]
+    obstruct(world)
+    code = ExitCode.BAD_INPUT if kind in (SysfsError, ConfigError) else ExitCode.ENVIRONMENT
+    emulated = kind is not EnforcementStartError
+    assert said in rejected(world, kind, code, emulated=emulated)
 
 
 class NoBus:
@@ -160,20 +143,6 @@ def test_a_systemd_that_does_not_answer_is_said(world: World) -> None:
     assert not world.socket.exists()
 
 
-def test_a_configuration_that_fits_no_longer_leaves_the_policy_as_it_was(world: World) -> None:
-    host = two_packages()
-    config = replace(world.config, reserved_system_cpus=Mask.of(0))
-    before = situate(config, host)
-    gone = replace(with_offline(host, Mask.of(1)))
-    unfit = replace(config, reserved_system_cpus=Mask.of(99))
-    with pytest.raises(ConfigError):
-        situate(unfit, gone)
-    after = situate(unfit, gone, before)
-    assert after.rules.policy is before.rules.policy
-    assert after.rules.machine == Machine.of(gone)
-    assert 1 not in after.rules.assignable_cpus
-
-
 def test_an_odd_optional_file_of_the_host_is_a_warning_and_the_agent_starts(world: World) -> None:
     cache = "sys/devices/system/cpu/cpu0/cache/index3/level"
     (world.config.agent.sysfs_root / cache).write_text("three\n")
@@ -181,3 +150,18 @@ def test_an_odd_optional_file_of_the_host_is_a_warning_and_the_agent_starts(worl
         pass
     (warning,) = [entry for entry in log if entry["event"] == "unexpected host data"]
     assert f"{cache}: found 'three'" in warning["why"]
+
+
+@pytest.mark.parametrize(
+    ("pid_max", "threads_max", "most"),
+    [("4194304\n", "255000\n", 255000), ("32768\n", "255000\n", 32768), ("32768\n", None, 32768),
+     (None, None, 0), ("unlimited", "", 0)],
+)  # fmt: skip
+def test_the_kernel_allows_so_many_processes_as_the_lower_of_its_bounds(
+    tmp_path: Path, pid_max: str | None, threads_max: str | None, most: int
+) -> None:
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    for name, text in (("pid_max", pid_max), ("threads-max", threads_max)):
+        if text is not None:
+            (tmp_path / "sys/kernel" / name).write_text(text)
+    assert most_processes(tmp_path) == most

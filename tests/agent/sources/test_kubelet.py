@@ -14,9 +14,11 @@ from agent.cluster.kubelet.pods_api import EventType, PodsApi, read_messages
 from agent.cluster.kubelet.source import (
     CONFIRM_PERIOD,
     LONGEST_PAUSE,
+    SYNC_SECONDS,
     KubeletDeadlines,
     KubeletPods,
     KubeletWays,
+    _patiently,
 )
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.pods.model import PodIdentity
@@ -96,6 +98,12 @@ class Host:
     def said(self) -> str:
         """Return the conditions of a reading as one text."""
         return "; ".join(self.read().conditions)
+
+    async def until_said(self, words: str) -> None:
+        """Let time pass until a condition has words in it."""
+        while words not in self.said():
+            self.clock.advance(LONGEST_PAUSE)
+            await asyncio.sleep(0)
 
     async def synced(self) -> None:
         """Wait until the Pods API is in use."""
@@ -446,13 +454,77 @@ async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path
     async with followed(tmp_path, endpoint=endpoint, deadlines=HURRIED, started=False) as host:
         host.kubelet.hanging = True
         await host.kubelet.start()
-        while "pods of the kubelet are read over" not in host.said():
-            host.clock.advance(LONGEST_PAUSE)
-            await asyncio.sleep(0)
+        await host.until_said("pods of the kubelet are read over")
         await until(lambda: host.knows(UID))
         (condition,) = host.read().conditions
         assert condition.startswith("pods of the kubelet are read over the kubelet endpoint")
         assert "no event within 0.05 s" in condition
+
+
+NOT_READ = CallError("FAILED_PRECONDITION", "sources are not synchronized")
+
+
+@in_loop
+async def test_a_kubelet_that_has_not_read_its_sources_is_waited_for(tmp_path: Path) -> None:
+    """v1.37 answers so after each start; a condition comes only if that does not end."""
+    async with followed(tmp_path, pods={UID: pod_message(UID)}, started=False) as host:
+        host.kubelet.failing = NOT_READ
+        await host.kubelet.start()
+        await until(lambda: "WatchPods" in host.kubelet.calls and host._waiting(2))
+        assert not host.said()
+        before = len(host.kubelet.calls)
+        host.clock.advance(SYNC_SECONDS)
+        await until(lambda: len(host.kubelet.calls) > before and bool(host.said()))
+        assert "not synchronized" in host.said()
+        assert "whether it reaches the API server" in host.said()
+        host.kubelet.failing = None
+        await host.connect()
+        assert host.knows(UID)
+        assert not host.said()
+        # The wait begins again with the kubelet's next start.
+        host.kubelet.failing = NOT_READ
+        host.kubelet.break_watches()
+        await until(lambda: not host.in_use)
+        await until(lambda: host._waiting(2))
+        before = len(host.kubelet.calls)
+        host.clock.advance(LONGEST_PAUSE)
+        await until(lambda: len(host.kubelet.calls) > before and host._waiting(2))
+        assert not host.said()
+
+
+@in_loop
+async def test_a_pods_api_whose_gate_is_off_is_a_condition_with_the_line_to_change(
+    tmp_path: Path,
+) -> None:
+    """v1.37 serves the socket with the gate off, too, and answers errors."""
+    endpoint = Endpoint(answer={UID: pod_message(UID)})
+    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        host.kubelet.failing = CallError("UNIMPLEMENTED", "unknown service v1alpha1.Pods")
+        await host.kubelet.start()
+        await host.until_said("read over the kubelet endpoint")
+        assert "UNIMPLEMENTED" in host.said()
+        assert "featureGates: {PodsAPI: true}" in host.said()
+
+
+@in_loop
+async def test_calls_that_are_too_many_are_repeated_more_and_more_seldom_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses, time = list[float](), 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal time
+        pauses.append(seconds)
+        time += seconds
+
+    async def rejected() -> None:
+        raise PodsUnavailableError("Pods API", "rate limit", code="RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time)
+    with pytest.raises(PodsUnavailableError, match="rate limit"):
+        await _patiently(rejected, 2.0)
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
 
 
 @in_loop

@@ -129,6 +129,7 @@ def everything() -> Checkpoint:
         origin=Origin.IMPORTED,
         others=MappingProxyType({"lanes": ["0.0"]}),
         lifetime=Lifetime(End.UNIT, "web.service", started=True),
+        isolation=MappingProxyType({"interrupts": "off"}),
     )
     known = example()
     charge = NodeMemory(2, Mask.of(0), MappingProxyType({"memory": 4 << 30}))
@@ -223,6 +224,7 @@ pods = built(
     origin=st.sampled_from(Origin),
     source=st.none() | built(Source, names, st.text(max_size=8)),
     lifetime=built(Lifetime, st.sampled_from(End), st.text(max_size=8), st.booleans()),
+    isolation=st.dictionaries(names, st.text(max_size=8), max_size=2).map(MappingProxyType),
 )
 charges = built(
     NodeMemory, sizes, masks, st.dictionaries(names, sizes, max_size=2).map(MappingProxyType)

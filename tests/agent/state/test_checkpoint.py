@@ -9,6 +9,7 @@ from agent.managers.policy import (
     CpuPolicy,
     CpuPolicyOptions,
     FeatureGates,
+    KubernetesVersion,
     MemoryPolicy,
     Policy,
     TopologyPolicy,
@@ -92,13 +93,21 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
         ),
         memory=MemoryPolicy(reserved=MappingProxyType({0: MappingProxyType({"memory": 1024})})),
         topology=TopologyPolicy(prefer_closest_numa_nodes=True),
-        gates=FeatureGates(pod_level_resources=False, cpu_manager_policy_beta_options=False),
+        gates=FeatureGates(
+            pod_level_resources=False,
+            pod_level_resources_fix_defaulting=False,
+            cpu_manager_policy_beta_options=False,
+        ),
+        version=KubernetesVersion.V1_38,
     )
     summary = dict(policy_summary(policy))
     assert {key: value for key, value in summary.items() if value != "false"} == {
+        "agent.isolation.memory": "never",
+        "agent.isolation.smt": "never",
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions.full-pcpus-only": "true",
         "featureGates.DisableCPUQuotaWithExclusiveCPUs": "true",
+        "kubernetesVersion": "v1.38",
         "memoryManagerPolicy": "None",
         "reservedMemory.0.memory": "1024",
         "reservedSystemCPUs": "0-1",
@@ -106,6 +115,12 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
         "topologyManagerPolicyOptions.prefer-closest-numa-nodes": "true",
         "topologyManagerScope": "container",
     }
+
+
+def test_a_summary_without_a_version_is_of_v1_36() -> None:
+    now = policy_summary(Policy())
+    earlier = {key: value for key, value in now.items() if key != "kubernetesVersion"}
+    assert policy_changes(earlier, now) == ("kubernetesVersion is v1.37, it was v1.36",)
 
 
 def test_what_is_off_is_said_to_be_off() -> None:

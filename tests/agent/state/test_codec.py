@@ -38,7 +38,7 @@ FILE = Path("/var/lib/numawarden/checkpoint.json")
 #: The fields that are maps of values with fields, and those that are maps of plain values.
 MAPS = {"memory", "shared"}
 TEXTS = {"annotations", "deviceNodes", "devices", "environment", "hugepages", "limits", "others"}
-TEXTS |= {"policy", "requests", "reserved"}
+TEXTS |= {"isolation", "policy", "requests", "reserved"}
 
 
 def with_body(body: str) -> bytes:
@@ -90,6 +90,13 @@ def test_pods_keep_their_order_of_admission(state: Checkpoint) -> None:
 def test_what_was_decoded_is_encoded_as_it_was(state: Checkpoint) -> None:
     data = encode(state)
     assert encode(decode(data, FILE)) == data
+
+
+def test_orphaned_pods_are_encoded_in_their_order() -> None:
+    """Without an order, the same state would have other bytes after each start."""
+    uids = [f"uid-{number:02}" for number in range(20)]
+    state = json.loads(encode(Checkpoint(ledger_of(), orphaned=frozenset(uids))))["state"]
+    assert state["orphaned"] == uids
 
 
 def test_a_changed_allocation_of_the_same_uid_is_encoded_again() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.load import config_yaml, load_config
-from agent.config.model import ConfigError
+from agent.config.model import ConfigError, MemoryReservationPolicy, NodeAllocatable
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerScope
 from agent.tools.kubelet_config import SHARED, import_kubelet_config
 from sysfs.mask import Mask
@@ -70,6 +70,13 @@ def test_what_both_have_is_taken_and_the_rest_is_listed_with_why() -> None:
     assert left["cpuManagerReconcilePeriod"].startswith("stands for the default")
 
 
+def test_a_gate_that_v1_37_has_locked_is_taken_with_the_rules_before() -> None:
+    text = f"{HEADER}featureGates: {{DisableCPUQuotaWithExclusiveCPUs: false}}\n"
+    config = import_kubelet_config(text.encode(), "config.yaml").config
+    assert config.kubernetes_version == "v1.36"
+    assert not config.gates.disable_cpu_quota_with_exclusive_cpus
+
+
 def test_every_key_of_the_file_is_either_taken_or_listed() -> None:
     imported = import_kubelet_config(KUBEADM.encode(), "config.yaml")
     named = {line.partition(":")[0] for line in KUBEADM.splitlines() if line[0].isalpha()}
@@ -77,20 +84,21 @@ def test_every_key_of_the_file_is_either_taken_or_listed() -> None:
     assert {*imported.taken} | listed == named - {"apiVersion", "kind"}
 
 
-def test_limits_that_the_agent_does_not_write_are_named_as_keys_of_the_kubelet() -> None:
-    text = (
-        b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-        b"memoryReservationPolicy: TieredReservation\nenforceNodeAllocatable: [pods]\n"
-        b"cpuCFSQuota: false\n"
+def test_what_a_kubelet_writes_into_cgroups_is_taken_over() -> None:
+    text = HEADER + (
+        "memoryReservationPolicy: TieredReservation\nmemoryThrottlingFactor: 0.8\n"
+        "enforceNodeAllocatable: [pods, kube-reserved]\ncpuCFSQuota: false\n"
+        "cpuCFSQuotaPeriod: 5ms\nfeatureGates: {MemoryQoS: true}\n"
+        "systemPartition: {memoryLimit: 1Gi, namespaces: [kube-system]}\n"
     )
-    left = {each.name: each.why for each in import_kubelet_config(text, "kubelet.yaml").left}
-    assert left == {
-        "memoryReservationPolicy": "the agent writes memory.max and no other memory limit",
-        "enforceNodeAllocatable": "the agent limits each pod, not kubepods as a whole nor the "
-        "cgroups of the system",
-        "cpuCFSQuota": "the agent writes cpu.max, with the kernel's period of 100 ms, unless "
-        "agent.enforce leaves cpu out",
-    }
+    imported = import_kubelet_config(text.encode(), "kubelet.yaml")
+    config = imported.config
+    assert config.memory_reservation_policy is MemoryReservationPolicy.TIERED
+    assert (config.memory_throttling_factor, config.memory_qos) == (0.8, True)
+    assert NodeAllocatable.PODS in config.enforce_node_allocatable
+    assert (config.cpu_cfs_quota, config.cpu_cfs_quota_period) == (False, 0.005)
+    assert [each.name for each in imported.left] == ["systemPartition"]
+    assert load_config(imported.yaml(), "imported") == config
 
 
 def test_what_is_written_is_read_as_the_same_configuration() -> None:

@@ -26,6 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.clock import SystemClock
+from agent.cluster.plugs import PLUGS
 from agent.config.model import AgentConfig, BesideKubeletConfig, CgroupDriver, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
 from agent.server import log as logs
@@ -161,7 +162,7 @@ def main(folder: Path) -> None:
     node = Node(host, folder)
     logs.configure(config.agent.logging.format, config.agent.logging.level)
     fakes = Fakes(tree=node.kernel, systemd=cast("Systemd", node.bus), live=False, tasks=tuple)
-    wiring = Wiring(config, ServiceManager.of(os.environ), SystemClock(), fakes)
+    wiring = Wiring(config, ServiceManager.of(os.environ), SystemClock(), PLUGS, fakes)
     with wiring as service:
         settle_memory()
         measured = asyncio.run(_serve(service, wiring.controller, node))

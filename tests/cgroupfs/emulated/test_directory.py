@@ -130,6 +130,31 @@ def test_what_others_write_at_once_into_a_new_cgroup_counts(tree: DirectoryTree)
     assert stale(tree) == []
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_what_others_write_into_a_cgroup_while_it_is_noticed_counts(
+    tree: DirectoryTree, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    file = tree.root / "pods/b/cgroup.procs"
+    reads = 0
+
+    def text(of: Path) -> str | None:
+        nonlocal reads
+        found = read(of)
+        reads += of == file
+        if of == file and reads == after:
+            of.write_text("41\n")
+        return found
+
+    read = directory._text
+    monkeypatch.setattr(directory, "_text", text)
+    file.parent.mkdir()
+    tree.exists("pods/b")
+    assert reads >= after
+    assert tree.procs("pods/b") == (41,)
+    assert "populated 1" in tree.read("pods", "cgroup.events")
+    assert stale(tree) == []
+
+
 def test_a_cgroup_that_others_make_again_is_a_new_one(tree: DirectoryTree) -> None:
     tree.write("pods/a", "cpuset.cpus", "2-3")
     shutil.rmtree(tree.root / "pods/a")

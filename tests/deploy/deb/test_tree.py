@@ -91,7 +91,11 @@ def test_the_package_has_dashboards_alerts_hooks_and_opt_ins_but_no_tests(root: 
         *("docs/api.md", "docs/moving-a-node.md", "docs/openapi.json", "examples/mixed.yaml"),
         *("deploy/grafana/host.json", "deploy/grafana/fleet.json", "deploy/prometheus/alerts.yaml"),
         *("deploy/writers.conf", "deploy/slurm/prolog.py", "deploy/slurm/task.py"),
-        "deploy/slurm/epilog.sh",
+        *(
+            "deploy/slurm/epilog.sh",
+            "deploy/evidence/measure.sh",
+            "deploy/evidence/items/kernel-threads",
+        ),
     ):
         assert (below / name).is_file(), name
     assert not list(below.rglob("*test*"))

@@ -20,6 +20,7 @@ CHART: Final = KUBERNETES / "chart"
 #: The components, and the switches of the chart that render the same.
 COMPONENTS: Final[Mapping[str, str]] = {
     "pods-endpoint": "podsEndpoint",
+    "version": "version",
     "topology": "topology",
     "events": "events",
     "podmonitor": "podMonitor",

@@ -98,7 +98,7 @@ def test_the_overlay_that_is_shown_can_be_built() -> None:
     done = helm.run("kubectl", "kustomize", CHART.parent / "overlays/all")
     assert done.returncode == 0, done.stderr
     found = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
-    assert found.count("ClusterRole") == 2
+    assert found.count("ClusterRole") == 3
     assert "image: registry.example/numawarden:" in done.stdout
 
 

@@ -235,7 +235,7 @@ def test_a_component_with_a_role_has_a_token_and_others_have_none(component: str
     assert token is (folder / "rbac.yaml").exists()
 
 
-@pytest.mark.parametrize("component", ["pods-endpoint", "topology", "events"])
+@pytest.mark.parametrize("component", ["pods-endpoint", "version", "topology", "events"])
 def test_a_role_is_bound_to_the_agents_service_account_alone(component: str) -> None:
     role, binding = documents(KUBERNETES / "components" / component / "rbac.yaml")
     assert role["metadata"]["name"] == binding["metadata"]["name"] == f"numawarden-{component}"

@@ -23,7 +23,7 @@ VERBS: Final[Mapping[str, str]] = {
     "DELETE": "delete",
 }
 #: The names that the code has for the resources of components.
-RESOURCES: Final = {"topology": "NODE_TOPOLOGIES", "events": "EVENTS"}
+RESOURCES: Final = {"version": "_NODES", "topology": "NODE_TOPOLOGIES", "events": "_EVENT"}
 
 
 def verbs_in(files: Iterable[Path]) -> Mapping[str, frozenset[str]]:

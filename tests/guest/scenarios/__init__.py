@@ -146,6 +146,11 @@ SCENARIOS: Final = {
             "who asked for a pod, and which process wrote a container's cgroup",
         ),
         Scenario(
+            "isolation",
+            "two-sockets",
+            "services, interrupts and threads of the kernel keep off a pod's CPUs; all is restored",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",

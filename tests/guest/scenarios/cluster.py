@@ -6,6 +6,8 @@ real. What is checked is read from the kernel.
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,6 +57,7 @@ def run(guest: Guest) -> None:
     _rejected(node)
     _away(node)
     _ended_while_away(node)
+    _shares(node)
     _crowd(node)
     _end(node)
 
@@ -115,23 +118,46 @@ def _resize(node: Node) -> None:
 
 
 def _debugged(node: Node) -> None:
-    """Have an ephemeral container run in a pod that has nothing but exclusive CPUs."""
+    """Have ephemeral containers run, in pods with nothing but exclusive CPUs and with others."""
+    node.runs(PINNED)
+    _debug(node, "pinned", millicores=None)
+    _debug(node, "mixed", millicores=4000)
+    node.is_gone(PINNED)
+
+
+def _debug(node: Node, name: str, millicores: int | None) -> None:
+    """Have an ephemeral container run in a pod, and end."""
     checks, kubelet = node.checks, node.kubelet
-    uid = node.runs(PINNED)
-    exclusive, drifted = node.cpus(uid, "app"), node.drift()
-    kubelet.debug("pinned", container("debugger"))
+    uid, drifted = kubelet.uid(name), node.drift()
+    checks.eventually(f"{name}: what is said is enforced", node.agent.differences, [])
+    cgroups = node.cgroups(uid, RUNNING if name == "mixed" else ("app",))
+    before = facts(cgroups)
+    kubelet.debug(name, container("debugger"))
     checks.eventually(
-        "a debugger runs", lambda: kubelet.is_running(uid, ["debugger"]), expected=True
+        f"{name}: a debugger runs", lambda: kubelet.is_running(uid, ["debugger"]), expected=True
     )
 
     def found() -> tuple[bool, int | None]:
         cgroup = kubelet.cgroup(uid, "debugger")
         return cgroup.cpus == node.pool(), cgroup.millicores_within(kubelet.pod_cgroup(uid))
 
-    checks.eventually("in the node's pool, without a quota", found, (True, None))
-    checks.equal("the pod keeps its CPUs", node.cpus(uid, "app"), exclusive)
-    checks.equal("a debugger is not drift", node.drift(), drifted)
-    node.is_gone(PINNED)
+    checks.eventually(f"{name}: in the node's pool, bounded as its pod", found, (True, millicores))
+    whole = cgroups.pop("pod")
+    widened = {each: before[each] for each in cgroups}
+    checks.equal(f"{name}: its containers keep theirs", facts(cgroups), widened)
+    debugger = kubelet.cgroup(uid, "debugger")
+    said = attempt(PROGRAM, "verify")
+    checks.check(
+        f"{name}: verify says so",
+        f"{debugger.path.name} of pod {uid} is an ephemeral" in said.stdout,
+        said,
+    )
+    os.kill(kernel.only_process(debugger, "sleep"), signal.SIGKILL)
+    cgroups["pod"] = whole
+    checks.eventually(
+        f"{name}: when it ends, the pod has what it had", lambda: facts(cgroups), before
+    )
+    checks.equal(f"{name}: a debugger is not drift", node.drift(), drifted)
 
 
 def _rejected(node: Node) -> None:
@@ -194,6 +220,38 @@ def _ended_while_away(node: Node) -> None:
     final = [each for each in kubelet.errors("heir") if not any(why in each for why in waits)]
     checks.equal("nothing was rejected against it for good", final, [])
     node.is_gone(HEIR)
+
+
+def _shares(node: Node) -> None:
+    """Let rejected pods share: that is said, and ends where there is room."""
+    checks, kubelet = node.checks, node.kubelet
+    node.configure(onReject="share")
+    node.agent.restart()
+    _ended_while_away(node)
+    node.runs(LARGE)
+    uid = node.runs(WAITING)
+    checks.eventually(
+        "a pod without room shares the pool",
+        lambda: node.cpus(uid, "app") == node.pool(),
+        expected=True,
+    )
+    for words, what in ((("list",), "runs shared"), (("history", "waiting"), "without CPUs")):
+        said = attempt(PROGRAM, *words)
+        checks.check(f"{words[0]} says that it shares", what in said.stdout, said)
+    node.is_gone(LARGE)
+    checks.eventually(
+        "there is room, and status says so",
+        lambda: "there is room now" in attempt(PROGRAM, "status").stdout,
+        expected=True,
+    )
+    checks.equal("it shares still", node.cpus(uid, "app"), node.pool())
+    os.kill(kernel.only_process(kubelet.cgroup(uid, "app"), "sleep"), signal.SIGKILL)
+    checks.eventually("its next start has the CPUs", lambda: len(node.cpus(uid, "app")), 5)
+    checks.eventually(
+        "they left the pool", lambda: node.pool() & node.cpus(uid, "app"), frozenset()
+    )
+    node.check_mixed("beside a pod that shared")
+    node.is_gone(WAITING)
 
 
 def _crowd(node: Node) -> None:

@@ -38,6 +38,10 @@ CONTROLLER: Final = "controller lost"
 UNKNOWN: Final = "unknown"
 
 PAGE: Final = 4096
+MIB: Final = 1 << 20
+#: The memory of the host that the configuration keeps from pods, but for hard eviction.
+KEPT: Final = 412 * MIB
+THROTTLED: Final = 0.9
 STATE: Final = Path("/var/lib/numawarden")
 CPUS: Final = Path("/sys/devices/system/cpu")
 
@@ -56,7 +60,11 @@ class Story:
     @classmethod
     def begin(cls, guest: Guest) -> Story:
         """Start the agent and both pods."""
-        agent = Agent(guest)
+        agent = Agent(
+            guest,
+            memoryReservationPolicy="TieredReservation",
+            memoryThrottlingFactor=THROTTLED,
+        )
         agent.start()
         _, idle = start(guest.checks, agent, SystemdRun(), BACKGROUND)
         pod, mixed = start(guest.checks, agent, SystemdRun(), MIXED)
@@ -134,6 +142,7 @@ def run(guest: Guest) -> None:
     _cgroup_removed(story)
     _cpus_offline(story)
     _pool_offline(story)
+    _memory_qos(story)
     _beyond_its_limit(story)
     _fight(story)
     _checkpoint_lost(story)
@@ -235,6 +244,87 @@ def _limits(story: Story) -> None:
     shown = command("systemctl", "show", "--property=MemoryMax,CPUWeight", unit).split()
     limit = f"MemoryMax={MIXED.budget << 30}"
     story.checks.equal("systemd has the limits on record", sorted(shown), ["CPUWeight=157", limit])
+
+
+def _memory_qos(story: Story) -> None:
+    """Memory is reserved and slowed down as KEP-2570 has it, and kubepods has what is allocatable.
+
+    Another process, and systemd, take the reservation away; both are repaired.
+    """
+    checks, pod = story.checks, story.pod
+    kubepods, budget = kernel.Cgroup(pod.path.parent), MIXED.budget << 30
+    uid = "5526cafe-0000-4000-8000-00000000face"
+    amounts = {"requests": {"memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "burst", "namespace": "default", "uid": uid},
+        "spec": {"containers": [{"name": "burst", "image": "x", "resources": amounts}]},
+    }
+    status, _ = answer_to("POST", "pods", manifest)
+    checks.equal("a Burstable pod: admitted", status, HTTPStatus.CREATED)
+    burst = systemd_run("burst", f"kubepods-burstable-pod{uid.replace('-', '_')}.slice")
+
+    def shown() -> dict[str, str]:
+        below = kernel.Cgroup(burst.cgroup.path.parent)
+        places = {
+            ("kubepods", kubepods): ("memory.min", "memory.low", "memory.max", "cpu.weight"),
+            ("burstable", kernel.Cgroup(below.path.parent)): ("memory.min", "memory.low"),
+            ("its pod", below): ("memory.min", "memory.low", "memory.high"),
+            ("its container", burst.cgroup): ("memory.low", "memory.high"),
+            ("guaranteed", pod): ("memory.min", "memory.low", "memory.high"),
+            ("its own", story.own.cgroup): ("memory.min", "memory.high"),
+        }
+        return {
+            f"{place}: {file}": cgroup.read(file)
+            for (place, cgroup), files in places.items()
+            for file in files
+        }
+
+    requested = 64 * MIB
+    high = int(requested + THROTTLED * (256 * MIB - requested)) // PAGE * PAGE
+    expected = {
+        "kubepods: memory.min": str(budget + requested),
+        "kubepods: memory.low": str(requested),
+        "kubepods: memory.max": str(_total_memory() - KEPT),
+        # 14 CPUs: 14,336 shares of 262,144 at most.
+        "kubepods: cpu.weight": "547",
+        "burstable: memory.min": "0",
+        "burstable: memory.low": str(requested),
+        "its pod: memory.min": "0",
+        "its pod: memory.low": str(requested),
+        "its pod: memory.high": "max",
+        "its container: memory.low": str(requested),
+        "its container: memory.high": str(high),
+        "guaranteed: memory.min": str(budget),
+        "guaranteed: memory.low": "0",
+        "guaranteed: memory.high": "max",
+        "its own: memory.min": str(MIXED.cpus[0] << 30),
+        "its own: memory.high": "max",
+    }
+    checks.eventually("memory is reserved", shown, expected)
+
+    def write() -> None:
+        burst.cgroup.write("memory.high", "max")
+        pod.write("memory.min", "0")
+
+    before = story.drift()
+    write()
+    checks.equal("repaired", ask("POST", "reconcile")["differences"], [])
+    checks.check("and counted", story.drift() != before, story.drift())
+    command("systemctl", "set-property", "--runtime", kubepods.path.name, "MemoryMin=0")
+    checks.equal("repaired in systemd", ask("POST", "reconcile")["differences"], [])
+    checks.equal("all of it", shown(), expected)
+    stop_unit("burst")
+    ask("DELETE", f"pods/{uid}")
+    checks.eventually("given back", lambda: kubepods.read("memory.min"), str(budget))
+
+
+def _total_memory() -> int:
+    """Return the memory of all nodes in bytes, as the kernel shows it."""
+    files = Path("/sys/devices/system/node").glob("node*/meminfo")
+    lines = (line.split() for file in files for line in file.read_text().splitlines())
+    return sum(int(words[3]) << 10 for words in lines if words[2] == "MemTotal:")
 
 
 def _beyond_its_limit(story: Story) -> None:

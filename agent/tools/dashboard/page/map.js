@@ -313,18 +313,20 @@ export class MapView {
       const known = { ...device, word: this.#picture.deviceWords[place] };
       for (const node of idsOf(device.nodes)) near.get(node)?.push(known);
     });
-    for (const node of this.#picture.map.nodes) this.#showNode(node, near.get(node.id));
+    const { nodes } = this.#picture.map;
+    const classed = new Set(nodes.map((node) => node.memoryClass)).size > 1;
+    for (const node of nodes) this.#showNode(node, near.get(node.id), classed);
   }
 
-  #showNode(node, devices) {
+  #showNode(node, devices, classed) {
     const known = this.#nodes.get(node.id);
     if (known === undefined) return;
     const labels = devices.map((device) => device.owner && this.#labels.text(device.owner.uid));
-    const signature = JSON.stringify([node, devices, labels, this.#isSmall]);
+    const signature = JSON.stringify([node, devices, labels, classed, this.#isSmall]);
     if (signature === known.signature) return;
     known.signature = signature;
     known.details.closest(".part").classList.toggle("cordoned-node", node.cordoned);
-    known.details.replaceChildren(...nodeDetails(node, devices, this.#labels, this.#select, this.#isSmall));
+    known.details.replaceChildren(...nodeDetails(node, devices, classed, this.#labels, this.#select, this.#isSmall));
   }
 
   #explain(cell) {

@@ -1,12 +1,13 @@
-// What a NUMA node has beside CPUs: memory as bars, devices, tier and distances.
+// What a NUMA node has beside CPUs: memory as bars, devices, tier, class and distances.
 
 import { element, sizeText } from "./elements.js";
 
 /**
- * Return the elements of a node's memory, facts and devices. `brief`: devices of a resource are
- * counted, those of the host left out, for a host of which there are hundreds.
+ * Return the elements of a node's memory, facts and devices. `classed`: nodes have memory of several
+ * classes. `brief`: devices of a resource are counted, those of the host left out, for a host of
+ * which there are hundreds.
  */
-export function nodeDetails(node, devices, labels, select, brief) {
+export function nodeDetails(node, devices, classed, labels, select, brief) {
   const memory = node.memory.filter((each) => each.total === null || each.total > 0);
   const pages = memory.filter((each) => each.type !== "memory").reduce((sum, each) => sum + (each.total ?? 0), 0);
   const made = memory.map((each) => memoryBar(each, each.type === "memory" ? pages : 0));
@@ -14,6 +15,7 @@ export function nodeDetails(node, devices, labels, select, brief) {
     : [...hostChips(devices), ...offeredChips(devices, labels, select)];
   const facts = [];
   if (node.tier !== null && node.tier !== undefined) facts.push(`memory tier ${node.tier}`);
+  if (classed && memory.length) facts.push(`memory class ${node.memoryClass || "unknown"}`);
   const others = Object.entries(node.distances).filter(([other]) => Number(other) !== node.id);
   if (!node.cpus && others.length) {
     const nearest = Math.min(...others.map(([, distance]) => distance));

@@ -274,7 +274,8 @@ async def test_an_agent_that_is_restarted_registers_with_the_same_kubelet_again(
             await running.until(lambda: running.plugin.is_registered)
             assert len(manager.registrations) == count
             assert (await manager.allocate(RESOURCE, "slot-0")).container_responses
-            assert manager.endpoints[RESOURCE].healthy
+            # The list may follow the registration and an allocation.
+            await running.until(lambda: manager.endpoints[RESOURCE].healthy)
         while manager.endpoints[RESOURCE].healthy:
             manager.changed.clear()
             await manager.changed.wait()

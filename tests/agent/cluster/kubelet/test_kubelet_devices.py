@@ -211,6 +211,21 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error(tmp_path: Path, raw:
             await client(tmp_path).all()
 
 
+@in_loop
+async def test_claims_are_kept_as_the_kubelet_says_them(tmp_path: Path) -> None:
+    async def answer(_request: object) -> bytes:
+        main = {"name": "main", "dynamic_resources": [b"\x12\x03gpu"]}
+        pods = [{"namespace": "shop", "name": "web", "containers": [main, {"name": "idle"}]}]
+        data: bytes = V1["ListPodResourcesResponse"](pod_resources=pods).SerializeToString()
+        return data
+
+    async with kubelet(tmp_path) as asked:
+        asked.answers["List"] = answer
+        listing = await client(tmp_path).all()
+    assert listing.claims == {("shop", "web"): {"main": (b"\x12\x03gpu",)}}
+    assert listing.pods == {}
+
+
 # --- all pods, from time to time ----------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import GIB, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
-from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.pods.pods import app, guaranteed, pod, resources
 from tests.fakes.api_server import crd_mistakes
 
 if TYPE_CHECKING:
@@ -151,6 +151,22 @@ def test_only_what_is_exclusive_is_not_available() -> None:
     assert after[f"node-{node}"]["cpu"][2] == str(int(before[f"node-{node}"]["cpu"][2]) - 2)
     free = [Quantity.parse(zone["memory"][2]).value for zone in after.values()]
     assert sum(free) == (6 + 3 + 31 - 2) * GIB
+
+
+def test_a_budget_is_counted_once_whatever_its_containers_have() -> None:
+    asked = pod(
+        app("own", guaranteed("cpu=1 memory=1Gi")),
+        app("shares", resources("cpu=100m")),
+        of_pod=guaranteed("cpu=2 memory=2Gi"),
+    )
+    rules = make_rules()
+    before, after = (zones(published(rules, ledger)) for ledger in (None, with_pod(rules, asked)))
+    for resource, budget in (("cpu", 2), ("memory", 2 * GIB)):
+        free = [
+            sum(Quantity.parse(zone[resource][2]).value for zone in each.values())
+            for each in (before, after)
+        ]
+        assert free[0] - free[1] == budget
 
 
 def test_what_is_cordoned_is_allocatable_but_not_available() -> None:

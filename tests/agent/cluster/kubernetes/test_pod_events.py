@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cluster.api_server import Outcome
-from agent.cluster.events import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents, PodReference
+from agent.cluster.publishing import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents
+from agent.pods.model import PodIdentity
 from tests.agent.server.support import in_loop
 from tests.fakes.api_server import Failure
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from agent.cluster.api_server import ApiServer
     from tests.fakes.api_server import FakeApiServer
 
-WEB = PodReference("shop", "web", "u-1")
-OTHER = PodReference("shop", "other", "u-2")
+WEB = PodIdentity("u-1", "web", "shop")
+OTHER = PodIdentity("u-2", "other", "shop")
 REASON = "TopologyAffinityError"
 TIME = 1_700_000_000.0
 
@@ -148,7 +149,7 @@ def test_sending_without_an_event_is_a_mistake_of_the_caller(events: PodEvents) 
 
 def test_a_flood_of_pods_is_bounded(events: PodEvents) -> None:
     for number in range(3 * MOST_PODS):
-        events.note(PodReference("shop", f"p-{number}", f"u-{number}"), REASON, "no room", TIME)
+        events.note(PodIdentity(f"u-{number}", f"p-{number}", "shop"), REASON, "no room", TIME)
     assert len(events._events) == MOST_PODS
 
 
@@ -156,7 +157,7 @@ def test_a_flood_of_pods_is_bounded(events: PodEvents) -> None:
 async def test_names_and_messages_are_as_long_as_the_server_allows(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
-    long = PodReference("shop", "a." * 126 + "a", "u-1")
+    long = PodIdentity("u-1", "a." * 126 + "a", "shop")
     events.note(long, REASON, "x" * 5000, TIME)
     await send_all(events, 0.0)
     (((_, name), event),) = fake.events.items()

@@ -164,7 +164,6 @@ def check_container(sent: dict[str, Any], container: RuntimeContainer) -> None:
         quota_us=number(cpu, "quota"),
         period_us=number(cpu, "period"),
         shares=number(cpu, "shares"),
-        memory_limit=number(resources.get("memory", {}), "limit"),
     )
 
 

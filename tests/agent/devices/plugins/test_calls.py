@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.devices.plugin_limits import CALLS, IGNORED_PREFERENCES, Deadlines
-from agent.devices.plugins import LONGEST_BACK_OFF
+from agent.devices.plugins import BACK_OFF, LONGEST_BACK_OFF, CallBreaker
 from agent.devices.provider import DeviceError
 from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, served
-from tests.agent.server.support import in_loop
+from tests.agent.server.support import FakeClock, in_loop
 from tests.fakes.device_plugin import FakePlugin, always, device, encoded, failing, never
 
 if TYPE_CHECKING:
@@ -198,11 +198,35 @@ async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
             assert len(plugin.calls) == hung
 
 
+@in_loop
+async def test_a_plugin_answers_one_call_at_a_time(directory: Path) -> None:
+    async with registered(directory, hurried=True) as (running, plugin):
+        plugin.answers["Allocate"] = never
+        asked = [running.plugins.allocate(GPU, (name,)) for name in "abc"]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(each) for each in found} == {DeviceError}
+        assert len(plugin.calls) == 1
+
+
+def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
+    clock = FakeClock()
+    breaker = CallBreaker(clock.monotonic)
+    breaker.tried()
+    assert breaker.remaining == 0
+    breaker.timed_out()
+    clock.advance(BACK_OFF)
+    assert breaker.remaining == 0
+    breaker.tried()
+    assert breaker.remaining == 2 * BACK_OFF
+    breaker.answered()
+    assert breaker.remaining == 0
+
+
 @pytest.mark.parametrize("hanging", ["Allocate", "PreStartContainer"])
 def test_of_a_method_that_hangs_every_pod_but_the_first_is_rejected_at_once(
     directory: Path, hanging: str
 ) -> None:
-    """Whatever the other methods answer: all admissions of the host wait for the call."""
+    """Whatever the other methods answer."""
     field = {"Allocate": "allocation", "PreStartContainer": "start"}[hanging]
 
     @in_loop

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +70,11 @@ def test_a_list_that_cannot_be_used_is_rejected_with_the_reason(raw: bytes, word
 
 def test_as_many_devices_as_are_allowed_with_long_ids_are_taken() -> None:
     names = [f"{n:0>{LONGEST_ID}}" for n in range(MOST_DEVICES)]
-    assert len(read_devices(listed(*[device(name, 0) for name in names]))) == MOST_DEVICES
+    devices = read_devices(listed(*[device(name, 0) for name in names]))
+    assert len(devices) == MOST_DEVICES
+    # Else the garbage collector goes through those of all plugins whenever many are made.
+    assert not any(map(gc.is_tracked, devices))
+    assert len({id(each.nodes) for each in devices}) == 1
 
 
 @given(

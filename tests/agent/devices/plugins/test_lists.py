@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -139,28 +140,20 @@ async def test_lists_of_all_plugins_share_one_tenth_of_the_time() -> None:
     await asyncio.gather(*(plugin.task for plugin in plugins), return_exceptions=True)
 
 
+@pytest.mark.parametrize("end", [None, CallError("UNAVAILABLE", "gone")])
 @in_loop
-async def test_the_last_list_is_used_even_if_the_stream_ends_during_a_pause() -> None:
+async def test_a_list_that_waits_when_the_stream_ends_is_dropped(
+    end: CallError | None,
+) -> None:
     following = Following()
     following.sender.queue.put_nowait(b"1")
     await settled()
-    for raw in (b"2", None):
+    for raw in (b"2", end):
         following.sender.queue.put_nowait(raw)
-    await following.task
-    assert following.used[-1] == b"2"
-    assert following.sender.closed
-
-
-@in_loop
-async def test_the_error_of_a_stream_is_raised_after_the_last_list_is_used() -> None:
-    following = Following()
-    following.sender.queue.put_nowait(b"1")
-    await settled()
-    for raw in (b"2", CallError("UNAVAILABLE", "gone")):
-        following.sender.queue.put_nowait(raw)
-    with pytest.raises(CallError, match="gone"):
+    with nullcontext() if end is None else pytest.raises(CallError, match="gone"):
         await following.task
-    assert following.used[-1] == b"2"
+    assert following.used == [b"1"]
+    assert following.sender.closed
 
 
 @in_loop

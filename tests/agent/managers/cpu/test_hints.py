@@ -25,32 +25,9 @@ def said(hints: object) -> list[tuple[str, bool]]:
     return [(str(Mask(hint.nodes or 0)), hint.preferred) for hint in hints]
 
 
-def test_every_set_of_nodes_with_room_is_offered_smaller_ones_first() -> None:
-    hints = cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-3,4-7"), EMPTY, 4)
-
-    assert said(hints) == [("0", True), ("1", True), ("0-1", False)]
-
-
-def test_preferred_is_what_an_empty_host_would_need_reserved_cpus_included() -> None:
-    """Four CPUs fit in one node of eight, so two nodes are never preferred for them."""
-    hints = cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-2,4-6"), EMPTY, 4)
-
-    assert said(hints) == [("0-1", False)]
-
-
-def test_nothing_is_offered_when_too_few_cpus_are_free() -> None:
-    assert cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-2"), EMPTY, 4) == []
-
-
 def test_a_request_larger_than_the_host_needs_all_its_nodes() -> None:
     assert fewest_nodes(TWO_SOCKETS, 99) == 2
     assert cpu_hints(TWO_SOCKETS, PLAIN, TWO_SOCKETS.all, EMPTY, 99) == []
-
-
-def test_cpus_left_by_init_containers_must_be_inside_and_count_as_free() -> None:
-    hints = cpu_hints(TWO_SOCKETS, PLAIN, Mask.parse("0-3"), Mask.parse("4-5"), 2)
-
-    assert said(hints) == [("1", True), ("0-1", False)]
 
 
 def test_aligned_by_socket_every_set_on_as_few_sockets_is_preferred() -> None:

@@ -80,9 +80,6 @@ class TestAllocation:
         assert allocate(draft, ON_NODE_1) == {"a": "8-9", "b": "1,10-15"}
         assert cpus_of(draft).free == Mask.parse("2-7")
 
-    def test_shared_containers_get_none(self) -> None:
-        assert allocate(draft_of(RULES, pod(app("a"), app("b", resources("cpu=1"))))) == {}
-
     def test_policy_none_gives_none_and_counts_nothing(self) -> None:
         draft = draft_of(without_cpu_manager(), pod(app("a", own(2))))
         assert allocate(draft) == {}
@@ -123,12 +120,6 @@ class TestWholeCores:
         ledger = with_pod(WHOLE_CORES, pod(app("a", own(6)), app("b", own(6)), uid="other"))
         found = rejection(draft_of(WHOLE_CORES, pod(app("a", own(4))), ledger))
         assert sum(found.free.values()) == 2
-
-    def test_a_container_of_whole_cores_is_counted_as_aligned(self) -> None:
-        draft = draft_of(WHOLE_CORES, pod(app("a", own(2))))
-        allocate(draft)
-        aligned = counted(draft, "aligned")
-        assert aligned["container_aligned_compute_resources_count container,physical_cpu"] == 1
 
     def test_a_rejection_is_counted_as_not_aligned(self) -> None:
         draft = draft_of(WHOLE_CORES, pod(app("a", own(3))))

@@ -29,35 +29,6 @@ def device(name: str, *nodes: int, healthy: bool = True) -> PluginDevice:
 INVENTORY = (device("a", 0), device("b", 2), device("c", 2), device("d"))
 
 
-def test_masks_are_made_of_the_nodes_that_have_devices() -> None:
-    assert device_hints(NODES, INVENTORY, 1, ()) == (yes(0), yes(2), no(0, 2))
-    assert device_hints(NODES, INVENTORY, 2, ()) == (yes(2), no(0, 2))
-
-
-def test_an_allocated_device_is_not_offered_but_still_counts_for_preference() -> None:
-    assert device_hints(NODES, INVENTORY, 2, {"b"}) == (no(0, 2),)
-    assert device_hints(NODES, INVENTORY, 1, {"a"}) == (yes(2), no(0, 2))
-
-
-def test_unhealthy_devices_count_for_what_is_preferred_only() -> None:
-    inventory = (device("a", 0), device("b", 1), device("c", 1, healthy=False))
-    assert device_hints(NODES, inventory, 2, ()) == (no(0, 1),)
-    assert device_hints(NODES, inventory, 1, ()) == (yes(0), yes(1), no(0, 1))
-
-
-def test_devices_without_locality_have_no_preference() -> None:
-    assert device_hints(NODES, (device("a"), device("b")), 1, ()) is None
-
-
-def test_too_few_devices_fit_nowhere() -> None:
-    assert device_hints(NODES, INVENTORY, 4, {"a"}) == ()
-
-
-def test_a_device_on_several_nodes_is_reached_from_each() -> None:
-    inventory = (device("a", 0, 1), device("b", 1))
-    assert device_hints(NODES, inventory, 2, ()) == (yes(1), no(0, 1))
-
-
 def test_a_mask_must_reach_what_the_pod_can_use_again() -> None:
     assert device_hints(NODES, INVENTORY, 1, {"a"}, {"a"}) == (yes(0), no(0, 2))
 

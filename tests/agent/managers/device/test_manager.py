@@ -61,19 +61,6 @@ def test_devices_of_other_pods_are_not_offered() -> None:
     assert MANAGER.pod_hints(draft) == {GPU: (ON_NODE_1, Hint(3, preferred=False))}
 
 
-def test_the_hints_nodes_serve_first() -> None:
-    draft = draft_of(RULES, pod(app("c1", gpus(3))))
-    MANAGER.allocate(draft, container(draft, "c1"), ON_NODE_1)
-    assert draft.parts[DEVICES].containers == {"c1": {GPU: ("gpu0", "gpu2", "gpu3")}}
-
-
-def test_two_containers_of_a_pod_get_different_devices() -> None:
-    draft = draft_of(RULES, pod(app("c1", gpus(1)), app("c2", gpus(1))))
-    for name in ("c1", "c2"):
-        MANAGER.allocate(draft, container(draft, name), NO_AFFINITY)
-    assert draft.parts[DEVICES].containers == {"c1": {GPU: ("gpu0",)}, "c2": {GPU: ("gpu1",)}}
-
-
 def test_an_init_containers_devices_are_used_again_a_sidecars_are_not() -> None:
     draft = draft_of(RULES, pod(init("i", gpus(1)), sidecar("s", gpus(1)), app("c1", gpus(1))))
     for name in ("i", "s", "c1"):

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.managers.allocation import MemoryBlock
 from agent.managers.decision import UnknownMemoryTypeError
 from agent.managers.memory.assignment import best_hint, memory_hints
-from agent.managers.memory.state import charge, initial_memory
+from agent.managers.memory.state import initial_memory
 from agent.managers.topology.hint import Hint
-from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import GI, MI, bits, facts_of, node, plain_facts
 
 TWO = plain_facts(4 * GI, 4 * GI)
@@ -21,40 +19,8 @@ def no(*ids: int) -> Hint:
     return Hint(bits(*ids), preferred=False)
 
 
-def test_an_unused_machine_prefers_single_nodes() -> None:
-    hints = memory_hints(TWO, initial_memory(TWO), {"memory": GI})
-    assert hints == {"memory": (yes(0), yes(1), no(0, 1))}
-
-
-def test_what_no_single_node_could_ever_hold_prefers_several() -> None:
-    assert memory_hints(TWO, initial_memory(TWO), {"memory": 5 * GI}) == {"memory": (yes(0, 1),)}
-
-
-def test_a_full_node_is_left_out_and_several_stay_unpreferred() -> None:
-    state = charge(TWO, initial_memory(TWO), MemoryBlock("memory", 4 * GI, Mask.of(0)))
-    assert memory_hints(TWO, state, {"memory": GI}) == {"memory": (yes(1),)}
-
-
 def test_no_mask_left_means_no_preference_rather_than_impossible() -> None:
     assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {"memory": None}
-
-
-def test_no_request_means_no_preference() -> None:
-    assert memory_hints(TWO, initial_memory(TWO), {}) == {}
-
-
-def test_members_of_a_group_serve_only_as_that_group() -> None:
-    facts = plain_facts(4 * GI, 4 * GI, 4 * GI)
-    state = charge(facts, initial_memory(facts), MemoryBlock("memory", 5 * GI, Mask.of(0, 1)))
-    assert memory_hints(facts, state, {"memory": GI}) == {"memory": (yes(2), no(0, 1))}
-
-
-def test_a_node_that_serves_alone_is_in_no_wider_mask() -> None:
-    facts = plain_facts(4 * GI, 4 * GI, 4 * GI)
-    state = charge(facts, initial_memory(facts), MemoryBlock("memory", GI, Mask.of(1)))
-    assert memory_hints(facts, state, {"memory": GI}) == {
-        "memory": (yes(0), yes(1), yes(2), no(0, 2))
-    }
 
 
 def test_all_memory_types_share_one_list() -> None:
@@ -74,13 +40,6 @@ def test_a_page_size_that_the_machine_lacks_is_rejected_by_name() -> None:
     with pytest.raises(UnknownMemoryTypeError, match="1 GiB of hugepages-1Gi asked") as caught:
         memory_hints(facts, initial_memory(facts), {"hugepages-1Gi": GI})
     assert caught.value.known == ("hugepages-2Mi", "memory")
-
-
-def test_reusable_memory_counts_on_exactly_its_mask() -> None:
-    state = charge(TWO, initial_memory(TWO), MemoryBlock("memory", 4 * GI, Mask.of(0)))
-    assert memory_hints(TWO, state, {"memory": 4 * GI}, {(bits(0), "memory"): 4 * GI}) == {
-        "memory": (yes(0), yes(1))
-    }
 
 
 def test_the_best_hint_is_preferred_then_narrow_then_low() -> None:

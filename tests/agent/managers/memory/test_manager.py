@@ -105,7 +105,7 @@ class TestAllocation:
         draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
         allocate(draft)
         assert counted(draft) == {
-            "memory_manager_pinning_requests_total": 2,
+            "memory_manager_pinning_requests_total": 1,
             "resource_manager_allocations_total memory,node": 1,
             "resource_manager_container_assignments memory,node_exclusive": 1,
         }

@@ -28,8 +28,10 @@ def pod(budget: Mapping[str, int], *containers: tuple[Container, dict[str, int]]
             budget, amounts, active=True, exclusive=exclusive, why=("",) * len(amounts)
         )
     }
+    asked = Pod("u", "p", "default", ())
     return PodDemand(
-        pod=Pod("u", "p", "default", ()),
+        pod=asked,
+        defaulted=asked,
         qos=QosClass.GUARANTEED,
         pod_level=True,
         parts=parts,

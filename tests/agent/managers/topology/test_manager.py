@@ -38,21 +38,6 @@ def no(*ids: int) -> Hint:
     return Hint(Mask.of(*ids).bits, preferred=False)
 
 
-ANYWHERE = (yes(0), yes(1), no(0, 1))
-
-
-@pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
-def test_the_lowest_of_the_nodes_that_all_prefer_is_chosen(policy: TopologyPolicy) -> None:
-    providers: list[ProviderHints] = [{"cpu": ANYWHERE}, {"gpu": (yes(1), no(0, 1))}]
-    assert merge(TWO_NODES, FLAT, policy, providers) == (yes(1), True)
-    assert merge(TWO_NODES, FLAT, policy, providers[:1]) == (yes(0), True)
-
-
-def test_policy_none_takes_no_side() -> None:
-    nothing = Hint(None, preferred=False)
-    assert merge(TWO_NODES, FLAT, NONE, [{"cpu": ()}]) == (nothing, True)
-
-
 def test_preferences_for_different_nodes_are_admitted_by_best_effort_only() -> None:
     providers: list[ProviderHints] = [
         {"cpu": (yes(0), no(0, 1))},
@@ -68,29 +53,6 @@ def test_an_intersection_of_different_preferred_masks_is_not_preferred() -> None
     assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(1), False)
 
 
-def test_without_any_opinion_every_node_is_preferred() -> None:
-    silent: list[list[ProviderHints]] = [[], [{}], [{"cpu": None}]]
-    for providers in silent:
-        assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (yes(0, 1), True)
-        assert merge(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=True), True)
-
-
-def test_a_resource_that_fits_nowhere_is_rejected_unless_best_effort() -> None:
-    providers: list[ProviderHints] = [{"cpu": ()}, {"memory": ANYWHERE}]
-    assert merge(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
-    assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
-    assert merge(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
-
-
-def test_on_a_machine_of_one_node_single_numa_node_leaves_the_choice_open() -> None:
-    one = Mask.of(0)
-    assert merge(one, FLAT, SINGLE, [{"cpu": (yes(0),)}]) == (
-        Hint(None, preferred=True),
-        True,
-    )
-    assert merge(one, FLAT, RESTRICTED, [{"cpu": (yes(0),)}]) == (yes(0), True)
-
-
 def test_unpreferred_masks_are_as_wide_as_the_most_demanding_resource_needs() -> None:
     nodes = Mask.of(0, 1, 2, 3)
     providers: list[ProviderHints] = [
@@ -98,24 +60,6 @@ def test_unpreferred_masks_are_as_wide_as_the_most_demanding_resource_needs() ->
         {"memory": (no(1, 2), no(0, 1, 2, 3))},
     ]
     assert merge(nodes, FLAT, BEST_EFFORT, providers) == (no(1, 2), True)
-
-
-def test_closest_nodes_win_over_lower_ones_only_when_asked_for() -> None:
-    nodes = Mask.of(0, 1, 2)
-    far, near = 32, 12
-    distances = {
-        0: {0: 10, 1: far, 2: far},
-        1: {0: far, 1: 10, 2: near},
-        2: {0: far, 1: near, 2: 10},
-    }
-    providers: list[ProviderHints] = [{"cpu": (yes(0, 1), yes(0, 2), yes(1, 2), no(0, 1, 2))}]
-    assert merge(nodes, distances, BEST_EFFORT, providers) == (yes(0, 1), True)
-    assert merge(nodes, distances, CLOSEST, providers) == (yes(1, 2), True)
-
-
-def test_equally_close_nodes_are_taken_from_the_lowest_mask() -> None:
-    providers: list[ProviderHints] = [{"cpu": (yes(1, 2), yes(0, 2), yes(0, 3))}]
-    assert merge(Mask.of(0, 1, 2, 3), FLAT, CLOSEST, providers) == (yes(0, 2), True)
 
 
 def test_missing_distances_are_named_when_they_are_needed() -> None:

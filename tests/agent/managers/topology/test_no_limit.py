@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
+from agent.managers.admission import admit, align_and_allocate
 from agent.managers.machine import Machine
 from agent.managers.metrics import BOUNDED_CHOICES
 from agent.managers.policy import (
@@ -30,7 +30,6 @@ from agent.managers.policy import (
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.managers.topology.hint import BUDGET
-from agent.managers.topology.scope import align_and_allocate
 from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.mask import Mask
 from tests.agent.pods.pods import app, guaranteed, pod

@@ -7,12 +7,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from agent.managers.admission import admit
+from agent.managers.admission import admit, align_and_allocate
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.demand import demand_of
 from agent.managers.topology.hint import Hint
 from agent.managers.topology.merge import best_reachable
-from agent.managers.topology.scope import align_and_allocate
 from tests.agent.managers.drafts import Inert, counted, draft_of
 from tests.agent.managers.hosts import (
     BEST_EFFORT,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PID = 815
 KUBELET = "/var/lib/kubelet"
+PROGRAM = "/usr/bin/kubelet"
 CONFIG = f"{KUBELET}/config.yaml"
 CPU_STATE = f"{KUBELET}/cpu_manager_state"
 MEMORY_STATE = f"{KUBELET}/memory_manager_state"
@@ -75,6 +76,7 @@ class FakeHost:
         for path in _SOCKETS:
             self.socket(path)
         self.process(PID, "kubelet", "--config", CONFIG)
+        self.program("Kubernetes v1.37.2")
 
     def at(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -99,6 +101,12 @@ class FakeHost:
         self.write(f"/proc/{pid}/comm", f"{name[:15]}\n")
         line = "".join(f"{part}\0" for part in (f"/usr/bin/{name}", *arguments))
         self.write(f"/proc/{pid}/cmdline", line)
+
+    def program(self, *prints: str, first: str = "") -> None:
+        """Write the kubelet's program, which prints these lines, after doing something else."""
+        lines = "".join(f"echo {line!r}\n" for line in prints)
+        self.write(PROGRAM, f"#!/bin/sh\n{first}\n{lines}")
+        self.at(PROGRAM).chmod(0o755)
 
     def stop_kubelet(self) -> None:
         self.remove(f"/proc/{PID}/comm")

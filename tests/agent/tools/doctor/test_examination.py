@@ -33,6 +33,21 @@ def test_a_host_that_is_set_up_well_has_nothing_to_change(host: FakeHost) -> Non
     assert [one.change for one in checks if one.change] == []
 
 
+@pytest.mark.parametrize(
+    ("package", "right"),
+    [("1.36.2-1.1", "v1.36"), ("1.37.0-1.1", ""), ("1.35.9-1.1", "v1.36"), ("1.40.1-1.1", "v1.38")],
+)
+def test_rules_of_another_version_than_the_kubelets_are_named(
+    host: FakeHost, package: str, right: str
+) -> None:
+    host.add(hosts.DPKG, f"\nPackage: kubelet\nStatus: install ok installed\nVersion: {package}\n")
+    host.agent += "kubernetesVersion: v1.37\n"
+    check = host.examine()["kubernetesVersion"]
+    assert check.found == f"v1.37, and the package kubelet says {package}"
+    change = f"remove `kubernetesVersion` from the agent's configuration, or write {right}"
+    assert check.change == (change if right else "")
+
+
 def config(line: str) -> Callable[[FakeHost], None]:
     return lambda host: host.add(hosts.CONFIG, f"{line}\n")
 
@@ -522,6 +537,16 @@ TOPOLOGY = "kubelet topology manager"
             OK,
             "is served",
             "",
+        ),
+        (
+            both(
+                written(hosts.CONFIG, hosts.SETTINGS.replace("PodsAPI: true", "PodsAPI: false")),
+                lambda host: host.add(hosts.DPKG, KUBELET_37),
+            ),
+            "gate PodsAPI",
+            WARNING,
+            f"answers errors only, for the gate is off in {hosts.CONFIG}",
+            f"write `featureGates: {{PodsAPI: true}}` in {hosts.CONFIG}",
         ),
         (
             both(

@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.admission import admit
-from agent.tools.kubelet_state.cpu import (
-    CpuFileVersion,
-    CpuState,
-    read_cpu_state,
-    write_cpu_state,
-)
+from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuState
 from agent.tools.kubelet_state.files import KubeletState
+from agent.tools.kubelet_state.format import StateForm
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 
@@ -51,8 +47,8 @@ def files(
     pods: Mapping[str, str] | None = None,
 ) -> KubeletState:
     """Return a CPU state that went through its file; there is no memory file."""
-    data = write_cpu_state(cpu_state(default, containers, pods), CpuFileVersion.V3)
-    return KubeletState(cpu=read_cpu_state(data, PATH))
+    data = CPU_FORMAT.write(cpu_state(default, containers, pods), StateForm.WITH_BUDGETS)
+    return KubeletState(cpu=CPU_FORMAT.read(data, PATH))
 
 
 def admitted(rules: EffectivePolicy, *pods: Pod) -> Ledger:

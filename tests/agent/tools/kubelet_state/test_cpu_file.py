@@ -9,21 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.tools.kubelet_state.cpu import (
-    CpuFileVersion,
-    CpuState,
-    cpu_document,
-    encode_cpu_document,
-    read_cpu_state,
-    write_cpu_state,
-)
-from agent.tools.kubelet_state.format import UnreadableStateFileError, fnv1a_32
+from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuState
+from agent.tools.kubelet_state.format import StateForm, UnreadableStateFileError, fnv1a_32
 from sysfs.mask import Mask
 from tests.agent.tools.kubelet_state.machines import cpu_state
 from tests.strategies import built
 
 PATH = Path("dir/cpu_manager_state")
-V2, V3, V4 = CpuFileVersion
+V2, V3, V4 = StateForm
 #: The versions that have budgets.
 WITH_BUDGETS = pytest.mark.parametrize("version", [V3, V4])
 
@@ -40,7 +33,7 @@ STATES = built(
 
 def test_v2_is_written_as_a_kubelet_without_the_gate_writes_it() -> None:
     state = cpu_state("0,4-8,11-15", {"u2": {"c": "3", "b": "2,10"}, "u1": {"a": "1,9"}})
-    assert write_cpu_state(state, V2) == (
+    assert CPU_FORMAT.write(state, V2) == (
         b'{"policyName":"static","defaultCpuSet":"0,4-8,11-15","entries":{"u1":{"a":"1,9"},'
         b'"u2":{"b":"2,10","c":"3"}},"checksum":234496751}'
     )
@@ -48,7 +41,7 @@ def test_v2_is_written_as_a_kubelet_without_the_gate_writes_it() -> None:
 
 def test_v3_is_written_as_a_kubelet_with_the_gate_writes_it() -> None:
     state = cpu_state("0-3,6-10,12-15", {"u3": {"x": "4"}}, {"u3": "4-5,11"})
-    assert write_cpu_state(state, V3) == (
+    assert CPU_FORMAT.write(state, V3) == (
         b'{"policyName":"static","defaultCpuSet":"0-3,6-10,12-15","entries":{"u3":{"x":"4"}},'
         b'"podEntries":{"u3":{"cpuSet":"4-5,11"}},"checksum":602678579}'
     )
@@ -65,15 +58,15 @@ WITH_BUDGET = cpu_state("0-3", {"u1": {"c1": "4-5", "c2": "6-7"}}, {"u1": "4-7"}
 
 
 def test_v4_is_written_as_a_kubelet_from_v1_37_on_writes_it_and_read() -> None:
-    assert write_cpu_state(WITH_BUDGET, V4) == V1_37
-    assert read_cpu_state(V1_37, PATH) == WITH_BUDGET
+    assert CPU_FORMAT.write(WITH_BUDGET, V4) == V1_37
+    assert CPU_FORMAT.read(V1_37, PATH) == WITH_BUDGET
 
 
 def test_a_kubelet_that_knows_no_v4_reads_its_containers() -> None:
     outer = json.loads(V1_37)
     del outer["data"], outer["dataChecksum"]
     expected = replace(WITH_BUDGET, pods={})
-    assert read_cpu_state(json.dumps(outer).encode(), PATH) == expected
+    assert CPU_FORMAT.read(json.dumps(outer).encode(), PATH) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_a_kubelet_that_knows_no_v4_reads_its_containers() -> None:
 )
 def test_what_stands_around_the_data_of_v4_does_not_count(change: dict[str, Any]) -> None:
     changed = json.dumps(json.loads(V1_37) | change).encode()
-    assert read_cpu_state(changed, PATH) == WITH_BUDGET
+    assert CPU_FORMAT.read(changed, PATH) == WITH_BUDGET
 
 
 def with_data(text: str) -> bytes:
@@ -98,7 +91,7 @@ def with_data(text: str) -> bytes:
 def test_later_fields_in_the_data_of_v4_are_passed_over() -> None:
     data = json.loads(json.loads(V1_37)["data"])
     data["originals"] = {"u1": {"c1": {"original": "4"}}}
-    assert read_cpu_state(with_data(json.dumps(data)), PATH) == WITH_BUDGET
+    assert CPU_FORMAT.read(with_data(json.dumps(data)), PATH) == WITH_BUDGET
 
 
 @pytest.mark.parametrize(
@@ -119,7 +112,7 @@ def test_damaged_data_of_v4_is_rejected_with_the_place_and_the_reason(
     content: bytes, field: str, problem: str
 ) -> None:
     with pytest.raises(UnreadableStateFileError) as caught:
-        read_cpu_state(content, PATH)
+        CPU_FORMAT.read(content, PATH)
     assert caught.value.field.startswith(field)
     assert problem in caught.value.problem
 
@@ -127,20 +120,20 @@ def test_damaged_data_of_v4_is_rejected_with_the_place_and_the_reason(
 @WITH_BUDGETS
 @given(state=STATES)
 def test_what_is_written_is_read_and_written_again_byte_for_byte(
-    version: CpuFileVersion, state: CpuState
+    version: StateForm, state: CpuState
 ) -> None:
-    data = write_cpu_state(state, version)
-    assert read_cpu_state(data, PATH) == state
-    assert write_cpu_state(read_cpu_state(data, PATH), version) == data
+    data = CPU_FORMAT.write(state, version)
+    assert CPU_FORMAT.read(data, PATH) == state
+    assert CPU_FORMAT.write(CPU_FORMAT.read(data, PATH), version) == data
 
 
 @given(state=STATES, data=st.data())
 def test_a_changed_byte_is_found(state: CpuState, data: st.DataObject) -> None:
-    written = bytearray(write_cpu_state(state, V3))
+    written = bytearray(CPU_FORMAT.write(state, V3))
     place = data.draw(st.integers(0, len(written) - 1))
     written[place] = data.draw(st.integers(0, 255))
     try:
-        read = read_cpu_state(bytes(written), PATH)
+        read = CPU_FORMAT.read(bytes(written), PATH)
     except UnreadableStateFileError:
         return
     # What does not matter may change; and a lost checksum is taken as the kubelet takes it.
@@ -148,8 +141,8 @@ def test_a_changed_byte_is_found(state: CpuState, data: st.DataObject) -> None:
 
 
 def test_budgets_are_never_written_where_the_format_has_none() -> None:
-    with pytest.raises(ValueError, match="version v2 has no pod entries"):
-        encode_cpu_document(cpu_document(cpu_state("0", pods={"u": "1"})), V2)
+    with pytest.raises(ValueError, match="without budgets has no pod entries"):
+        CPU_FORMAT.write(cpu_state("0", pods={"u": "1"}), V2)
 
 
 def test_v1_which_names_containers_by_id_is_rejected() -> None:
@@ -158,13 +151,13 @@ def test_v1_which_names_containers_by_id_is_rejected() -> None:
         b'"id2":"2,10","id3":"3"},"checksum":2715964068}'
     )
     with pytest.raises(UnreadableStateFileError, match=r"\$\.entries.*Expected `object"):
-        read_cpu_state(data, PATH)
+        CPU_FORMAT.read(data, PATH)
 
 
 @pytest.mark.parametrize("checksum", [b"", b',"checksum":0'])
 def test_a_file_without_a_checksum_is_taken_as_the_kubelet_takes_it(checksum: bytes) -> None:
     data = b'{"policyName":"static","defaultCpuSet":"0-3"' + checksum + b', "later": [1]}'
-    assert read_cpu_state(data, PATH) == cpu_state("0-3")
+    assert CPU_FORMAT.read(data, PATH) == cpu_state("0-3")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +180,7 @@ def test_a_damaged_file_is_rejected_with_the_place_and_the_reason(
     content: str, field: str, problem: str
 ) -> None:
     with pytest.raises(UnreadableStateFileError) as caught:
-        read_cpu_state(content.encode(), PATH)
+        CPU_FORMAT.read(content.encode(), PATH)
     assert str(caught.value).startswith(f"{PATH}: {field}")
     assert problem in caught.value.problem
     assert "\n" not in str(caught.value)

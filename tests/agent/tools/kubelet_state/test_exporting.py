@@ -13,16 +13,18 @@ from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
+from agent.managers.policy import IsolationMode
 from agent.managers.topology.hint import NO_AFFINITY
-from agent.tools.kubelet_state.cpu import read_cpu_state
+from agent.tools.kubelet_state.cpu import CPU_FORMAT
 from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.format import CannotExportError
 from agent.tools.kubelet_state.importing import take_over
-from agent.tools.kubelet_state.memory import read_memory_state
+from agent.tools.kubelet_state.memory import MEMORY_FORMAT
 from sysfs.described import regular_host
-from tests.agent.managers.hosts import make_rules
+from sysfs.mask import Mask
+from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.tools.kubelet_state.machines import PATH, admitted
@@ -41,8 +43,8 @@ def through_files(rules: EffectivePolicy, ledger: Ledger) -> tuple[KubeletState,
     contents = encode_files(kubelet_state(rules, ledger), pod_level=rules.policy.pod_level_managers)
     devices = contents.get(DEVICE_FILE)
     read = KubeletState(
-        read_cpu_state(contents["cpu_manager_state"], PATH),
-        read_memory_state(contents["memory_manager_state"], PATH),
+        CPU_FORMAT.read(contents["cpu_manager_state"], PATH),
+        MEMORY_FORMAT.read(contents["memory_manager_state"], PATH),
         None if devices is None else read_device_state(devices, PATH),
     )
     return read, contents
@@ -131,13 +133,25 @@ def test_allocations_that_the_host_cannot_enforce_are_not_written() -> None:
 def test_an_empty_shared_pool_is_noted() -> None:
     rules = make_rules(memory=False, strict_cpu_reservation=True)
     ledger = admitted(rules, pod(app("a", guaranteed("cpu=15 memory=1Gi"))))
-    (note,) = export_notes(kubelet_state(rules, ledger))
+    (note,) = export_notes(kubelet_state(rules, ledger), ledger)
     assert note.startswith("the shared pool is empty")
-    assert list(export_notes(kubelet_state(rules, rules.empty_ledger()))) == []
+    empty = rules.empty_ledger()
+    assert list(export_notes(kubelet_state(rules, empty), empty)) == []
+
+
+def test_siblings_that_stay_idle_are_shared_in_the_kubelets_files_and_noted() -> None:
+    rules = make_rules(SMT, memory=False, smt=IsolationMode.ALWAYS)
+    ledger = admitted(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
+    state = kubelet_state(rules, ledger)
+    assert state.cpu is not None
+    assert state.cpu.default == Mask.parse("0,3-15")
+    (note,) = export_notes(state, ledger)
+    assert note.startswith("CPUs 9-10 stay idle")
 
 
 def test_pods_that_a_kubelet_would_not_keep_are_named() -> None:
     rules = make_rules()
-    (note,) = export_notes(kubelet_state(rules, admitted(rules, BUDGET)))
+    ledger = admitted(rules, BUDGET)
+    (note,) = export_notes(kubelet_state(rules, ledger), ledger)
     assert BUDGET.uid in note
     assert "end them before the kubelet starts" in note

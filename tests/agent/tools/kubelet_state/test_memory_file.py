@@ -9,22 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocation import MemoryBlock
-from agent.tools.kubelet_state.format import UnreadableStateFileError
-from agent.tools.kubelet_state.memory import (
-    MemoryFileVersion,
-    MemoryNode,
-    MemoryState,
-    MemoryTable,
-    encode_memory_document,
-    memory_document,
-    read_memory_state,
-    write_memory_state,
-)
+from agent.tools.kubelet_state.format import StateForm, UnreadableStateFileError
+from agent.tools.kubelet_state.memory import MEMORY_FORMAT, MemoryNode, MemoryState, MemoryTable
 from sysfs.mask import Mask
 from tests.strategies import built
 
 PATH = Path("dir/memory_manager_state")
-V1, V2, V3 = MemoryFileVersion
+V1, V2, V3 = StateForm
 #: The versions that have budgets.
 WITH_BUDGETS = pytest.mark.parametrize("version", [V2, V3])
 
@@ -46,7 +37,7 @@ STATES = built(
 
 def test_an_empty_state_is_written_as_a_kubelet_with_the_gate_writes_it() -> None:
     expected = b'{"policyName":"Static","machineState":{},"checksum":3708929156}'
-    assert write_memory_state(MemoryState("Static"), V2) == expected
+    assert MEMORY_FORMAT.write(MemoryState("Static"), V2) == expected
 
 
 GIB = 1 << 30
@@ -72,20 +63,20 @@ WITH_BUDGET = MemoryState(
 
 
 def test_v3_is_written_as_a_kubelet_from_v1_37_on_writes_it_and_read() -> None:
-    assert write_memory_state(WITH_BUDGET, V3) == V1_37
-    assert read_memory_state(V1_37, PATH) == WITH_BUDGET
+    assert MEMORY_FORMAT.write(WITH_BUDGET, V3) == V1_37
+    assert MEMORY_FORMAT.read(V1_37, PATH) == WITH_BUDGET
 
 
 def test_a_kubelet_that_knows_no_v3_reads_its_containers() -> None:
     outer = json.loads(V1_37)
     del outer["data"], outer["dataChecksum"]
-    read = read_memory_state(json.dumps(outer).encode(), PATH)
+    read = MEMORY_FORMAT.read(json.dumps(outer).encode(), PATH)
     assert read == replace(WITH_BUDGET, pods={})
 
 
 def test_what_stands_around_the_data_of_v3_does_not_count() -> None:
     changed = json.loads(V1_37) | {"checksum": 1, "entries": {}, "machineState": {}}
-    assert read_memory_state(json.dumps(changed).encode(), PATH) == WITH_BUDGET
+    assert MEMORY_FORMAT.read(json.dumps(changed).encode(), PATH) == WITH_BUDGET
 
 
 @pytest.mark.parametrize(
@@ -100,7 +91,7 @@ def test_damaged_data_of_v3_is_rejected_with_the_place_and_the_reason(
     content: bytes, field: str, problem: str
 ) -> None:
     with pytest.raises(UnreadableStateFileError) as caught:
-        read_memory_state(content, PATH)
+        MEMORY_FORMAT.read(content, PATH)
     assert caught.value.field.startswith(field)
     assert problem in caught.value.problem
 
@@ -108,24 +99,24 @@ def test_damaged_data_of_v3_is_rejected_with_the_place_and_the_reason(
 @WITH_BUDGETS
 @given(state=STATES)
 def test_what_is_written_is_read_and_written_again_byte_for_byte(
-    version: MemoryFileVersion, state: MemoryState
+    version: StateForm, state: MemoryState
 ) -> None:
-    data = write_memory_state(state, version)
-    assert read_memory_state(data, PATH) == state
-    assert write_memory_state(read_memory_state(data, PATH), version) == data
+    data = MEMORY_FORMAT.write(state, version)
+    assert MEMORY_FORMAT.read(data, PATH) == state
+    assert MEMORY_FORMAT.write(MEMORY_FORMAT.read(data, PATH), version) == data
 
 
 def test_nodes_are_in_the_order_of_their_numbers_as_text() -> None:
     node = MemoryNode(0, Mask.of(0), {})
-    data = write_memory_state(MemoryState("Static", {2: node, 10: node, 1: node}), V1)
+    data = MEMORY_FORMAT.write(MemoryState("Static", {2: node, 10: node, 1: node}), V1)
     assert data.index(b'"1":') < data.index(b'"10":') < data.index(b'"2":')
-    assert read_memory_state(data, PATH).nodes.keys() == {1, 2, 10}
+    assert MEMORY_FORMAT.read(data, PATH).nodes.keys() == {1, 2, 10}
 
 
 def test_budgets_are_never_written_where_the_format_has_none() -> None:
     state = MemoryState("Static", pods={"u": (MemoryBlock("memory", 1, Mask.of(0)),)})
-    with pytest.raises(ValueError, match="version v1 has no pod entries"):
-        encode_memory_document(memory_document(state), V1)
+    with pytest.raises(ValueError, match="without budgets has no pod entries"):
+        MEMORY_FORMAT.write(state, V1)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +133,6 @@ def test_budgets_are_never_written_where_the_format_has_none() -> None:
 )
 def test_a_damaged_file_is_rejected_with_the_place(content: str, field: str) -> None:
     with pytest.raises(UnreadableStateFileError) as caught:
-        read_memory_state(content.encode(), PATH)
+        MEMORY_FORMAT.read(content.encode(), PATH)
     assert caught.value.field.startswith(field)
     assert str(caught.value).startswith(f"{PATH}: {field}")

@@ -86,7 +86,7 @@ def test_a_bar_has_its_length_and_shows_all_that_is_not_nothing(memory: MapMemor
 
 def test_nodes_are_described_in_a_few_words() -> None:
     node = map_of_host(regular_host(memory_bytes=3 << 30, hugepages=[(2 << 20, 8)])).nodes[0]
-    assert memory_text(node) == "3 GiB, hugepages-2Mi 16 MiB"
+    assert memory_text(node, {}) == "3 GiB, hugepages-2Mi 16 MiB"
 
 
 def test_the_nearest_nodes_with_cpus_are_named() -> None:

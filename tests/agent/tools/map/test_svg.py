@@ -13,7 +13,7 @@ from agent.api.map import MapWarningDocument, map_of_allocations, map_of_host
 from agent.managers.policy import Cordon
 from agent.tools.dashboard.server import page_files
 from agent.tools.map.svg import COLOURS, svg_of
-from sysfs.described import regular_host
+from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.host import Device
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
@@ -91,6 +91,17 @@ def test_the_picture_names_host_time_and_what_its_cells_mean() -> None:
         assert meaning in texts
     assert "allocated twice" not in texts
     assert any(text and "node 1" in text and "(cordoned)" in text for text in texts)
+
+
+def test_the_picture_names_the_classes_of_memory_where_there_are_several() -> None:
+    alike = map_of_host(regular_host(packages=2))
+    several = map_of_host(with_memory_only_nodes(regular_host(packages=2), [64 << 30]))
+    for document, expected in (
+        (alike, ["memory: 16 GiB"] * 2),
+        (several, [*["memory: 16 GiB, class dram"] * 2, "memory: 64 GiB, class unknown"]),
+    ):
+        texts = [each.text or "" for each in drawn(document).iter(f"{_SVG}text")]
+        assert [text for text in texts if text.startswith("memory:")] == expected
 
 
 def test_packages_stand_beside_each_other_where_there_is_room() -> None:

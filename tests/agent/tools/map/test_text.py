@@ -309,7 +309,22 @@ def test_memory_only_nodes_have_the_nodes_with_cpus_that_are_nearest() -> None:
     host = with_memory_only_nodes(regular_host(packages=2), [64 << 30])
     lines = drawn(map_of_host(host))
     place = lines.index("node 2  no CPUs; nearest CPUs: nodes 0-1 (distance 28)")
-    assert lines[place + 1] == "  memory        64 GiB"
+    assert lines[place + 1 : place + 3] == ["  memory class  unknown", "  memory        64 GiB"]
+
+
+def test_nodes_share_a_line_with_those_of_their_class_of_memory() -> None:
+    document = map_of_host(with_memory_only_nodes(regular_host(16, 1, 16), [64 << 30] * 18))
+    first, second = document.nodes[16:25], document.nodes[25:]
+    nodes = (
+        *document.nodes[:16],
+        *(replace(node, memory_class="cxl") for node in first),
+        *(replace(node, memory_class="gpu") for node in second),
+    )
+    lines = drawn(replace(document, nodes=nodes), MapLayout())
+    assert [line.partition(", nearest")[0] for line in lines if "no CPUs" in line] == [
+        "9 nodes 16-24  no CPUs: each 64 GiB, class cxl",
+        "9 nodes 25-33  no CPUs: each 64 GiB, class gpu",
+    ]
 
 
 def test_memory_tiers_are_named_where_there_are_several() -> None:

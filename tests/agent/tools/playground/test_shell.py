@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agent.cli.errors import ExitCode
 from agent.tools.playground import WELCOME
+from agent.tools.playground import main as playground_verbs
+from tests.agent.server.support import PATIENCE
 
 PROGRAM = str(Path(sys.executable).with_name("numawarden"))
 
@@ -98,6 +103,24 @@ def test_an_agent_that_cannot_start_is_tried_again_until_its_configuration_is_me
     assert "process" in done.stdout
 
 
+def test_an_agent_that_was_ended_is_waited_for_until_the_next_one_has_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = object()
+    answers = iter([(1, compared), (1, compared), (2, None), (2, compared)])
+
+    def status() -> SimpleNamespace:
+        started, last = next(answers)
+        return SimpleNamespace(pid=os.getpid(), started=started, last_reconcile=last)
+
+    monkeypatch.setattr("agent.tools.playground._client", lambda _: SimpleNamespace(status=status))
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    monkeypatch.setattr("agent.tools.playground.sleep", lambda _: None)
+    monkeypatch.setenv("PLAYGROUND", str(tmp_path))
+    assert playground_verbs(["crash-agent"]) == 0
+    assert not list(answers)
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -147,3 +170,23 @@ def test_a_command_in_a_pod_is_not_run_on_the_machines_own_cgroups() -> None:
     assert "no interface of a device is called 'eth0'; known: none" in near
     assert "are plain files, which confine no process: run and attach need the agent" in run
     assert (done.returncode, done.stdout) == (ExitCode.ENVIRONMENT, "")
+
+
+def test_the_agent_of_a_playground_that_is_killed_ends() -> None:
+    command = [
+        PROGRAM,
+        "playground",
+        "--",
+        "sh",
+        "-c",
+        "cat agent.pid; pwd; exec setpriv --pdeathsig KILL sleep 1000",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid, folder = (process.stdout.readline().strip() for _ in range(2))
+        agent = os.pidfd_open(int(pid))
+        process.kill()
+        ended, _, _ = select.select([agent], [], [], PATIENCE)
+    os.close(agent)
+    shutil.rmtree(folder)
+    assert ended

@@ -1,0 +1,187 @@
+"""What hangs on the plugs of the agent where there is a kubelet, or a cluster.
+
+What is not configured is not imported.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.files import trusted_users
+from agent.server.errors import StartError, missing_extra
+from agent.server.lifecycle import Companion
+from agent.server.wiring import Beside, Plugs, manifest_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from agent.cluster.kubelet.devices import KubeletDevices
+    from agent.cluster.kubelet.source import KubeletPods
+    from agent.config.model import Config
+    from agent.server.controller import Controller
+    from agent.server.queue import Worker
+    from agent.server.wiring import SourceInputs, Surroundings
+    from agent.tools.doctor.facts import ReportedVersion
+
+
+# --- undeclared kubelet ---------------------------------------------------------------------------
+# A kubelet on this host that the configuration does not name: two managers of the same CPUs.
+#
+# Such a kubelet and the agent give the same CPUs to different pods, and the kubelet removes cgroups
+# of pods that it does not know.
+
+ROOT: Final = Path("/")
+#: How often a kubelet is looked for that was started after the agent, in seconds.
+PERIOD_SECONDS: Final = 60.0
+_SUBJECT: Final = "kubelet"
+_REMEDY: Final = (
+    "stop it, or write `agent: {kubelet: {enabled: true}}` for an agent that manages its pods (see "
+    "'numawarden doctor'); `agent: {kubelet: {ignored: true}}` says that both are meant to run"
+)
+
+
+def check_undeclared(config: Config, root: Path = ROOT) -> None:
+    """Raise `StartError` if a kubelet runs that the configuration neither enables nor ignores.
+
+    Processes are those below `root`/proc.
+    """
+    kubelet = config.agent.kubelet
+    if kubelet.enabled or kubelet.ignored:
+        return
+    for process in (root / "proc").glob("[0-9]*"):
+        if _is_kubelet(process):
+            found = f"a kubelet runs here (process {process.name}) and agent.kubelet.enabled is "
+            found += "false: two would give the same CPUs to different pods"
+            raise StartError("agent.kubelet", found, _REMEDY)
+
+
+def _is_kubelet(process: Path) -> bool:
+    """Return whether a process is root's kubelet: other users call programs as they like."""
+    try:
+        name = (process / "comm").read_bytes().strip()
+        return name == b"kubelet" and process.stat().st_uid in trusted_users()
+    except OSError:  # it has ended
+        return False
+
+
+async def watch_undeclared(controller: Controller, config: Config, root: Path) -> None:
+    """Keep a condition while a kubelet runs that was started after the agent, until cancelled."""
+    conditions = controller.state.conditions
+    while True:
+        await controller.clock.sleep(PERIOD_SECONDS)
+        try:
+            await controller.worker.run(check_undeclared, config, root)
+        except StartError as error:
+            conditions[_SUBJECT] = str(error)
+        else:
+            conditions.pop(_SUBJECT, None)
+
+
+# --- kubelet --------------------------------------------------------------------------------------
+# The kubelet that the configuration enables; gRPC is imported only with one.
+
+
+def check(config: Config, root: Path | None) -> Beside:
+    """Return what there is beside the agent; raises `StartError`."""
+    if root is not None:
+        check_undeclared(config, root)
+    if not config.agent.kubelet.enabled:
+        return Beside()
+    from agent.cluster.checks import check_kubelet  # noqa: PLC0415  # only beside one
+
+    kubelet = check_kubelet(config, root or ROOT)
+    return Beside(kubelet.conditions(), kubelet.governing)
+
+
+def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
+    """Return the devices of the kubelet beside the agent, None without one.
+
+    Raises `StartError` without the extra grpc.
+    """
+    if not config.agent.kubelet.enabled:
+        return None
+    try:
+        from agent.cluster.kubelet.devices import KubeletDevices  # noqa: PLC0415  # needs the extra
+    except ImportError as error:
+        raise missing_extra("agent.kubelet.enabled", error) from error
+    kubelet = config.agent.kubelet
+    return KubeletDevices(kubelet.directory, worker.run, kubelet.exclusive_resource)
+
+
+def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
+    """Return the kubelet beside the agent (`agent.kubelet`) as a source of pods, None without one.
+
+    Raises `StartError` without the extra `grpc`.
+    """
+    kubelet = inputs.config.agent.kubelet
+    if not kubelet.enabled:
+        return None
+    try:
+        from agent.cluster.kubelet.devices import DeviceCheckpoint  # noqa: PLC0415
+        from agent.cluster.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
+        from agent.cluster.kubelet.source import KubeletPods, KubeletWays  # noqa: PLC0415
+    except ImportError as error:
+        raise missing_extra("agent.kubelet.enabled", error) from error
+    endpoint = None
+    if kubelet.pods_endpoint:
+        from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint  # noqa: PLC0415  # only for it
+
+        trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
+        endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
+    ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
+    gate = inputs.config.gates.pod_level_resources
+    awaits = DeviceCheckpoint(kubelet.directory, kubelet.exclusive_resource).awaits
+    return KubeletPods(
+        ways,
+        inputs.clock,
+        inputs.cgroups,
+        pod_level=gate,
+        awaits=awaits,
+        same_boot=inputs.same_boot,
+    )
+
+
+def companions(around: Surroundings) -> Iterator[Companion]:
+    """Yield what runs beside the agent's own loops."""
+    config, controller, kubelet = around.config, around.controller, around.config.agent.kubelet
+    if around.root is not None and not kubelet.enabled and not kubelet.ignored:
+        watch = partial(watch_undeclared, controller, config, around.root)
+        yield Companion("look for a kubelet", watch)
+    if kubelet.enabled:
+        from agent.cluster.checks import KubeletWatch  # noqa: PLC0415  # only for it
+        from agent.cluster.companions import of_kubelet  # noqa: PLC0415  # only for it
+
+        watched = KubeletWatch(
+            config,
+            controller,
+            around.noted,
+            around.govern,
+            around.root or ROOT,
+            _node_version(config),
+        )
+        yield Companion("kubelet checks", watched.serve)
+        yield from of_kubelet(kubelet, controller, around.intakes)
+    if config.agent.kubernetes.enabled:
+        from agent.cluster.publishing import publishing  # noqa: PLC0415  # only for it
+
+        yield publishing(config.agent.kubernetes, controller)
+
+
+def _node_version(config: Config) -> Callable[[], Awaitable[ReportedVersion]] | None:
+    """Return what asks the Node object, None where that is not configured; raises `StartError`."""
+    if not config.agent.kubernetes.read_version:
+        return None
+    from agent.cluster.api_server import kubelet_version  # noqa: PLC0415  # only for it
+    from agent.cluster.publishing import api_server_and_node  # noqa: PLC0415  # only for it
+
+    return partial(kubelet_version, *api_server_and_node(config.agent.kubernetes))
+
+
+PLUGS: Final = Plugs(
+    sources=(manifest_directory, kubelet_pods),
+    check=check,
+    given_devices=devices_of_kubelet,
+    companions=companions,
+)

@@ -1,0 +1,69 @@
+"""Beside a kubelet that the configuration does not name the agent does not start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cluster.plugs import PERIOD_SECONDS, PLUGS, check_undeclared, watch_undeclared
+from agent.config.load import load_config
+from agent.server.errors import StartError
+from agent.server.lifecycle import ServiceManager
+from agent.server.wiring import Fakes, Wiring
+from systemd.notify import Notifier
+from tests.agent.server.support import in_loop, make_world, running, until
+from tests.agent.tools.doctor.hosts import PID, FakeHost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.config.model import Config
+
+
+def config(settings: str = "") -> Config:
+    return load_config(f"agent: {{kubelet: {{{settings}}}}}".encode(), "config.yaml")
+
+
+def test_a_kubelet_that_is_not_named_keeps_the_agent_from_starting(tmp_path: Path) -> None:
+    host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
+    fakes = Fakes(tree=world.kernel, live=False, root=host.root)
+    with pytest.raises(StartError) as error:
+        Wiring(world.config, ServiceManager(Notifier({}), None), world.clock, PLUGS, fakes)
+    assert str(error.value) == (
+        f"agent.kubelet: a kubelet runs here (process {PID}) and agent.kubelet.enabled is false: "
+        "two would give the same CPUs to different pods; stop it, or write `agent: {kubelet: "
+        "{enabled: true}}` for an agent that manages its pods (see 'numawarden doctor'); `agent: "
+        "{kubelet: {ignored: true}}` says that both are meant to run"
+    )
+    assert list(world.config.agent.state_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", ["enabled: true", "ignored: true"])
+def test_one_that_is_named_or_ignored_does_not(tmp_path: Path, settings: str) -> None:
+    check_undeclared(config(settings), FakeHost(tmp_path).root)
+
+
+def test_a_program_whose_name_only_begins_so_is_something_else(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    host.stop_kubelet()
+    host.process(4711, "kubelet-exporter")
+    check_undeclared(config(), host.root)
+
+
+@in_loop
+async def test_one_that_is_started_later_is_a_condition_until_it_ends(tmp_path: Path) -> None:
+    host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
+    async with running(world) as agent:
+        conditions = agent.controller.state.conditions
+
+        def noticed(*, there: bool) -> bool:
+            world.clock.advance(PERIOD_SECONDS)
+            return ("kubelet" in conditions) is there
+
+        watch = asyncio.create_task(watch_undeclared(agent.controller, world.config, host.root))
+        await until(lambda: noticed(there=True))
+        host.stop_kubelet()
+        await until(lambda: noticed(there=False))
+        watch.cancel()

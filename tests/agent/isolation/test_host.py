@@ -1,0 +1,435 @@
+"""Host-wide settings: kept off exclusive CPUs, verified, and restored to the byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.config.isolation import IsolationConfig, PowerClass
+from agent.isolation.places import ORIGINALS_NAME
+from agent.isolation.rows import isolated_cpus
+from agent.managers.policy import IsolationMode
+from agent.pods.model import INTERRUPTS, OWN_DEVICES
+from agent.state.store import OsFiles
+from sysfs.mask import Mask
+from tests.agent.isolation.hosts import (
+    ALWAYS,
+    FILES,
+    QUEUES,
+    FaultyPlaces,
+    Host,
+    asking,
+    die_before,
+    powered,
+    quiet,
+    reject,
+    reject_once,
+)
+from tests.fakes.kernel import Died
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IRQ: Final = "proc/irq/{}/smp_affinity_list"
+#: What is desired of the host's files beside a pod on CPUs 2 and 3.
+NARROWED: Final = FILES | {
+    "proc/irq/default_smp_affinity": "f3\n",
+    IRQ.format(5): "0-1,4-7\n",
+    IRQ.format(6): "0-1,4-7\n",
+    "sys/devices/virtual/workqueue/cpumask": "f3\n",
+    "proc/sys/kernel/watchdog_cpumask": "0-1,4-7\n",
+    f"{QUEUES}/tx-0/xps_cpus": "f3\n",
+}
+CPU: Final = "sys/devices/system/cpu/cpu2"
+POWER_FILES: Final = {
+    f"{CPU}/power/pm_qos_resume_latency_us": "0\n",
+    f"{CPU}/cpufreq/scaling_governor": "schedutil\n",
+    f"{CPU}/cpufreq/scaling_min_freq": "800000\n",
+}
+FAST: Final = PowerClass(resume_latency="n/a", governor="performance", min_frequency="3000000")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_what_touches_exclusive_cpus_leaves_them_and_nothing_else_is_written(host: Host) -> None:
+    isolation, places = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert host.all() == NARROWED
+    assert isolation.report.conditions == {}
+    assert set(places.writes) == {name for name in FILES if NARROWED[name] != FILES[name]}
+    places.writes.clear()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert places.writes == []
+
+
+def test_an_original_that_fits_comes_back_as_soon_as_one_pod_of_two_ends(host: Host) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3", "a"), quiet("4-7", "b")], (), thorough=False)
+    assert host.shows(IRQ.format(5)) == "0-1\n"
+    isolation.apply([quiet("4-7", "b")], (), thorough=False)
+    assert host.shows(IRQ.format(5)) == "0-3\n"
+    assert host.shows(IRQ.format(6)) == "3\n"
+    isolation.apply([], (), thorough=False)
+    assert host.all() == FILES
+    assert host.saved() == {}
+
+
+_CPUS = st.sets(st.integers(1, 7), min_size=1).map(Mask.from_ids)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(_CPUS, max_size=3), max_size=6), st.data())
+def test_which_pods_ever_come_and_go_nothing_touches_them_and_all_bytes_come_back(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[Mask]], data: st.DataObject
+) -> None:
+    host = Host(tmp_path_factory.mktemp("host"))
+    irqs = {IRQ.format(n): str(data.draw(_CPUS)) + "\n" for n in range(5, 8)}
+    before = FILES | irqs
+    for name, text in irqs.items():
+        host.put(name, text)
+    isolation, _ = host.start()
+    for step in steps:
+        pods = [quiet(str(cpus), uid) for cpus, uid in zip(step, "abc", strict=False)]
+        exclusive = Mask.from_ids(cpu for cpus in step for cpu in cpus)
+        isolation.apply(pods, (), thorough=data.draw(st.booleans()))
+        if data.draw(st.booleans()):
+            isolation, _ = host.start()
+        for name in irqs:
+            shown = Mask.parse(host.shows(name))
+            assert shown
+            assert shown.isdisjoint(exclusive)
+    isolation.apply([], (), thorough=False)
+    assert host.all() == before
+    assert host.saved() == {}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["while-it-is-given", "while-it-is-taken"])
+@pytest.mark.parametrize("completes", [True, False], ids=["completed", "undone"])
+def test_after_a_death_before_any_write_the_next_start_completes_or_undoes(
+    host: Host, *, first: bool, completes: bool
+) -> None:
+    for number in range(1, 20):
+        host.fault = die_before(number) if first else lambda _: None
+        isolation, _ = host.start()
+        try:
+            isolation.apply([quiet("2-3")], (), thorough=True)
+            host.fault = die_before(number)
+            isolation.apply([], (), thorough=True)
+        except Died:
+            pass
+        else:
+            assert number > 6
+            return
+        host.fault = lambda _: None
+        isolation, _ = host.start()
+        isolation.apply([quiet("2-3")] if completes else [], (), thorough=True)
+        assert host.all() == (NARROWED if completes else FILES)
+        isolation.apply([], (), thorough=True)
+        assert host.all() == FILES
+        assert host.saved() == {}
+
+
+@pytest.mark.parametrize("name", [name for name in NARROWED if NARROWED[name] != FILES[name]])
+def test_a_write_that_fails_is_a_condition_and_nothing_is_left_of_it(host: Host, name: str) -> None:
+    isolation, _ = host.start()
+    host.fault = reject(name, errno.EROFS)
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    (condition,) = isolation.report.conditions.values()
+    assert condition.startswith(f"not as desired: /{name}: Read-only file system")
+    assert "deploy/isolation.conf" in condition
+    assert host.all() == NARROWED | {name: FILES[name]}
+    assert name not in host.saved()
+    host.fault = lambda _: None
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert (host.all(), isolation.report.conditions) == (NARROWED, {})
+
+
+def test_an_admission_reads_and_writes_an_interrupt_once_and_a_comparison_reads_what_came_of_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolation, places = host.start()
+    isolation.apply([], (), thorough=True)
+    read, write = places.read, places.write
+    reads: Counter[str] = Counter()
+
+    def counted(place: str) -> str:
+        reads[place] += 1
+        return read(place)
+
+    monkeypatch.setattr(places, "read", counted)
+    # A kernel that says yes and does nothing.
+    ignored = IRQ.format(5)
+    monkeypatch.setattr(places, "write", lambda place, text: place == ignored or write(place, text))
+    isolation.apply([quiet("2-3")], (), thorough=False)
+    assert [reads[IRQ.format(number)] for number in (5, 6, 7)] == [1, 1, 1]
+    assert reads["sys/devices/virtual/workqueue/cpumask"] == 2
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    (condition,) = isolation.report.conditions.values()
+    assert condition == f"not as desired: /{ignored}: it shows 0-7 instead of 0-1,4-7"
+
+
+def test_an_original_that_cannot_be_restored_now_is_kept_until_it_is(host: Host) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.fault = reject(IRQ.format(5), errno.ENOMEM)
+    isolation.apply([], (), thorough=True)
+    assert host.saved() == {IRQ.format(5): "0-7\n"}
+    host.fault = lambda _: None
+    isolation.apply([], (), thorough=True)
+    assert host.all() == FILES
+
+
+class FullDisk(OsFiles):
+    def create(self, path: Path) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_nothing_is_written_whose_original_could_not_be_saved(host: Host) -> None:
+    isolation, places = host.start()
+    isolation._store._file._files = FullDisk()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert "No space left" in isolation.report.conditions["isolation"]
+    assert (places.writes, host.all()) == ([], FILES)
+
+
+def test_what_another_program_chose_meanwhile_stays_unless_it_uses_exclusive_cpus(
+    host: Host,
+) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.put(IRQ.format(5), "7\n")
+    host.put(IRQ.format(6), "3\n")
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert (host.shows(IRQ.format(5)), host.shows(IRQ.format(6))) == ("7\n", "0-1,4-7\n")
+    isolation.apply([], (), thorough=True)
+    assert (host.shows(IRQ.format(5)), host.shows(IRQ.format(6))) == ("7\n", "3\n")
+
+
+def test_an_interrupt_that_came_with_the_narrowed_default_gets_the_original_default(
+    host: Host,
+) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.put(IRQ.format(9), "0-1,4-7\n")
+    isolation.apply([], (), thorough=True)
+    assert host.shows(IRQ.format(9)) == "0-7\n"
+
+
+def test_an_interrupt_whose_device_is_gone_is_forgotten(host: Host) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    (host.root / IRQ.format(5)).unlink()
+    isolation.apply([], (), thorough=True)
+    assert host.saved() == {}
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EPERM])
+def test_an_interrupt_that_its_driver_manages_is_left_without_a_condition(
+    host: Host, code: int
+) -> None:
+    isolation, places = host.start()
+    host.fault = reject(IRQ.format(6), code)
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert isolation.report.conditions == {}
+    assert IRQ.format(6) not in host.saved()
+    places.writes.clear()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert places.writes == []
+
+
+def test_an_interrupt_that_is_still_delivered_there_is_a_condition_after_a_while(
+    host: Host,
+) -> None:
+    isolation, _ = host.start()
+    count = "sys/kernel/irq/5/per_cpu_count"
+    host.put("proc/irq/5/effective_affinity_list", "2\n")
+    host.put(count, "0,0,7,0,0,0,0,0\n")
+    (host.root / "proc/irq/5/eth0-rx").mkdir()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.put(count, "0,0,8,0,0,0,0,0\n")
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert isolation.report.conditions == {}
+    host.put(count, "0,0,10,0,0,0,0,0\n")
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    condition = isolation.report.conditions["isolation interrupts"]
+    assert condition == "still delivered to exclusive CPUs: 5 (eth0-rx) to 2"
+
+
+def test_interrupts_of_a_pods_device_go_to_the_pod_if_it_asks(host: Host) -> None:
+    (host.root / "sys/bus/pci/devices/0000:3b:00.0/msi_irqs/5").mkdir(parents=True)
+    found = asking("2-3", **{INTERRUPTS: OWN_DEVICES})
+    (container,) = found.containers
+    with_device = replace(container, devices={"example.com/nic": ("0000:3b:00.0",)})
+    isolation, _ = host.start()
+    isolation.apply([replace(found, containers=(with_device,))], (), thorough=True)
+    assert host.shows(IRQ.format(5)) == "2-3\n"
+    isolation.apply([], (), thorough=True)
+    assert host.all() == FILES
+
+
+def test_idle_siblings_are_avoided_and_get_nothing_that_their_pod_asks_for() -> None:
+    # Interrupts would wake them, and a power class may keep them from sleeping.
+    found = asking("2-3", **{INTERRUPTS: OWN_DEVICES})
+    (container,) = found.containers
+    with_device = replace(container, devices={"example.com/nic": ("0000:3b:00.0",)})
+    found = replace(found, containers=(with_device,), idle=Mask.parse("6-7"))
+    config = replace(ALWAYS, power_classes={"fast": FAST}, power="fast", host_slices=True)
+    asked = isolated_cpus(config, [found], Mask.parse("0-7"))
+    assert set(asked.avoided.values()) == {Mask.parse("2-3,6-7")}
+    assert asked.devices == {"0000:3b:00.0": Mask.parse("2-3")}
+    assert set(asked.classes) == {2, 3}
+
+
+def test_threads_of_the_kernel_that_can_be_moved_leave(host: Host) -> None:
+    host.config = IsolationConfig(kernel_threads=True)
+    for pid, flags in ((30, 0x208040), (31, 0x4208040)):
+        fields = f"S 2 0 0 0 -1 {flags} {'0 ' * 12}77"
+        host.put(f"proc/{pid}/stat", f"{pid} (kswapd) 0) {fields}\n")
+    isolation, places = host.start()
+    places.affinities |= {30: {2, 3, 4}, 31: {2}}
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert places.affinities == {30: {4}, 31: {2}}
+    isolation.apply([], (), thorough=True)
+    assert places.affinities == {30: {2, 3, 4}, 31: {2}}
+
+
+def test_a_power_class_is_set_for_the_cpus_of_its_pods_alone(host: Host) -> None:
+    host.config = IsolationConfig(power_classes={"fast": FAST})
+    for name, text in POWER_FILES.items():
+        host.put(name, text)
+    isolation, _ = host.start()
+    isolation.apply([powered("2", "fast", "a"), asking("4", "b")], (), thorough=True)
+    shown = {name: host.shows(name) for name in POWER_FILES}
+    assert list(shown.values()) == ["n/a\n", "performance\n", "3000000\n"]
+    assert isolation.report.conditions == {}
+    isolation.apply([], (), thorough=True)
+    assert {name: host.shows(name) for name in POWER_FILES} == POWER_FILES
+
+
+_FREQUENCIES: Final = f"{CPU}/cpufreq/scaling_{{}}_freq"
+_PREFERENCE: Final = f"{CPU}/cpufreq/energy_performance_preference"
+_GOVERNOR: Final = f"{CPU}/cpufreq/scaling_governor"
+_UNCORE: Final = "sys/devices/system/cpu/intel_uncore_frequency/package_01_die_00/min_freq_khz"
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [((800000, 2000000), (3000000, 3500000)), ((2000000, 3000000), (800000, 1500000))],
+    ids=["higher", "lower"],
+)
+def test_frequencies_are_set_in_an_order_that_the_kernel_takes(
+    host: Host, monkeypatch: pytest.MonkeyPatch, found: tuple[int, int], asked: tuple[int, int]
+) -> None:
+    # Documentation/admin-guide/pm/cpufreq.rst: neither limit may pass the other; intel_pstate.rst:
+    # the governor performance has no other energy preference.
+    files = {
+        _FREQUENCIES.format("min"): f"{found[0]}\n",
+        _FREQUENCIES.format("max"): f"{found[1]}\n",
+        _GOVERNOR: "powersave\n",
+        _PREFERENCE: "balance_power\n",
+        _UNCORE: "800000\n",
+    }
+    for name, text in {**files, f"{CPU}/topology/physical_package_id": "1\n"}.items():
+        host.put(name, text)
+    write = FaultyPlaces.write
+
+    def as_the_kernel(places: FaultyPlaces, place: str, text: str) -> None:
+        lowest = text if place.endswith("min_freq") else host.shows(_FREQUENCIES.format("min"))
+        highest = text if place.endswith("max_freq") else host.shows(_FREQUENCIES.format("max"))
+        if int(lowest) > int(highest):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if place == _PREFERENCE and host.shows(_GOVERNOR) == "performance\n" != f"{text.strip()}\n":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        write(places, place, text)
+
+    monkeypatch.setattr(FaultyPlaces, "write", as_the_kernel)
+    fast = PowerClass(
+        governor="performance",
+        energy_preference="performance",
+        min_frequency=str(asked[0]),
+        max_frequency=str(asked[1]),
+        uncore_min_frequency="2000000",
+    )
+    host.config = IsolationConfig(power_classes={"fast": fast})
+    isolation, _ = host.start()
+    isolation.apply([powered("2", "fast")], (), thorough=True)
+    assert isolation.report.conditions == {}
+    shown = [host.shows(name).strip() for name in files]
+    assert shown == [*map(str, asked), "performance", "performance", "2000000"]
+    isolation.apply([], (), thorough=True)
+    assert isolation.report.conditions == {}
+    assert {name: host.shows(name) for name in files} == files
+
+
+def test_a_setting_that_depends_on_another_is_tried_again_after_it(host: Host) -> None:
+    host.config = IsolationConfig(power_classes={"fast": FAST})
+    for name, text in POWER_FILES.items():
+        host.put(name, text)
+    isolation, _ = host.start()
+    for pods in ([powered("2", "fast")], []):
+        host.fault = reject_once(f"{CPU}/cpufreq/scaling_governor")
+        isolation.apply(pods, (), thorough=False)
+        assert isolation.report.conditions == {}
+    assert {name: host.shows(name) for name in POWER_FILES} == POWER_FILES
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "said"),
+    [
+        (IsolationConfig(), quiet("2"), "agent.isolation.interrupts is never"),
+        (IsolationConfig(), asking("2", smt="idle-siblings"), "agent.isolation.smt is never"),
+        (IsolationConfig(), asking("2", memory="hbm"), "agent.isolation.memory is never"),
+        (IsolationConfig(), powered("2", "fast"), "agent.isolation.powerClasses has no fast"),
+        (
+            IsolationConfig(power_classes={"fast": FAST}, power="fast"),
+            asking("2"),
+            "no cpufreq driver",
+        ),
+    ],
+)
+def test_what_a_pod_asks_for_and_does_not_get_is_a_condition(
+    host: Host, config: IsolationConfig, found: object, said: str
+) -> None:
+    host.config = config
+    isolation, places = host.start()
+    isolation.apply([found], (), thorough=False)  # type: ignore[list-item]  # a row
+    assert any(said in each for each in isolation.report.conditions.values())
+    assert places.writes == []
+
+
+def test_only_pods_that_ask_have_an_item_that_is_asked_for(host: Host) -> None:
+    host.config = replace(ALWAYS, interrupts=IsolationMode.ASKED)
+    isolation, _ = host.start()
+    isolation.apply([asking("3", "b")], (), thorough=True)
+    assert host.all() == FILES
+    isolation.apply([asking("3", "b"), quiet("2")], (), thorough=True)
+    assert host.shows(IRQ.format(5)) == "0-1,3-7\n"
+
+
+def test_originals_that_cannot_be_read_keep_the_agent_from_writing(host: Host) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    (host.state / ORIGINALS_NAME).write_text("{")
+    isolation, places = host.start()
+    isolation.apply([], (), thorough=True)
+    assert "nothing host-wide is written" in isolation.report.conditions["isolation"]
+    assert places.writes == []
+
+
+def test_what_was_before_a_reboot_is_forgotten(host: Host) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.put(IRQ.format(5), "0-7\n")
+    isolation, places = host.start(boot="another")
+    isolation.apply([], (), thorough=True)
+    assert places.writes == []

@@ -1,0 +1,552 @@
+"""Pods as partitions of the kernel: made, reported when invalid, moved, ended and given back."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+
+from agent.config.isolation import IsolationConfig, PartitionMode
+from agent.isolation.places import Originals
+from agent.managers.allocation import Binding, Bindings
+from agent.pods.model import PARTITION, QosClass
+from agent.reconcile.desired import DesiredCgroup, Role, with_partitions
+from agent.reconcile.diff import Cause
+from cgroupfs.emulated.kernel import FILES
+from cgroupfs.names import Driver
+from cgroupfs.plan import Setting
+from sysfs.mask import EMPTY, Mask
+from tests.agent.isolation.hosts import BOOT
+from tests.agent.isolation.test_slices import OWN, Machine
+from tests.agent.reconcile.pods import (
+    OTHER,
+    exclusive,
+    on_host,
+    path_of,
+    pod,
+    pod_shared,
+    target,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.managers.allocation import PodAllocation
+    from agent.reconcile.target import Desired
+
+ROOT: Final = IsolationConfig(partitions=PartitionMode.ROOT)
+ASKED: Final = IsolationConfig(partitions=PartitionMode.ASKED)
+BESIDE: Final = pod(exclusive("main", "8-15"), uid=OTHER)
+
+
+@pytest.fixture(params=list(Driver))
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path, request.param, ROOT)
+
+
+def asking(word: str, of: PodAllocation = OWN) -> PodAllocation:
+    return replace(of, isolation=MappingProxyType({PARTITION: word}))
+
+
+def partition(machine: Machine, of: PodAllocation = OWN) -> tuple[str, str]:
+    path = path_of(of, machine.driver)
+    files = ("cpuset.cpus.partition", "cpuset.cpus.exclusive.effective")
+    return tuple(machine.kernel.read(path, file).strip() for file in files)  # type: ignore[return-value]
+
+
+def all_pods(machine: Machine) -> str:
+    return path_of(OWN, machine.driver).split("/")[0]
+
+
+def conditions(machine: Machine) -> str:
+    return " ".join(machine.isolation.report.conditions.values())
+
+
+def test_the_kernel_takes_a_pods_cpus_from_all_others_and_gives_them_back(
+    machine: Machine,
+) -> None:
+    assert machine.repair(target(OWN))
+    assert partition(machine) == ("root", "2-3")
+    # Nothing was asked of these: the kernel alone took the CPUs.
+    assert [machine.uses(each) for each in ("", "system.slice", "init.scope")] == ["0-1,4-15"] * 3
+    assert machine.repair(target(OWN, BESIDE))
+    assert (partition(machine), partition(machine, BESIDE)) == (("root", "2-3"), ("root", "8-15"))
+    assert machine.uses("") == "0-1,4-7"
+    machine.enforcer.releaser.pod(BESIDE)
+    assert machine.repair(target(OWN))
+    assert machine.kernel.read(all_pods(machine), "cpuset.cpus.exclusive").strip() == "2-3"
+    machine.kernel.spawn(path_of(OWN, machine.driver), 77)  # so that the cgroup stays
+    assert machine.repair(target())
+    assert (partition(machine), machine.uses("")) == (("member", ""), "0-15")
+    assert Originals(machine.state, BOOT).load() == {}
+
+
+@pytest.mark.parametrize("cpus", ["2-5", "3", "4-5"])
+def test_a_pod_that_gets_other_cpus_stays_a_partition(machine: Machine, cpus: str) -> None:
+    assert machine.repair(target(OWN))
+    assert machine.repair(target(pod(exclusive("main", cpus))))
+    assert partition(machine) == ("root", cpus)
+    assert machine.uses("") == str(Mask.parse("0-15") - Mask.parse(cpus))
+
+
+def test_two_pods_that_exchange_their_cpus_stay_partitions(machine: Machine) -> None:
+    assert machine.repair(target(OWN, pod(exclusive("main", "8-9"), uid=OTHER)))
+    swapped = pod(exclusive("main", "8-9")), pod(exclusive("main", "2-3"), uid=OTHER)
+    machine.repair(target(*swapped))
+    assert machine.repair(target(*swapped))
+    assert [partition(machine, each) for each in swapped] == [("root", "8-9"), ("root", "2-3")]
+
+
+def test_a_cpu_that_goes_offline_and_comes_back_leaves_the_partition_valid(
+    machine: Machine,
+) -> None:
+    machine.repair(target(OWN))
+    machine.kernel.set_online(Mask.parse("0-2,4-15"))
+    report = machine.enforcer.repair(target(OWN))
+    assert [each.cause for each in report.remaining] == [Cause.CPU_OFFLINE]
+    assert report.remaining[0].detail.startswith("3 of 2-3 is offline")
+    machine.kernel.set_online(Mask.parse("0-15"))
+    assert machine.repair(target(OWN))
+    assert partition(machine) == ("root", "2-3")
+
+
+@pytest.mark.parametrize(
+    ("config", "word", "shown"),
+    [
+        (ROOT, "isolated", "isolated"),
+        (ROOT, "off", "member"),
+        (ASKED, "root", "root"),
+        (ASKED, None, "member"),
+        (IsolationConfig(), "root", "member"),
+    ],
+)
+def test_a_pod_has_what_it_asks_for_as_far_as_the_configuration_lets_it(
+    tmp_path: Path, config: IsolationConfig, word: str | None, shown: str
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, config)
+    own = OWN if word is None else asking(word)
+    assert machine.repair(target(own))
+    assert partition(machine)[0] == shown
+    assert ("partitions is never" in conditions(machine)) == (config == IsolationConfig())
+    assert machine.enforcer.verify(target(own)).unpartitioned == ()
+
+
+def bound_elsewhere() -> Desired:
+    bindings = Bindings((Binding(OWN.uid, "main", "system.slice/web.service"),))
+    return replace(target(OWN), bindings=bindings)
+
+
+@pytest.mark.parametrize(
+    ("desired", "why"),
+    [
+        (bound_elsewhere(), "is bound to a cgroup elsewhere"),
+        (
+            target(pod(exclusive("main", "2-3"), qos=QosClass.BURSTABLE)),
+            "its cgroup is among those of the class Burstable",
+        ),
+        (
+            target(replace(pod(exclusive("main", "2"), on_host("log")), idle=Mask.parse("3"))),
+            "without the idle siblings",
+        ),
+    ],
+)
+def test_a_pod_that_is_more_than_its_own_cpus_is_none_and_that_is_a_condition(
+    tmp_path: Path, desired: Desired, why: str
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.repair(desired)
+    (of,) = desired.ledger.allocations.values()
+    assert partition(machine, of)[0] == "member"
+    assert why in conditions(machine)
+
+
+def test_a_kernel_without_remote_partitions_is_a_condition_and_the_sets_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(FILES, "cpuset.cpus.exclusive")
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    assert machine.repair(target(OWN))
+    assert machine.set(path_of(OWN)) == "2-3"
+    assert "the kernel has no remote partitions" in conditions(machine)
+    assert "partitions" not in machine.isolation.report.changed
+
+
+def test_what_cannot_be_a_partition_is_a_condition_only_of_pods_that_ask(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    shares = pod(exclusive("main", "2-3"), on_host("log"))
+    assert machine.repair(target(shares, pod(on_host("web"), uid=OTHER, qos=QosClass.BURSTABLE)))
+    assert conditions(machine) == ""
+    machine.isolation.note_invalid(None, {(OTHER, "a"): "first", (OWN.uid, "b"): "second"})
+    machine.isolation.note_invalid({OTHER}, {})
+    machine.isolation.apply((), (), thorough=True)
+    assert conditions(machine) == "second"
+
+
+def test_below_another_cgroup_root_no_pod_is_a_partition(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    assert machine.isolation.partitions({OWN.uid: OWN}, (), "box/kubepods") is None
+    machine.isolation.apply((), (), thorough=True)
+    assert "cgroupRoot is /box, which is not the agent's" in conditions(machine)
+
+
+def test_an_invalid_partition_is_reported_in_the_kernels_words_until_it_is_repaired(
+    machine: Machine,
+) -> None:
+    machine.repair(target(OWN))
+    beside = f"{all_pods(machine)}/other"
+    machine.kernel.mkdir(beside)
+    machine.kernel.write(beside, "cpuset.cpus", "3-4")
+    assert partition(machine)[0] == "root invalid"
+    report = machine.enforcer.repair(target(OWN))
+    assert report.ok
+    assert [each.cause for each in report.unpartitioned] == [Cause.INVALID_PARTITION]
+    assert "root invalid (Cpu list in cpuset.cpus not exclusive)" in report.notes[0]
+    assert machine.set(path_of(OWN, machine.driver)) == "2-3"
+    machine.kernel.write(beside, "cpuset.cpus", "4")
+    assert machine.repair(target(OWN))
+    assert partition(machine) == ("root", "2-3")
+
+
+def invalid(machine: Machine) -> str:
+    """Make the partition of `OWN` invalid; return its cgroup."""
+    assert machine.repair(target(OWN))
+    beside = f"{all_pods(machine)}/other"
+    machine.kernel.mkdir(beside)
+    machine.kernel.write(beside, "cpuset.cpus", "3-4")
+    path = path_of(OWN, machine.driver)
+    assert partition(machine)[0] == "root invalid"
+    return path
+
+
+def test_an_invalid_partition_ends_before_its_cgroup_is_removed(machine: Machine) -> None:
+    invalid(machine)
+    machine.enforcer.releaser.pod(OWN)
+    assert not machine.kernel.exists(path_of(OWN, machine.driver))
+    assert machine.uses("") == "0-15"  # Linux 6.12 would not give them back afterwards
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_cpus_of_a_partition_that_others_removed_while_invalid_are_taken_back(
+    tmp_path: Path, *, killed: bool
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.kernel.rmdir(invalid(machine))
+    assert machine.repair(target(BESIDE))
+    assert machine.uses("") == "0-1,4-7"  # seen once it may be a partition that just moves
+    if killed:  # in the middle
+        machine.kernel.mkdir("numawarden-returned")
+        machine.kernel.write("numawarden-returned", "cpuset.cpus", "2-3")
+        machine.kernel.write("numawarden-returned", "cpuset.cpus.partition", "root")
+        machine.start()
+        machine.repair(target(BESIDE))
+    assert machine.repair(target(BESIDE))
+    assert (machine.uses(""), conditions(machine)) == ("0-7", "")
+    assert not machine.kernel.exists("numawarden-returned")
+
+
+def test_lost_cpus_are_a_condition_until_the_kernel_gives_them_back(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.kernel.rmdir(invalid(machine))
+    machine.kernel.write("user.slice", "cpuset.cpus", "0-15")
+    for _ in range(3):
+        machine.repair(target(BESIDE))
+    assert "CPUs 2-3 are in no cgroup" in conditions(machine)
+    machine.kernel.write("user.slice", "cpuset.cpus", "0-1")
+    machine.repair(target(BESIDE))
+    assert (machine.uses(""), conditions(machine)) == ("0-7", "")
+
+
+def test_a_cgroup_may_end_while_partitions_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.repair(target(OWN))
+    children = machine.kernel.children
+    monkeypatch.setattr(machine.kernel, "children", lambda path: (*children(path), "gone"))
+    assert machine.repair(target(OWN))
+    assert conditions(machine) == ""
+
+
+def test_cpus_of_other_partitions_are_not_lost(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.repair(target(OWN))
+    machine.kernel.mkdir("machine.slice")
+    machine.kernel.write("machine.slice", "cpuset.cpus", "6-7")
+    machine.kernel.write("machine.slice", "cpuset.cpus.partition", "isolated")
+    for _ in range(3):
+        assert machine.repair(target(OWN))
+    assert machine.uses("") == "0-1,4-5,8-15"
+    assert partition(machine) == ("root", "2-3")
+    assert machine.kernel.read("machine.slice", "cpuset.cpus.partition") == "isolated\n"
+
+
+def test_a_smaller_partition_than_asked_is_reported_with_what_the_kernel_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.repair(target(OWN))
+    read_many = machine.kernel.read_many
+
+    def smaller(path: str, files: tuple[str, ...]) -> tuple[str | None, ...]:
+        # As Linux 7.0 has it where a cgroup beside the pod's lists CPU 3.
+        texts = zip(files, read_many(path, files), strict=True)
+        less = {path_of(OWN): "2\n", "": "0-1,3-15\n"}.get(path)
+        return tuple(
+            less if less and "cpus" in file and file.endswith("effective") else text
+            for file, text in texts
+        )
+
+    monkeypatch.setattr(machine.kernel, "read_many", smaller)
+    (left,) = machine.enforcer.verify(target(OWN)).remaining
+    assert left.cause is Cause.INVALID_PARTITION
+    assert "gave the partition only 2 of 2-3" in left.detail
+
+
+MIXED: Final = pod(
+    exclusive("main", "2-3"), exclusive("side", "4"), pod_shared("log", "5-6"), cpus="2-6"
+)
+
+
+def starts(machine: Machine, of: PodAllocation, *names: str) -> list[str]:
+    """Start containers of a pod, each with a process."""
+    inside = [f"{path_of(of, machine.driver)}/c{place}" for place, _ in enumerate(names)]
+    for place, path in enumerate(inside):
+        machine.kernel.mkdir(path)
+        machine.kernel.spawn(path, 100 + place)
+    return inside
+
+
+def bound(of: PodAllocation, machine: Machine, *names: str) -> Desired:
+    """Return that a pod is desired whose containers are the cgroups of `starts`."""
+    inside = (f"{path_of(of, machine.driver)}/c{place}" for place, _ in enumerate(names))
+    entries = (Binding(of.uid, *each) for each in zip(names, inside, strict=True))
+    return replace(target(of), bindings=Bindings(tuple(entries)))
+
+
+@pytest.mark.parametrize(
+    ("of", "names", "apart", "left"),
+    [
+        # The pod is a partition, with both containers inside it.
+        (MIXED, ("main", "side", "log"), ["2-3", "4", ""], "5-6"),
+        # Of a pod in which nothing else is left the last container has none.
+        (pod(exclusive("main", "2-3"), exclusive("side", "4")), ("main", "side"), ["2-3", ""], "4"),
+        # The pod has CPUs of others, too: the container is a partition alone.
+        (pod(exclusive("main", "2-3"), on_host("log")), ("main", "log"), ["2-3", ""], "0-1,4-15"),
+        # What starts runs on the idle siblings first.
+        (replace(OWN, idle=Mask.parse("10-11")), ("main",), ["2-3"], "10-11"),
+    ],
+)
+def test_what_starts_in_a_pod_keeps_off_the_cpus_of_its_other_containers(
+    machine: Machine, of: PodAllocation, names: tuple[str, ...], apart: list[str], left: str
+) -> None:
+    assert machine.repair(target(of))
+    inside = starts(machine, of, *names)
+    assert machine.repair(bound(of, machine, *names))
+    shown = [machine.kernel.read(each, "cpuset.cpus.partition").strip() for each in inside]
+    assert shown == ["root" if cpus else "member" for cpus in apart]
+    for path, cpus in zip(inside, apart, strict=True):
+        assert machine.kernel.read(path, "cpuset.cpus.exclusive").strip() == cpus
+        assert not cpus or machine.uses(path) == cpus
+    assert machine.enforcer.verify(bound(of, machine, *names)).ok
+    new = f"{path_of(of, machine.driver)}/new"
+    machine.kernel.mkdir(new)
+    assert machine.uses(new) == left
+    # As long as nothing says which container that is.
+    before = partition(machine, of)
+    assert machine.repair(bound(of, machine, *names))
+    assert partition(machine, of) == before
+    if len(names) > 1:
+        assert machine.uses(new) in left
+    else:  # it is the same container again: neither of both loses its CPUs to the other
+        assert [machine.uses(each) for each in (new, *inside)] == ["2-3", "2-3"]
+
+
+OWN_ROOT: Final = path_of(MIXED)
+NEVER_ONE: Final = (None, None)
+
+
+def item(
+    role: Role, name: str = "", cpus: str = "", *, own: bool = False, whole: bool = False
+) -> DesiredCgroup:
+    """Return a cgroup inside that of `MIXED`; `own`: its CPUs are its own; `whole`: it inherits."""
+    path = name if "/" in name else f"{OWN_ROOT}/{name}".rstrip("/")
+    everything = Mask.parse("0-15") if whole else EMPTY
+    setting = Setting(path, Mask.parse(cpus) or None, exclusive=own, whole_cpus=everything)
+    return DesiredCgroup(setting, role, "" if role is Role.ORPHANED else MIXED.uid)
+
+
+POD: Final = item(Role.POD, cpus="2-6")
+MAIN: Final = item(Role.CONTAINER, "main", "2-3", own=True)
+
+
+@pytest.mark.parametrize(
+    ("items", "word", "cpus", "partition"),
+    [
+        # (what is there, what the pod is to be; what the last of them has, and is)
+        ([POD], "isolated", "2-6", ("2-6", "isolated")),
+        ([MAIN, POD], "root", "2-6", ("2-6", "root")),
+        ([POD, MAIN], "root", "2-3", ("2-3", "root")),
+        # A pod of which nothing is asked has no exclusive CPUs, nor have its containers.
+        ([POD, MAIN], None, "2-3", ("", "member")),
+        ([POD], None, "2-6", ("", "member")),
+        # An ephemeral container, or no set of its own: the pod is none.
+        ([item(Role.EPHEMERAL, "debug"), POD], "root", "2-6", ("2-6", "member")),
+        ([item(Role.POD, whole=True)], "root", "", ("2-6", "member")),
+        # What belongs to no container of its own keeps off what these have.
+        ([POD, item(Role.SANDBOX, "pause", "0-15", whole=True)], "root", "2-6", ("", "member")),
+        ([POD, MAIN, item(Role.SANDBOX, "pause", whole=True)], "root", "5-6", ("", "member")),
+        ([POD, MAIN, item(Role.UNIDENTIFIED, "new", "0-15")], "root", "5-6", ("", "member")),
+        ([POD, MAIN, item(Role.UNIDENTIFIED, "new", "2-3")], "root", "2-3", ("", "member")),
+        (
+            [POD, MAIN, item(Role.SUBGROUP, f"{OWN_ROOT}/main/init", "2-3")],
+            "root",
+            "2-3",
+            NEVER_ONE,
+        ),
+        # A container whose CPUs are not its own, or with others that have them: none of all three.
+        (
+            [item(Role.POD, whole=True), item(Role.CONTAINER, "log", "0-1")],
+            *("root", "0-1", ("", "member")),
+        ),
+        ([POD, MAIN, item(Role.CONTAINER, "old", "2-3", own=True)], "root", "2-3", ("", "member")),
+        (
+            [POD, MAIN, *[item(Role.CONTAINER, each, "2-3", own=True) for each in ("old", "new")]],
+            *("root", "2-3", ("", "member")),
+        ),
+        # Below the cgroup of all pods nothing else is a partition; elsewhere the agent makes none.
+        ([POD, item(Role.ORPHANED, "kubepods/podgone", "2-3")], "root", "2-3", ("", "member")),
+        ([POD, item(Role.ORPHANED, "other/podgone", "2-3")], "root", "2-3", NEVER_ONE),
+        ([POD, item(Role.CONTAINER, "other/web", "4", own=True)], "root", "4", NEVER_ONE),
+        ([item(Role.POD, "kubepods/burstable/podx", "2-6")], "root", "2-6", NEVER_ONE),
+    ],
+)
+def test_what_a_cgroup_is_decides_whether_it_is_a_partition(
+    items: list[DesiredCgroup], word: str | None, cpus: str, partition: tuple[str | None, ...]
+) -> None:
+    words = {} if word is None else {MIXED.uid: word, BESIDE.uid: word}
+    known = {MIXED.uid: MIXED, BESIDE.uid: BESIDE}
+    above, *found = with_partitions(items, words, "kubepods", known)
+    setting = found[-1].setting
+    assert str(setting.cpus or "") == cpus
+    # All CPUs of the host in a file beside a container's would make that invalid.
+    assert not (setting.whole_cpus and MAIN in items)
+    shown = [setting.values.get(f"cpuset.cpus.{file}") for file in ("exclusive", "partition")]
+    assert tuple(shown) == partition
+    # Of pods that are not observed, too.
+    exclusive_to_all = "" if word is None else "2-6,8-15"
+    assert above.setting.values == {"cpuset.cpus.exclusive": exclusive_to_all}
+
+
+def test_all_cgroups_with_the_same_cpus_are_none() -> None:
+    both = [POD, MAIN, item(Role.CONTAINER, "old", "2-3", own=True)]
+    found = with_partitions(both, {MIXED.uid: "root"}, "kubepods", {MIXED.uid: MIXED})
+    shown = [each.setting.values.get("cpuset.cpus.partition") for each in found]
+    assert shown == [None, "root", "member", "member"]
+
+
+def test_an_ephemeral_container_ends_the_partition_of_the_pod_and_not_that_of_a_container(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.repair(target(MIXED))
+    names = ("main", "side", "log")
+    inside = starts(machine, MIXED, *names)
+    machine.repair(bound(MIXED, machine, *names))
+    assert partition(machine, MIXED)[0] == "root"
+    shared = replace(MIXED, containers=(*MIXED.containers, on_host("debug")))
+    assert machine.repair(bound(shared, machine, *names))
+    assert partition(machine, MIXED)[0] == "member"
+    assert [machine.uses(each) for each in inside] == ["2-3", "4", "5-6"]
+    assert machine.uses("") == "0-1,5-15"
+    assert machine.repair(bound(MIXED, machine, *names))
+    assert partition(machine, MIXED)[0] == "root"
+    assert machine.uses("") == "0-1,7-15"
+    assert [machine.uses(each) for each in inside] == ["2-3", "4", "5-6"]
+
+
+def test_a_partition_that_lost_its_cpus_to_the_pods_is_made_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    machine.repair(target(MIXED))
+    (main,) = starts(machine, MIXED, "main")
+    assert machine.repair(bound(MIXED, machine, "main"))
+    for word in ("member", "root"):
+        machine.kernel.write(path_of(MIXED), "cpuset.cpus.partition", word)
+    assert machine.kernel.read(main, "cpuset.cpus.partition") == "root\n"
+    assert machine.uses(main) != "2-3"  # as Linux 6.12 has it
+    assert machine.repair(bound(MIXED, machine, "main"))
+    assert machine.uses(main) == "2-3"
+
+
+@pytest.mark.parametrize("by", ["restore", "disabling"])
+def test_partitions_end_by_command_and_when_they_are_switched_off(
+    machine: Machine, by: str
+) -> None:
+    machine.repair(target(OWN, BESIDE))
+    machine.config = ROOT if by == "restore" else IsolationConfig()
+    machine.start()
+    if by == "restore":
+        assert machine.isolation.restore() == ({}, 1)
+    else:
+        machine.repair(target(OWN, BESIDE))
+    assert machine.uses("") == "0-15"
+    assert [partition(machine, each)[0] for each in (OWN, BESIDE)] == ["member"] * 2
+    for path in (all_pods(machine), path_of(OWN, machine.driver)):
+        assert machine.kernel.read(path, "cpuset.cpus.exclusive") == "\n"
+    assert Originals(machine.state, BOOT).load() == {}
+
+
+def test_systemd_has_partitions_on_record_where_it_has_the_property(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.SYSTEMD, ROOT)
+    machine.systemd.partitions = True
+    assert machine.repair(target(MIXED))
+    own = path_of(MIXED, machine.driver).rpartition("/")[2]
+    main = machine.systemd.start_scope("main.scope", own, 77)
+    desired = replace(target(MIXED), bindings=Bindings((Binding(MIXED.uid, "main", main),)))
+
+    def recorded() -> list[object]:
+        return [
+            machine.systemd.units[each].properties["CPUSetPartition"]
+            for each in (own, "main.scope")
+        ]
+
+    assert machine.repair(desired)
+    assert recorded() == ["root", "root"]
+    machine.systemd.daemon_reload()
+    machine.systemd.start_service("new.service", 12)
+    assert machine.enforcer.verify(desired).ok
+    # After the command no unit is made a partition again by a reload.
+    machine.start()
+    assert machine.isolation.restore() == ({}, 1)
+    assert recorded() == ["member", "member"]
+    assert partition(machine, MIXED)[0] == "member"
+
+
+def test_threads_that_reclaim_a_nodes_memory_are_back_on_its_cpus_after_each_change(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+    for pid, name in ((2, "kthreadd"), (40, "kswapd0"), (41, "kauditd")):
+        directory = machine.root / f"proc/{pid}"
+        directory.mkdir(parents=True)
+        rest = " ".join(["S", "2", *["0"] * 17, "7", *["0"] * 20])
+        (directory / "stat").write_text(f"{pid} ({name}) {rest}\n")
+    node = machine.root / "sys/devices/system/node/node0"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text("0-7\n")
+    before = {40: set(range(8)), 41: set(range(16))}
+    machine.places.affinities.update(before)
+    outside = set(range(16)) - {2, 3}
+
+    def changed(desired: Desired) -> None:
+        machine.enforcer.repair(desired)
+        # What the kernel does, up to Linux 6.19.
+        machine.places.affinities.update({40: set(outside), 41: set(outside)})
+        machine.isolation.apply(desired.ledger.allocations.values(), (), thorough=True)
+
+    changed(target(OWN))
+    assert machine.places.affinities == {40: {0, 1, 4, 5, 6, 7}, 41: outside}
+    outside = set(range(16))
+    changed(target())
+    assert machine.places.affinities[40] == before[40]

@@ -1,0 +1,251 @@
+"""The slices of the host's services: off exclusive CPUs, recorded with systemd, given back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+
+from agent.config.isolation import IsolationConfig, PartitionMode
+from agent.isolation.host import HostIsolation
+from agent.isolation.places import Originals
+from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
+from agent.reconcile.enforcer import Enforcer
+from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.names import Driver
+from sysfs.mask import Mask
+from tests.agent.isolation.hosts import BOOT, FaultyPlaces
+from tests.agent.managers.ledgers import ledger_with
+from tests.agent.reconcile.pods import OTHER, exclusive, layout, path_of, pod, target
+from tests.fakes.kernel import Died, FaultyTree, die_at
+from tests.fakes.silence import HangingSystemd
+from tests.fakes.systemd import FakeSystemd, Unit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.reconcile.target import Desired
+
+ON: Final = IsolationConfig(host_slices=True)
+OWN: Final = pod(exclusive("main", "2-3"))
+SLICES: Final = ("system.slice", "user.slice", "init.scope")
+
+
+class Machine:
+    """A host of sixteen CPUs with services, a session and PID 1, and agents that come and go."""
+
+    def __init__(self, directory: Path, driver: Driver, config: IsolationConfig = ON) -> None:
+        self.kernel = EmulatedKernel(Mask.parse("0-15"), Mask.parse("0-1"))
+        self.driver, self.config = driver, config
+        self.state, self.root = directory / "state", directory / "root"
+        (self.root / "sys/devices/system/cpu").mkdir(parents=True)
+        (self.root / "sys/devices/system/cpu/online").write_text("0-15\n")
+        (self.root / "proc").mkdir()
+        self.state.mkdir()
+        self.systemd = FakeSystemd(self.kernel)
+        self.bus = HangingSystemd(self.systemd, lambda _: None)
+        self.systemd.start_service("web.service", 10)
+        self.systemd.start_scope("session-1.scope", "user.slice", 11)
+        self.systemd._start("init.scope", "init.scope", ())
+        self.kernel.spawn("init.scope", 1)
+        self.start()
+
+    def start(self, tree: FaultyTree | None = None) -> None:
+        by_systemd = self.driver is Driver.SYSTEMD
+        seen = tree or self.kernel
+        places = FaultyPlaces(self.root, tree=seen, systemd=self.bus if by_systemd else None)
+        originals = Originals(self.state, BOOT)
+        self.isolation = HostIsolation(self.config, places, originals, units=by_systemd)
+        pods = SliceCgroups(seen, self.bus) if by_systemd else DirectoryCgroups(seen)
+        of = layout(self.driver)
+        self.places = places
+        self.enforcer = Enforcer(
+            seen,
+            of,
+            pods,
+            beside=self.isolation.slices,
+            partitions=lambda target, above: self.isolation.partitions(
+                target.ledger.allocations, target.bindings, above
+            ),
+        )
+        self.enforcer.prepare()
+
+    def repair(self, desired: Desired) -> bool:
+        self.isolation.try_again()
+        report = self.enforcer.repair(desired)
+        self.isolation.apply(desired.ledger.allocations.values(), (), thorough=True)
+        return report.ok
+
+    def uses(self, cgroup: str) -> str:
+        return self.kernel.read(cgroup, "cpuset.cpus.effective").strip()
+
+    def set(self, cgroup: str) -> str:
+        return self.kernel.read(cgroup, "cpuset.cpus").strip()
+
+
+@pytest.fixture(params=list(Driver))
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path, request.param)
+
+
+def test_the_hosts_slices_use_what_is_not_exclusive_and_all_again_afterwards(
+    machine: Machine,
+) -> None:
+    assert machine.repair(target())
+    assert [machine.set(each) for each in SLICES] == ["", "", ""]
+    assert machine.repair(target(OWN))
+    assert [machine.uses(each) for each in SLICES] == ["0-1,4-15"] * 3
+    assert machine.kernel.allowed(10)[0] == Mask.parse("0-1,4-15")
+    assert machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
+    assert machine.uses("system.slice") == "0-1,4-7"
+    assert machine.repair(target())
+    assert [machine.uses(each) for each in SLICES] == ["0-15"] * 3
+
+
+def test_a_pod_gets_its_cpus_after_the_slices_have_lost_them(machine: Machine) -> None:
+    machine.repair(target())
+    watched = FaultyTree(machine.kernel)
+    machine.start(watched)
+    machine.repair(target(OWN))
+    own = path_of(OWN, machine.driver)
+    order = [path for path, file, _ in watched.writes if file == "cpuset.cpus"]
+    assert max(map(order.index, SLICES)) < order.index(own)
+
+
+def test_systemd_has_the_slices_on_record_and_keeps_them_after_a_reload(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.SYSTEMD)
+    machine.repair(target(OWN))
+    before = dict(machine.systemd.units["system.slice"].properties)
+    assert set(before) == {"AllowedCPUs"}
+    machine.systemd.daemon_reload()
+    machine.systemd.start_service("new.service", 12)
+    assert machine.kernel.allowed(12)[0] == Mask.parse("0-1,4-15")
+    assert machine.repair(target(OWN))
+    machine.systemd.calls.clear()
+    assert machine.repair(target(OWN))
+    assert machine.systemd.calls == []
+
+
+def test_a_slice_that_systemd_says_nothing_of_stays_as_it_is_until_it_does(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.SYSTEMD)
+    machine.repair(target())
+    machine.bus.silent = True
+    machine.repair(target(OWN))
+    assert machine.uses("system.slice") == "0-15"
+    conditions = machine.isolation.report.conditions
+    assert "system.slice uses exclusive CPUs" in conditions["isolation system.slice"]
+    # One of the pods' cgroups, one of the slices, however many there are and are asked for again.
+    assert machine.bus.deadlines == 2
+    machine.enforcer.enforce_change(target(OWN), OWN.uid)
+    assert machine.bus.deadlines == 2
+    machine.bus.silent = False
+    machine.repair(target(OWN))
+    assert machine.uses("system.slice") == "0-1,4-15"
+    assert machine.isolation.report.conditions == {}
+
+
+def test_a_slice_that_ended_is_forgotten(machine: Machine) -> None:
+    machine.kernel.mkdir("machine.slice")
+    machine.systemd.units["machine.slice"] = Unit("machine.slice", "machine.slice")
+    machine.repair(target(OWN))
+    machine.kernel.rmdir("machine.slice")
+    del machine.systemd.units["machine.slice"]
+    machine.start()
+    assert machine.isolation.restore()[0] == {}
+
+
+def test_a_slice_that_another_process_widened_is_drift_and_narrowed_again(
+    machine: Machine,
+) -> None:
+    machine.repair(target(OWN))
+    machine.kernel.write("system.slice", "cpuset.cpus", "0-15")
+    report = machine.enforcer.repair(target(OWN))
+    assert [each.cgroup for each in report.drift] == ["system.slice"]
+    assert machine.uses("system.slice") == "0-1,4-15"
+
+
+def test_a_set_of_its_own_stays_as_far_as_it_is_not_exclusive(machine: Machine) -> None:
+    machine.kernel.write("user.slice", "cpuset.cpus", "1-2")
+    machine.repair(target(OWN))
+    assert machine.set("user.slice") == "1"
+    machine.repair(target())
+    assert machine.set("user.slice") == "1-2"
+
+
+def test_the_slices_stay_on_the_cpus_that_are_configured(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, Driver.CGROUPFS, replace(ON, host_cpus=Mask.parse("0-3")))
+    machine.repair(target())
+    assert machine.uses("system.slice") == "0-3"
+    machine.repair(target(OWN))
+    assert machine.uses("system.slice") == "0-1"
+
+
+@pytest.mark.parametrize("by", ["restore", "disabling"])
+def test_a_slice_is_restored_by_command_and_when_the_item_is_switched_off(
+    machine: Machine, by: str
+) -> None:
+    machine.kernel.write("user.slice", "cpuset.cpus", "1-2")
+    machine.repair(target(OWN))
+    machine.config = ON if by == "restore" else IsolationConfig()
+    machine.start()
+    if by == "restore":
+        failed, restored = machine.isolation.restore()
+        assert (failed, restored > 0) == ({}, True)
+    else:
+        machine.repair(target(OWN))
+    assert [machine.uses(each) for each in SLICES] == ["0-15", "1-2", "0-15"]
+    assert Originals(machine.state, BOOT).load() == {}
+    if machine.driver is Driver.SYSTEMD:
+        # Its own set was in the file alone: systemd had none.
+        assert machine.systemd.unit_properties("user.slice", "AllowedCPUs") == (None,)
+
+
+@pytest.mark.parametrize("partitions", [PartitionMode.NEVER, PartitionMode.ROOT])
+def test_after_a_death_at_any_operation_the_next_start_gives_all_back(
+    machine: Machine, partitions: PartitionMode
+) -> None:
+    machine.config = replace(ON, partitions=partitions)
+    for number in range(1, 400):
+        try:
+            machine.start(FaultyTree(machine.kernel, die_at(number)))
+            machine.repair(target(OWN))
+        except Died:
+            machine.start()
+            machine.repair(target(OWN))
+            assert machine.uses("system.slice") == "0-1,4-15"
+            machine.repair(target())
+            assert [machine.uses(each) for each in SLICES] == ["0-15"] * 3
+            assert machine.uses("") == "0-15"
+        else:
+            assert number > 20
+            return
+
+
+def test_a_unit_whose_own_set_has_exclusive_cpus_is_a_condition_that_names_it(
+    machine: Machine,
+) -> None:
+    machine.kernel.write("system.slice", "cgroup.subtree_control", "+cpuset")
+    machine.kernel.write("system.slice/web.service", "cpuset.cpus", "3-5")
+    machine.repair(target(OWN))
+    assert machine.uses("system.slice/web.service") == "4-5"
+    (condition,) = machine.isolation.report.conditions.values()
+    assert condition == (
+        "/system.slice/web.service has CPUs of its own, 3-5, of which 3 are exclusive to a pod: it "
+        "does without them"
+    )
+
+
+def test_a_unit_inside_that_has_exclusive_cpus_keeps_them_and_that_is_noted(
+    tmp_path: Path,
+) -> None:
+    from agent.managers.allocation import Binding, Bindings  # noqa: PLC0415
+
+    machine = Machine(tmp_path, Driver.CGROUPFS)
+    machine.kernel.write("system.slice", "cgroup.subtree_control", "+cpuset +cpu")
+    bound = Bindings((Binding(OWN.uid, "main", "system.slice/web.service"),))
+    desired = replace(target(OWN), ledger=ledger_with(OWN), bindings=bound)
+    report = machine.enforcer.enforce(desired)
+    assert machine.uses("system.slice/web.service") == "2-3"
+    assert any("inside of /system.slice" in note for note in report.notes)
+    assert machine.uses("user.slice") == "0-1,4-15"
