@@ -44,8 +44,10 @@ from agent.isolation.rows import (
     IRQ,
     IsolationItem,
     desired_settings,
+    has_to_change,
     isolated_cpus,
     partition_words,
+    text_instead,
 )
 from agent.managers.policy import IsolationMode
 from agent.state.checkpoint import CheckpointError, CheckpointIOError
@@ -341,9 +343,12 @@ class HostIsolation:
             self._forget_slices()
         pass_ = _Pass(conditions, thorough)
         self._take_in_appeared()
-        desired = {each.key: each for each in desired_settings(asked, self._places)}
+        desired = dict(desired_settings(asked, self._places))
         self._release(pass_, desired.keys() | self._groups.places_of(asked.resctrl))
-        self._hold(pass_, desired.values())
+        try:
+            self._hold(pass_, desired)
+        finally:
+            self._places.close_kept()
         made = self._groups.make(asked.resctrl, self._originals, self._written, self._save_more)
         pass_.conditions.update(made)
         if thorough:
@@ -388,22 +393,24 @@ class HostIsolation:
         except PLACE_ERRORS:
             return False
 
-    def _hold(self, pass_: _Pass, desired: Iterable[DesiredSetting]) -> None:
+    def _hold(self, pass_: _Pass, desired: Mapping[str, DesiredSetting]) -> None:
         """Save the originals of what has to change, then write that and read it back."""
-        waiting: list[tuple[DesiredSetting, str, str]] = []
+        waiting: list[tuple[str, Form, str, str]] = []
         new: dict[str, str] = {}
-        for each in desired:
+        for key, each in desired.items():
+            if key.startswith(IRQ) and not pass_.thorough:
+                self._places.keep_open(key)  # there are hundreds, and most are written
             try:
-                shown = self._places.read(each.key)
-                text = self._to_write(each, shown, new)
+                shown = self._places.read(key)
+                text = self._to_write(key, each, shown, new)
             except FileNotFoundError:
                 if each.row.missing:
                     pass_.missing.add((each.row.item, each.row.missing))
             except PLACE_ERRORS as error:
-                pass_.failed[each.key] = why_not(error)
+                pass_.failed[key] = why_not(error)
             else:
                 if text is not None:
-                    waiting.append((each, shown, text))
+                    waiting.append((key, each.row.form, shown, text))
         self._save(self._originals | new)
         # What depends on another setting, as the lowest frequency on the highest, is tried twice.
         again = [one for one in waiting if not self._write(pass_, *one, last=False)]
@@ -412,19 +419,21 @@ class HostIsolation:
         untouched = new.keys() - self._written.keys()
         self._save({key: text for key, text in self._originals.items() if key not in untouched})
 
-    def _to_write(self, each: DesiredSetting, shown: str, new: dict[str, str]) -> str | None:
+    def _to_write(
+        self, key: str, each: DesiredSetting, shown: str, new: dict[str, str]
+    ) -> str | None:
         """Return what has to be written, None for nothing; an original goes to `new`."""
-        key, form = each.key, each.row.form
+        form = each.row.form
         unused = each.row.where_set and not cpus_of(form, shown)
         if unused or self._immovable.get(key) == shown:
             return None
-        touches, original = each.touches(shown), self._originals.get(key)
+        changes, original = has_to_change(each, shown), self._originals.get(key)
         if original is None:
-            if not touches:
+            if not changes:
                 return None
             original = new[key] = shown
-        text = each.text(original)
-        if touches:
+        text = text_instead(each, original)
+        if changes:
             return text
         if same(form, shown, text):
             self._written.setdefault(key, text)
@@ -436,10 +445,9 @@ class HostIsolation:
         return key not in self._written or same(form, shown, self._written[key])
 
     def _write(
-        self, pass_: _Pass, each: DesiredSetting, before: str, text: str, *, last: bool
+        self, pass_: _Pass, key: str, form: Form, before: str, text: str, *, last: bool
     ) -> bool:
         """Write a setting and read it back; return False where that is to be tried again."""
-        key, form = each.key, each.row.form
         # irqbalance shows what it was sent only after its next round.
         late = form is Form.AVOIDED and self._written.get(key) != text
         try:
@@ -449,7 +457,7 @@ class HostIsolation:
             self._written[key] = text
             pass_.written += 1
             # The answer to the write says that the interrupt is set (write_irq_affinity in
-            # kernel/irq/proc.c). There are hundreds, and the next comparison reads all of them.
+            # kernel/irq/proc.c), and the next comparison reads all of them.
             if key.startswith(IRQ) and not pass_.thorough:
                 return True
             shown = self._places.read(key)

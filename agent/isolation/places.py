@@ -81,6 +81,9 @@ def why_not(error: Exception) -> str:
 #: A cgroup at the top that exists for a moment, while lost CPUs are taken back.
 _RETURNED: Final = "numawarden-returned"
 _LONGEST: Final = 1 << 16
+_TO_READ: Final = os.O_RDONLY | os.O_CLOEXEC
+#: So many files are kept open at once, of the 4096 that the unit allows (LimitNOFILE=).
+_MOST_KEPT: Final = 512
 _KTHREADD: Final = "2"
 #: PF_NO_SETAFFINITY of include/linux/sched.h: the kernel lets no process move the thread.
 _BOUND: Final = 0x04000000
@@ -169,6 +172,8 @@ class HostPlaces:
         #: places, which costs more than reading them.
         self._silent = False
         self._found: dict[str, Sequence[str]] = {}
+        #: The descriptors of files that are read and then written, by place.
+        self._kept: dict[str, int] = {}
         #: The nodes of the threads that the kernel has for each.
         self._nodes: dict[str, int] = {}
 
@@ -301,6 +306,17 @@ class HostPlaces:
         except OSError:
             return ""
 
+    def keep_open(self, place: str) -> None:
+        """Open a file once for the read and the write that follow, until that or `close_kept`."""
+        if len(self._kept) < _MOST_KEPT:
+            with suppress(OSError):  # the read that follows says why, or the write
+                self._kept[place] = os.open(f"{self._prefix}/{place}", os.O_RDWR | os.O_CLOEXEC)
+
+    def close_kept(self) -> None:
+        """Close the files that were kept open and not written."""
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+
     def read(self, place: str) -> str:
         """Return the text that a place shows."""
         kind, _, rest = place.partition("/")
@@ -323,11 +339,13 @@ class HostPlaces:
                     return "made"
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
             case _:
-                fd = os.open(f"{self._prefix}/{place}", os.O_RDONLY | os.O_CLOEXEC)
+                kept = self._kept.get(place)
+                fd = os.open(f"{self._prefix}/{place}", _TO_READ) if kept is None else kept
                 try:
-                    return os.read(fd, _LONGEST).decode()
+                    return os.pread(fd, _LONGEST, 0).decode()
                 finally:
-                    os.close(fd)
+                    if kept is None:
+                        os.close(fd)
 
     def write(self, place: str, text: str) -> None:
         """Write a text in one system call, or one message."""
@@ -351,7 +369,9 @@ class HostPlaces:
                 (self._root / RESCTRL_ROOT / rest).rmdir()
             case _:
                 data = text.encode() or b"\n"
-                fd = os.open(f"{self._prefix}/{place}", os.O_WRONLY | os.O_CLOEXEC)
+                fd = self._kept.pop(place, None)
+                if fd is None:
+                    fd = os.open(f"{self._prefix}/{place}", os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     os.write(fd, data)
                     # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.

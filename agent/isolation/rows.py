@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode, PowerClass
 from agent.isolation.places import BANNED, TASKS, Form, cpus_of, same, text_of
@@ -263,47 +264,48 @@ def partition_words(
 # --- desired --------------------------------------------------------------------------------------
 
 
-class DesiredSetting(Struct, frozen=True):
-    """What one setting is to be: a word, or its CPUs without `avoided`; `own` replaces both."""
+class DesiredSetting(Struct, frozen=True, cache_hash=True):
+    """What settings are to be: a word, or their CPUs without `avoided`; `own` replaces both.
 
-    key: str
+    Hundreds of interrupts have the same one, and show the same few texts.
+    """
+
     row: Row
     word: str = ""
     avoided: Mask = EMPTY
     online: Mask = EMPTY
     own: Mask = EMPTY
 
-    def touches(self, shown: str) -> bool:
-        """Return whether what is shown has to change in any case; raises `ValueError`."""
-        form = self.row.form
-        if form is Form.WORD:
-            return not same(form, shown, self.word)
-        cpus = cpus_of(form, shown)
-        if form is Form.AVOIDED:
-            return not self.avoided <= cpus
-        if self.own:
-            return cpus != self.own
-        return not (cpus.isdisjoint(self.avoided) or self.online <= self.avoided)
 
-    def text(self, original: str) -> str:
-        """Return what is to be written where `original` was; raises `ValueError`."""
-        if self.row.form is Form.WORD:
-            return self.word
-        return _set_without(self.row.form, original, self.avoided, self.online, self.own)
-
-
-# Hundreds of interrupts have the same few sets.
 @lru_cache(maxsize=64)
-def _set_without(form: Form, original: str, avoided: Mask, online: Mask, own: Mask) -> str:
+def has_to_change(desired: DesiredSetting, shown: str) -> bool:
+    """Return whether what is shown has to change in any case; raises `ValueError`."""
+    form = desired.row.form
+    if form is Form.WORD:
+        return not same(form, shown, desired.word)
+    cpus = cpus_of(form, shown)
+    if form is Form.AVOIDED:
+        return not desired.avoided <= cpus
+    if desired.own:
+        return cpus != desired.own
+    return not (cpus.isdisjoint(desired.avoided) or desired.online <= desired.avoided)
+
+
+@lru_cache(maxsize=64)
+def text_instead(desired: DesiredSetting, original: str) -> str:
+    """Return what is to be written where `original` was; raises `ValueError`."""
+    form, avoided, online = desired.row.form, desired.avoided, desired.online
+    if form is Form.WORD:
+        return desired.word
     cpus = cpus_of(form, original)
     if form is Form.AVOIDED:
         return text_of(form, cpus | avoided)
-    left = own or (cpus - avoided) & online or online - avoided
+    left = desired.own or (cpus - avoided) & online or online - avoided
     return text_of(form, left or cpus)
 
 
-def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[DesiredSetting]:
-    """Yield the settings that are to differ from their originals, in the order of the table.
+def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[tuple[str, DesiredSetting]]:
+    """Yield the places that are to differ from their originals, in the order of the table.
 
     A place that does not exist is among them where the row says why the host may have none.
     """
@@ -320,16 +322,16 @@ def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[DesiredS
         avoided, places = asked.avoided.get(row.item, EMPTY), reclaiming
         if row.value:
             for pattern, word in _words(row, asked.classes, host).items():
-                for place in _places(row, pattern, host):
-                    yield DesiredSetting(place, row, word)
+                desired = DesiredSetting(row, word)
+                yield from ((place, desired) for place in _places(row, pattern, host))
             continue
         if avoided:
             places = _places(row, row.pattern, host)
         elif row.item is not IsolationItem.KERNEL_THREADS:
             continue
+        usual = DesiredSetting(row, "", avoided or threads, asked.online)
         for place in places:
-            cpus = avoided or threads
-            yield DesiredSetting(place, row, "", cpus, asked.online, own.get(place, EMPTY))
+            yield place, replace(usual, own=own[place]) if place in own else usual
 
 
 def _places(row: Row, pattern: str, host: HostPlaces) -> Sequence[str]:

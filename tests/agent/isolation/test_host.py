@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,17 +115,18 @@ def test_which_pods_ever_come_and_go_nothing_touches_them_and_all_bytes_come_bac
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["while-it-is-given", "while-it-is-taken"])
+@pytest.mark.parametrize("thorough", [True, False], ids=["comparison", "admission"])
 @pytest.mark.parametrize("completes", [True, False], ids=["completed", "undone"])
 def test_after_a_death_before_any_write_the_next_start_completes_or_undoes(
-    host: Host, *, first: bool, completes: bool
+    host: Host, *, first: bool, completes: bool, thorough: bool
 ) -> None:
     for number in range(1, 20):
         host.fault = die_before(number) if first else lambda _: None
         isolation, _ = host.start()
         try:
-            isolation.apply([quiet("2-3")], (), thorough=True)
+            isolation.apply([quiet("2-3")], (), thorough=thorough)
             host.fault = die_before(number)
-            isolation.apply([], (), thorough=True)
+            isolation.apply([], (), thorough=thorough)
         except Died:
             pass
         else:
@@ -176,6 +178,22 @@ def test_an_admission_reads_and_writes_an_interrupt_once_and_a_comparison_reads_
     isolation.apply([quiet("2-3")], (), thorough=True)
     (condition,) = isolation.report.conditions.values()
     assert condition == f"not as desired: /{ignored}: it shows 0-7 instead of 0-1,4-7"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL], ids=["managed", "rejected"])
+def test_an_admission_leaves_no_file_open_whatever_becomes_of_its_writes(
+    host: Host, code: int
+) -> None:
+    isolation, _ = host.start()
+    isolation.apply([], (), thorough=True)
+    before = psutil.Process().num_fds()
+    host.fault = reject(IRQ.format(5), code)
+    isolation.apply([quiet("2-3")], (), thorough=False)
+    assert host.shows(IRQ.format(6)) == NARROWED[IRQ.format(6)]
+    host.fault = die_before(1)
+    with pytest.raises(Died):
+        isolation.apply([quiet("4-7")], (), thorough=False)
+    assert psutil.Process().num_fds() == before
 
 
 def test_an_original_that_cannot_be_restored_now_is_kept_until_it_is(host: Host) -> None:
