@@ -9,9 +9,10 @@ from itertools import chain, repeat
 from typing import Final
 
 #: Seconds between stamps: often at first, for the host is to judge the boot within seconds, and
-#: then for as long as the scenario runs, which also shows that the guest runs.
+#: then for as long as the scenario runs, which also shows that the guest runs. Each is an interrupt
+#: of the console, which `isolation` counts.
 PAUSES: Final = (0.25,) * 120
-LATER: Final = 5.0
+LATER: Final = 1.0
 
 
 def begin() -> None:

@@ -54,7 +54,7 @@ IRQS: Final = Path("/proc/irq")
 BOUND: Final = 0x04000000
 #: Wakes twenty times a second, each time with a new process.
 RESTLESS: Final = "while :; do sleep 0.05; done"
-#: How long the pod's CPUs are watched for one count: the job's console interrupts every 5 s.
+#: How long the pod's CPUs are watched for one count: the job's console interrupts every second.
 WATCHED: Final = "8s"
 TRACING: Final = Path("/sys/kernel/tracing")
 #: Where the agent writes what containers have, and where one of them has its directory.
@@ -128,9 +128,7 @@ def _each_alone(guest: Guest, agent: Agent, own: frozenset[int]) -> None:
     _switch_on(agent, {"interrupts": "always"})
     services, interrupts = _counted(guest, agent, "interrupts")
     checks.check("interrupts alone: services run there", services, services)
-    came = sum(interrupts.values())
-    # One that had come before moves with the next that comes.
-    checks.check("interrupts alone: came there", came <= len(interrupts), interrupts)
+    _moved(checks, "interrupts alone", interrupts)
 
 
 def _interference(agent: Agent, *options: str) -> dict[str, Any]:
@@ -417,7 +415,7 @@ def _partitioned(checks: Checks, agent: Agent, when: str, own: frozenset[int]) -
     slices = {name: _effective(name) for name in HOST}
     checks.equal(f"{when}: CPUs of services", slices, dict.fromkeys(HOST, free))
     checks.equal(f"{when}: CPUs of PID 1", kernel.affinity(1), free)
-    reclaiming = {_name(each): kernel.affinity(each) for each in _threads()}
+    reclaiming = {_name(thread): cpus for thread, cpus in _threads()}
     nodes = {
         name: kernel.ids(Path(f"/sys/devices/system/node/node{name[-1]}/cpulist").read_text())
         for name in reclaiming
@@ -467,16 +465,20 @@ def _isolated(guest: Guest, agent: Agent, when: str, own: frozenset[int]) -> Non
     checks.equal(f"{when}: interrupts that may come there", _touching(own), [])
     services, interrupts = _counted(guest, agent, when.replace(" ", "-"))
     checks.equal(f"{when}: services that ran there", services, {})
-    # One that had come before moves with the next that comes.
-    came = sum(interrupts.values())
-    checks.check(f"{when}: interrupts that came there", came <= 1, interrupts)
-    threads = [each for each in _threads() if own & kernel.affinity(each)]
-    checks.equal(f"{when}: threads of the kernel that may run there", threads, [])
+    _moved(checks, when, interrupts)
+    threads = {_name(thread) for thread, cpus in _threads() if own & cpus}
+    checks.equal(f"{when}: threads of the kernel that may run there", threads, set())
     cpumask = int(Path("/sys/devices/virtual/workqueue/cpumask").read_text().replace(",", ""), 16)
     on_own = [cpu for cpu in own if cpumask >> cpu & 1]
     checks.equal(f"{when}: CPUs of unbound workqueues that are exclusive", on_own, [])
     latency = {_latency(cpu).read_text().strip() for cpu in own}
     checks.equal(f"{when}: the longest wait for a CPU's idle state", latency, {"20"})
+
+
+def _moved(checks: Checks, when: str, interrupts: Counter[str]) -> None:
+    """Check that each interrupt came to the CPUs once at most: the next that comes moves it."""
+    again = {source: times for source, times in interrupts.items() if times > 1}
+    checks.equal(f"{when}: interrupts that came there again", again, {})
 
 
 def _as_before(checks: Checks, when: str, before: dict[str, str]) -> None:
@@ -504,11 +506,10 @@ def _settings() -> dict[str, str]:
             shown[str(file)] = file.read_text()
         except OSError:  # XPS of a queue that has none
             continue
-    names = {thread: _name(thread) for thread in _threads()}
     lasting = ("kswapd", "kcompactd", "khugepaged", "oom_reaper", "kauditd")
-    for thread, name in names.items():
-        if name.startswith(lasting):
-            shown[name] = str(sorted(kernel.affinity(thread)))
+    for thread, cpus in _threads():
+        if (name := _name(thread)).startswith(lasting):
+            shown[name] = str(sorted(cpus))
     return shown
 
 
@@ -552,17 +553,18 @@ def _touching(own: frozenset[int]) -> list[str]:
     return [file.parent.name for file in touching if _is_movable(file)]
 
 
-def _threads() -> Iterator[int]:
-    """Yield the threads of the kernel that can be moved."""
+def _threads() -> Iterator[tuple[int, frozenset[int]]]:
+    """Yield the threads of the kernel that can be moved, with the CPUs that each may use."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
+            cpus = kernel.affinity(int(entry.name))
+        except OSError:  # it has ended
             continue
         if fields[1] == "2" and not int(fields[6]) & BOUND:
-            yield int(entry.name)
+            yield int(entry.name), cpus
 
 
 def _name(pid: int) -> str:
