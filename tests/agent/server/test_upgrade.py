@@ -102,10 +102,11 @@ def allocations(client: AgentClient) -> dict[str, dict[str, str | None]]:
 def settings(place: Path) -> dict[str, tuple[str, int]]:
     """Return every file of every cgroup of pods with its text and when it was written.
 
-    The cgroup of all pods is limited by what the host has, not by its pods.
+    The cgroup of all pods is limited by what the host has, not by its pods; what limits it decides
+    which controllers the cgroups inside it are offered.
     """
     inside = (place / "cgroup/kubepods").glob("*/**/*")
-    files = sorted(file for file in inside if file.is_file())
+    files = sorted(file for file in inside if file.is_file() and file.name != "cgroup.controllers")
     return {
         str(file.relative_to(place)): (file.read_text(), file.stat().st_mtime_ns) for file in files
     }
