@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import (
+        AsyncGenerator,
         AsyncIterator,
         Awaitable,
         Callable,
@@ -83,8 +85,9 @@ async def directory_changes(directory: Path) -> AsyncIterator[None]:
     """Yield whenever files of a directory were written, moved or removed. Raises `OSError`."""
     with Inotify() as inotify:
         inotify.add(directory, DIRECTORY_OF_FILES)
-        async for _ in _readings(inotify):
-            yield
+        async with aclosing(_readings(inotify)) as readings:
+            async for _ in readings:
+                yield
 
 
 async def directory_names(directory: Path) -> AsyncIterator[None]:
@@ -95,10 +98,11 @@ async def directory_names(directory: Path) -> AsyncIterator[None]:
     with Inotify() as inotify:
         inotify.add(directory, NAMES_IN_DIRECTORY)
         yield
-        async for events in _readings(inotify):
-            yield
-            if any(event.change & (Change.IGNORED | Change.MOVE_SELF) for event in events):
-                return
+        async with aclosing(_readings(inotify)) as readings:
+            async for events in readings:
+                yield
+                if any(event.change & (Change.IGNORED | Change.MOVE_SELF) for event in events):
+                    return
 
 
 class CgroupChanges:
@@ -134,16 +138,20 @@ class CgroupChanges:
 
         What is yielded are the cgroups that were created.
         """
-        async for events in _readings(self._watch):
-            yield tuple([event.cgroup for event in events if isinstance(event, Created)])
+        async with aclosing(_readings(self._watch)) as readings:
+            async for events in readings:
+                yield tuple([event.cgroup for event in events if isinstance(event, Created)])
 
     def close(self) -> None:
         """End all watches."""
         self._watch.close()
 
 
-async def _readings(source: _Readable[_EventT_co]) -> AsyncIterator[tuple[_EventT_co, ...]]:
-    """Yield the events that were read from a descriptor, whenever there are any."""
+async def _readings(source: _Readable[_EventT_co]) -> AsyncGenerator[tuple[_EventT_co, ...], None]:
+    """Yield the events that were read from a descriptor, whenever there are any.
+
+    Close the generator before the descriptor: the loop would watch whatever has its number next.
+    """
     readable = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(source.fileno(), readable.set)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from agent.server.lifecycle import CgroupChanges, directory_changes, directory_names
+from cgroupfs.watch import Inotify
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
@@ -40,6 +42,27 @@ async def test_a_file_that_was_written_moved_or_removed_is_noticed(tmp_path: Pat
         waiting = await begun(stream)
         change()
         await waiting
+
+
+@pytest.mark.parametrize("watch", [directory_changes, directory_names])
+def test_a_watch_that_is_closed_leaves_its_descriptor_to_others(
+    tmp_path: Path, watch: Callable[[Path], AsyncIterator[None]]
+) -> None:
+    @in_loop
+    async def check() -> None:
+        with Inotify() as unused:
+            number = unused.fileno()  # of the next one that is opened, too
+        stream = watch(tmp_path)
+        assert isinstance(stream, AsyncGenerator)
+        if watch is directory_names:
+            await anext(stream)
+        waiting = await begun(stream)
+        (tmp_path / "a.yaml").touch()
+        await waiting
+        await stream.aclose()
+        assert not asyncio.get_running_loop().remove_reader(number)
+
+    check()
 
 
 @in_loop
