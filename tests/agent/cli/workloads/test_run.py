@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,9 @@ def test_a_command_is_confined_before_its_first_instruction(host: CommandHost) -
 def test_its_environment_says_what_it_got(
     host: CommandHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in {each for each in os.environ if each.startswith("NUMAWARDEN_")}:
+        if name != "NUMAWARDEN_SOCKET":
+            monkeypatch.delenv(name)  # as those that choose what the tests run
     monkeypatch.setenv("NUMAWARDEN_CPUS", "of the command around this one")
     monkeypatch.setenv("HOME", "/home/one")
     host.run("run", "--cpus", "2", "--memory", "1Gi", "--name", "one", "true")
