@@ -85,6 +85,8 @@ class Connections:
         self.bodies: Room[HttpConnection] = Room(limits.bodies)
         self.answers: Room[HttpConnection] = Room(limits.answers)
         self.failed = failed
+        #: So the peer knows that a request which it has sent, and which was not read, did nothing.
+        self._gives_way = _raw(failed(HTTPStatus.SERVICE_UNAVAILABLE, _GIVES_WAY))
         #: Shared receive buffer; a connection copies its bytes out at once.
         self.received = memoryview(bytearray(READ_BYTES))
         self._handler = handler
@@ -186,7 +188,7 @@ class Connections:
         except FullError as error:
             name, count = error.caller.name, error.count
             self.lines.warning("too many connections", caller=name, connections=count)
-            _turn_away(client, self._too_many(str(error)))
+            _turn_away(client, _raw(self.failed(HTTPStatus.SERVICE_UNAVAILABLE, str(error))))
         except Exception as error:  # noqa: BLE001 - must not end the listener
             self.lines.error("connection failed", exc_info=error)
             client.close()
@@ -201,6 +203,8 @@ class Connections:
         loop = asyncio.get_running_loop()
         seconds = None if self._tls is None else self.limits.head_seconds
         try:
+            if self.limits.open_in_turn and not connection.caller.privileged:
+                await self._turn()
             await loop.connect_accepted_socket(
                 lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
             )
@@ -208,14 +212,11 @@ class Connections:
             log.debug("connection setup failed", reason=str(error))
         except asyncio.CancelledError:
             if self._tls is None:
-                _turn_away(client, self._too_many(_GIVES_WAY))
+                _turn_away(client, self._gives_way)
             raise
         finally:
             if connection.transport is None:
                 self.lost(connection)
-
-    def _too_many(self, why: str) -> Response:
-        return self.failed(HTTPStatus.SERVICE_UNAVAILABLE, why)
 
     def _cut(self, leaving: HttpConnection | None) -> None:
         if leaving is None:
@@ -223,8 +224,7 @@ class Connections:
         opening = self._openings.get(leaving)
         if opening is not None:
             opening.cancel()
-        # So the peer knows that a request which it has sent, and which was not read, did nothing.
-        leaving.cut(_raw(self._too_many(_GIVES_WAY)))
+        leaving.cut(self._gives_way)
 
     # --- what connections report ----------------------------------------------------------------
 
@@ -254,6 +254,11 @@ class Connections:
 
     # --- answering ------------------------------------------------------------------------------
 
+    async def _turn(self) -> None:
+        """Wait until fewer than `TURNS` others have gone on since the loop ran other tasks."""
+        async with self._turns:
+            await asyncio.sleep(0)
+
     async def _answer(self, request: BaseRequest) -> StreamResponse:
         """Answer one request in its turn.
 
@@ -268,18 +273,17 @@ class Connections:
             if connection.caller.privileged:
                 await asyncio.sleep(0)
             else:
-                async with self._turns:
-                    await asyncio.sleep(0)
+                await self._turn()
             return await Exchange(request, connection, self._handler, self.failed).run()
         finally:
             connection.end_answer()
 
 
-def _turn_away(client: socket.socket, answer: Response) -> None:
+def _turn_away(client: socket.socket, answer: bytes) -> None:
     """Send a response without reading a request, as far as the socket buffer allows."""
     try:
         client.settimeout(0)
-        client.send(_raw(answer))
+        client.send(answer)
     except OSError as error:
         log.debug("connection setup failed", reason=str(error))
     finally:

@@ -264,6 +264,7 @@ ADMISSION_LIMITS: Final = Limits(
     answers=ANSWERS,
     head_seconds=10.0,
     idle_seconds=120.0,
+    open_in_turn=True,
 )
 
 

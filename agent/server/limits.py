@@ -52,7 +52,9 @@ class Limits(Struct, frozen=True):
     handshake. From a response to the next request, including the time to read the response, at
     most `idle_seconds` pass; a watcher must read each piece within that time. A body has at most
     `body_bytes`. `cut_answers`: if a caller at its limit has no idle connection, its oldest request
-    is aborted for the new connection; otherwise the new connection is rejected.
+    is aborted for the new connection; otherwise the new connection is rejected. `open_in_turn`:
+    connections that are not privileged are set up a few at a time, so that those which give way to
+    others cost next to nothing, and a privileged one is reached behind however many of them.
     """
 
     requests: Limit
@@ -63,6 +65,7 @@ class Limits(Struct, frozen=True):
     idle_seconds: float
     body_bytes: int = 0
     cut_answers: bool = False
+    open_in_turn: bool = False
 
 
 class PlaceHolder(Protocol):

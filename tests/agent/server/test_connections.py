@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.server import connections
-from agent.server.connections import TURNS, Connections
+from agent.server.connections import AT_A_TIME, TURNS, Connections, HttpConnection
 from agent.server.http import Request, Response
 from agent.server.limits import Caller, Limit, Limits
 from agent.server.sockets import Address, open_tcp, tls_context
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 #: One caller for all who come over TCP; the tests of limits need more than one.
 USER = Caller("a user")
+ROOT = Caller("user 0", privileged=True)
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 FOREVER = 3600.0
 #: More than any of these tests sends.
@@ -70,9 +72,13 @@ class OpenListener:
 
 @asynccontextmanager
 async def opened(
-    limits: Limits, tls: ssl.SSLContext | None = None, unix: Path | None = None
+    limits: Limits,
+    tls: ssl.SSLContext | None = None,
+    unix: Path | None = None,
+    caller: Callable[[socket.socket], Caller] | None = None,
 ) -> AsyncIterator[OpenListener]:
     listener = OpenListener()
+    caller_of = caller or (lambda _: listener.caller)
     if unix is None:
         listening = open_tcp(Address("127.0.0.1", 0))
         listener.port = listening.getsockname()[1]
@@ -80,7 +86,7 @@ async def opened(
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(unix))
         listening.listen()
-    listeners = Connections(listener.handle, listening, limits, lambda _: listener.caller, tls)
+    listeners = Connections(listener.handle, listening, limits, caller_of, tls)
     listeners.start()
     try:
         yield listener
@@ -130,7 +136,7 @@ async def test_silent_users_lock_out_neither_each_other_nor_root() -> None:
         silent = [await listener.enter() for _ in range(12)]
         visitor = await listener.enter()
         assert await answered(visitor)
-        listener.caller = Caller("root", privileged=True)
+        listener.caller = ROOT
         roots = [await listener.enter() for _ in range(4)]
         for ends in roots:
             assert await answered(ends)
@@ -186,6 +192,35 @@ async def test_requests_in_a_row_of_many_leave_turns_to_all_others() -> None:
         assert max(begun) == TURNS
         for ends in pipelining:
             await left(ends)
+
+
+@in_loop
+async def test_root_is_let_in_before_all_of_a_user_who_came_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = AT_A_TIME - 1
+    callers = iter([USER] * many + [ROOT])
+    let_in: list[Caller] = []
+
+    def connection_made(connection: HttpConnection, transport: asyncio.BaseTransport) -> None:
+        let_in.append(connection.caller)
+        made(connection, transport)
+
+    made = HttpConnection.connection_made
+    monkeypatch.setattr(HttpConnection, "connection_made", connection_made)
+    in_turn = replace(limits(2 * many), open_in_turn=True)
+    async with opened(in_turn, unix=tmp_path / "socket", caller=lambda _: next(callers)):
+        # No other task runs before all of them are connected.
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(many + 1)]
+        for client in clients:
+            client.connect(str(tmp_path / "socket"))
+            client.send(REQUEST)
+        ends = [await asyncio.open_unix_connection(sock=client) for client in clients]
+        for reader, _ in reversed(ends):
+            assert await reader.readuntil(b"hello")
+        assert let_in == [ROOT] + [USER] * many
+        for each in ends:
+            await left(each)
 
 
 @in_loop
