@@ -1,7 +1,8 @@
 """What would let a rejected pod be admitted, and how many copies of a pod would be.
 
 Both try decisions on the present ledger and change nothing. One question is answered at a time, a
-decision in each turn of the loop, so that no other request waits for more than one.
+decision in each turn of the loop, so that no other request waits for more than one; callers take
+turns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from agent.managers.admission import remove
 from agent.managers.advice import advise, fill, free_cpus, nodes_of
 from agent.managers.decision import AdviceKind, Reason
 from agent.server.errors import BusyError
+from agent.server.queue import Turns, caller_now
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.conditions import RejectedPod
+    from agent.server.limits import Caller
     from agent.server.state import AgentState
 
-#: How many rejections may wait for their advice; the answers to all others have none.
+#: How many rejections of a caller may wait for their advice; the answers to all others have none.
 MOST_WAITING: Final = 16
 
 
@@ -41,9 +44,9 @@ class Advisor:
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
-        #: `_waiting` counts the question that is answered and those behind it.
-        self._answering = asyncio.Lock()
-        self._waiting = 0
+        #: `_waiting` counts the question that is answered and those behind it, by caller.
+        self._answering = Turns()
+        self._waiting: Counter[Caller] = Counter()
 
     async def advised(
         self, pod: Pod, answer: AdmissionDocument, replaced: PodAllocation | None = None
@@ -70,7 +73,7 @@ class Advisor:
     async def fit(self, pod: Pod, most: int) -> FitDocument:
         """Return how many copies of a pod would be admitted now, of at most `most`.
 
-        Raises `BusyError` if too many questions wait.
+        Raises `BusyError` if too many of the caller's questions wait.
         """
         rules, ledger = self._state.configured.rules, self._state.ledger
         async with self._turn():
@@ -92,7 +95,7 @@ class Advisor:
     async def _with_advice(
         self, pod: Pod, rejection: RejectionDocument, replaced: PodAllocation | None = None
     ) -> RejectionDocument:
-        """Return the rejection with advice, unless too many others wait for theirs."""
+        """Return the rejection with advice, unless too many of the caller's wait for theirs."""
         configured, ledger = self._state.configured, self._state.ledger
         if rejection.reason == Reason.CONFLICT or configured.frozen:
             return rejection
@@ -112,14 +115,16 @@ class Advisor:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Wait for the turn of a question; raises `BusyError` if too many wait."""
-        if self._waiting >= MOST_WAITING:
+        caller = caller_now()
+        if self._waiting[caller] >= MOST_WAITING:
             raise BusyError
-        self._waiting += 1
+        self._waiting[caller] += 1
         try:
             async with self._answering:
                 yield
         finally:
-            self._waiting -= 1
+            self._waiting[caller] -= 1
+            self._waiting += Counter()  # forgets those of whom none waits
 
 
 class _Filled(NamedTuple):

@@ -9,7 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -40,7 +40,7 @@ from agent.server.http import (
 from agent.server.limits import NoRoomError
 from agent.server.log import LimitedLog, shortened
 from agent.server.maintenance import drain_plan
-from agent.server.queue import QueueStopped, Worker, called_by
+from agent.server.queue import QueueStopped, Turns, Worker, called_by
 from agent.server.reports import given_by_kubelet, map_now, pods_now, status_document
 from agent.server.sockets import own_user, peer_of
 from agent.state.checkpoint import encode
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_Parsed = TypeVar("_Parsed")
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
@@ -141,6 +142,7 @@ class Api:
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
         self._parser = Worker(controller.state.progress, "parser")
+        self._parsing, self._reading = Turns(), Turns()
         self._lines = LimitedLog(log)
         self._routes = Routes(
             [
@@ -268,7 +270,7 @@ class Api:
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state
         pods, failed = pods_now(state), state.records.failed_pods()
-        return await self._parser.run(lambda: _json(wire.PodListDocument(pods(), failed)))
+        return await self._apart(lambda: _json(wire.PodListDocument(pods(), failed)))
 
     async def _get(self, request: Request) -> Response:
         return _json(await self._controller.pod(request.parameters["uid"]))
@@ -295,20 +297,20 @@ class Api:
             yield (wire.encode(event) + b"\n" async for event in watcher)
 
     async def _status(self, _request: Request) -> Response:
-        return await self._parser.run(
+        return await self._apart(
             _json, status_document(self._controller.state, self._controller.clock.time())
         )
 
     async def _verify(self, _request: Request) -> Response:
-        return await self._parser.run(_json, await self._controller.verify())
+        return await self._apart(_json, await self._controller.verify())
 
     async def _get_topology(self, _request: Request) -> Response:
-        body = await self._parser.run(self._topology, self._controller.state.configured.host)
+        body = await self._apart(self._topology, self._controller.state.configured.host)
         return Response(body, content_type=JSON)
 
     async def _map(self, _request: Request) -> Response:
         draw = map_now(self._controller.state, self._controller.clock.time())
-        return await self._parser.run(lambda: _json(draw()))
+        return await self._apart(lambda: _json(draw()))
 
     async def _snapshot(self, _request: Request) -> Response:
         state = self._controller.state
@@ -326,7 +328,7 @@ class Api:
                 given=given,
             )
 
-        return await self._parser.run(lambda: _json(taken()))
+        return await self._apart(lambda: _json(taken()))
 
     async def _history(self, request: Request) -> Response:
         asked = dict(reversed(request.target.query))
@@ -336,10 +338,11 @@ class Api:
         if history is None:
             raise errors.NoHistoryError
         try:
-            found = await history.latest(query)
+            async with self._reading:
+                found = await history.latest(query)
         except OSError as error:
             raise errors.HistoryUnreadableError(error) from error
-        return await self._parser.run(_json, found)
+        return await self._apart(_json, found)
 
     async def _reconcile(self, _request: Request) -> Response:
         return _json(await self._controller.reconcile(insist=True))
@@ -384,8 +387,15 @@ class Api:
         except ManifestError as error:
             raise invalid_manifest(error) from error
 
-    async def _parsed(self, body: bytes, parse: Callable[[], _Parsed]) -> _Parsed:
-        return parse() if len(body) <= SMALL_BYTES else await self._parser.run(parse)
+    async def _parsed(self, body: bytes, parse: Callable[[], _Result]) -> _Result:
+        return parse() if len(body) <= SMALL_BYTES else await self._apart(parse)
+
+    async def _apart(
+        self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+    ) -> _Result:
+        """Run a call that takes long in the parser's thread; callers take turns."""
+        async with self._parsing:
+            return await self._parser.run(call, *args, **kwargs)
 
 
 def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:

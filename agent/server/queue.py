@@ -30,6 +30,7 @@ MOST_WAITING: Final = 128
 OWN: Final = Caller("the agent", privileged=True)
 _caller: ContextVar[Caller] = ContextVar("caller", default=OWN)
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Params = ParamSpec("_Params")
 
@@ -111,6 +112,80 @@ class Worker:
         self._pool.shutdown(wait=True)
 
 
+class Line(Generic[_Item]):
+    """What waits, by caller.
+
+    Items of privileged callers alternate with those of the rest, and these come in turn by caller,
+    each caller's in the order of their arrival. So an item waits for one of each other caller.
+    """
+
+    def __init__(self) -> None:
+        self._privileged: deque[_Item] = deque()
+        self._others: dict[Caller, deque[_Item]] = {}
+        self._went_privileged = False
+
+    def __len__(self) -> int:
+        return len(self._privileged) + sum(map(len, self._others.values()))
+
+    def of(self, caller: Caller) -> int:
+        """Return how many items of a caller wait; all privileged ones count as one caller."""
+        return len(self._privileged if caller.privileged else self._others.get(caller, ()))
+
+    def append(self, item: _Item, caller: Caller) -> None:
+        """Add an item behind the caller's others."""
+        if caller.privileged:
+            self._privileged.append(item)
+        else:
+            self._others.setdefault(caller, deque()).append(item)
+
+    def popleft(self) -> _Item:
+        """Remove and return the item whose turn it is; raises `IndexError` without any."""
+        self._went_privileged = bool(self._privileged) and not (
+            self._went_privileged and self._others
+        )
+        if self._went_privileged or not self._others:
+            return self._privileged.popleft()
+        caller = next(iter(self._others))
+        line = self._others.pop(caller)
+        item = line.popleft()
+        if line:  # behind the other callers
+            self._others[caller] = line
+        return item
+
+
+class Turns:
+    """Lets one task at a time go on; those that wait do so in a `Line`."""
+
+    def __init__(self) -> None:
+        self._line: Line[asyncio.Future[None]] = Line()
+        self._taken = False
+
+    async def __aenter__(self) -> None:
+        if not self._taken:
+            self._taken = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn, caller_now())
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the turn came at the same moment
+                self._pass_on()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next task that still waits."""
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken = False
+
+
 class _Job(Struct, Generic[_Result]):
     action: Callable[[], Coroutine[None, None, _Result]]
     outcome: asyncio.Future[_Result]
@@ -122,19 +197,16 @@ class _Job(Struct, Generic[_Result]):
 class SerialQueue:
     """Runs asynchronous actions strictly one after another.
 
-    Actions queued with `ahead` alternate with all others, those of privileged callers with those of
-    the rest, and these come in turn by caller, each caller's in the order of their arrival. So no
-    kind starves, and an action waits for one of each other caller. An action is dropped if its
-    caller was cancelled before it began, and finished otherwise. `finished` counts
-    completed actions, including failed ones.
+    Actions queued with `ahead` alternate with all others, which come in the order of a `Line`. So
+    no kind starves. An action is dropped if its caller was cancelled before it began, and finished
+    otherwise. `finished` counts completed actions, including failed ones.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.finished = 0
         self._ahead: deque[_Job[object]] = deque()
-        self._privileged: deque[_Job[object]] = deque()
-        self._others: dict[Caller, deque[_Job[object]]] = {}
-        self._went_ahead = self._went_privileged = False
+        self._others: Line[_Job[object]] = Line()
+        self._went_ahead = False
         self._woken = asyncio.Event()
         self._stopping = False
         #: What else ends when the queue stops: what will be queued again.
@@ -145,7 +217,7 @@ class SerialQueue:
     @property
     def waiting(self) -> int:
         """The number of queued actions."""
-        return sum(map(len, self._lines()))
+        return len(self._ahead) + len(self._others)
 
     async def run(
         self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
@@ -165,13 +237,12 @@ class SerialQueue:
         outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         job = _Job(action, outcome)
         outcome.add_done_callback(lambda _: job.begun())
-        if ahead or job.caller.privileged:
-            line = self._ahead if ahead else self._privileged
+        if ahead:
+            self._ahead.append(job)  # type: ignore[arg-type]  # a queue of any
+        elif job.caller.privileged or self._others.of(job.caller) < MOST_WAITING:
+            self._others.append(job, job.caller)  # type: ignore[arg-type]  # a queue of any
         else:
-            line = self._others.setdefault(job.caller, deque())
-            if len(line) >= MOST_WAITING:
-                raise BusyError
-        line.append(job)  # type: ignore[arg-type]  # a queue of any
+            raise BusyError
         if not self._part.owes:
             self._part.begin()
         self._woken.set()
@@ -215,41 +286,24 @@ class SerialQueue:
     def stop(self) -> None:
         """Accept no more actions; callers of queued ones get `QueueStopped`."""
         self._stopping = True
-        for line in self._lines():
+        for line in (self._ahead, self._others):
             while line:
                 _settle(line.popleft().outcome, error=QueueStopped())
         for end in self.at_stop:
             end()
         self._woken.set()
 
-    def _lines(self) -> tuple[deque[_Job[object]], ...]:
-        return (self._ahead, self._privileged, *self._others.values())
-
     async def _next(self) -> _Job[object] | None:
         while not self._stopping:
-            others = self._privileged or self._others
-            self._went_ahead = bool(self._ahead) and not (self._went_ahead and others)
-            if self._went_ahead or others:
+            self._went_ahead = bool(self._ahead) and not (self._went_ahead and self._others)
+            if self._went_ahead or self._others:
                 self._part.begin()
-                return self._ahead.popleft() if self._went_ahead else self._next_in_turn()
+                return (self._ahead if self._went_ahead else self._others).popleft()
             self._part.rest()
             self._woken.clear()
             await self._woken.wait()
         self._part.rest()
         return None
-
-    def _next_in_turn(self) -> _Job[object]:
-        self._went_privileged = bool(self._privileged) and not (
-            self._went_privileged and self._others
-        )
-        if self._went_privileged:
-            return self._privileged.popleft()
-        caller = next(iter(self._others))
-        line = self._others.pop(caller)
-        job = line.popleft()
-        if line:  # behind the other callers
-            self._others[caller] = line
-        return job
 
 
 def _settle(

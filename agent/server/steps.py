@@ -7,7 +7,6 @@ the caller gets the answer, and what failed is what the pods lack (`Steps.after_
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -24,7 +23,7 @@ from agent.server.conditions import details
 from agent.server.errors import EXPECTED, CheckpointFailedError, message_of
 from agent.server.events import Events
 from agent.server.log import allocation_line
-from agent.server.queue import SerialQueue
+from agent.server.queue import SerialQueue, Turns
 from agent.server.reports import OutcomeReporter
 from agent.state.checkpoint import CheckpointIOError
 
@@ -82,14 +81,15 @@ class Steps:
         self.store = store
         #: With fewer free bytes the next save may fail.
         self._needed = LEAST_FREE
-        self._observing = asyncio.Lock()
+        self._observing = Turns()
 
     async def observe(
         self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
     ) -> _Result:
         """Run a blocking call that changes nothing, outside of the queue.
 
-        At most one waits for the worker, so that an action waits for one at most.
+        At most one waits for the worker, so that an action waits for one at most; callers take
+        turns.
         """
         async with self._observing:
             return await self.worker.run(call, *args, **kwargs)

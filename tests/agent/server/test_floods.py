@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import weakref
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from typing import TYPE_CHECKING, cast
 
+import pytest
 from structlog.testing import capture_logs
 
+from agent.config.model import Config
+from agent.pods.manifest import load_pod
+from agent.server import handlers
 from agent.server import lifecycle as service_module
 from agent.server.connections import Connections, HttpConnection
-from agent.server.http import Response, Stream
+from agent.server.handlers import Api
+from agent.server.http import Request, RequestTarget, Response, Stream
 from agent.server.limits import Caller, Limit, Limits
-from agent.server.sockets import Address, open_tcp
-from tests.agent.server.support import in_loop, running
+from agent.server.sockets import Address, Peer, open_tcp
+from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
 
 if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
     from collections.abc import AsyncIterator, Iterator
 
-    import pytest
-
-    from agent.server.http import Answer, Request
+    from agent.server.http import Answer
     from tests.agent.server.support import World
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 USER, OTHER_USER = Caller("user 1000"), Caller("user 2000")
 ROOT = Caller("user 0", privileged=True)
 FOREVER = 3600.0
+#: The group of the socket.
+MEMBERS = 500
 #: More than any of these tests sends.
 BYTES = Limit(1 << 30, 1 << 30)
 AT_ONCE = 0.05
@@ -260,3 +268,45 @@ async def test_members_of_the_group_do_not_lock_root_out_of_the_agent(
         assert status.ready
         for _, writer in kept:
             writer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("GET", "/v1/pods"),
+        ("GET", f"/v1/pods/{UID}"),
+        ("GET", "/v1/status"),
+        ("GET", "/v1/verify"),
+        ("GET", "/v1/topology"),
+        ("GET", "/v1/map"),
+        ("GET", "/v1/snapshot"),
+        ("GET", "/v1/history"),
+        ("POST", "/v1/pods?dryRun=true"),
+        ("POST", "/v1/reconcile"),
+    ],
+)
+@in_loop
+async def test_whatever_a_member_asks_for_root_waits_for_one_of_the_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch, method: str, target: str
+) -> None:
+    async def read() -> bytes:
+        return manifest(uid=OTHER_UID)
+
+    async def ask(uid: int) -> None:
+        asked = Request(method, RequestTarget.parse(target), read, cast("TransportSocket", uid))
+        answer = await api.answer(asked)
+        assert isinstance(answer, Response)
+        assert answer.status == HTTPStatus.OK
+        answered.append(uid)
+
+    def peer_of(uid: int) -> Peer:
+        return Peer(os.getpid(), uid, frozenset({MEMBERS}))
+
+    monkeypatch.setattr(handlers, "peer_of", peer_of)
+    member, answered = os.geteuid() + 1, list[int]()
+    async with running(world) as agent:
+        await agent.controller.admit(load_pod(manifest(), "test"))
+        api = Api(agent.controller, lambda _: b"{}", Config(), MEMBERS)
+        await asyncio.gather(*(ask(uid) for uid in (*[member] * 8, 0)))
+        api.close()
+    assert answered == [member, 0, *[member] * 7]

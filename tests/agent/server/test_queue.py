@@ -12,8 +12,10 @@ from agent.server.errors import BusyError
 from agent.server.limits import Caller
 from agent.server.queue import (
     MOST_WAITING,
+    OWN,
     QueueStopped,
     SerialQueue,
+    Turns,
     Worker,
     called_by,
 )
@@ -230,6 +232,46 @@ async def test_callers_take_turns_and_root_waits_for_one_other_action() -> None:
     assert log == [*expected, "user 1: 1", "user 2: 1", "user 1: 2", "user 1: 3"]
     queue.stop()
     await serving
+
+
+@in_loop
+async def test_those_that_wait_for_turns_go_on_one_by_one_as_actions_do() -> None:
+    turns, log = Turns(), list[str]()
+
+    async def take(name: str) -> None:
+        async with turns:
+            log.append(name)
+            await asyncio.sleep(0)
+            log.append(name)
+
+    asked = []
+    for caller, count in ((MEMBERS[0], 3), (MEMBERS[1], 2), (OWN, 2)):
+        with called_by(caller):
+            asked += [asyncio.create_task(take(f"{caller.name}: {n}")) for n in range(count)]
+    await asyncio.gather(*asked)
+    assert log[::2] == log[1::2]
+    expected = ["user 1: 0", "the agent: 0", "user 1: 1", "the agent: 1", "user 2: 0"]
+    assert log[::2] == [*expected, "user 1: 2", "user 2: 1"]
+
+
+@in_loop
+async def test_whoever_leaves_before_or_at_the_moment_of_the_turn_passes_the_turn_on() -> None:
+    turns, log = Turns(), list[str]()
+
+    async def take(name: str) -> None:
+        async with turns:
+            log.append(name)
+
+    await turns.__aenter__()
+    early, late, last = [asyncio.create_task(take(name)) for name in ("early", "late", "last")]
+    await asyncio.sleep(0)
+    early.cancel()
+    await turns.__aexit__()
+    late.cancel()  # whose turn it is, though it has not gone on yet
+    await last
+    assert log == ["last"]
+    await take("next")
+    assert log == ["last", "next"]
 
 
 @in_loop
