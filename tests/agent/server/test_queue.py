@@ -255,7 +255,7 @@ async def test_those_that_wait_for_turns_go_on_one_by_one_as_actions_do() -> Non
 
 
 @in_loop
-async def test_whoever_leaves_before_or_at_the_moment_of_the_turn_passes_the_turn_on() -> None:
+async def test_a_task_that_leaves_before_or_at_the_moment_of_its_turn_passes_that_on() -> None:
     turns, log = Turns(), list[str]()
 
     async def take(name: str) -> None:
