@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, TypeVar
@@ -106,6 +107,21 @@ def test_names_end_with_their_directory(tmp_path: Path, *, renamed: bool) -> Non
             await anext(aiter(directory_names(directory)))
 
     check()
+
+
+@in_loop
+async def test_a_directory_that_was_made_again_is_watched_again(tmp_path: Path) -> None:
+    """The watch on it has the descriptor's number of the one before."""
+    directory = tmp_path / "plugins"
+    for name in ("a", "b"):
+        directory.mkdir()
+        stream = aiter(directory_names(directory))
+        await anext(stream)
+        waiting = await begun(stream)
+        (directory / name).touch()
+        await waiting
+        shutil.rmtree(directory)
+        assert [None async for _ in stream]
 
 
 @in_loop
