@@ -473,7 +473,8 @@ class HostDevices:
     async def _repeat(self, changed: Callable[[], None]) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._period)
+                async with asyncio.timeout(self._period):
+                    await self._changed.wait()
                 await asyncio.sleep(self._settle)
             self._changed.clear()
             self._keep(*await asyncio.to_thread(self._read))

@@ -15,6 +15,7 @@ from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider
 from sysfs.devices import PCI_DIRECTORY
 from sysfs.links import watch_devices, watch_links
+from tests.agent.server.support import QUIET_SECONDS
 from tests.sysfs.pci import PciTree, network_host
 
 if TYPE_CHECKING:
@@ -410,3 +411,25 @@ def test_netlink_is_asked_on_this_host_where_a_class_can_have_links(
     assert calls == []
     HostDevices(classes, Path("/"))
     assert bool(calls) == asks
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_mistake_in_a_watch_amid_a_change_ends_the_provider(network: PciTree, turns: int) -> None:
+    """Whoever runs it says so and starts it again."""
+
+    async def changes() -> AsyncIterator[None]:
+        while not getattr(provider._changed, "_waiters", ()):
+            await asyncio.sleep(0)
+        yield
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        raise RuntimeError("a mistake")
+
+    provider = HostDevices(CLASSES, network.root, watches={"devices": changes}, period=NEVER)
+
+    async def serve() -> None:
+        async with asyncio.timeout(QUIET_SECONDS):
+            await provider.serve(lambda: None)
+
+    with pytest.raises(ExceptionGroup, match="TaskGroup"):
+        asyncio.run(serve())
