@@ -72,10 +72,12 @@ async def stream_point(where: str, stream: AsyncIterable[Any]) -> AsyncIterator[
 class _WithPoints(ast.NodeTransformer):
     def __init__(self, file: str) -> None:
         self._file = file
+        self.points: set[str] = set()
 
     def _call(self, name: str, node: ast.expr | ast.stmt, value: ast.expr) -> ast.expr:
-        where = ast.Constant(f"{self._file}:{node.lineno}:{node.col_offset}")
-        return ast.Call(ast.Name(name, ast.Load()), [where, value], [])
+        where = f"{self._file}:{node.lineno}:{node.col_offset}"
+        self.points.add(where)
+        return ast.Call(ast.Name(name, ast.Load()), [ast.Constant(where), value], [])
 
     def visit_Await(self, node: ast.Await) -> ast.Await:
         self.generic_visit(node)
@@ -114,13 +116,19 @@ def modules_of(*packages: str) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def instrumented(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """Exchange the code of all functions of modules by code with points, and give it back."""
+def instrumented(modules: Iterable[ModuleType]) -> Iterator[set[str]]:
+    """Exchange the code of all functions of modules by code with points, and give it back.
+
+    Yields all points.
+    """
     former: list[tuple[FunctionType, CodeType]] = []
+    points: set[str] = set()
     for module in modules:
         assert module.__file__ is not None
         file = Path(module.__file__)
-        tree = _WithPoints(f"{file.parent.name}/{file.name}").visit(ast.parse(file.read_text()))
+        making = _WithPoints(f"{file.parent.name}/{file.name}")
+        tree = making.visit(ast.parse(file.read_text()))
+        points |= making.points
         code = compile(ast.fix_missing_locations(tree), str(file), "exec")
         made = {(each.co_qualname, each.co_firstlineno): each for each in _codes(code)}
         for function in _functions(module):
@@ -128,7 +136,7 @@ def instrumented(modules: Iterable[ModuleType]) -> Iterator[None]:
             former.append((function, old))
             function.__code__ = made[old.co_qualname, old.co_firstlineno]
         vars(module).update(await_point=await_point, stream_point=stream_point)
-    yield
+    yield points
     for function, old in former:
         function.__code__ = old
 
