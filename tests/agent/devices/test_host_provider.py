@@ -418,7 +418,7 @@ def test_a_mistake_in_a_watch_amid_a_change_ends_the_provider(network: PciTree, 
     """Whoever runs it says so and starts it again."""
 
     async def changes() -> AsyncIterator[None]:
-        while not getattr(provider._changed, "_waiters", ()):
+        while not getattr(provider._changed, "_waiters", ()):  # noqa: ASYNC110  # no event says it
             await asyncio.sleep(0)
         yield
         for _ in range(turns):
