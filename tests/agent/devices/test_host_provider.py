@@ -415,7 +415,7 @@ def test_netlink_is_asked_on_this_host_where_a_class_can_have_links(
 
 @pytest.mark.parametrize("turns", range(4))
 def test_a_mistake_in_a_watch_amid_a_change_ends_the_provider(network: PciTree, turns: int) -> None:
-    """Whoever runs it says so and starts it again."""
+    """What runs the provider says so and starts it again."""
 
     async def changes() -> AsyncIterator[None]:
         while not getattr(provider._changed, "_waiters", ()):  # noqa: ASYNC110  # no event says it
