@@ -153,8 +153,8 @@ async def _readings(source: _Readable[_EventT_co]) -> AsyncGenerator[tuple[_Even
     Close the generator before the descriptor: the loop would watch whatever has its number next.
     """
     readable = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(source.fileno(), readable.set)
+    loop, number = asyncio.get_running_loop(), source.fileno()
+    loop.add_reader(number, readable.set)
     try:
         while True:
             await readable.wait()
@@ -162,7 +162,7 @@ async def _readings(source: _Readable[_EventT_co]) -> AsyncGenerator[tuple[_Even
             if events := source.read():
                 yield events
     finally:
-        loop.remove_reader(source.fileno())
+        loop.remove_reader(number)
 
 
 # --- service manager ------------------------------------------------------------------------------
