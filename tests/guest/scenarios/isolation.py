@@ -54,6 +54,8 @@ IRQS: Final = Path("/proc/irq")
 BOUND: Final = 0x04000000
 #: Wakes twenty times a second, each time with a new process.
 RESTLESS: Final = "while :; do sleep 0.05; done"
+#: Never waits, on the pod's CPUs wherever the kernel lets it.
+STRESS: Final = "stress.service"
 #: How long the pod's CPUs are watched for one count: the job's console interrupts every second.
 WATCHED: Final = "8s"
 TRACING: Final = Path("/sys/kernel/tracing")
@@ -110,8 +112,12 @@ def _switch_on(agent: Agent, items: dict[str, object]) -> None:
 def _each_alone(guest: Guest, agent: Agent, own: frozenset[int]) -> None:
     """Count who runs on the pod's CPUs and interrupts them: without items, and with one of two."""
     checks = guest.checks
+    affinity = f"--property=CPUAffinity={' '.join(map(str, own))}"
+    options = ("--quiet", "--slice=system.slice", f"--unit={STRESS}", affinity)
+    command("systemd-run", *options, "/bin/busybox", "sh", "-c", "while :; do :; done")
     services, interrupts = _counted(guest, agent, "without")
-    checks.check("without: services run there", services, services)
+    checks.check("without: services run there", len(services) > 1, services)
+    checks.check("without: one never leaves", f"/system.slice/{STRESS}" in services, services)
     checks.check("without: interrupts come there", interrupts, interrupts)
 
     # The unit as it is may write cgroups: enough for the slices.
@@ -121,6 +127,7 @@ def _each_alone(guest: Guest, agent: Agent, own: frozenset[int]) -> None:
     services, interrupts = _counted(guest, agent, "slices")
     checks.equal("slices alone: services that ran there", services, {})
     checks.check("slices alone: interrupts come there", interrupts, interrupts)
+    command("systemctl", "stop", STRESS)
 
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(guest.job / "deploy/isolation.conf", DROP_IN)
