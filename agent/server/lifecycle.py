@@ -82,26 +82,43 @@ class _Readable(Protocol[_EventT_co]):
 
 
 async def directory_changes(directory: Path) -> AsyncIterator[None]:
-    """Yield whenever files of a directory were written, moved or removed. Raises `OSError`."""
-    with Inotify() as inotify:
-        inotify.add(directory, DIRECTORY_OF_FILES)
-        async with aclosing(_readings(inotify)) as readings:
-            async for _ in readings:
-                yield
+    """Yield whenever files of a directory were written, moved or removed; ends with the directory.
+
+    Raises `OSError`, ENOENT without the directory.
+    """
+    async with aclosing(_changes(directory, DIRECTORY_OF_FILES)) as changes:
+        await anext(changes)
+        async for _ in changes:
+            yield
 
 
-async def directory_names(directory: Path) -> AsyncIterator[None]:
+def directory_names(directory: Path) -> AsyncIterator[None]:
     """Yield once the directory is watched, and whenever a name in it appears or disappears.
 
     Ends when the directory was removed or renamed. Raises `OSError`, ENOENT without the directory.
     """
+    return _changes(directory, NAMES_IN_DIRECTORY)
+
+
+async def _changes(directory: Path, changes: Change) -> AsyncGenerator[None, None]:
+    above = directory.parent
     with Inotify() as inotify:
-        inotify.add(directory, NAMES_IN_DIRECTORY)
+        # A directory that was removed says so itself only once no process has it, or a socket that
+        # was bound in it, open.
+        inotify.add(above, NAMES_IN_DIRECTORY)
+        inotify.add(directory, changes)
         yield
         async with aclosing(_readings(inotify)) as readings:
             async for events in readings:
-                yield
-                if any(event.change & (Change.IGNORED | Change.MOVE_SELF) for event in events):
+                gone = [
+                    each.change & (Change.DELETE | Change.MOVED_FROM)
+                    if (each.path, each.name) == (above, directory.name)
+                    else each.change & (Change.IGNORED | Change.MOVE_SELF)
+                    for each in events
+                ]
+                if any(gone) or any(each.path != above for each in events):
+                    yield
+                if any(gone):
                     return
 
 

@@ -109,6 +109,34 @@ def test_names_end_with_their_directory(tmp_path: Path, *, renamed: bool) -> Non
     check()
 
 
+@pytest.mark.parametrize("watch", [directory_changes, directory_names])
+def test_a_watch_ends_with_a_directory_that_others_still_have_open(
+    tmp_path: Path, watch: Callable[[Path], AsyncIterator[None]]
+) -> None:
+    """As the sockets of device plugins do, and a shell in the directory of manifests."""
+
+    @in_loop
+    async def check() -> None:
+        directory = tmp_path / "plugins"
+        directory.mkdir()
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(directory / "a.sock"))
+            stream = watch(directory)
+            if watch is directory_names:
+                await anext(stream)
+            waiting = await begun(stream)
+            (tmp_path / "beside").touch()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            shutil.rmtree(directory)
+            await waiting
+            async for _ in stream:
+                pass
+
+    check()
+
+
 @in_loop
 async def test_a_directory_that_was_made_again_is_watched_again(tmp_path: Path) -> None:
     """The watch on it has the descriptor's number of the one before."""
