@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -23,8 +22,6 @@ from agent.server.errors import BusyError
 from agent.server.queue import Turns, caller_now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import RejectionCause
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.conditions import RejectedPod
-    from agent.server.limits import Caller
     from agent.server.state import AgentState
 
 #: How many rejections of a caller may wait for their advice; the answers to all others have none.
@@ -44,9 +40,7 @@ class Advisor:
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
-        #: `_waiting` counts the question that is answered and those behind it, by caller.
         self._answering = Turns()
-        self._waiting: Counter[Caller] = Counter()
 
     async def advised(
         self, pod: Pod, answer: AdmissionDocument, replaced: PodAllocation | None = None
@@ -112,19 +106,11 @@ class Advisor:
             return rejection
         return replace(rejection, advice=tuple(found))
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait for the turn of a question; raises `BusyError` if too many wait."""
-        caller = caller_now()
-        if self._waiting[caller] >= MOST_WAITING:
+    def _turn(self) -> Turns:
+        """Return what a question waits in; raises `BusyError` if too many of the caller's wait."""
+        if self._answering.waiting(caller_now()) >= MOST_WAITING:
             raise BusyError
-        self._waiting[caller] += 1
-        try:
-            async with self._answering:
-                yield
-        finally:
-            self._waiting[caller] -= 1
-            self._waiting += Counter()  # forgets those of whom none waits
+        return self._answering
 
 
 class _Filled(NamedTuple):

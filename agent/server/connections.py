@@ -53,10 +53,10 @@ log = structlog.get_logger(__name__)
 
 #: How long to wait after accept(2) failed, in seconds.
 PAUSE_SECONDS: Final = 1.0
-#: How many connections are accepted, and how many requests are started, before the event loop
-#: runs other tasks.
+#: How many connections are accepted, and how many requests of others than root are begun, before
+#: the event loop runs other tasks.
 AT_A_TIME: Final = 64
-TURNS: Final = 4
+BEGUN_AT_A_TIME: Final = 4
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
 #: Why a connection is closed whose request was not begun.
 _GIVES_WAY: Final = "too many connections; this one was idle for longest, and nothing was begun"
@@ -97,7 +97,7 @@ class Connections:
             limits.requests, cut_answers=limits.cut_answers
         )
         self._watching: Places[HttpConnection] = Places(limits.watchers, cut_answers=True)
-        self._turns = asyncio.Semaphore(TURNS)
+        self._beginning = asyncio.Semaphore(BEGUN_AT_A_TIME)
         self._openings: dict[HttpConnection, asyncio.Task[None]] = {}
         # The action that a gone client waits for is dropped if it has not begun.
         self._server = Server(self._answer, handler_cancellation=True)
@@ -204,7 +204,7 @@ class Connections:
         seconds = None if self._tls is None else self.limits.head_seconds
         try:
             if self.limits.open_in_turn and not connection.caller.privileged:
-                await self._turn()
+                await self._begin()
             await loop.connect_accepted_socket(
                 lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
             )
@@ -254,9 +254,9 @@ class Connections:
 
     # --- answering ------------------------------------------------------------------------------
 
-    async def _turn(self) -> None:
-        """Wait until fewer than `TURNS` others have gone on since the loop ran other tasks."""
-        async with self._turns:
+    async def _begin(self) -> None:
+        """Wait until fewer than `BEGUN_AT_A_TIME` have gone on since the loop ran other tasks."""
+        async with self._beginning:
             await asyncio.sleep(0)
 
     async def _answer(self, request: BaseRequest) -> StreamResponse:
@@ -273,7 +273,7 @@ class Connections:
             if connection.caller.privileged:
                 await asyncio.sleep(0)
             else:
-                await self._turn()
+                await self._begin()
             return await Exchange(request, connection, self._handler, self.failed).run()
         finally:
             connection.end_answer()

@@ -160,6 +160,10 @@ class Turns:
         self._line: Line[asyncio.Future[None]] = Line()
         self._taken = False
 
+    def waiting(self, caller: Caller) -> int:
+        """Return how many tasks of a caller wait, with those cancelled since the last turn."""
+        return self._line.of(caller)
+
     async def __aenter__(self) -> None:
         if not self._taken:
             self._taken = True

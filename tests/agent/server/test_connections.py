@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.server import connections
-from agent.server.connections import AT_A_TIME, TURNS, Connections, HttpConnection
+from agent.server.connections import AT_A_TIME, BEGUN_AT_A_TIME, Connections, HttpConnection
 from agent.server.http import Request, Response
 from agent.server.limits import Caller, Limit, Limits
 from agent.server.sockets import Address, open_tcp, tls_context
@@ -172,7 +172,7 @@ async def test_who_waits_for_answers_everywhere_learns_so_where_answers_matter()
 
 @in_loop
 async def test_requests_in_a_row_of_many_leave_turns_to_all_others() -> None:
-    async with opened(limits(3 * TURNS)) as listener:
+    async with opened(limits(3 * BEGUN_AT_A_TIME)) as listener:
         loop = asyncio.get_running_loop()
         begun = [0]
 
@@ -181,15 +181,15 @@ async def test_requests_in_a_row_of_many_leave_turns_to_all_others() -> None:
             loop.call_soon(next_turn)
 
         listener.handled = lambda: begun.__setitem__(-1, begun[-1] + 1)
-        pipelining = [await listener.enter() for _ in range(3 * TURNS)]
+        pipelining = [await listener.enter() for _ in range(3 * BEGUN_AT_A_TIME)]
         loop.call_soon(next_turn)
         for _, writer in pipelining:
             writer.write(REQUEST * 20)
         for reader, _ in pipelining:
             for _ in range(20):
                 await reader.readuntil(b"hello")
-        assert sum(begun) == 60 * TURNS
-        assert max(begun) == TURNS
+        assert sum(begun) == 60 * BEGUN_AT_A_TIME
+        assert max(begun) == BEGUN_AT_A_TIME
         for ends in pipelining:
             await left(ends)
 
