@@ -12,7 +12,7 @@ import inspect
 import os
 import pkgutil
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Iterator
+    from contextlib import AbstractAsyncContextManager
     from types import ModuleType
 
 #: With `NUMAWARDEN_FAULTS=all` every await fails in each way, otherwise some in one of them.
@@ -69,6 +70,21 @@ async def stream_point(where: str, stream: AsyncIterable[Any]) -> AsyncIterator[
             yield each
 
 
+@asynccontextmanager
+async def context_point(
+    where: str, entered: AbstractAsyncContextManager[Any]
+) -> AsyncIterator[Any]:
+    await POINTS.reach(where)
+    async with entered as value:
+        yield value
+
+
+#: What `async with` enters without an await.
+_ENTERED_AT_ONCE: Final = frozenset(
+    {"aclosing", *(f"asyncio.{name}" for name in ("timeout", "timeout_at", "TaskGroup"))}
+)
+
+
 class _WithPoints(ast.NodeTransformer):
     def __init__(self, file: str) -> None:
         self._file = file
@@ -87,6 +103,14 @@ class _WithPoints(ast.NodeTransformer):
     def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AsyncFor:
         self.generic_visit(node)
         node.iter = self._call("stream_point", node, node.iter)
+        return node
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AsyncWith:
+        self.generic_visit(node)
+        for item in node.items:
+            made = item.context_expr
+            if not (isinstance(made, ast.Call) and ast.unparse(made.func) in _ENTERED_AT_ONCE):
+                item.context_expr = self._call("context_point", made, made)
         return node
 
 
@@ -135,7 +159,9 @@ def instrumented(modules: Iterable[ModuleType]) -> Iterator[set[str]]:
             old = function.__code__
             former.append((function, old))
             function.__code__ = made[old.co_qualname, old.co_firstlineno]
-        vars(module).update(await_point=await_point, stream_point=stream_point)
+        vars(module).update(
+            await_point=await_point, stream_point=stream_point, context_point=context_point
+        )
     yield points
     for function, old in former:
         function.__code__ = old

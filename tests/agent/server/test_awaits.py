@@ -21,6 +21,7 @@ from agent.pods.manifest import load_pod
 from agent.pods.model import END, UNIT
 from agent.server.errors import CheckpointFailedError
 from agent.server.lifecycle import CgroupChanges
+from agent.server.process import _serve
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.names import Driver, Layout, Tier
 from sysfs.mask import Mask
@@ -248,7 +249,7 @@ async def trial(tmp_path: Path, host: Path, where: str, fault: str, when: str) -
     changes = CgroupChanges(world.config.agent.cgroup_mount)
     with assembly as service, closing(changes):
         service._around = replace(service._around, cgroups=changes)
-        life = asyncio.create_task(service.run())
+        life = asyncio.create_task(_serve(service))
         ready = asyncio.create_task(manager.is_ready.wait())
         seconds = 0.5 if where else PATIENT_SECONDS
         await asyncio.wait((life, ready), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -262,6 +263,7 @@ async def trial(tmp_path: Path, host: Path, where: str, fault: str, when: str) -
                 said = controller.state.unready() or ""
                 wrong = "" if wrong.split(" has ")[0] in said else "not ready is not said"
         if when == STOP:
+            await _asked_amid_body(world)
             POINTS.log.clear()
         POINTS.fails = where if when == STOP else ""
         service.stop()
@@ -280,9 +282,19 @@ async def trial(tmp_path: Path, host: Path, where: str, fault: str, when: str) -
     return wrong
 
 
+async def _asked_amid_body(world: World) -> None:
+    """Make a request whose body ends early, once the agent waits for the answer."""
+    _, writer = await asyncio.open_unix_connection(world.socket)
+    POINTS.log.clear()
+    writer.write(b"POST /v1/pods HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{}")
+    while not any(each.startswith("server/handlers.py") for each in POINTS.log):  # noqa: ASYNC110  # a point sets no event
+        await asyncio.sleep(0.001)
+    asyncio.get_running_loop().call_later(0.05, writer.close)
+
+
 #: When the fault happens, and how many awaits are reached then at least.
 START, RUNNING, STOP = "start", "running", "stop"
-REACHED: Final = {START: 145, RUNNING: 145, STOP: 8}
+REACHED: Final = {START: 145, RUNNING: 145, STOP: 9}
 
 
 @pytest.mark.parametrize("when", REACHED)

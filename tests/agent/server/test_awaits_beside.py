@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import gc
+import json
+import os
 import selectors
 import shutil
 import socket
@@ -16,7 +19,9 @@ import tempfile
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pytest
@@ -24,17 +29,27 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import BindRequest, CordonRequest, LogLevelRequest
+from agent.cluster import publishing
+from agent.cluster.kubelet.pods_api import V1ALPHA1
+from agent.cluster.kubelet.source import CONFIRM_PERIOD
+from agent.cluster.nri import session
 from agent.cluster.nri.messages import NriEvent
 from agent.config.devices import HostDeviceClass
 from agent.config.model import DevicePluginsConfig, KubernetesConfig, OnReject
 from agent.devices.host import HostDevices
 from agent.devices.lists import BURST
+from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.manifest import load_pod
+from agent.pods.quantity import Quantity
 from agent.progress import EndedError
 from agent.rpc import CallError
+from agent.server import lifecycle
 from agent.server.connections import AT_A_TIME
 from agent.server.errors import EXPECTED
 from agent.server.handlers import SMALL_BYTES
+from agent.server.limits import Caller
+from sysfs.described import regular_host
+from sysfs.mask import Mask
 from tests.agent.cluster.test_cluster import (
     MIXED,
     Cluster,
@@ -51,15 +66,17 @@ from tests.agent.server.support import (
     RecordingManager,
     make_world,
     manifest,
+    two_packages,
     wired,
 )
-from tests.agent.server.test_awaits import RUNNING, trial
+from tests.agent.server.test_awaits import RUNNING, STOP, trial
 from tests.fakes.api_server import TOKEN, api_server
 from tests.fakes.certificate import write_certificate
 from tests.fakes.device_plugin import FakePlugin, device, failing
+from tests.fakes.devices import FakeProvider
 from tests.fakes.kubelet.device_shares import CHECKPOINT
 from tests.fakes.kubelet.endpoint import PodsEndpoint
-from tests.fakes.kubelet.kubelet import Options
+from tests.fakes.kubelet.kubelet import FakeKubelet, Options
 from tests.fakes.kubelet.worker import Habits
 from tests.sysfs.pci import network_host
 
@@ -68,15 +85,18 @@ if TYPE_CHECKING:
 
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
+    from cgroupfs.emulated.kernel import EmulatedKernel
     from tests.agent.server.support import World
 
 GPU: Final = "example.com/gpu"
 EXCLUSIVE: Final = "numawarden.dev/exclusive"
 VF: Final = "example.com/vf"
+SLOW: Final = "example.com/slow"
 NODE: Final = "node"
 #: A kubelet that looks as seldom as the clock of the loop goes on while nothing is ready.
 CALM: Final = Options(poll=0.2, habits=Habits(retry=0.5, look=0.2, linger=0.2))
 WITHOUT_API: Final = dataclasses.replace(CALM, pods_api=False)
+WITHOUT_GET: Final = dataclasses.replace(CALM, get_pod_resources=False)
 #: How a call ends that fails, also by a fault itself.
 FAILURES: Final = (*EXPECTED, EndedError, TimeoutError, RuntimeError)
 PACKAGES: Final = ("agent.cluster", "agent.devices", "agent.sources")
@@ -111,9 +131,18 @@ class _Skipping(selectors.DefaultSelector):
 
 
 class _Loop(asyncio.SelectorEventLoop):
+    """A loop on such a selector; `full`: the next connection finds no descriptor left."""
+
     def __init__(self) -> None:
         self.selector = _Skipping()
+        self.full = False
         super().__init__(self.selector)
+
+    async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
+        if self.full:
+            self.full = False
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return await super().sock_accept(sock)
 
     def time(self) -> float:
         return time.monotonic() + self.selector.skipped
@@ -251,15 +280,15 @@ async def _stir(cluster: Cluster) -> None:
     mixed, own = cluster.put(MIXED), cluster.put(pod("own", container("solo", 2)))
     await within(SOON, lambda: {cluster.phase(each) for each in (mixed, own)} == {"Running"})
     cluster.put(pod("own", container("solo", 3)))
-    await within(5, lambda: cluster.runtime.of("solo").updates)
+    await within(5, lambda: _is_made(cluster, "solo") and cluster.runtime.of("solo").updates)
     cluster.remove("own")
     plugin = FakePlugin(cluster.kubelet.manager.directory, GPU)
     await _starts(plugin, plugin.directory)
     listed = cluster.kubelet.manager.endpoints
     await within(SOON, lambda: len(listed) > 1 and all(each.ids for each in listed.values()))
-    gpu, fits = pod("gpu", container("gpu", resources=_with_gpu(amounts(1)))), opting_in("fits", 1)
+    gpu, fits = pod("gpu", container("gpu", resources=_with(GPU, amounts(1)))), opting_in("fits", 1)
     [opted] = fits["spec"]["containers"]
-    opted["resources"] = _with_gpu(opted["resources"])
+    opted["resources"] = _with(GPU, opted["resources"])
     much = pod("much", container("much", 16))
     others = [cluster.put(each) for each in (gpu, fits, opting_in("not", 16), much)]
     ended = {"Running", "Failed", "Pending"}
@@ -280,8 +309,13 @@ async def _stir(cluster: Cluster) -> None:
     await within(SOON, lambda: listed.get(EXCLUSIVE) is not own_plugin)
 
 
-def _with_gpu(resources: dict[str, Any]) -> dict[str, Any]:
-    limits = {**resources["limits"], GPU: "1"}
+def _is_made(cluster: Cluster, container: str) -> bool:
+    """Return whether a container was created, which a fault may keep from happening."""
+    return any(each.name == container for each in cluster.runtime.containers.values())
+
+
+def _with(device: str, resources: dict[str, Any]) -> dict[str, Any]:
+    limits = {**resources["limits"], device: "1"}
     return {"limits": limits, "requests": limits}
 
 
@@ -325,12 +359,13 @@ async def crowded(where: Path, point: str, fault: str, *, early: bool, clock: Fa
         await within(SOON, lambda: GPU in kubelet.manager.endpoints)
         (where / "late").write_text(TOKEN)
         await asyncio.sleep(10)
-        second = cluster.put(pod("second", container("two", resources=_with_gpu(amounts(8)))))
+        second = cluster.put(pod("second", container("two", resources=_with(GPU, amounts(8)))))
         await within(SOON, lambda: cluster.phase(second) == "Running")
         cluster.remove("first")
         await within(SOON, lambda: first not in service._controller.state.ledger.allocations)
-        cluster.runtime.end("two", 1)
-        await within(SOON, lambda: len(cluster.cpus("two")) == 8)
+        if _is_made(cluster, "two"):
+            cluster.runtime.end("two", 1)
+            await within(SOON, lambda: len(cluster.cpus("two")) == 8)
         await plugin.stop()
         shutil.rmtree(plugins)
         third = cluster.put(pod("third", container("three", 12)))
@@ -338,6 +373,128 @@ async def crowded(where: Path, point: str, fault: str, *, early: bool, clock: Fa
         cluster.remove("third")
         await within(SOON, lambda: cluster.phase(third) == "gone")
         return await _runs(cluster, service)
+
+
+# --- beside a kubelet and a kernel that answer late, in part, or not at all -----------------------
+
+
+async def hindered(where: Path, point: str, fault: str, *, early: bool, clock: FakeClock) -> str:
+    """As `beside`: pods run before the agent does, and neighbours do what they rarely do."""
+    POINTS.log.clear()
+    POINTS.fault, POINTS.fails = fault, ""
+    async with AsyncExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        patched.setattr(session, "_MOST_UPDATES", 1)
+        patched.setattr(publishing, "POD_SECONDS", 1.0)
+        cluster = _node(where, clock, stack)
+        world = cluster.world
+        world.change_host(regular_host(hugepages=((2 << 20, 8),)))
+        memory = MappingProxyType({"memory": Quantity.of_bytes(1 << 30)})
+        world.config = replace(
+            world.config,
+            memory_manager_policy=MemoryManagerPolicy.STATIC,
+            system_reserved=memory,
+        )
+        slow = FakeProvider(devices={SLOW: (PluginDevice("s", Mask.of(0)),)})
+        slow.waits = partial(asyncio.sleep, 10)
+        world.providers = (*world.providers, lambda _: slow)
+        await stack.enter_async_context(cluster.with_runtime())
+        await stack.enter_async_context(cluster.with_kubelet(WITHOUT_GET))
+        _keep_devices_to_itself(cluster.kubelet, where / "unseen")
+        first = [cluster.put(each) for each in (MIXED, pod("plain", container("plain")))]
+        await within(SOON, lambda: {cluster.phase(each) for each in first} == {"Running"})
+        POINTS.fails = point if early else ""
+        service, ready = await stack.enter_async_context(living(world))
+        if not ready:
+            return ""
+        POINTS.fails = point
+        await within(SOON, cluster.is_connected)
+        await _hinder(cluster, service)
+        return await _runs(cluster, service)
+
+
+async def _hinder(cluster: Cluster, service: Service) -> None:
+    """Have the kubelet reject calls, and lack pods and methods, and the kernel keep CPUs."""
+    api, plugins = cluster.kubelet.api, cluster.kubelet.manager
+    durable = service._controller.state
+
+    async def runs(uid: str) -> None:
+        await within(SOON, lambda: cluster.phase(uid) == "Running")
+
+    # Memory of a container that ended.
+    init = [container("init", 3)]
+    await runs(cluster.put(pod("begun", container("begun", 1), initContainers=init)))
+    # CPUs that do not leave other containers.
+    with _keeping(cluster.world.kernel, "kubepods.slice/kubepods-besteffort.slice"):
+        held = cluster.put(pod("held", container("held", 2)))
+        await within(SOON, lambda: _failures(cluster, "held") > 1)
+    await runs(held)
+    # More calls than the kubelet takes, and a list without pods that run.
+    api.raw_list, asked = V1ALPHA1["ListPodsResponse"]().SerializeToString(), len(api.calls)
+    api.failing = CallError("RESOURCE_EXHAUSTED", "too many")
+    much = cluster.put(pod("much", container("much", 16)))
+    await within(SOON, lambda: "ListPods" in api.calls[asked:])
+    api.failing = None
+    await within(SOON, lambda: _failures(cluster, "much"))
+    api.raw_list = None
+    cluster.remove("much")
+    await within(SOON, lambda: cluster.phase(much) == "gone")
+    await asyncio.sleep(CONFIRM_PERIOD)
+    # Containers that start while the agent cannot be asked.
+    await cluster.runtime.stop()
+    away = cluster.put(pod("away", container("one", 1), container("two", 1)))
+    await runs(away)
+    await within(SOON, lambda: away in durable.ledger.allocations)
+    await cluster.runtime.start()
+    await within(SOON, cluster.is_connected)
+    cluster.remove("away")
+    # A device that its provider is long in delivering.
+    await runs(cluster.put(pod("slow", container("slow", resources=_with(SLOW, amounts(1))))))
+    # The same resize twice.
+    failed = _failures(cluster, "held")
+    cluster.put(pod("held", container("held", 3)))
+    await within(SOON, lambda: _failures(cluster, "held") > failed + 2)
+    await asyncio.sleep(10)
+    # A host without the huge pages that it had.
+    cluster.world.change_host(two_packages())
+    service.resync()
+    await asyncio.sleep(10)
+    # Devices that the kubelet's file lacks.
+    plugin = FakePlugin(plugins.directory, GPU)
+    await _starts(plugin, plugin.directory)
+    await within(SOON, lambda: all(each.ids for each in plugins.endpoints.values()))
+    await runs(cluster.put(pod("gpu", container("gpu", resources=_with(GPU, amounts(1))))))
+    await plugin.stop()
+    shutil.rmtree(plugins.directory)
+    await asyncio.sleep(10)
+
+
+def _failures(cluster: Cluster, name: str) -> int:
+    """Return how often the kubelet failed with a pod."""
+    steps = cluster.kubelet.timeline.steps
+    return sum(step["step"] == "error" and step["pod"] == name for step in steps)
+
+
+def _keep_devices_to_itself(kubelet: FakeKubelet, file: Path) -> None:
+    """Have a kubelet keep its devices in a file unknown to the agent."""
+    kubelet.devices._file = file
+    kubelet.manager.directory.mkdir(mode=0o750, parents=True)
+    empty = {"Data": {"PodDeviceEntries": [], "RegisteredDevices": {GPU: ["a", "b"]}}}
+    (kubelet.manager.directory / CHECKPOINT).write_text(json.dumps(empty))
+
+
+@contextmanager
+def _keeping(kernel: EmulatedKernel, path: str) -> Iterator[None]:
+    """Have a cgroup keep its CPUs, whatever systemd writes: it does not say so."""
+    write = kernel.raw_write
+
+    def raw_write(to: str, file: str, value: str) -> None:
+        if (to, file) != (path, "cpuset.cpus"):
+            write(to, file, value)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cast("Any", kernel)._fake, "raw_write", raw_write)
+        yield
 
 
 # --- with a device plugin -----------------------------------------------------------------------
@@ -456,7 +613,11 @@ async def asked(where: Path, point: str, fault: str, *, early: bool, clock: Fake
     world.clock = clock
     POINTS.log.clear()
     POINTS.fault, POINTS.fails = fault, point if early else ""
-    async with living(world) as (service, ready):
+    callers = cycle((Caller("user 0", privileged=True), Caller("user 1000")))
+    async with AsyncExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        patched.setattr(lifecycle, "user_caller", lambda _: next(callers))
+        service, ready = await stack.enter_async_context(living(world))
         if not ready:
             return ""
         controller = service._controller
@@ -465,6 +626,9 @@ async def asked(where: Path, point: str, fault: str, *, early: bool, clock: Fake
         with _sent(world.socket, b"GET /v1/watch HTTP/1.1\r\nHost: a\r\n\r\n"):
             for request in _requests(client):
                 await _answered(request)
+            cast("_Loop", asyncio.get_running_loop()).full = True
+            fit = partial(client.fit, manifest("big", UID, cpu="40"), 1)
+            await asyncio.gather(*(_answered(fit) for _ in range(6)))
             await asyncio.to_thread(_exchanges, world.socket, service._listeners.metrics_port)
         POINTS.fails = ""
 
@@ -543,17 +707,19 @@ async def _answered(request: Callable[[], object]) -> bool:
     return False
 
 
+#: The story of which only those awaits fail that no other one reaches.
+RARE: Final = "hindered"
 TRIALS: Final[dict[str, Any]] = {
     "kubelet": beside,
     "crowded": crowded,
     "plugin": plugged,
     "client": asked,
+    RARE: hindered,
 }
 #: So many awaits each story reaches at least, also on a busy machine, where some come too late.
-REACHED: Final = {"kubelet": 220, "crowded": 220, "plugin": 125, "client": 145}
-#: So many awaits may be reached by no story: that of the process, those of a command, and those
-#: behind what no neighbour here does.
-UNREACHED: Final = 45
+REACHED: Final = {"kubelet": 220, "crowded": 220, "hindered": 180, "plugin": 125, "client": 145}
+#: So many awaits may be reached by no story: two of a command, and what comes too late for one.
+UNREACHED: Final = 12
 
 
 def _once(neighbour: str, where: str, fault: str, *, early: bool) -> str:
@@ -578,9 +744,11 @@ class Reached(NamedTuple):
 @pytest.fixture(scope="module")
 def reached(tmp_path_factory: pytest.TempPathFactory, host_root: Path) -> Iterator[Reached]:
     with instrumented([*modules_of("agent.server", *PACKAGES)]) as points:
-        where = tmp_path_factory.mktemp("alone")
-        assert asyncio.run(trial(where, host_root, "", "", RUNNING)) == ""
-        found = Reached(points, set(POINTS.log), {})
+        found = Reached(points, set(), {})
+        for when in (RUNNING, STOP):
+            where = tmp_path_factory.mktemp(when)
+            assert asyncio.run(trial(where, host_root, "", "", when)) == ""
+            found.alone.update(POINTS.log)
         for neighbour in TRIALS:
             assert _once(neighbour, "", "", early=False) == ""
             found.beside[neighbour] = set(POINTS.log)
@@ -604,8 +772,11 @@ def test_whatever_an_await_does_beside_others_the_agent_goes_on_or_says_what_doe
     reached: Reached, neighbour: str, fault: str, *, early: bool
 ) -> None:
     # What `test_awaits.py` has fail need not fail here, unless it deals with neighbours.
-    alone = {each for each in reached.alone if not each.startswith(HERE)}
-    some = chosen(sorted(reached.beside[neighbour] - alone), FAULTS.index(fault) * 2 + early, 36)
+    others, of = {each for each in reached.alone if not each.startswith(HERE)}, 36
+    if neighbour == RARE:
+        others = others.union(*(reached.beside[each] for each in TRIALS if each != RARE))
+        of = 6
+    some = chosen(sorted(reached.beside[neighbour] - others), FAULTS.index(fault) * 2 + early, of)
     wrong = {where: _once(neighbour, where, fault, early=early) for where in some}
     gc.collect()  # what faults left open is said here, and fails no other test
     assert {where: why for where, why in wrong.items() if why} == {}

@@ -44,13 +44,15 @@ class Options:
     """How this kubelet behaves.
 
     `blind` are the seconds after a start in which it has no pods yet, although the Pods API says
-    that its list is complete. `poll` is the period of reading the manifests.
+    that its list is complete. `poll` is the period of reading the manifests. Without
+    `get_pod_resources` podresources has no `Get`, as before v1.27.
     """
 
     blind: float = 0.0
     poll: float = 0.2
     pods_api: bool = True
     habits: Habits = field(default_factory=Habits)
+    get_pod_resources: bool = True
 
 
 class FakeKubelet:
@@ -76,7 +78,12 @@ class FakeKubelet:
         self.api = FakePodsApi(directory)
         self.pods = Pods(self.api)
         self.timeline = Timeline(control / TIMELINE)
-        self._pod_resources = PodResources(directory, self.pods, self.devices.given)
+        self._pod_resources = PodResources(
+            directory,
+            self.pods,
+            self.devices.given,
+            with_get=self._options.get_pod_resources,
+        )
         self.endpoint: PodsEndpoint | None = None
         self._cgroups = cgroups
         self._node = Node(

@@ -26,7 +26,15 @@ Given: TypeAlias = "Mapping[str, Mapping[str, tuple[int, ...]]]"
 class PodResources:
     """The server; `given(uid, container)` are the devices of a container."""
 
-    def __init__(self, directory: Path, pods: Pods, given: Callable[[str, str], Given]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        pods: Pods,
+        given: Callable[[str, str], Given],
+        *,
+        with_get: bool = True,
+    ) -> None:
+        self._with_get = with_get
         self._socket = directory / SOCKET
         self._pods = pods
         self._given = given
@@ -36,16 +44,14 @@ class PodResources:
         """Serve the socket."""
         self._socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._socket.unlink(missing_ok=True)
-        self._server = server(
-            self._socket,
-            POD_RESOURCES_LISTER,
-            {
-                "List": (V1["ListPodResourcesRequest"], self._list),
-                "Get": (V1["GetPodResourcesRequest"], self._get),
-                "GetAllocatableResources": (V1["AllocatableResourcesRequest"], _allocatable),
-            },
-            concurrent=10,
-        )
+        methods = {
+            "List": (V1["ListPodResourcesRequest"], self._list),
+            "Get": (V1["GetPodResourcesRequest"], self._get),
+            "GetAllocatableResources": (V1["AllocatableResourcesRequest"], _allocatable),
+        }
+        if not self._with_get:
+            del methods["Get"]
+        self._server = server(self._socket, POD_RESOURCES_LISTER, methods, concurrent=10)
         await self._server.start()
 
     async def stop(self) -> None:
