@@ -251,7 +251,7 @@ async def trial(tmp_path: Path, host: Path, where: str, fault: str, when: str) -
         service._around = replace(service._around, cgroups=changes)
         life = asyncio.create_task(_serve(service))
         ready = asyncio.create_task(manager.is_ready.wait())
-        seconds = 0.5 if where else PATIENT_SECONDS
+        seconds = 0.5 if where and when != STOP else PATIENT_SECONDS
         await asyncio.wait((life, ready), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         wrong = ""

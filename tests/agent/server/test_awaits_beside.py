@@ -416,7 +416,7 @@ async def hindered(where: Path, point: str, fault: str, *, early: bool, clock: F
 async def _hinder(cluster: Cluster, service: Service) -> None:
     """Have the kubelet reject calls, and lack pods and methods, and the kernel keep CPUs."""
     api, plugins = cluster.kubelet.api, cluster.kubelet.manager
-    durable = service._controller.state
+    state = service._controller.state
 
     async def runs(uid: str) -> None:
         await within(SOON, lambda: cluster.phase(uid) == "Running")
@@ -444,7 +444,7 @@ async def _hinder(cluster: Cluster, service: Service) -> None:
     await cluster.runtime.stop()
     away = cluster.put(pod("away", container("one", 1), container("two", 1)))
     await runs(away)
-    await within(SOON, lambda: away in durable.ledger.allocations)
+    await within(SOON, lambda: away in state.ledger.allocations)
     await cluster.runtime.start()
     await within(SOON, cluster.is_connected)
     cluster.remove("away")
