@@ -426,9 +426,9 @@ async def _hinder(cluster: Cluster, service: Service) -> None:
     await runs(cluster.put(pod("begun", container("begun", 1), initContainers=init)))
     # CPUs that do not leave other containers.
     with _keeping(cluster.world.kernel, "kubepods.slice/kubepods-besteffort.slice"):
-        held = cluster.put(pod("held", container("held", 2)))
-        await within(SOON, lambda: _failures(cluster, "held") > 1)
-    await runs(held)
+        own = cluster.put(pod("own", container("own", 2)))
+        await within(SOON, lambda: _failures(cluster, "own") > 1)
+    await runs(own)
     # More calls than the kubelet takes, and a list without pods that run.
     api.raw_list, asked = V1ALPHA1["ListPodsResponse"]().SerializeToString(), len(api.calls)
     api.failing = CallError("RESOURCE_EXHAUSTED", "too many")
@@ -451,9 +451,9 @@ async def _hinder(cluster: Cluster, service: Service) -> None:
     # A device that its provider is long in delivering.
     await runs(cluster.put(pod("slow", container("slow", resources=_with(SLOW, amounts(1))))))
     # The same resize twice.
-    failed = _failures(cluster, "held")
-    cluster.put(pod("held", container("held", 3)))
-    await within(SOON, lambda: _failures(cluster, "held") > failed + 2)
+    failed = _failures(cluster, "own")
+    cluster.put(pod("own", container("own", 3)))
+    await within(SOON, lambda: _failures(cluster, "own") > failed + 2)
     await asyncio.sleep(10)
     # A host without the huge pages that it had.
     cluster.world.change_host(two_packages())
