@@ -368,17 +368,26 @@ class HostPlaces:
             case "resctrl":
                 (self._root / RESCTRL_ROOT / rest).rmdir()
             case _:
-                data = text.encode() or b"\n"
-                fd = self._kept.pop(place, None)
-                if fd is None:
-                    fd = os.open(f"{self._prefix}/{place}", os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    os.write(fd, data)
-                    # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.
-                    if os.fstat(fd).st_size > len(data):
-                        os.ftruncate(fd, len(data))
-                finally:
-                    os.close(fd)
+                self._put(place, text)
+
+    def _put(self, place: str, text: str) -> None:
+        """Write a text to a file, the one that was kept open if there is one."""
+        data, kept = text.encode() or b"\n", self._kept.pop(place, None)
+        to_write = os.O_WRONLY | os.O_CLOEXEC
+        fd = os.open(f"{self._prefix}/{place}", to_write) if kept is None else kept
+        try:
+            os.write(fd, data)
+            # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.
+            if os.fstat(fd).st_size > len(data):
+                os.ftruncate(fd, len(data))
+        except OSError as error:
+            if kept is None or error.errno != errno.EIO:
+                raise
+            # So answers the file of an interrupt that was freed since it was read (proc_reg_write
+            # in fs/proc/inode.c); its number may be another one's now.
+            self._put(place, text)
+        finally:
+            os.close(fd)
 
     @staticmethod
     def _write_set(tree: CgroupTree, cgroup: str, file: str, *, text: str) -> None:

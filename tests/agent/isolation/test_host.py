@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import psutil
 import pytest
@@ -34,9 +35,6 @@ from tests.agent.isolation.hosts import (
     reject_once,
 )
 from tests.fakes.kernel import Died
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IRQ: Final = "proc/irq/{}/smp_affinity_list"
 #: What is desired of the host's files beside a pod on CPUs 2 and 3.
@@ -263,6 +261,28 @@ def test_an_interrupt_that_its_driver_manages_is_left_without_a_condition(
     places.writes.clear()
     isolation.apply([quiet("2-3")], (), thorough=True)
     assert places.writes == []
+
+
+def test_an_interrupt_that_is_freed_before_it_is_written_is_moved_when_it_comes_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolation, _ = host.start()
+    isolation.apply([], (), thorough=True)
+    path, write = host.root / IRQ.format(5), os.write
+
+    def freed(fd: int, data: bytes) -> int:
+        if Path(f"/proc/self/fd/{fd}").readlink() != path:
+            return write(fd, data)
+        path.unlink()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", freed)
+        isolation.apply([quiet("2-3")], (), thorough=False)
+    assert isolation.report.conditions == {}
+    host.put(IRQ.format(5), FILES[IRQ.format(5)])
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    assert (host.all(), isolation.report.conditions) == (NARROWED, {})
 
 
 def test_an_interrupt_that_is_still_delivered_there_is_a_condition_after_a_while(
