@@ -256,7 +256,9 @@ SETTLE_PATIENCE: Final = 5.0
 SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: How long to wait before a broken stream of changes is opened again, in seconds.
+#: How long to wait before a stream of changes is opened again, in seconds: one that ended, as with
+#: the directory that it is of, and one that failed.
+ENDED_SECONDS: Final = 1.0
 REOPEN_SECONDS: Final = 60.0
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
 ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
@@ -675,7 +677,7 @@ class Service:
     async def _pump(
         self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
     ) -> None:
-        """Request an action whenever a stream yields; reopen a broken stream."""
+        """Request an action whenever a stream yields; open a stream again that ended or failed."""
         conditions = self._controller.state.conditions
         while True:
             reason = ""
@@ -691,7 +693,7 @@ class Service:
             if reason:
                 conditions[name] = f"{name} are noticed only by the periodic comparison: {reason}"
             asked.set()
-            await self._clock.sleep(REOPEN_SECONDS)
+            await self._clock.sleep(REOPEN_SECONDS if reason else ENDED_SECONDS)
 
     async def _serve(self, provider: DeviceProvider) -> None:
         """Run a provider of devices."""

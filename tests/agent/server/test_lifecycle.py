@@ -377,6 +377,25 @@ async def test_a_manifest_that_turns_bad_is_reported_to_watchers_once(world: Wor
 
 
 @in_loop
+async def test_a_manifest_directory_that_is_replaced_is_watched_again_soon(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "SOURCE_PERIOD", 1e6)
+    directory = world.manifest_directory()
+    shell = os.open(directory, os.O_RDONLY)  # as a shell has it that is in the directory
+    async with running(world) as agent:
+        with agent.controller.events.watch() as watcher:
+            directory.rmdir()
+            directory.mkdir(mode=0o755)
+            for name, uid in (("web", UID), ("db", OTHER_UID)):
+                (directory / f"{name}.yaml").write_bytes(manifest(name, uid))
+                admitted = next_event(watcher, "PodAdmitted")
+                event = await world.clock.passing(service_module.ENDED_SECONDS, admitted)
+                assert event.uid == uid
+    os.close(shell)
+
+
+@in_loop
 async def test_a_rejected_manifest_is_admitted_once_another_pod_ends(world: World) -> None:
     directory = world.manifest_directory()
     async with running(world) as agent:
