@@ -282,10 +282,11 @@ def not_enforced(difference: Difference, pod: str) -> ConditionDocument:
     """Return the condition that a difference remains; `pod` is its namespace/name or ""."""
     detail = difference.detail
     isolated = difference.file in PARTITION_FILES
+    of = f"container {difference.container} of " if difference.container else ""
     return ConditionDocument(
         ConditionType.ISOLATED if isolated else ConditionType.ENFORCED,
         camel_case(str(difference.cause)),
-        f"pod {pod} is not enforced: {detail}" if pod else detail,
+        f"{of}pod {pod} is not enforced: {detail}" if pod else detail,
         uid=difference.pod,
         pod=pod,
         container=difference.container,
