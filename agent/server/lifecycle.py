@@ -81,22 +81,16 @@ class _Readable(Protocol[_EventT_co]):
         """Return pending events; never blocks."""
 
 
-async def directory_changes(directory: Path) -> AsyncIterator[None]:
-    """Yield whenever files of a directory were written, moved or removed; ends with the directory.
-
-    Raises `OSError`, ENOENT without the directory.
-    """
-    async with aclosing(_changes(directory, DIRECTORY_OF_FILES)) as changes:
-        await anext(changes)
-        async for _ in changes:
-            yield
-
-
-def directory_names(directory: Path) -> AsyncIterator[None]:
-    """Yield once the directory is watched, and whenever a name in it appears or disappears.
+def directory_changes(directory: Path) -> AsyncIterator[None]:
+    """Yield once the directory is watched, and when a file in it was written, moved or removed.
 
     Ends when the directory was removed or renamed. Raises `OSError`, ENOENT without the directory.
     """
+    return _changes(directory, DIRECTORY_OF_FILES)
+
+
+def directory_names(directory: Path) -> AsyncIterator[None]:
+    """Yield as `directory_changes` does, but whenever a name in it appears or disappears."""
     return _changes(directory, NAMES_IN_DIRECTORY)
 
 
@@ -256,8 +250,8 @@ SETTLE_PATIENCE: Final = 5.0
 SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: How long to wait before a stream of changes is opened again, in seconds: one that ended, as with
-#: the directory that it is of, and one that failed.
+#: How long to wait before a stream of changes is opened again, in seconds: one that ended, or of
+#: which the directory is missing, and one that failed.
 ENDED_SECONDS: Final = 1.0
 REOPEN_SECONDS: Final = 60.0
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
@@ -684,6 +678,9 @@ class Service:
             try:
                 conditions.pop(name, None)
                 await uncancelled(_set_by(stream, asked))
+            except FileNotFoundError:  # who reads the directory says so
+                await self._clock.sleep(ENDED_SECONDS)
+                continue
             except OSError as error:
                 reason = error.strerror or str(error)
                 log.warning("watch failed", what=name, reason=reason)

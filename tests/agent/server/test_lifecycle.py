@@ -377,7 +377,7 @@ async def test_a_manifest_that_turns_bad_is_reported_to_watchers_once(world: Wor
 
 
 @in_loop
-async def test_a_manifest_directory_that_is_replaced_is_watched_again_soon(
+async def test_a_manifest_directory_that_comes_again_is_watched_again_soon(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "SOURCE_PERIOD", 1e6)
@@ -386,6 +386,9 @@ async def test_a_manifest_directory_that_is_replaced_is_watched_again_soon(
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
             directory.rmdir()
+            sources = agent.controller.state.sources
+            unread = until(lambda: sources["manifests"].unreadable is not None)
+            await world.clock.passing(service_module.ENDED_SECONDS, unread)
             directory.mkdir(mode=0o755)
             for name, uid in (("web", UID), ("db", OTHER_UID)):
                 (directory / f"{name}.yaml").write_bytes(manifest(name, uid))

@@ -34,6 +34,7 @@ async def begun(stream: AsyncIterator[_Change]) -> asyncio.Task[_Change]:
 @in_loop
 async def test_a_file_that_was_written_moved_or_removed_is_noticed(tmp_path: Path) -> None:
     stream = aiter(directory_changes(tmp_path))
+    await anext(stream)  # it is watched
     path = tmp_path / "a.yaml"
     for change in (
         lambda: path.write_text("a"),
@@ -55,8 +56,7 @@ def test_a_watch_that_is_closed_leaves_its_descriptor_to_others(
             number = unused.fileno()  # of the next one that is opened, too
         stream = watch(tmp_path)
         assert isinstance(stream, AsyncGenerator)
-        if watch is directory_names:
-            await anext(stream)
+        await anext(stream)
         waiting = await begun(stream)
         (tmp_path / "a.yaml").touch()
         await waiting
@@ -122,8 +122,7 @@ def test_a_watch_ends_with_a_directory_that_others_still_have_open(
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(str(directory / "a.sock"))
             stream = watch(directory)
-            if watch is directory_names:
-                await anext(stream)
+            await anext(stream)
             waiting = await begun(stream)
             (tmp_path / "beside").touch()
             for _ in range(10):
