@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
@@ -81,16 +81,23 @@ class _Readable(Protocol[_EventT_co]):
         """Return pending events; never blocks."""
 
 
-def directory_changes(directory: Path) -> AsyncIterator[None]:
+async def directory_changes(directory: Path) -> AsyncIterator[None]:
     """Yield once the directory is watched, and when a file in it was written, moved or removed.
 
-    Ends when the directory was removed or renamed. Raises `OSError`, ENOENT without the directory.
+    Ends without the directory, which its reader reports, and when it was removed or renamed. Raises
+    `OSError`.
     """
-    return _changes(directory, DIRECTORY_OF_FILES)
+    with suppress(FileNotFoundError):
+        async with aclosing(_changes(directory, DIRECTORY_OF_FILES)) as changes:
+            async for _ in changes:
+                yield
 
 
 def directory_names(directory: Path) -> AsyncIterator[None]:
-    """Yield as `directory_changes` does, but whenever a name in it appears or disappears."""
+    """Yield once the directory is watched, and whenever a name in it appears or disappears.
+
+    Ends when the directory was removed or renamed. Raises `OSError`, ENOENT without the directory.
+    """
     return _changes(directory, NAMES_IN_DIRECTORY)
 
 
@@ -250,8 +257,8 @@ SETTLE_PATIENCE: Final = 5.0
 SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: How long to wait before a stream of changes is opened again, in seconds: one that ended, or of
-#: which the directory is missing, and one that failed.
+#: How long to wait before a stream of changes is opened again, in seconds: one that ended, as it
+#: does without its directory, and one that failed.
 ENDED_SECONDS: Final = 1.0
 REOPEN_SECONDS: Final = 60.0
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
@@ -678,9 +685,6 @@ class Service:
             try:
                 conditions.pop(name, None)
                 await uncancelled(_set_by(stream, asked))
-            except FileNotFoundError:  # who reads the directory says so
-                await self._clock.sleep(ENDED_SECONDS)
-                continue
             except OSError as error:
                 reason = error.strerror or str(error)
                 log.warning("watch failed", what=name, reason=reason)

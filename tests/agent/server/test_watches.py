@@ -67,9 +67,10 @@ def test_a_watch_that_is_closed_leaves_its_descriptor_to_others(
 
 
 @in_loop
-async def test_a_directory_that_is_missing_is_an_error(tmp_path: Path) -> None:
+async def test_a_directory_that_is_missing_has_no_changes_and_no_names(tmp_path: Path) -> None:
+    assert [None async for _ in directory_changes(tmp_path / "none")] == []
     with pytest.raises(FileNotFoundError):
-        await anext(aiter(directory_changes(tmp_path / "none")))
+        await anext(aiter(directory_names(tmp_path / "none")))
 
 
 @in_loop
