@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import structlog
 
 from agent.server.log import OURS
 from sysfs.described import write_tree
-from tests.agent.server.support import make_world, two_packages
+from tests.agent.server.support import PATIENCE, make_world, two_packages
 from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
@@ -26,6 +26,23 @@ def _quiet_log() -> None:
         logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+#: How long neighbours may take that answer within a moment, unless nothing runs for so long.
+_MOMENTS: Final = (
+    "agent.cluster.kubelet.devices.GET_SECONDS",
+    "agent.cluster.kubelet.devices.LIST_SECONDS",
+    "agent.isolation.places._ANSWER_SECONDS",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient() -> Iterator[None]:
+    """Wait for answers as long as a busy machine takes; tests of what is late make that short."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in _MOMENTS:
+            patched.setattr(name, PATIENCE)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -104,8 +104,9 @@ def test_after_its_restart_it_learns_them_again(host: Host, irqbalance: Irqbalan
 
 
 def test_one_that_does_not_answer_is_a_condition_and_is_asked_once_a_comparison(
-    host: Host,
+    host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent.isolation.places._ANSWER_SECONDS", 0.05)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.bind(str(host.root / SOCKET))
         silent.listen(8)

@@ -206,7 +206,8 @@ async def test_only_pods_of_the_kubelet_that_ask_for_devices_are_asked_about(
 async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.cluster.kubelet.devices.LIST_SECONDS", 0.05)
+    for name in ("GET_SECONDS", "LIST_SECONDS"):
+        monkeypatch.setattr(f"agent.cluster.kubelet.devices.{name}", 0.05)
     give(world, 1)
     kubelet = FakePodResources(kubelet_of(world))
     kubelet.answers = dict.fromkeys(("List", "Get", "GetAllocatableResources"), never)
@@ -227,9 +228,8 @@ async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
 
 @in_loop
 async def test_a_pod_whose_devices_the_kubelet_does_not_say_keeps_no_other_waiting(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    monkeypatch.setattr("agent.cluster.kubelet.devices.GET_SECONDS", PATIENCE)
     kubelet, asked, go_on = FakePodResources(kubelet_of(world)), asyncio.Event(), asyncio.Event()
 
     async def hang(_request: bytes) -> bytes:
