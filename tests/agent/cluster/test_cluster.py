@@ -19,12 +19,11 @@ from msgspec.structs import replace
 
 from agent.cli.main import run_command
 from agent.clock import SystemClock
-from agent.cluster import runtime_events
 from agent.config.model import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
 from agent.server import metrics as names
 from sysfs.mask import EMPTY, Mask
-from tests.agent.server.support import PATIENCE, in_loop, make_world, running
+from tests.agent.server.support import in_loop, make_world, running
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
 from tests.fakes.kubelet.nri_memory_runtime import REQUEST_SECONDS, NriMemoryRuntime
@@ -183,12 +182,6 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
-
-
-@pytest.fixture
-def awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the kubelet's list, which on a busy machine may take more than half a second."""
-    monkeypatch.setattr(runtime_events, "ASK_SECONDS", PATIENCE)
 
 
 @asynccontextmanager
@@ -467,7 +460,6 @@ def sharing(cluster: Cluster) -> None:
     cluster.world.config = replace(cluster.world.config, agent=replace(agent, kubelet=beside))
 
 
-@pytest.mark.usefixtures("awaited")
 @in_loop
 async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_others(
     cluster: Cluster,
@@ -492,7 +484,6 @@ async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_othe
             assert not cluster.agent.controller.state.durable.shared
 
 
-@pytest.mark.usefixtures("awaited")
 @in_loop
 async def test_a_pod_that_ended_is_known_before_the_kubelets_watch_has_begun(
     cluster: Cluster,
