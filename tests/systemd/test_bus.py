@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., tuple[FakeBus, SystemBus]]
 
+#: In seconds; an answer takes no longer on however busy a machine.
+PATIENCE = 60.0
 UNIT = "kubepods-pod1.slice"
 JOB = "/org/freedesktop/systemd1/job/7"
 MANAGER = "org.freedesktop.systemd1.Manager"
@@ -43,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     opened: list[tuple[FakeBus, SystemBus]] = []
 
     def start(
-        handler: Handler, *, timeout: float = 5.0, greets: bool = True
+        handler: Handler, *, timeout: float = PATIENCE, greets: bool = True
     ) -> tuple[FakeBus, SystemBus]:
         fake = FakeBus(tmp_path, handler, greets=greets)
         fake.__enter__()
@@ -110,6 +112,7 @@ def test_no_answer_is_a_timeout_and_the_next_call_is_answered(start: Start) -> N
     _, bus = start(handler, timeout=0.2)
     with pytest.raises(BusTimeoutError, match="GetUnit"):
         bus.active_state(UNIT)
+    bus._timeout = PATIENCE
     assert bus.active_state(UNIT) is ActiveState.ACTIVE
 
 
@@ -117,12 +120,13 @@ def test_no_answer_is_a_timeout_and_the_next_call_is_answered(start: Start) -> N
 def test_a_step_that_is_silent_once_costs_one_deadline_and_no_later_call(
     start: Start, member: str
 ) -> None:
-    fake, bus = start(lambda *_: Answer("o", (JOB,), after=[job_removed()]), timeout=0.2)
+    fake, bus = start(lambda *_: Answer("o", (JOB,), after=[job_removed()]), timeout=1.0)
     fake.silent_once = {member}
     with pytest.raises((BusTimeoutError, BusSilentError)):
         bus.start_transient(UNIT, ())
     asked = [name for name, _, _ in fake.calls]
     assert asked[-1] == member
+    bus._timeout = PATIENCE
     bus.start_transient(UNIT, ())
     # Without a subscriber systemd sends no JobRemoved, so each connection has to subscribe.
     assert [name for name, _, _ in fake.calls].count("Subscribe") == asked.count("Subscribe") + 1
@@ -232,6 +236,7 @@ def test_no_answer_about_one_of_several_units_is_a_timeout_for_all(start: Start)
     _, bus = start(handler, timeout=0.2)
     with pytest.raises(BusTimeoutError, match="GetUnit"):
         bus.properties_of([("a.slice", ("X",)), ("b.slice", ("X",))])
+    bus._timeout = PATIENCE
     assert bus.properties_of([("a.slice", ("X",))]) == [("X of /unit/a",)]
 
 
