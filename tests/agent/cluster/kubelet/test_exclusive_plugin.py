@@ -407,7 +407,7 @@ def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
 def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 0.01)
+    monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 0.2)
 
     @in_loop
     async def check() -> None:

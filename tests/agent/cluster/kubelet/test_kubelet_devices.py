@@ -133,7 +133,7 @@ async def test_what_the_file_has_counts_where_podresources_do_not_answer(tmp_pat
 async def test_a_kubelet_that_hangs_holds_up_an_admission_for_its_deadline_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_resources_client, "GET_SECONDS", 0.05)
+    monkeypatch.setattr(pod_resources_client, "GET_SECONDS", 0.5)
     write_device_checkpoint(tmp_path, {}).write_text("{}")
     async with kubelet(tmp_path) as asked:
         asked.answers["Get"] = never

@@ -607,7 +607,7 @@ async def test_more_requests_than_are_answered_at_a_time_wait_and_are_all_answer
     runtime = FakeRuntime(tmp_path / "nri.sock")
     handler = RecordingHandler()
     handler.hangs = frozenset({"sandbox_started"})
-    async with running(runtime), serving(runtime.socket, handler, seconds=0.05):
+    async with running(runtime), serving(runtime.socket, handler, seconds=0.5):
         plugin = await runtime.plugin()
         calls = [
             asyncio.create_task(plugin.event(NriEvent.RUN_POD_SANDBOX, POD))
