@@ -126,15 +126,15 @@ def arguments(tool: Tool, pod: PodDocument, container: ContainerDocument) -> lis
     cgroup = pod.kernel[0].cgroup
     match tool:
         case Tool.PODMAN:
-            return [*_podman(cgroup, delivery), *_own_sets(container)]
+            return [*_podman(cgroup, delivery), *_own_sets(pod, container)]
         case Tool.SYSTEMD_RUN:
             unit = f"{pod.uid}-{container.name}"
-            return [*_systemd_run(cgroup, unit, delivery), *_properties(container)]
+            return [*_systemd_run(cgroup, unit, delivery), *_properties(pod, container)]
         case Tool.CONTAINERD:
             # `ctr run` of containerd 1.7 has no option for sets: the agent sets them later.
             return [*_ctr(cgroup, pod.uid, container.name, delivery)]
         case Tool.DOCKER | Tool.NERDCTL:
-            return [*_docker(tool, cgroup, delivery), *_own_sets(container)]
+            return [*_docker(tool, cgroup, delivery), *_own_sets(pod, container)]
 
 
 def start_lines(pod: PodDocument) -> Iterator[str]:
@@ -158,20 +158,21 @@ def start_lines(pod: PodDocument) -> Iterator[str]:
     yield f"          --arguments {tools}"
 
 
-def _own_sets(container: ContainerDocument) -> Iterator[str]:
-    """Yield the container's own CPUs and memory nodes: without, it begins on those of its pod.
+def _own_sets(pod: PodDocument, container: ContainerDocument) -> Iterator[str]:
+    """Yield the container's CPUs and memory nodes: without, it begins on those of its pod.
 
-    What shares the node's pool inherits that pool, also when it changes.
+    In a pod without CPUs of its own these are the node's pool, which is inherited, also when it
+    changes.
     """
-    if container.isolation != Isolation.HOST:
+    if any(each.isolation != Isolation.HOST for each in pod.containers):
         yield f"--cpuset-cpus={container.cpus}"
         if container.mems:
             yield f"--cpuset-mems={container.mems}"
 
 
-def _properties(container: ContainerDocument) -> Iterator[str]:
+def _properties(pod: PodDocument, container: ContainerDocument) -> Iterator[str]:
     names = {"--cpuset-cpus": "AllowedCPUs", "--cpuset-mems": "AllowedMemoryNodes"}
-    for option in _own_sets(container):
+    for option in _own_sets(pod, container):
         name, _, value = option.partition("=")
         yield f"--property={names[name]}={value}"
 

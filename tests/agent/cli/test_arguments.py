@@ -60,9 +60,18 @@ def test_a_container_begins_on_its_own_cpus_and_not_on_those_of_its_pod(
 ) -> None:
     found = document(NOTHING)
     container = replace(found.containers[0], isolation=isolation, cpus="1-2,17-18", mems="0")
-    assert arguments(tool, found, container)[-2:] == given
+    alone = replace(found, containers=(container,))
+    assert arguments(tool, alone, container)[-2:] == given
     anywhere = replace(container, mems=None)
-    assert arguments(tool, found, anywhere)[-1:] == given[:1]
+    assert arguments(tool, alone, anywhere)[-1:] == given[:1]
+
+
+def test_a_container_that_shares_begins_on_the_nodes_pool_beside_an_exclusive_sibling() -> None:
+    found = document(NOTHING)
+    sharing = replace(found.containers[0], isolation=Isolation.HOST, cpus="0,3-31")
+    sibling = replace(sharing, name="db", isolation=Isolation.CONTAINER, cpus="1-2")
+    mixed = replace(found, containers=(sibling, sharing))
+    assert arguments(Tool.PODMAN, mixed, sharing)[-1] == "--cpuset-cpus=0,3-31"
 
 
 def test_ctr_is_given_no_sets_since_it_has_no_option_for_them() -> None:
@@ -71,10 +80,11 @@ def test_ctr_is_given_no_sets_since_it_has_no_option_for_them() -> None:
     assert "--cpuset" not in " ".join(arguments(Tool.CONTAINERD, found, container))
 
 
-def test_a_container_of_the_nodes_pool_inherits_that_pool() -> None:
+def test_a_container_of_a_pod_without_cpus_of_its_own_inherits_the_nodes_pool() -> None:
     found = document(NOTHING)
     container = replace(found.containers[0], isolation=Isolation.HOST, cpus="0-31")
-    assert arguments(Tool.PODMAN, found, container) == [f"--cgroup-parent={SLICE}"]
+    alone = replace(found, containers=(container,))
+    assert arguments(Tool.PODMAN, alone, container) == [f"--cgroup-parent={SLICE}"]
 
 
 def test_podman_is_given_the_cdi_device_and_what_a_cdi_file_cannot_have() -> None:
