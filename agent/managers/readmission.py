@@ -91,13 +91,18 @@ def _with_decided(ledger: Ledger, existing: PodAllocation, pod: Pod) -> Decision
 
 def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
     if origin is Origin.IMPORTED:
-        was, ran = "imported from the kubelet", "that the kubelet ran"
-    else:
-        was, ran = "recovered from its cgroups", "that the pod was started with"
+        was = "imported from the kubelet"
+        remedy = "admit the specification that the kubelet ran, or"
+    else:  # of what is the same no cgroup says whose it is, and none shows devices
+        was = "recovered from its cgroups"
+        remedy = (
+            "admit the specification that the pod was started with; where its cgroups do not show "
+            "all of that,"
+        )
     return Rejection(
         Reason.CONFLICT,
         f"pod uid {pod.uid} was {was} and does not fit this specification: {error}",
-        remedy=f"admit the specification {ran}, or remove the pod first",
+        remedy=f"{remedy} remove the pod first",
     )
 
 

@@ -325,7 +325,9 @@ class TestBudgets:
     def test_sets_of_one_size_that_could_be_either_are_not_guessed(self) -> None:
         even = replace(self.MIXED, resources=guaranteed("cpu=4 memory=4Gi"))
         running = shown("a", "1-4", seen("x", "1-2"), seen("y", "3-4"))
-        assert not confirmed(self.RULES, even, running).admitted
+        rejection = confirmed(self.RULES, even, running).rejection
+        assert rejection is not None
+        assert "do not show all of that, remove the pod" in rejection.remedy
 
     @pytest.mark.parametrize(
         ("running", "own"),
