@@ -77,8 +77,8 @@ _FILE: Final = click.Path(path_type=Path)
     "--require",
     metavar="QUALITIES",
     default="",
-    help="Reject the pod unless every container gets this: exclusive, aligned, whole-cores, "
-    "near-device (separated by commas).",
+    help="Reject the pod unless each container gets what applies to it of this: exclusive, "
+    "aligned, whole-cores, near-device (separated by commas).",
 )
 @click.option(
     "--replace",

@@ -615,7 +615,11 @@ def _choices(
 
 
 def _fewest_groups(topology: CpuTopology, free: int, count: int) -> int:
-    """Return the free CPUs (bits) of the fewest nodes and sockets that have room for `count`."""
+    """Return the free CPUs (bits) of the fewest nodes and sockets that have room for `count`.
+
+    Where a socket has several nodes the fewest sockets come first, as with the kubelet: what is on
+    fewer nodes of more sockets is chosen only if the kubelet would.
+    """
     levels = (topology.nodes, topology.sockets)
     for groups in levels if topology.numa_first else reversed(levels):
         free = with_room(groups, free, count)
