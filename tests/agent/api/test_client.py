@@ -40,7 +40,7 @@ def http(status: str, body: bytes) -> bytes:
 
 
 def test_an_agent_that_does_not_run_is_reported_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match="there is no such socket; is the agent running"):
+    with pytest.raises(Unreachable, match=r"is the agent running.* 'journalctl -u numawarden'"):
         AgentClient(tmp_path / "a.sock").status()
 
 
@@ -48,7 +48,7 @@ def test_a_socket_without_a_listener_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
-    with pytest.raises(Unreachable, match="no process listens there; start the agent"):
+    with pytest.raises(Unreachable, match=r"listens there; start the agent, or .*'journalctl"):
         AgentClient(path).status()
 
 
@@ -56,7 +56,7 @@ def test_no_answer_in_time_is_reported(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "a.sock"))
         silent.listen()
-        with pytest.raises(Unreachable, match=r"no answer within 0\.01 s"):
+        with pytest.raises(Unreachable, match=r"no answer within 0\.01 s; see .*'journalctl"):
             AgentClient(tmp_path / "a.sock", timeout=0.01).status()
 
 

@@ -30,6 +30,14 @@ def test_cordon_and_uncordon_print_what_is_cordoned_and_who_uses_it(shell: Shell
     assert (code, json.loads(out)["cordons"]) == (ExitCode.OK, [])
 
 
+def test_all_cordons_are_lifted_at_once(shell: Shell) -> None:
+    shell.run("cordon", "1-3")
+    shell.run("cordon", "node:1")
+    code, out, _ = shell.run("uncordon", "--all")
+    assert code == ExitCode.OK
+    assert out.splitlines() == ["nothing is cordoned", "shared pool: CPUs 0-15"]
+
+
 def test_what_cannot_be_cordoned_says_why(shell: Shell) -> None:
     code, _, err = shell.run("cordon", "0-15")
     assert code == ExitCode.REJECTED

@@ -52,6 +52,13 @@ def test_fields_without_meaning_here_are_listed_once() -> None:
     )
 
 
+def test_a_pod_that_is_being_deleted_elsewhere_is_said_to_be_new_here() -> None:
+    metadata = {"name": "p", "deletionTimestamp": "2026-11-26T12:00:00Z"}
+    assert warnings(metadata=metadata) == (
+        "metadata.deletionTimestamp is ignored: the pod is admitted as a new one",
+    )
+
+
 def test_a_long_list_of_fields_is_cut() -> None:
     names = [
         "activeDeadlineSeconds", "affinity", "dnsConfig", "hostAliases", "hostIPC", "hostNetwork",

@@ -194,6 +194,7 @@ spec:
         (_pod("  containers: [{name: on}]\n"), "boolean"),
         (_pod("  containers: [{name: 12:30}]\n"), "base 60"),
         (_pod("  containers: [{name: 5}]\n"), "the number 5"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {labels: {a: 1}}\nspec: {}\n", "the number 1"),
         (_pod("  containers: [{name: A}]\n"), "not a valid name"),
         (_pod("  containers: [{name: ''}]\n"), "is empty"),
         (_pod("  containers: [{name: a}]\nstatus: {qosClass: Best}\n"), "is not one of"),

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from agent.config.model import Config
+from agent.devices.provider import Offer
 from agent.managers.policy import PluginDevice
+from agent.server.state import situate
 from agent.state.store import peek
 from sysfs.mask import Mask
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running, two_packages
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
@@ -23,6 +26,19 @@ if TYPE_CHECKING:
 
 GPU: Final = "example.com/gpu"
 ON_NODE_1: Final = tuple(PluginDevice(name, Mask.of(1)) for name in "abc")
+
+
+def test_only_the_resource_whose_list_changed_is_computed_again() -> None:
+    """Each list names a node that the host does not have, which its devices are to lose."""
+    first, second = ((PluginDevice(name, Mask.of(0, 9)),) for name in "ab")
+    config, host = Config(), two_packages()
+    before = situate(config, host, offer=Offer({"example.com/nic": first, GPU: second}))
+    changed = (PluginDevice("c", Mask.of(1, 9)),)
+    after = situate(config, host, before, offer=Offer({"example.com/nic": changed, GPU: second}))
+    [computed] = after.rules.policy.devices[GPU]
+    assert computed.nodes == Mask.of(0)
+    assert computed is before.rules.policy.devices[GPU][0]
+    assert after.rules.policy.devices["example.com/nic"][0].nodes == Mask.of(1)
 
 
 @pytest.fixture

@@ -180,6 +180,14 @@ class TestMistakes:
             load_sequence(file)
         assert [p.message for p in caught.value.problems] == ["host is missing", "steps is missing"]
 
+    def test_a_pods_manifest_is_told_what_decides_it(self, tmp_path: Path) -> None:
+        file = tmp_path / "pod.yaml"
+        file.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n")
+        with pytest.raises(ReplayError) as caught:
+            load_sequence(file)
+        [problem] = caught.value.problems
+        assert "'numawarden replay --from-live' decides it" in problem.message
+
     def test_a_text_that_is_not_a_document(self, tmp_path: Path) -> None:
         file = tmp_path / "broken.yaml"
         file.write_text("host: [")
