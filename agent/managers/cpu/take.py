@@ -541,10 +541,10 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
         kinds.append(topology.uncores)
     first = fill(free)
     if strategy.spread:
-        inside = fill(_fewest_groups(topology, free, count))
-        if _touched(topology.cores, inside) > _touched(topology.cores, first):
-            return first
-        return min((first, inside), key=lambda cpus: [_touched(groups, cpus) for groups in kinds])
+        filled = (first, *map(fill, _fewest_groups(topology, free, count, first)))
+        most = _touched(topology.cores, first)
+        inside = [cpus for cpus in filled if _touched(topology.cores, cpus) <= most]
+        return min(inside, key=lambda cpus: [_touched(groups, cpus) for groups in kinds])
     if _is_evidently_narrowest(topology, strategy, free, first, kinds):
         return first
 
@@ -602,7 +602,7 @@ def _choices(
 
     Where whole cores are asked for each node that has room counts: the fullest may have none.
     """
-    regions = [free, _fewest_groups(topology, free, count)]
+    regions = [free, *_fewest_groups(topology, free, count, first)]
     if strategy.whole_cores and len(topology.nodes) <= _MOST_NODES:
         inside = [node.cpus & free for node in topology.nodes]
         regions += [cpus for cpus in inside if cpus.bit_count() >= count]
@@ -614,16 +614,18 @@ def _choices(
             yield fewest_cores(topology, around, count, whole=strategy.whole_cores)
 
 
-def _fewest_groups(topology: CpuTopology, free: int, count: int) -> int:
-    """Return the free CPUs (bits) of the fewest nodes and sockets that have room for `count`.
+def _fewest_groups(topology: CpuTopology, free: int, count: int, first: int) -> Iterator[int]:
+    """Yield the free CPUs (bits) of the fewest nodes and sockets that have room for `count`.
 
-    Where a socket has several nodes the fewest sockets come first, as with the kubelet: what is on
-    fewer nodes of more sockets is chosen only if the kubelet would.
+    Where a socket has several nodes the fewest sockets come first, as with the kubelet; then the
+    fewest nodes on any sockets, unless these are more than those of `first`, the kubelet's choice.
     """
-    levels = (topology.nodes, topology.sockets)
-    for groups in levels if topology.numa_first else reversed(levels):
-        free = with_room(groups, free, count)
-    return free
+    nodes, sockets = topology.nodes, topology.sockets
+    by_node = with_room(sockets, with_room(nodes, free, count), count)
+    if not topology.numa_first:
+        yield with_room(nodes, with_room(sockets, free, count), count)
+    if topology.numa_first or _touched(sockets, by_node) <= _touched(sockets, first):
+        yield by_node
 
 
 def _around(kinds: Sequence[Groups], cpus: int) -> int:

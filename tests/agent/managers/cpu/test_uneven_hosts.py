@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -50,6 +50,35 @@ def test_a_whole_node_is_still_taken_as_one() -> None:
 @pytest.mark.parametrize("topology", [SOCKETS, NODES], ids=["one node", "several nodes"])
 def test_a_socket_that_has_room_is_better_than_several_small_ones(topology: CpuTopology) -> None:
     assert taken(topology, "0-13", 5) == "4-8"
+
+
+#: A socket of four nodes of four CPUs, of which three are free.
+_SMALL: Final = [(4, 3)] * 4
+
+
+@pytest.mark.parametrize("how", [{}, {"uncore": True}, {"spread": True}, {"whole_cores": True}])
+@pytest.mark.parametrize(
+    ("sockets", "nodes"),
+    [
+        ([_SMALL, [(6, 5), (5, 4), (4, 3), (4, 1)], [(1, 1)]], {4, 5, 7}),
+        ([_SMALL, [(6, 5), (6, 4)], [(4, 1)] * 4], {4, 5, 6}),
+        # Two nodes have room, on two sockets: by the kubelet's order it is one.
+        ([_SMALL, [(6, 5), *_SMALL], [(6, 5), *_SMALL]], {0, 1, 2, 3}),
+    ],
+)
+def test_the_fewest_nodes_count_first_on_no_more_sockets_than_by_the_kubelets_order(
+    sockets: list[list[tuple[int, int]]], nodes: set[int], how: dict[str, bool]
+) -> None:
+    """Of each node of each socket its CPUs, and how many of them are free."""
+    rows, free = list[tuple[int, int, int, int, int]](), list[int]()
+    places = ((socket, *node) for socket, inside in enumerate(sockets) for node in inside)
+    for node, (socket, size, left) in enumerate(places):
+        first = len(rows)
+        rows += [(cpu, cpu, socket, node, node) for cpu in range(first, first + size)]
+        free += range(first + size - left, first + size)
+    topology = CpuTopology.from_rows(rows)
+    chosen = take(topology, Strategy(**how), Mask.from_ids(free), 10)
+    assert set(topology.nodes_of(chosen)) == nodes
 
 
 def test_spread_cpus_are_on_one_socket_too_where_that_takes_no_more_cores() -> None:
