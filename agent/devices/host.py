@@ -90,15 +90,19 @@ def select(
     """
     asked = tuple(classes)
     groups = _groups(found)
+    # No other device of a group is given beside the one that a pod got last, whatever its class and
+    # faults are now: the pod may have the group open.
     pods = (*(identity for ids in allocated.values() for identity in ids), *given)
-    latest = {identity: number for number, identity in enumerate(pods, start=1)}
+    of_group = {
+        found.functions[identity].iommu_group: identity
+        for identity in pods
+        if identity in found.functions and _needs_group(found.functions[identity])
+    }
     devices: dict[str, list[PluginDevice]] = {each.resource: [] for each in asked}
     faults: dict[tuple[str, str], str] = {}
     several: dict[tuple[str, str], list[str]] = {}
     met = set()
-    of_group: dict[int, str] = {}
-    # Of a group the device that a pod got last comes first: no other one is given beside it.
-    for function in sorted(found.functions.values(), key=lambda each: -latest.get(each.id, 0)):
+    for function in found.functions.values():
         own = [
             each
             for each in asked
@@ -111,12 +115,12 @@ def select(
             continue
         first = own[0]
         fault = fault_of(first, function, found) or _group_fault(function, groups)
-        group = function.iommu_group
-        if not fault and group is not None and _is_vfio(function) and function.isolated:
-            other = of_group.setdefault(group, function.id)
+        if not fault and _needs_group(function):
+            other = of_group.setdefault(function.iommu_group, function.id)
             if other != function.id:
                 fault = (
-                    f"only one process can open IOMMU group {group}, in which {other} is as well"
+                    f"only one process can open IOMMU group {function.iommu_group}, in which "
+                    f"{other} is as well"
                 )
         if fault:
             faults[first.resource, function.id] = fault
@@ -125,11 +129,7 @@ def select(
         for resource in dict.fromkeys(each.resource for each in own[1:]):
             if resource != first.resource:
                 several.setdefault((first.resource, resource), []).append(function.id)
-    order = {identity: number for number, identity in enumerate(found.functions)}
-    offered = {
-        resource: tuple(sorted(listed, key=lambda device: order[device.id]))
-        for resource, listed in devices.items()
-    }
+    offered = {resource: tuple(listed) for resource, listed in devices.items()}
     return Selection(
         Offer(MappingProxyType(offered)),
         MappingProxyType(faults),
@@ -154,12 +154,17 @@ def _is_vfio(function: DeviceFunction) -> bool:
     return _VFIO in function.driver
 
 
+def _needs_group(function: DeviceFunction) -> bool:
+    """Return whether a process has to open the IOMMU group of a device to use it."""
+    return _is_vfio(function) and function.isolated and function.iommu_group is not None
+
+
 def _group_fault(function: DeviceFunction, groups: Mapping[int, list[DeviceFunction]]) -> str:
     """Return why the kernel lets no process open the group of a device of vfio, "" if it does.
 
     The group is viable if no driver of the host uses a device of it (drivers/iommu/iommu.c).
     """
-    if function.iommu_group is None or not _is_vfio(function) or not function.isolated:
+    if function.iommu_group is None or not _needs_group(function):
         return ""
     for other in groups[function.iommu_group]:
         bridge = _digits(other.place.device_class).startswith(_BRIDGE)

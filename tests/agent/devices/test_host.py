@@ -270,6 +270,22 @@ def test_of_the_devices_of_one_iommu_group_one_is_given(tmp_path: Path) -> None:
     assert ids(of_a_pod) == ids(selection)
 
 
+@pytest.mark.parametrize("asked", ["0000:3b:02.?", "0000:3b:02.1"])
+def test_a_group_that_a_pod_may_have_open_is_not_given_through_another_device(
+    network: PciTree, asked: str
+) -> None:
+    first, second = FUNCTIONS[:2]
+    network.link(f"{network.place(second)}/iommu_group", "sys/kernel/iommu_groups/60")
+    disabled = [Link("ens1f0", PORTS[0], "up", disabled_functions=frozenset({0}))]
+    found = read_functions(SysfsTree(network.root), disabled)
+    classes = (HostDeviceClass(VF, address=asked, driver="vfio-pci"),)
+    assert healthy(select(classes, found)) == (second,)
+    for allocated, given_since in (({VF: (first,)}, ()), ({}, (first,))):
+        selection = select(classes, found, allocated, given_since)
+        assert healthy(selection) == ()
+        assert f"in which {first} is as well" in selection.faults[VF, second]
+
+
 class TestDelivery:
     def test_vfio_devices_come_with_addresses_and_the_nodes_of_their_groups(
         self, network: PciTree
