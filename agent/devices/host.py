@@ -51,8 +51,8 @@ _NETWORK: Final = "02"
 _DRIVEN: Final = ("01", _NETWORK, "03", "12")
 #: States of an NVMe controller that does not come back.
 _DEAD: Final = ("dead", "deleting")
-#: PCI base class of bridges, and drivers that leave a group to vfio (`driver_managed_dma`).
-_BRIDGE: Final = "06"
+#: The drivers beside those of vfio that do no DMA, so that the kernel lets a process have the group
+#: of their devices (`driver_managed_dma`, since Linux 5.18): not those of all bridges.
 _HARMLESS: Final = frozenset(("pci-stub", "pcieport"))
 _NO_CRITERION: Final = HostDeviceClass("")
 _NOTHING_ALLOCATED: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
@@ -162,13 +162,13 @@ def _needs_group(function: DeviceFunction) -> bool:
 def _group_fault(function: DeviceFunction, groups: Mapping[int, list[DeviceFunction]]) -> str:
     """Return why the kernel lets no process open the group of a device of vfio, "" if it does.
 
-    The group is viable if no driver of the host uses a device of it (drivers/iommu/iommu.c).
+    It does if no device of the group has a driver for which the kernel manages DMA
+    (drivers/iommu/iommu.c); the class of a device does not matter.
     """
     if function.iommu_group is None or not _needs_group(function):
         return ""
     for other in groups[function.iommu_group]:
-        bridge = _digits(other.place.device_class).startswith(_BRIDGE)
-        if other.driver and not (_is_vfio(other) or other.driver in _HARMLESS or bridge):
+        if other.driver and not (_is_vfio(other) or other.driver in _HARMLESS):
             return (
                 f"its IOMMU group {function.iommu_group} cannot be opened while {other.driver} is "
                 f"bound to {other.id} of that group; unbind it, or bind {function.driver}"

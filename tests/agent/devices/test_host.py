@@ -233,6 +233,9 @@ class TestHealth:
             ("vfio-pci", "040300", True),
             ("pci-stub", "040300", True),
             ("pcieport", "060400", True),
+            ("", "060400", True),
+            ("shpchp", "060400", False),
+            ("lpc_ich", "060100", False),
         ],
     )
     def test_a_group_that_a_driver_of_the_host_uses_cannot_be_opened(
