@@ -46,9 +46,10 @@ _INFINIBAND: Final = "/dev/infiniband/"
 _UIO: Final = "uio"
 #: PCI base class of network controllers.
 _NETWORK: Final = "02"
-#: PCI base classes whose devices a process reaches through what a driver makes of them: storage,
-#: network, graphics, accelerators. Others may be used through sysfs alone, such as FPGAs.
-_DRIVEN: Final = ("01", _NETWORK, "03", "12")
+#: PCI base classes of FPGAs, which a process may use by their registers in sysfs alone: no
+#: class, memory, communication (a UART is Xilinx' default), signal processing, unassigned. Others
+#: work by DMA and interrupts, so through what a driver makes of them.
+_DRIVERLESS: Final = ("00", "05", "07", "11", "ff")
 #: States of an NVMe controller that does not come back.
 _DEAD: Final = ("dead", "deleting")
 #: The drivers beside those of vfio that do no DMA, so that the kernel lets a process have the group
@@ -211,8 +212,8 @@ def fault_of(asked: HostDeviceClass, function: DeviceFunction, found: Functions)
     enables them. Where no link is seen (another network namespace, a driver such as `vfio-pci`, no
     network device) a device is healthy.
     """
-    driven = _digits(function.place.device_class).startswith(_DRIVEN) and function.place.address
-    if not function.driver and (asked.driver or driven):
+    driverless = _digits(function.place.device_class).startswith(_DRIVERLESS)
+    if not function.driver and (asked.driver or (function.place.address and not driverless)):
         bind = asked.driver or "one, or see in the kernel's log why none is"
         return f"no driver is bound to it; bind {bind}"
     if function.state.startswith(_DEAD):

@@ -197,7 +197,11 @@ class TestHealth:
         assert ids(selection) == FUNCTIONS[1:2]
 
     @pytest.mark.parametrize(
-        ("kind", "works"), [("120000", False), ("010802", False), ("058000", True)]
+        ("kind", "works"),
+        [
+            *((kind, False) for kind in ("010802", "088000", "0b4000", "108000", "120000")),
+            *((kind, True) for kind in ("058000", "070001", "118000", "ff0000")),
+        ],
     )
     def test_a_device_without_a_driver_is_healthy_where_it_can_be_used_without_one(
         self, tmp_path: Path, kind: str, *, works: bool
