@@ -538,8 +538,8 @@ _REGISTERING: Final = MOST_RESOURCES
 #: The kubelet's directory of its plugin watcher, beside that of `kubelet.sock`.
 REGISTRY: Final = "plugins_registry"
 
-#: How the stream of a plugin ends that stops or is killed.
-_AWAY: Final = frozenset(("UNAVAILABLE", "CANCELLED"))
+#: How gRPC in this process ends the stream of a plugin whose list is longer than a message may be.
+_TOO_LONG: Final = "RESOURCE_EXHAUSTED"
 
 
 def dial(socket: Path) -> SocketClient:
@@ -752,13 +752,14 @@ class DevicePlugins:
     async def _follow(self, plugin: Plugin) -> tuple[str, bool]:
         """Take over the lists of a plugin until it is gone.
 
-        Return why it is, and whether that is what a plugin does that starts again.
+        Return why it is, and whether it may be starting again: a stream ends with any status then,
+        that of Go's `return ctx.Err()` is UNKNOWN.
         """
         try:
             newest = NewestList(lambda raw: self._use_list(plugin, raw), self._clock, self._turn)
             await newest.follow(plugin.lists())
         except CallError as error:
-            return f"its plugin is gone: {error}", error.code in _AWAY
+            return f"its plugin is gone: {error}", error.code != _TOO_LONG
         except Exception as error:
             log.exception("device plugin failed unexpectedly", resource=plugin.resource)
             return f"internal error ({type(error).__name__}); see the agent log", False

@@ -525,18 +525,50 @@ def _has_health(running: Served, health: dict[str, bool]) -> bool:
 
 
 class _Ending(_Quiet):
-    """The client of a plugin that sends lists, and ends when `ended` is set."""
+    """The client of a plugin that sends lists, and ends with a status when `ended` is set."""
 
-    def __init__(self, *lists: bytes) -> None:
+    def __init__(self, *lists: bytes, status: str = "UNAVAILABLE") -> None:
         super().__init__()
         self.lists = lists
+        self.status = status
         self.ended = asyncio.Event()
 
     async def stream(self, *_: object) -> AsyncGenerator[bytes, None]:
         for raw in self.lists:
             yield raw
         await self.ended.wait()
-        raise CallError("UNAVAILABLE", "")
+        raise CallError(self.status, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "away"),
+    [
+        ("UNAVAILABLE", True),
+        ("CANCELLED", True),
+        ("UNKNOWN", True),
+        ("INTERNAL", True),
+        ("RESOURCE_EXHAUSTED", False),
+    ],
+)
+def test_a_plugin_is_away_however_its_stream_ends_but_by_a_list_that_is_too_long(
+    directory: Path, status: str, *, away: bool
+) -> None:
+    @in_loop
+    async def check() -> None:
+        client = _Ending(device_list(device("a")), status=status)
+        async with served(directory, dial=lambda _: client) as running:
+            await running.plugins.register(
+                encoded(
+                    "RegisterRequest", version="v1beta1", resource_name=GPU, endpoint="gpu.sock"
+                )
+            )
+            await running.until_seen(partial(_has_health, running, {"a": True}))
+            client.ended.set()
+            await running.until_seen(partial(_has_health, running, {"a": False}))
+            assert running.plugins.offer().devices[GPU][0].away is away
+            assert bool(running.plugins.conditions()) is not away
+
+    check()
 
 
 @in_loop
