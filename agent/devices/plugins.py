@@ -35,6 +35,7 @@ from agent.devices.plugin_limits import (
 )
 from agent.devices.provider import DeviceError, Offer
 from agent.devices.registration import (
+    REGISTERING,
     UNKNOWN,
     DirectoryError,
     PluginDirectory,
@@ -531,9 +532,6 @@ PERIOD: Final = 2.0
 RETRY_PERIOD: Final = 10.0
 #: The shortest time between two calls of `changed`, in seconds.
 _BETWEEN_CHANGES: Final = 0.1
-#: So many plugins may register at the same time: each may take the deadline of its options, and one
-#: that does not serve its socket yet keeps no other one waiting.
-_REGISTERING: Final = MOST_RESOURCES
 
 #: The kubelet's directory of its plugin watcher, beside that of `kubelet.sock`.
 REGISTRY: Final = "plugins_registry"
@@ -719,7 +717,8 @@ class DevicePlugins:
         if not self._resources.has_room(resource):
             raise CallError(
                 "RESOURCE_EXHAUSTED",
-                f"{MOST_RESOURCES} resources are registered, none can be added",
+                f"{MOST_RESOURCES} resources are registered, none can be added; stop a plugin that "
+                f"is not needed, its resource is dropped after {GRACE:g} s",
             )
 
     def _take_over(self, plugin: Plugin) -> None:
@@ -836,7 +835,7 @@ class DevicePlugins:
         methods = {"Register": (RawMessage, self.register)}
 
         def bind(socket: Path) -> aio.Server:
-            self._server = server(socket, REGISTRATION, methods, concurrent=_REGISTERING)
+            self._server = server(socket, REGISTRATION, methods, concurrent=REGISTERING)
             return self._server
 
         started = self._directory.link(bind)

@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
@@ -158,6 +157,9 @@ def _answers(path: Path) -> bool:
 #: Go's gRPC answers with this code where a method returns an error without one, as the kubelet's.
 UNKNOWN: Final = "UNKNOWN"
 INVALID: Final = "INVALID_ARGUMENT"
+#: So many plugins may register at the same time by either way: each may take the deadline of its
+#: options, and one that does not serve its socket yet keeps no other one waiting.
+REGISTERING: Final = MOST_RESOURCES
 
 
 class Registrant(Struct, frozen=True):
@@ -283,6 +285,7 @@ class PluginRegistry:
         self._watch = watch
         self._found: dict[Path, _Found] = {}
         self._faults: list[str] = []
+        self._turns = asyncio.Semaphore(REGISTERING)
 
     def conditions(self) -> Iterator[str]:
         """Yield why plugins of the directory are not registered, a line each."""
@@ -332,11 +335,17 @@ class PluginRegistry:
         self._faults = []
         if not self._is_safe(self.directory, risk_above):
             return {}
-        return dict(islice(self._sockets(), MOST_RESOURCES))
+        return dict(self._sockets())
 
     def _sockets(self) -> Iterator[tuple[Path, tuple[int, int, int]]]:
         """Yield the sockets at and below the directory, without hidden ones, as the kubelet."""
-        for place, directories, names in islice(os.walk(self.directory), _MOST_DIRECTORIES):
+        for number, (place, directories, names) in enumerate(os.walk(self.directory)):
+            if number == _MOST_DIRECTORIES:
+                self._faults.append(
+                    f"no plugin of {place} and later directories is registered: "
+                    f"{_MOST_DIRECTORIES} are looked into; remove some below {self.directory}"
+                )
+                return
             if not self._is_safe(Path(place), lambda path: risk_of(path, path.stat())):
                 directories.clear()
                 continue
@@ -344,8 +353,16 @@ class PluginRegistry:
             for name in sorted(names):
                 path = Path(place, name)
                 stamp = None if name.startswith(".") else socket_stamp(path)
-                if stamp is not None and len(os.fsencode(path)) <= LONGEST_SOCKET:
+                if stamp is None:
+                    continue
+                if (length := len(os.fsencode(path))) <= LONGEST_SOCKET:
                     yield path, stamp
+                    continue
+                self._faults.append(
+                    f"the plugin at {path} is not registered: the path has {length} bytes, a "
+                    f"socket's has at most {LONGEST_SOCKET}; give the socket a shorter name, or "
+                    "set a shorter agent.devicePlugins.registryDirectory"
+                )
 
     def _is_safe(self, directory: Path, risk_in: Callable[[Path], PathRisk | None]) -> bool:
         """Return whether a directory is there and has no risk; a risk is a fault."""
@@ -373,7 +390,8 @@ class PluginRegistry:
         while True:
             client = Client(path, PLUGIN_WATCHER)
             try:
-                await self._register_once(path, found, client)
+                async with self._turns:
+                    await self._register_once(path, found, client)
             except CallError as error:
                 if found.fault != error.message:
                     log.warning("plugin not registered", socket=str(path), error=str(error))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from agent.devices.plugin_limits import MOST_RESOURCES
 from agent.devices.registration import LONGEST_PAUSE, PERIOD
+from agent.managers.policy import PluginDevice
+from agent.rpc import LONGEST_SOCKET
 from agent.server.lifecycle import directory_names
 from tests.agent.devices.plugins.support import GPU, served
 from tests.agent.server.support import in_loop
@@ -201,3 +205,64 @@ async def test_a_directory_below_that_others_can_write_costs_its_own_plugins(
         assert running.health("example.com/other") is None
         for each in (other, plugin):
             await each.stop()
+
+
+@in_loop
+async def test_sockets_of_other_plugins_take_no_place_of_a_device_plugin(directory: Path) -> None:
+    async with watching(directory) as (running, registry):
+        others = [
+            await started(registry, f"csi{number}.sock", {"type": "CSIPlugin"})
+            for number in range(MOST_RESOURCES)
+        ]
+        plugin = await started(registry)
+        await running.wait_out(PERIOD)
+        await running.until(lambda: running.health() == {"a": True})
+        assert running.plugins.conditions() == ()
+        for each in (*others, plugin):
+            await each.stop()
+
+
+@in_loop
+async def test_plugins_beyond_the_most_resources_are_a_condition_with_what_to_do(
+    directory: Path,
+) -> None:
+    known = {f"example.com/r{n}": (PluginDevice("a"),) for n in range(MOST_RESOURCES)}
+    async with watching(directory, known=known) as (running, registry):
+        plugin = await started(registry)
+        await running.wait_out(PERIOD)
+        await running.until(running.plugins.conditions)
+        [line] = running.plugins.conditions()
+        assert line.startswith(f"the plugin at {registry / 'gpu.sock'} is not registered: 64 ")
+        assert "stop a plugin that is not needed" in line
+        await plugin.stop()
+
+
+@in_loop
+async def test_a_socket_whose_path_is_too_long_is_a_condition_with_what_to_do(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(directory) as (running, registry):
+        monkeypatch.chdir(registry)
+        name = "g" * (LONGEST_SOCKET + 1 - len(f"{registry}/"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(name)
+            await running.wait_out(PERIOD)
+            await running.until(running.plugins.conditions)
+        [line] = running.plugins.conditions()
+        assert line.startswith(f"the plugin at {registry / name} is not registered: the path")
+        assert "set a shorter agent.devicePlugins.registryDirectory" in line
+
+
+@in_loop
+async def test_directories_beyond_the_most_are_a_condition_with_what_to_do(directory: Path) -> None:
+    async with watching(directory) as (running, registry):
+        for number in range(64):
+            (registry / f"d{number:02}").mkdir()
+        plugin = await started(registry / "d63", endpoint="x.sock")
+        await running.wait_out(PERIOD)
+        await running.until(running.plugins.conditions)
+        [line] = running.plugins.conditions()
+        assert line.startswith(f"no plugin of {registry / 'd63'} and later directories is")
+        assert "remove some" in line
+        assert running.health() is None
+        await plugin.stop()
