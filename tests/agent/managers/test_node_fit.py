@@ -254,7 +254,13 @@ class TestMessages:
         assert "agent.devices" in rejection.remedy
         assert "agent.ignoredResources" in rejection.remedy
         assert "agent.hostDevices" in rejection.remedy
-        assert rejection.remedy.count("request a resource") == 1
+
+    def test_several_resources_that_are_not_offered_have_one_remedy_that_names_them(self) -> None:
+        rejection = rejected(rules_with(), asking("vendor.io/x=1 vendor.io/y=2 vendor.io/z=1"))
+        for sentence in ("request a resource", "agent.hostDevices", "agent.ignoredResources"):
+            assert rejection.remedy.count(sentence) == 1
+        assert rejection.remedy.count("vendor.io/x and vendor.io/y and vendor.io/z") == 2
+        assert rejection.remedy.endswith("when something else provides them")
 
     def test_a_node_without_devices_says_so(self) -> None:
         rules = make_rules(memory=False, fit=KEPT)
