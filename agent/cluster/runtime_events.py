@@ -19,13 +19,21 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.documents import allocation_variables
-from agent.cluster.nri.messages import Adjustment
+from agent.cluster.nri.messages import Adjustment, ContainerResources
 from agent.cluster.nri.session import ContainerRejectedError
 from agent.config.model import OnReject
 from agent.managers.allocation import Isolation, Origin, Source
-from agent.pods.model import full_name
+from agent.pods.model import CPU, full_name
+from agent.pods.quantity import ZERO
 from agent.reconcile.diff import Cause
-from agent.reconcile.quota import container_settings, ephemeral_settings, pod_quotas
+from agent.reconcile.quota import (
+    SHARES_PER_CPU,
+    container_settings,
+    cpu_max,
+    cpu_shares,
+    ephemeral_settings,
+    pod_quotas,
+)
 from agent.server import metrics as names
 from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import EXPECTED, message_of
@@ -41,12 +49,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import ManifestDocument
     from agent.cluster.kubelet.source import KubeletPods
-    from agent.cluster.nri.messages import (
-        ContainerResources,
-        PodSandbox,
-        RuntimeContainer,
-        RuntimeInfo,
-    )
+    from agent.cluster.nri.messages import PodSandbox, RuntimeContainer, RuntimeInfo
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
@@ -59,6 +62,9 @@ if TYPE_CHECKING:
 # What the container runtime is to give a container of an admitted pod at its start, and when.
 
 _UNLIMITED: Final = -1
+#: Shares that the kubelet reads back from a cgroup are less than those that it wrote by so many:
+#: a weight of cgroup v2 is that of 26.2 shares.
+_ROUNDED: Final = 27
 #: So many pods are named in a message.
 _NAMED: Final = 4
 _SETS: Final = (CPUS, CPUS_EFFECTIVE)
@@ -119,19 +125,57 @@ def agrees(shown: ContainerResources, desired: Adjustment) -> bool:
 def resize_rejected(pod: PodAllocation, name: str, asked: ContainerResources) -> str:
     """Return why a container does not get the CPUs that an update asks for, "" if it has them.
 
-    A quota is asked for in microseconds of a period; without one nothing is asked of CPUs.
+    Sets and quotas of a pod with exclusive CPUs are the agent's, those of containers that share
+    its CPUs or the node's too.
     """
     container = pod.container(name)
-    own = container is not None and container.isolation is Isolation.CONTAINER
-    if container is None or not own or not container.cpus or (asked.quota_us or 0) <= 0:
+    if container is None or not pod.exclusive_cpus:
         return ""
-    cpus = (asked.quota_us or 0) / (asked.period_us or DEFAULT_PERIOD_US)
-    if cpus == len(container.cpus):
+    if container.isolation is Isolation.CONTAINER and container.cpus:
+        kept, millis = f"keeps its exclusive CPUs {container.cpus}", 1000 * len(container.cpus)
+        return _not_resized(f"container {name} {kept}", millis, millis, asked)
+    # Shares alone are a weight, which the runtime changes.
+    limit = container.cpu.limit_millis or pod.cpu.limit_millis
+    return _not_resized(f"container {name} keeps its CPU limit", limit, None, asked)
+
+
+def pod_resize_rejected(pod: PodAllocation, overhead: int, asked: PodSandbox) -> str:
+    """Return why a pod does not get the CPUs that an update of its sandbox asks for, "" if it has.
+
+    `overhead` is the pod's in millicores: the kubelet does not ask for it.
+    """
+    if not pod.exclusive_cpus:
         return ""
+    limit, request = (
+        None if each is None else each - overhead
+        for each in (pod.cpu.limit_millis, pod.cpu.request_millis)
+    )
+    resources = ContainerResources(
+        quota_us=asked.cpu_quota, period_us=asked.cpu_period, shares=asked.cpu_shares
+    )
+    return _not_resized(f"the pod keeps its CPUs {pod.exclusive_cpus}", limit, request, resources)
+
+
+def _not_resized(
+    kept: str, limit: int | None, request: int | None, asked: ContainerResources
+) -> str:
+    """Return why other CPUs than those of a limit and a request (millicores) are not given.
+
+    A quota is asked for in microseconds of a period. There is none with the kubelet's `cpuCFSQuota:
+    false`, nor of a pod whose memory alone is resized: the kubelet repeats what its cgroup has.
+    """
+    quota, shares = max(0, asked.quota_us or 0), asked.shares or 0
+    period = asked.period_us or DEFAULT_PERIOD_US
+    if quota:
+        same = limit is None or cpu_max(limit, period).quota_us == quota
+    else:
+        same = request is None or not shares or abs(cpu_shares(request) - shares) <= _ROUNDED
+    if same:
+        return ""
+    cpus = quota / period if quota else round(shares / SHARES_PER_CPU, 2)
     return (
-        f"container {name} keeps its exclusive CPUs {container.cpus}: CPUs of a running pod are "
-        f"not resized, and {cpus:g} are asked for; delete and create the pod to have it decided "
-        "again"
+        f"{kept}: CPUs of a running pod are not resized, and {cpus:g} are asked for; delete and "
+        "create the pod to have it decided again"
     )
 
 
@@ -190,7 +234,7 @@ def _may_use(difference: Difference, cpus: Mask) -> bool:
 
 log = structlog.get_logger(__name__)
 
-#: gRPC's names of the statuses with which the creation of a container is rejected.
+#: gRPC's names of the statuses with which a creation or an update is rejected.
 _REJECTED: Final = "FAILED_PRECONDITION"
 _NOT_YET: Final = "UNAVAILABLE"
 #: Entries of the source whose pods were decided on and not admitted.
@@ -233,6 +277,9 @@ class RuntimeEvents:
         self._decided: set[str] = set()
         #: Why the other pods were not admitted when they were last decided, by uid.
         self._rejected: dict[str, str] = {}
+        #: Why containers by name, and the pod itself (""), were not resized last, by uid: the
+        #: kubelet repeats an update that failed.
+        self._resizes: dict[str, dict[str, str]] = {}
         self.disconnected("not yet")
 
     def observe(self, method: str, outcome: str, seconds: float) -> None:
@@ -276,6 +323,7 @@ class RuntimeEvents:
             pods.setdefault(sandbox.uid, {})[sandbox.id] = _name(sandbox)
         self._pods.synchronized(pods)
         self._rejected = {uid: why for uid, why in self._rejected.items() if uid in pods}
+        self._resizes = {uid: why for uid, why in self._resizes.items() if uid in pods}
         self._begin("", self._settle_all(frozenset(uids.values())))
         adjusted: dict[str, Adjustment] = {}
         for container in containers:
@@ -296,9 +344,19 @@ class RuntimeEvents:
         self._begin_starting(sandbox.uid)
 
     def sandbox_updated(self, sandbox: PodSandbox) -> None:
-        """Have the kubelet's update of the pod's cgroup compared."""
-        self._decided.discard(sandbox.uid)
-        self._begin(sandbox.uid, self._settle(sandbox.uid))
+        """Have the kubelet's update of the pod's cgroup compared; raises `ContainerRejectedError`.
+
+        Kubelets from v1.36 on ask before they resize the pod, and end the resize with an error
+        (kubernetes#137555). Earlier ones go on, and the Event alone reports it.
+        """
+        uid = sandbox.uid
+        self._decided.discard(uid)
+        self._begin(uid, self._settle(uid))
+        pod, specification = self._allocation(uid), self._pods.specification(uid)
+        if pod is not None:
+            overhead = {} if specification is None else specification.overhead
+            millis = overhead.get(CPU, ZERO).milli_value
+            self._reject_resize(pod, "", pod_resize_rejected(pod, millis, sandbox))
 
     def sandbox_stopped(self, sandbox: PodSandbox) -> None:
         """Do nothing: a stopped sandbox may be replaced by another of the same pod."""
@@ -308,6 +366,7 @@ class RuntimeEvents:
         self._pods.sandbox_removed(sandbox.uid, sandbox.id)
         self._decided.discard(sandbox.uid)
         self._rejected.pop(sandbox.uid, None)
+        self._resizes.pop(sandbox.uid, None)
         self._begin(sandbox.uid, self._synced())
 
     # --- containers -----------------------------------------------------------------------------
@@ -348,19 +407,26 @@ class RuntimeEvents:
     ) -> Adjustment | None:
         """Return what a container keeps through an update, such as an in-place resize.
 
-        The pod's cgroup, whose quota the kubelet changes with it, is compared. A resize of
-        exclusive CPUs is not done: raises `ContainerRejectedError`, so that the kubelet does not
-        report it as done.
+        The pod's cgroup, whose quota the kubelet changes with it, is compared. CPUs of a pod with
+        exclusive ones are not resized: raises `ContainerRejectedError`, so that the kubelet does
+        not report it as done.
         """
         pod = self._allocation(sandbox.uid)
         if pod is None:
             return None
         self._begin(sandbox.uid, self._settle(sandbox.uid))
-        why = resize_rejected(pod, container.name, asked)
-        if why:
-            self._controller.rejections.resize(pod, why)
-            raise ContainerRejectedError(_REJECTED, why)
+        self._reject_resize(pod, container.name, resize_rejected(pod, container.name, asked))
         return self._adjustment(pod, container.name)
+
+    def _reject_resize(self, pod: PodAllocation, name: str, why: str) -> None:
+        """Raise `ContainerRejectedError` if there is a reason; report each resize once."""
+        before = self._resizes.setdefault(pod.uid, {})
+        if before.get(name, "") != why:
+            before[name] = why
+            if why:
+                self._controller.rejections.resize(pod, why)
+        if why:
+            raise ContainerRejectedError(_REJECTED, why)
 
     def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
         """Do nothing: the watch on its cgroup has the container compared."""

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 #: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).
 _MIN_SHARES: Final = 2
 _MAX_SHARES: Final = 262_144
-_SHARES_PER_CPU: Final = 1024
+SHARES_PER_CPU: Final = 1024
 _MILLIS_PER_CPU: Final = 1000
 _MAX_WEIGHT: Final = 10_000
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -155,9 +155,14 @@ EVERYTHING: Final = EnforcedControllers()
 
 def cpu_weight(request_millis: int) -> int:
     """Return the weight of a CPU request, from 1 to 10,000."""
-    shares = request_millis * _SHARES_PER_CPU // _MILLIS_PER_CPU
-    shares = min(max(shares, _MIN_SHARES), _MAX_SHARES)
+    shares = cpu_shares(request_millis)
     return 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
+
+
+def cpu_shares(request_millis: int) -> int:
+    """Return the shares of a CPU request."""
+    shares = request_millis * SHARES_PER_CPU // _MILLIS_PER_CPU
+    return min(max(shares, _MIN_SHARES), _MAX_SHARES)
 
 
 def pod_values(

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class ContainerRejectedError(Exception):
-    """A container must not be created or updated; only what answers that may raise it.
+    """A container must not be created, or it or its pod updated; only these answers may raise it.
 
     `code` is gRPC's name of a status, such as "FAILED_PRECONDITION"; `message` is what users see in
     the pod's events. Raises `ValueError` for any other code.
@@ -97,7 +97,10 @@ class RuntimeHandler(Protocol):
         """Take note of the end of a sandbox."""
 
     def sandbox_updated(self, sandbox: PodSandbox) -> None:
-        """Take note of a sandbox with other resources, after an in-place resize of its pod."""
+        """Take note of a sandbox that is to have other resources by an in-place resize of its pod.
+
+        Raises `ContainerRejectedError`.
+        """
 
     async def container_created(
         self, sandbox: PodSandbox, container: RuntimeContainer, seconds: float
@@ -131,8 +134,8 @@ class RuntimeHandler(Protocol):
 # --- service --------------------------------------------------------------------------------------
 # The plugin's service: each request of a runtime becomes a call of the handler.
 #
-# Whatever the handler does, the runtime gets an answer in time, and no error but of CreateContainer
-# and UpdateContainer.
+# Whatever the handler does, the runtime gets an answer in time, and no error but of
+# CreateContainer, UpdateContainer and UpdatePodSandbox.
 
 log = structlog.get_logger(__name__)
 
@@ -199,7 +202,7 @@ class PluginService:
     async def answer(self, call: RuntimeCall) -> bytes:
         """Return the response to a request of the runtime.
 
-        Raises `TtrpcError` for a method that is not known, and for a container that is rejected;
+        Raises `TtrpcError` for a method that is not known, and for what the handler rejects;
         `NriProtocolError` for a request that cannot be read.
         """
         response = await self._response(call)
@@ -310,7 +313,7 @@ class PluginService:
         requested = ContainerResources.of(request.linux_resources)
         sandbox = PodSandbox.of(request.pod).with_resources(requested)
         work = _calling(self._handler.sandbox_updated, sandbox)
-        await self._handle(call.method, call, _subject(sandbox), work)
+        await self._handle(call.method, call, _subject(sandbox), work, may_reject=True)
 
     async def _event(self, number: int, request: Message, call: RuntimeCall) -> None:
         """Let the handler take note of an event that no answer changes; others are ignored."""
@@ -337,7 +340,7 @@ class PluginService:
     ) -> ResultT | None:
         """Return what a handler returns, None if it failed or was late.
 
-        Raises `TtrpcError` if it rejected a container and may do so.
+        Raises `TtrpcError` if it rejected that and may do so.
         """
         outcome = "failed"
         try:

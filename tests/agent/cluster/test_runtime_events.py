@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import ManifestDocument
@@ -13,6 +14,7 @@ from agent.cluster.nri.messages import ContainerResources, RuntimeInfo, subscrip
 from agent.cluster.nri.session import ContainerRejectedError
 from agent.cluster.runtime_events import SUBJECT
 from agent.config.model import OnReject
+from agent.pods.quantity import Quantity
 from agent.reconcile.diff import Cause, Difference
 from agent.server import metrics as names
 from agent.server.admissions import MOST_AT_ONCE
@@ -205,6 +207,7 @@ def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         given = await created(agent, "db")
         for asked in (ContainerResources(quota_us=200_000), ContainerResources(shares=2048)):
+            agent.events.sandbox_updated(sandbox())
             kept = await agent.events.container_updated(sandbox(), container("db"), asked)
             assert kept == given
         unknown = await agent.events.container_updated(
@@ -215,22 +218,87 @@ def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
     beside(site, live)
 
 
-@pytest.mark.parametrize("quota", [300_000, 100_000])
-def test_a_resize_of_exclusive_cpus_is_an_error_and_an_event_on_the_pod(
-    site: Site, quota: int
+@pytest.mark.parametrize(
+    ("name", "asked", "why"),
+    [
+        ("db", ContainerResources(quota_us=300_000, shares=3072), "exclusive CPUs .* and 3 are"),
+        ("db", ContainerResources(quota_us=100_000), "exclusive CPUs .* and 1 are"),
+        # A kubelet without quotas (`cpuCFSQuota: false`).
+        ("db", ContainerResources(shares=3072), "exclusive CPUs .* and 3 are"),
+        ("db", ContainerResources(quota_us=-1, shares=1024), "exclusive CPUs .* and 1 are"),
+        ("log", ContainerResources(quota_us=70_000), "CPU limit: .* and 0.7 are"),
+    ],
+)
+def test_a_resize_in_a_pod_with_exclusive_cpus_is_an_error_and_one_event_on_the_pod(
+    site: Site, name: str, asked: ContainerResources, why: str
 ) -> None:
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
         await created(agent, "db")
-        noted: list[FailedPodDocument] = []
-        agent.controller.rejections.follow(lambda status, _: noted.append(status))
-        asked = ContainerResources(quota_us=quota, period_us=100_000)
-        with pytest.raises(ContainerRejectedError, match="keeps its exclusive CPUs") as caught:
-            await agent.events.container_updated(sandbox(), container("db"), asked)
-        assert caught.value.code == "FAILED_PRECONDITION"
+        noted = follow(agent)
+        for _ in range(2):  # the kubelet tries again
+            with pytest.raises(ContainerRejectedError, match=why) as caught:
+                await agent.events.container_updated(sandbox(), container(name), asked)
+            assert caught.value.code == "FAILED_PRECONDITION"
         [event] = noted
         assert (event.uid, event.name, event.reason) == (UID, "shop", "ResizeRejected")
-        assert await agent.events.container_updated(sandbox(), container("log"), asked) is not None
+
+    beside(site, live)
+
+
+def follow(agent: Beside) -> list[FailedPodDocument]:
+    noted: list[FailedPodDocument] = []
+    agent.controller.rejections.follow(lambda status, _: noted.append(status))
+    return noted
+
+
+#: What a kubelet says of a pod of 2.5 CPUs whose memory alone is resized: the quota that the agent
+#: lifted, and shares as they are read back from a weight.
+UNCHANGED: Final = {"cpu_quota": -1, "cpu_shares": 2544}
+
+
+@pytest.mark.parametrize("overhead", ["", "250m"])
+@pytest.mark.parametrize(
+    "larger",
+    [
+        {"cpu_quota": 350_000, "cpu_shares": 3584, "cpu_period": 100_000},
+        {"cpu_quota": 350_000, "cpu_shares": 2544, "cpu_period": 100_000},
+        {"cpu_quota": -1, "cpu_shares": 3584},
+    ],
+)
+def test_a_resize_of_the_budget_alone_is_an_error_and_one_event_for_each(
+    site: Site, larger: dict[str, int], overhead: str
+) -> None:
+    async def live(agent: Beside) -> None:
+        pod = pod_of("shop", UID, "db=2 log=500m")
+        extra = {"cpu": Quantity.parse(overhead)} if overhead else {}
+        agent.pods.known[UID] = replace(pod, overhead=extra)
+        await created(agent, "db")
+        noted = follow(agent)
+        for asked in (larger, larger, UNCHANGED, larger):
+            updated = replace(sandbox(), **asked)
+            if asked is UNCHANGED:
+                agent.events.sandbox_updated(updated)
+                continue
+            with pytest.raises(ContainerRejectedError, match=r"pod keeps .* and 3\.5 are") as no:
+                agent.events.sandbox_updated(updated)
+            assert no.value.code == "FAILED_PRECONDITION"
+        assert [each.reason for each in noted] == ["ResizeRejected"] * 2
+        agent.events.sandbox_removed(sandbox())
+        assert not agent.events._resizes
+
+    beside(site, live)
+
+
+def test_a_pod_without_exclusive_cpus_is_resized(site: Site) -> None:
+    async def live(agent: Beside) -> None:
+        agent.pods.known[UID] = pod_of("shop", UID, "web~500m")
+        await created(agent, "web")
+        await agent.intake.sync()
+        noted, asked = follow(agent), ContainerResources(quota_us=70_000, shares=716)
+        await agent.events.container_updated(sandbox(), container("web"), asked)
+        agent.events.sandbox_updated(replace(sandbox(), cpu_quota=70_000, cpu_shares=716))
+        assert not noted
 
     beside(site, live)
 

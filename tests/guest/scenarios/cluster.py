@@ -103,7 +103,7 @@ def _resize(node: Node) -> None:
 
     node.checks.eventually(
         "the kubelet does not get its resize done, and knows why",
-        lambda: "container app keeps its exclusive CPUs" in why(),
+        lambda: "CPUs of a running pod are not resized" in why(),
         expected=True,
     )
     node.checks.eventually(

@@ -187,6 +187,17 @@ async def test_an_updated_sandbox_has_the_resources_of_the_request(tmp_path: Pat
     assert (sandbox.cpu_quota, sandbox.cpu_shares, sandbox.cpu_period) == (300_000, 2048, None)
 
 
+@in_loop
+async def test_an_update_of_a_sandbox_that_is_rejected_is_an_error(tmp_path: Path) -> None:
+    runtime = FakeRuntime(tmp_path / "nri.sock")
+    handler = RecordingHandler()
+    handler.fails = {"sandbox_updated": ContainerRejectedError("FAILED_PRECONDITION", "no")}
+    async with running(runtime), serving(runtime.socket, handler):
+        plugin = await runtime.plugin()
+        reply = await plugin.call("UpdatePodSandbox", V1ALPHA1["UpdatePodSandboxRequest"](pod=POD))
+    assert (reply.code, reply.message) == (9, "no")
+
+
 @pytest.mark.parametrize(
     ("runtime", "version", "nri_version", "has_updates"),
     [
