@@ -13,6 +13,7 @@ from agent.files import trusted_users
 from agent.server.errors import StartError, missing_extra
 from agent.server.lifecycle import Companion
 from agent.server.wiring import Beside, Plugs, manifest_directory
+from agent.tools.doctor.facts import KUBELETS, running_kubelet
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -38,7 +39,8 @@ PERIOD_SECONDS: Final = 60.0
 _SUBJECT: Final = "kubelet"
 _REMEDY: Final = (
     "stop it, or write `agent: {kubelet: {enabled: true}}` for an agent that manages its pods (see "
-    "'numawarden doctor'); `agent: {kubelet: {ignored: true}}` says that both are meant to run"
+    "'numawarden doctor'); `agent: {kubelet: {ignored: true}}` says that both are meant to run, "
+    "or that k3s-server has none"
 )
 
 
@@ -51,19 +53,20 @@ def check_undeclared(config: Config, root: Path = ROOT) -> None:
     if kubelet.enabled or kubelet.ignored:
         return
     for process in (root / "proc").glob("[0-9]*"):
-        if _is_kubelet(process):
-            found = f"a kubelet runs here (process {process.name}) and agent.kubelet.enabled is "
+        name = _kubelet_in(process)
+        if name:
+            found = f"{running_kubelet(name, int(process.name))} and agent.kubelet.enabled is "
             found += "false: two would give the same CPUs to different pods"
             raise StartError("agent.kubelet", found, _REMEDY)
 
 
-def _is_kubelet(process: Path) -> bool:
-    """Return whether a process is root's kubelet: other users call programs as they like."""
+def _kubelet_in(process: Path) -> str:
+    """Return the name of root's process with a kubelet: other users call programs as they like."""
     try:
-        name = (process / "comm").read_bytes().strip()
-        return name == b"kubelet" and process.stat().st_uid in trusted_users()
+        name = (process / "comm").read_text(errors="replace").strip()
+        return name if name in KUBELETS and process.stat().st_uid in trusted_users() else ""
     except OSError:  # it has ended
-        return False
+        return ""
 
 
 async def watch_undeclared(controller: Controller, config: Config, root: Path) -> None:

@@ -8,7 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.config.model import CgroupDriver
-from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
+from agent.tools.doctor.facts import (
+    KUBELET,
+    HostCheck,
+    ReportedVersion,
+    Verdict,
+    running_kubelet,
+)
 from agent.tools.doctor.kubelet import (
     exclusive_checks,
     flag_of,
@@ -93,12 +99,15 @@ def _mode_check(config: Config, kubelet: KubeletFiles) -> HostCheck:
             alone = f"{found} and no kubelet is here: the agent alone manages pods"
             return HostCheck(check, Verdict.OK, alone)
         return HostCheck(check, Verdict.WARNING, found, change)
+    runs = running_kubelet(kubelet.process.name, kubelet.process.pid)
     if config.agent.kubelet.ignored:
-        found = f"a kubelet runs (process {kubelet.process.pid}) and agent.kubelet.ignored is true"
+        found = f"{runs} and agent.kubelet.ignored is true"
         change = "reserve there all CPUs but the agent's (reservedSystemCPUs), and here its own"
         return HostCheck(check, Verdict.WARNING, found, change)
-    found += f" and a kubelet runs (process {kubelet.process.pid}): it removes cgroups of pods "
-    return HostCheck(check, Verdict.ERROR, f"{found}that it does not know", change)
+    if kubelet.process.name != KUBELET:
+        change += ", or `ignored: true` where it has none"
+    found += f" and {runs}: it removes cgroups of pods that it does not know"
+    return HostCheck(check, Verdict.ERROR, found, change)
 
 
 def _reported(facts: GatheredFacts) -> ReportedVersion | None:
@@ -250,8 +259,12 @@ def _manifest_check(config: Config, facts: GatheredFacts) -> HostCheck:
     check, own = "manifest directory", config.static_pod_path
     if own is None:
         return HostCheck(check, Verdict.OK, "the agent reads none: staticPodPath is not set")
-    if facts.kubelet.process is None:
+    process = facts.kubelet.process
+    if process is None:
         return HostCheck(check, Verdict.OK, f"staticPodPath is {own}, and no kubelet runs")
+    if process.name != KUBELET and config.agent.kubelet.ignored:
+        found = f"staticPodPath is {own}, and {running_kubelet(process.name, process.pid)}"
+        return HostCheck(check, Verdict.WARNING, found, "use another cgroupRoot than the kubelet's")
     found = f"staticPodPath is {own}: cgroups of its pods stand among the kubelet's, "
     found += "which removes cgroups of pods that it does not know"
     change = 'write `staticPodPath: ""` in the agent\'s configuration'

@@ -7,12 +7,31 @@ says so itself (`problem`), so that a check can be `unknown` and name the reason
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+#: The name of a kubelet's process.
+KUBELET: Final = "kubelet"
+#: Programs that run a kubelet in their own process, and when they do not.
+_WITH_KUBELET: Final = {
+    "k3s-agent": "",
+    "k3s-server": "; none with --disable-agent",
+    "kubelite": "",  # MicroK8s
+}
+#: The processes of kubelets, as the kernel names them.
+KUBELETS: Final = (KUBELET, *_WITH_KUBELET)
+
+
+def running_kubelet(name: str, pid: int) -> str:
+    """Return the words for the kubelet of a process, which may run another program."""
+    if name == KUBELET:
+        return f"a kubelet runs (process {pid})"
+    return f"a kubelet runs in {name} (process {pid}{_WITH_KUBELET[name]})"
 
 
 class HostFile(Struct, frozen=True):
@@ -40,7 +59,10 @@ class HostListing(Struct, frozen=True):
 
 
 class HostProcess(Struct, frozen=True):
-    """A process of root's: its id, the name that the kernel has for it, and its command line."""
+    """A process of root's: its id, the name that the kernel has for it, and its command line.
+
+    The command line is left out of a program that runs a kubelet in its own process.
+    """
 
     pid: int
     name: str
@@ -49,7 +71,7 @@ class HostProcess(Struct, frozen=True):
 
 
 class KubeletFiles(Struct, frozen=True):
-    """What the kubelet's files and its process show.
+    """What the kubelet's files and its process, which may be another program's, show.
 
     `environment` are files of its unit that hold flags. They are read where no kubelet runs, for
     then its arguments are known from nowhere else. `drop_ins` are in the order of their names, the

@@ -24,6 +24,8 @@ from agent.files import take, trusted_users
 from agent.rpc import CallError, Client, Messages
 from agent.tools.doctor.checks import CPU_MANAGERS, PLUGIN_DIRECTORY
 from agent.tools.doctor.facts import (
+    KUBELET,
+    KUBELETS,
     AskedWay,
     CgroupControllers,
     CgroupFacts,
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 CRIO_SOCKET: Final = "/run/crio/crio.sock"
-_KUBELET: Final = "kubelet"
 _CPUS: Final = "/sys/devices/system/cpu"
 #: Flags of the kubelet's unit; those of the first file count.
 _ENVIRONMENT: Final = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
@@ -61,8 +62,9 @@ def gather(config: Config, root: Path = Path("/"), *, with_runtime: bool) -> Gat
     `with_runtime` False leaves out container runtimes and devices, which the agent's start does not
     judge.
     """
-    found = list(processes(root, (_KUBELET, *CPU_MANAGERS)))
-    kubelet = next((one for one in found if one.name == _KUBELET), None)
+    found = list(processes(root, (*KUBELETS, *CPU_MANAGERS)))
+    kubelets = (one for one in found if one.name in KUBELETS)
+    kubelet = min(kubelets, key=lambda one: one.name != KUBELET, default=None)
     return GatheredFacts(
         kubelet=_kubelet(config, root, kubelet),
         cgroups=_cgroups(config, root),
@@ -80,6 +82,9 @@ def _kubelet(config: Config, root: Path, process: HostProcess | None) -> Kubelet
     directory = config.agent.kubelet.directory
     arguments = () if process is None else process.arguments
     named = config.agent.kubelet.config_file or flag_of(arguments, "config")
+    # Of a kubelet inside another program it is not known whether it reads the default file.
+    inside = process is not None and process.name != KUBELET
+    default = str(directory / "config.yaml")
     drop_ins = flag_of(arguments, "config-dir")
     environment: tuple[HostFile, ...] = ()
     if process is None:
@@ -87,7 +92,7 @@ def _kubelet(config: Config, root: Path, process: HostProcess | None) -> Kubelet
         environment = tuple(read_file(root, file) for file in files)
     return KubeletFiles(
         directory=str(directory),
-        config=read_file(root, named or directory / "config.yaml"),
+        config=HostFile(default) if named is None and inside else read_file(root, named or default),
         cpu_state=read_file(root, directory / "cpu_manager_state", LARGEST_CHECKPOINT),
         memory_state=read_file(root, directory / "memory_manager_state", LARGEST_CHECKPOINT),
         allocated_pods=read_file(root, directory / "allocated_pods_state", LARGEST_CHECKPOINT),
@@ -262,6 +267,9 @@ def processes(root: Path, names: Sequence[str]) -> Iterator[HostProcess]:
         directory = f"/proc/{pid}"
         comm = (read_file(root, f"{directory}/comm").text or "").strip()
         if not comm.startswith(cut) or not _is_trusted(below(root, directory)):
+            continue
+        if comm in KUBELETS and comm != KUBELET:
+            yield HostProcess(pid, comm)
             continue
         line = read_file(root, f"{directory}/cmdline", _MOST_ARGUMENTS, "backslashreplace")
         arguments = (line.text or "").rstrip("\0").split("\0")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.pods.quantity import Quantity, QuantityError
-from agent.tools.doctor.facts import HostCheck, Verdict
+from agent.tools.doctor.facts import KUBELET, HostCheck, Verdict
 from agent.tools.doctor.runtime import version_of
 from agent.yaml import (
     MappingNode,
@@ -69,14 +69,16 @@ class KubeletSetting(Struct, frozen=True):
 
 
 class KubeletSettings(Struct, frozen=True):
-    """All values of each setting, the one that counts first, and why files cannot be read.
+    """All values of each setting, the one that counts first, and why others are not known.
 
-    `file` is where settings that stand nowhere yet would be written.
+    `file` is where settings that stand nowhere yet would be written, `remedy` what makes those
+    known that are not.
     """
 
     values: Mapping[str, tuple[KubeletSetting, ...]]
     unread: tuple[str, ...]
     file: str
+    remedy: str
 
     def effective(self, name: str) -> KubeletSetting | None:
         """Return the setting that counts; None leaves the kubelet's default."""
@@ -108,7 +110,10 @@ def settings_of(kubelet: KubeletFiles) -> KubeletSettings:
         for name, setting in _file_settings(file, unread):
             found.setdefault(name, []).append(setting)
     values = {name: tuple(settings) for name, settings in found.items()}
-    return KubeletSettings(values, tuple(unread), kubelet.config.path)
+    process, remedy = kubelet.process, "make the file readable for root"
+    if process is not None and process.name != KUBELET:
+        remedy = f"see in the configuration of {process.name} what its kubelet runs with"
+    return KubeletSettings(values, tuple(unread), kubelet.config.path, remedy)
 
 
 def flag_of(arguments: Iterable[str], name: str) -> str | None:
@@ -118,6 +123,8 @@ def flag_of(arguments: Iterable[str], name: str) -> str | None:
 
 def _flags(kubelet: KubeletFiles, unread: list[str]) -> Iterator[tuple[str, KubeletSetting]]:
     if kubelet.process is not None:
+        if kubelet.process.name != KUBELET:
+            unread.append(f"{kubelet.process.name} has flags of its own, not those of its kubelet")
         source = f"the flags of the kubelet (process {kubelet.process.pid})"
         yield from _settings_of_flags(kubelet.process.arguments, source)
         return
@@ -282,7 +289,7 @@ def _manager_check(
             manager.check,
             Verdict.UNKNOWN,
             f"whether {manager.key} is {manager.off} is not known: {why}",
-            "make the file readable for root",
+            settings.remedy,
         )
     return _is_off(manager, running, setting, kubelet, settings)
 
@@ -297,6 +304,11 @@ def _left_on(
     if kubelet.process is None:
         found += f", with which no kubelet starts whose {manager.key} is {manager.off} ({where})"
         return found, f"remove the file before the kubelet starts; {_MOVING}"
+    if kubelet.process.name != KUBELET:
+        where = f"in the configuration of {kubelet.process.name}"
+        return f"{found}, with which its kubelet was started", _turn_off(
+            f"write {manager.key} {manager.off} {where}", manager
+        )
     found += (
         f", so the kubelet (process {kubelet.process.pid}) was started with that policy; {where} "
         "says otherwise and counts from its next start on"
@@ -366,7 +378,7 @@ def _topology_check(kubelet: KubeletFiles, settings: KubeletSettings) -> HostChe
     setting = settings.effective(key)
     if setting is None and settings.unread:
         found = f"whether {key} is none is not known: {'; '.join(settings.unread)}"
-        return HostCheck(check, Verdict.UNKNOWN, found, "make the file readable for root")
+        return HostCheck(check, Verdict.UNKNOWN, found, settings.remedy)
     if setting is None and kubelet.config.text is None and kubelet.process is None:
         return HostCheck(check, Verdict.UNKNOWN, f"{kubelet.config.path} is not there")
     if setting is None:

@@ -40,7 +40,7 @@ def reported_version(
     """Return what the kubelet's program says, or why it does not; raises nothing."""
     program = program_of(facts)
     if not program.startswith("/"):
-        return ReportedVersion(problem="no kubelet runs here, and no unit of one names its program")
+        return ReportedVersion(problem="no process or unit here names the program of a kubelet")
     asked = f"{program} --version"
     path = root / program.lstrip("/")
     try:

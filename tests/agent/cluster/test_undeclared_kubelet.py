@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,12 +33,31 @@ def test_a_kubelet_that_is_not_named_keeps_the_agent_from_starting(tmp_path: Pat
     with pytest.raises(StartError) as error:
         Wiring(world.config, ServiceManager(Notifier({}), None), world.clock, PLUGS, fakes)
     assert str(error.value) == (
-        f"agent.kubelet: a kubelet runs here (process {PID}) and agent.kubelet.enabled is false: "
+        f"agent.kubelet: a kubelet runs (process {PID}) and agent.kubelet.enabled is false: "
         "two would give the same CPUs to different pods; stop it, or write `agent: {kubelet: "
         "{enabled: true}}` for an agent that manages its pods (see 'numawarden doctor'); `agent: "
-        "{kubelet: {ignored: true}}` says that both are meant to run"
+        "{kubelet: {ignored: true}}` says that both are meant to run, or that k3s-server has none"
     )
     assert list(world.config.agent.state_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "runs"),
+    [
+        ("k3s-agent", "in k3s-agent (process 4711) and"),
+        ("k3s-server", "in k3s-server (process 4711; none with --disable-agent) and"),
+        ("kubelite", "in kubelite (process 4711) and"),
+    ],
+)
+def test_a_kubelet_inside_another_program_keeps_the_agent_from_starting(
+    tmp_path: Path, program: str, runs: str
+) -> None:
+    host = FakeHost(tmp_path)
+    host.stop_kubelet()
+    host.process(4711, program)
+    with pytest.raises(StartError, match=re.escape(f"a kubelet runs {runs}")):
+        check_undeclared(config(), host.root)
+    check_undeclared(config("ignored: true"), host.root)
 
 
 @pytest.mark.parametrize("settings", ["enabled: true", "ignored: true"])
@@ -48,7 +68,8 @@ def test_one_that_is_named_or_ignored_does_not(tmp_path: Path, settings: str) ->
 def test_a_program_whose_name_only_begins_so_is_something_else(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     host.stop_kubelet()
-    host.process(4711, "kubelet-exporter")
+    for pid, name in enumerate(("kubelet-exporter", "k3s", "k3s-server-load"), 4711):
+        host.process(pid, name)
     check_undeclared(config(), host.root)
 
 

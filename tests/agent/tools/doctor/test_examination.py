@@ -756,6 +756,41 @@ def test_a_process_of_another_user_that_is_called_kubelet_changes_nothing(
     assert "no kubelet runs" in host.examine()["kubelet directory"].found
 
 
+@pytest.mark.parametrize(
+    ("program", "line"), [("k3s-server", "/usr/local/bin/k3s server\0"), ("kubelite", "")]
+)
+def test_of_a_kubelet_inside_another_program_no_setting_is_taken_for_known(
+    host: FakeHost, program: str, line: str
+) -> None:
+    host.process(hosts.PID, program, "--cpu-manager-policy=static", f"--root-dir={hosts.CONFIG}")
+    if line:
+        host.write(f"/proc/{hosts.PID}/cmdline", line)
+    host.add(hosts.CONFIG, "memoryManagerPolicy: Static\n")
+    checks = host.examine()
+    unknown = {one.check for one in checks.values() if one.verdict is UNKNOWN}
+    assert unknown == {CPU, MEMORY, TOPOLOGY, "reserved CPUs"}
+    assert {one.check for one in checks.values() if one.verdict is not OK} == unknown
+    assert f"{program} has flags of its own" in checks[CPU].found
+    assert "no kubelet runs" not in "".join(one.found for one in checks.values())
+    host.write(hosts.CPU_STATE, '{"policyName":"static","defaultCpuSet":"","checksum":1}')
+    on = host.examine()[CPU]
+    assert (on.verdict, "its kubelet was started" in on.found) == (ERROR, True)
+    assert f"write cpuManagerPolicy none in the configuration of {program}" in on.change
+
+
+@pytest.mark.parametrize(("settings", "verdict"), [("", ERROR), ("ignored: true", WARNING)])
+def test_a_kubelet_inside_another_program_is_named(
+    host: FakeHost, settings: str, verdict: Verdict
+) -> None:
+    host.process(hosts.PID, "k3s-server")
+    host.agent = f"agent: {{kubelet: {{{settings}}}}}\nreservedSystemCPUs: '0'\n"
+    check = host.examine()["beside the kubelet"]
+    assert check.verdict is verdict
+    assert "a kubelet runs in k3s-server (process 815; none with --disable-agent)" in check.found
+    host.agent += "staticPodPath: /etc/numawarden/manifests\n"
+    assert host.examine()["manifest directory"].verdict is verdict
+
+
 def test_the_start_judges_managers_and_drivers_and_leaves_the_runtime_out(host: FakeHost) -> None:
     host.remove("/run/containerd/containerd.sock")
     host.remove("/var/run/nri/nri.sock")

@@ -89,7 +89,7 @@ def test_a_kubelet_that_does_not_say_its_version_is_a_condition(
 
 def test_one_that_was_not_started_yet_is_the_program_of_its_unit(host: FakeHost) -> None:
     host.stop_kubelet()
-    assert reported(host).problem == "no kubelet runs here, and no unit of one names its program"
+    assert reported(host).problem == "no process or unit here names the program of a kubelet"
     found = check_kubelet(host.config(), host.root)
     assert found.governing is None
     assert found.conditions()[RULES].startswith("not set; the kubelet's version is not known: no ")
