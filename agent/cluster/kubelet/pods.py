@@ -239,21 +239,23 @@ def _paired(escape: re.Match[bytes]) -> bytes:
 
 def read_json(data: bytes) -> ReportedPod:
     """Return one v1.Pod in JSON; raises `UnreadablePodError`."""
+    uid = ""
     try:
         pod = msgspec.json.decode(data, type=_Pod)
+        uid = checked_uid(pod.metadata.uid)
         if len(data) > _LONGEST_POD:  # its values would take many times as much memory
             found = f"it has {len(data)} bytes, more than any pod of an API server"
-            raise UnreadablePodError(found, checked_uid(pod.metadata.uid))
+            raise UnreadablePodError(found, uid)
         document = msgspec.json.decode(data)
     except _UNREADABLE as error:
-        raise UnreadablePodError(f"it is not a pod ({error})") from error
+        raise UnreadablePodError(f"it is not a pod ({error})", uid) from error
     statuses = (
         *(pod.status.container_statuses or ()),
         *(pod.status.init_container_statuses or ()),
     )
     running = any(each.state is not None and each.state.running is not None for each in statuses)
     return ReportedPod(
-        uid=checked_uid(pod.metadata.uid),
+        uid=uid,
         name=pod.metadata.name,
         namespace=pod.metadata.namespace,
         specification=_cut(document, _SPECIFICATION),

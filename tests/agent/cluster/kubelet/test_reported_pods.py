@@ -331,6 +331,13 @@ def test_a_value_that_no_decoder_takes_costs_no_pod_of_a_list(managed: str) -> N
     assert listing.unreadable == ()
 
 
+@pytest.mark.parametrize("value", ["1e999", "9" * 5000])
+def test_a_pod_with_a_number_that_is_too_large_is_known_by_its_uid(value: str) -> None:
+    listing = read_list(_listed(_item("a"), _item("b", f'[{{"fieldsV1":{{"a":{value}}}}}]')), 10)
+    assert [pod.uid for pod in listing.pods] == ["a"]
+    assert [error.uid for error in listing.unreadable] == ["b"]
+
+
 @pytest.mark.parametrize("damage", ["[" * 5000, '"\\' * 5000, '"\\"' * 5000, "]" * 5000, '"a'])
 def test_what_is_not_a_list_is_an_error_whatever_is_in_it(damage: str) -> None:
     with pytest.raises(UnreadablePodError, match="not a list of pods"):
