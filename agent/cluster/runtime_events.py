@@ -470,7 +470,8 @@ class RuntimeEvents:
     async def _lists_too_few(self) -> bool:
         """Return whether the kubelet, asked now, lists fewer pods than have an allocation.
 
-        A pod may have ended while the agent or the kubelet was away, and no list have come since.
+        A pod may have ended while the agent or the kubelet was away, and no list have come since,
+        nor come now.
         """
         await self._pods.list_now(ASK_SECONDS)
         return bool(self._still_allocated())

@@ -122,6 +122,8 @@ class KubeletPods:
         self._fetching: asyncio.Task[None] | None = None
         self._in_use = ""
         self._in_part = False
+        #: Whether a list of the kubelet's pods is to be expected, since the last was asked for.
+        self._lists = True
         self._faults: dict[str, PodsUnavailableError] = {}
         #: Since when the kubelet answers that it has not read its sources, None if it does not.
         self._waits_since: float | None = None
@@ -216,15 +218,21 @@ class KubeletPods:
                 listing = await self._listed(seconds)
         except (TimeoutError, PodsUnavailableError) as error:
             log.debug("kubelet pods not listed", why=str(error), seconds=seconds)
+            self._lists = self._ways.endpoint is not None or not _is_off(error)
             return None
+        self._lists = True
         await self._take(listing)
         known = (self._tracked.pod(each.uid) for each in listing.pods if not each.over)
         return [pod for pod in known if pod is not None]
 
     @property
     def ending(self) -> frozenset[str]:
-        """The uids of the pods that may have ended, and of which that is not certain yet."""
-        return self._tracked.ending
+        """The uids of the pods that may have ended, and of which that is not certain yet.
+
+        Until the kubelet lists its pods, which it does unless no way to them is on, they are all
+        that it has not reported since the agent, or it, started.
+        """
+        return self._tracked.ending | (self._tracked.unconfirmed if self._lists else frozenset())
 
     def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]]) -> None:
         """Take over all sandboxes of the runtime: by uid the name of the pod by sandbox."""
@@ -440,6 +448,13 @@ class KubeletPods:
                     f"pod {full_name(each.pod)}: its specification changed ({each.changed}) and "
                     "its allocation did not; delete and create the pod to have it decided again"
                 )
+
+
+def _is_off(error: TimeoutError | PodsUnavailableError) -> bool:
+    """Return whether the Pods API is not there, or its gate is off."""
+    if isinstance(error, TimeoutError):
+        return False
+    return error.expected or error.code not in _PASSING
 
 
 async def _patiently(call: Callable[[], Awaitable[AnswerT]], seconds: float) -> AnswerT:

@@ -139,6 +139,8 @@ class TrackedPods:
         self._allocated = AllocatedPods()
         self._ended: deque[str] = deque(maxlen=_ENDED_KEPT)
         self._overflow = False
+        #: Whether a list of the kubelet that is connected now says which pods there are.
+        self._listed = False
         self._lock = threading.Lock()
 
     # --- what was admitted before ---------------------------------------------------------------
@@ -183,6 +185,7 @@ class TrackedPods:
         if "" in named:  # any pod may be among those that cannot be read
             return
         with self._lock:
+            self._listed = True
             for uid, pod in self._pods.items():
                 if uid not in named:
                     pod.reported = False
@@ -191,6 +194,7 @@ class TrackedPods:
     def disconnected(self) -> None:
         """Take over that the kubelet is not connected: its last reports may no longer hold."""
         with self._lock:
+            self._listed = False
             for pod in self._pods.values():
                 pod.reported = False
                 if pod.evidence.unlisted is None:
@@ -316,6 +320,16 @@ class TrackedPods:
                 or pod.evidence.missing is not None
                 or (pod.evidence != NOTHING and not pod.reported)
             )
+
+    @property
+    def unconfirmed(self) -> frozenset[str]:
+        """The uids of the pods that the kubelet, connected now, neither reported nor lists yet.
+
+        They may have ended while it or the agent was away.
+        """
+        with self._lock:
+            pods = () if self._listed else self._pods.values()
+            return frozenset(pod.uid for pod in pods if not pod.reported)
 
     @property
     def overflow(self) -> bool:

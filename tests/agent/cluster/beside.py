@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
 
 from agent.cluster import runtime_events
+from agent.cluster.kubelet.pods import PodsUnavailableError
+from agent.cluster.kubelet.pods_api import read_message, read_messages
+from agent.cluster.kubelet.source import KubeletPods, KubeletWays
 from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
 from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.model import BesideKubeletConfig, CgroupDriver, OnReject
@@ -18,13 +22,15 @@ from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus, cpu_weight
 from tests.agent.server.sites import Site, make_site, site_config, with_agent
-from tests.agent.server.support import UID, make_world
+from tests.agent.server.support import UID, FakeClock, make_world
+from tests.fakes.pods_api import container as asking
+from tests.fakes.pods_api import pod_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-    from pathlib import Path
 
-    from agent.cluster.kubelet.source import KubeletPods
+    from agent.cluster.kubelet.pods import ReportedPod, ReportedPods
+    from agent.cluster.kubelet.pods_api import PodsApi
     from agent.pods.model import Pod
     from agent.server.controller import Controller
 
@@ -98,6 +104,41 @@ class Pods:
         yield
 
 
+class Api:
+    """A Pods API that has `pods`; while it is not `ready` it knows of single ones alone."""
+
+    way = "Pods API"
+
+    def __init__(self, *, ready: bool, **pods: str) -> None:
+        self.ready = ready
+        made = ((name, OTHER if name == "big" else UID) for name in pods)
+        self.pods_of = {
+            uid: pod_message(uid, name, containers=(asking("db", f"cpu={pods[name]} memory=1Gi"),))
+            for name, uid in made
+        }
+
+    async def pods(self, _seconds: float) -> ReportedPods:
+        if not self.ready:
+            raise PodsUnavailableError(self.way, "not synchronized", code="FAILED_PRECONDITION")
+        return read_messages(self.pods_of.values())
+
+    async def pod(self, uid: str, _seconds: float) -> ReportedPod | None:
+        return read_message(self.pods_of[uid]) if uid in self.pods_of else None
+
+
+def kubelet_pods(api: Api) -> KubeletPods:
+    """Return the source over an API, on a host where the cgroup of the pod `big` stands."""
+    ways = KubeletWays(cast("PodsApi", api), None, Path("/nowhere"))
+    return KubeletPods(
+        ways,
+        FakeClock(),
+        lambda _: {OTHER},
+        pod_level=True,
+        awaits=lambda _: False,
+        same_boot=True,
+    )
+
+
 def make_node(tmp_path: Path) -> Site:
     """Return a host on which a kubelet has made its cgroups."""
     config = site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD)
@@ -126,10 +167,14 @@ def beside(
     site: Site,
     action: Callable[[Beside], Awaitable[None]],
     on_reject: OnReject = OnReject.FAIL,
+    source: KubeletPods | None = None,
 ) -> None:
+    """Do something beside a kubelet, whose pods are those of a `source` where one is given."""
+
     async def live(controller: Controller) -> None:
-        pods = Pods()
-        pods.answering.set()
+        pods = Pods() if source is None else cast("Pods", source)
+        if source is None:
+            pods.answering.set()
         controller.state.register(pods)
         intake = PodIntake(pods, SourceAdmissions(controller))
         events = RuntimeEvents(controller, cast("KubeletPods", pods), intake, on_reject)

@@ -7,15 +7,18 @@ import asyncio
 import pytest
 
 from agent.cluster.nri.session import ContainerRejectedError
+from agent.cluster.runtime_events import ASK_SECONDS
 from agent.config.model import OnReject
 from agent.managers.allocation import Source
 from agent.server import metrics as names
 from agent.state.checkpoint import SharedPod
 from tests.agent.cluster.beside import (
     OTHER,
+    Api,
     Beside,
     beside,
     created,
+    kubelet_pods,
     sandbox,
 )
 from tests.agent.server.sites import Site, pod_of
@@ -135,6 +138,38 @@ def test_nothing_is_final_before_the_kubelet_has_listed_its_pods(
         assert not agent.controller.state.durable.shared
 
     beside(site, live, on_reject)
+
+
+@pytest.mark.parametrize("on_reject", list(OnReject))
+def test_nothing_is_final_while_the_kubelet_has_not_listed_its_pods_since_the_start(
+    site: Site, on_reject: OnReject
+) -> None:
+    """A kubelet of v1.37 lists none until it has read its sources; `big` ended meanwhile."""
+
+    async def before(agent: Beside) -> None:
+        assert await agent.pods.list_now(ASK_SECONDS)
+        await agent.intake.sync()
+        assert [*agent.controller.state.ledger.allocations] == [OTHER]
+
+    async def after(agent: Beside) -> None:
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match=r"may have ended.*shop/big"):
+                await created(agent, "db")
+        else:
+            assert await created(agent, "db") is None
+        assert not agent.controller.state.durable.shared
+        api.ready, api.pods_of = True, {OTHER: listed[OTHER], UID: api.pods_of[UID]}
+        if on_reject is OnReject.FAIL:
+            with pytest.raises(ContainerRejectedError, match="FAILED_PRECONDITION"):
+                await created(agent, "db")
+        else:
+            assert await created(agent, "db") is None
+            assert [*agent.controller.state.durable.shared] == [UID]
+
+    first, api = Api(ready=True, big="8"), Api(ready=False, shop="8")
+    listed = first.pods_of
+    beside(site, before, on_reject, kubelet_pods(first))
+    beside(site, after, on_reject, kubelet_pods(api))
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))

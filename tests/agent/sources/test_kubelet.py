@@ -820,6 +820,59 @@ async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
         assert ending == [frozenset(), {UID}, frozenset()]
 
 
+@pytest.mark.parametrize("failing", [NOT_READ, CallError("RESOURCE_EXHAUSTED", "rate"), None])
+@in_loop
+async def test_a_pod_from_before_the_start_may_have_ended_until_the_kubelet_lists_its_pods(
+    tmp_path: Path, failing: CallError | None
+) -> None:
+    pods = {UID: pod_message(UID)}
+    async with followed(tmp_path, pods=pods, started=False) as host:
+        host.cgroups |= {UID, OTHER_UID}
+        host.source.resume([f"pods/{UID}", f"pods/{OTHER_UID}"])
+        host.read()
+        host.kubelet.failing, host.kubelet.hanging = failing, failing is None
+        await host.kubelet.start()
+        assert await host.source.list_now(0.05) is None
+        assert host.source.ending == {UID, OTHER_UID}
+        host.kubelet.failing, host.kubelet.hanging = None, False
+        assert await host.source.list_now(LONG)
+        assert host.source.ending == {OTHER_UID}
+
+
+@pytest.mark.parametrize("gate", ["absent", "UNIMPLEMENTED"])
+@in_loop
+async def test_no_pod_is_waited_for_that_no_list_can_confirm(tmp_path: Path, gate: str) -> None:
+    async with followed(tmp_path, started=False) as host:
+        host.cgroups.add(UID)
+        host.source.resume([f"pods/{UID}"])
+        host.read()
+        if gate != "absent":
+            host.kubelet.failing = CallError(gate, "unknown service v1alpha1.Pods")
+            await host.kubelet.start()
+        assert await host.source.list_now(LONG) is None
+        assert host.source.ending == frozenset()
+
+
+@in_loop
+async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_them(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        host.runs(UID)
+        host.read()
+        assert host.source.ending == frozenset()
+        host.kubelet.failing = NOT_READ
+        host.kubelet.break_watches()
+        await until(lambda: not host.in_use)
+        assert await host.source.list_now(LONG) is None
+        assert host.source.ending == {UID}
+        host.kubelet.failing = None
+        # A call from before may fail only now, and end what the list says.
+        while host.source.ending:
+            assert await host.source.list_now(LONG)
+
+
 @in_loop
 async def test_a_report_between_two_connections_is_not_a_sign_of_life_for_ever(
     tmp_path: Path,
