@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import ManifestDocument
-from agent.cluster.nri.messages import ContainerResources, RuntimeInfo, subscription
+from agent.cluster.companions import of_kubelet
+from agent.cluster.nri.messages import ContainerResources, NriEvent, RuntimeInfo, subscription
 from agent.cluster.nri.session import ContainerRejectedError
-from agent.cluster.runtime_events import SUBJECT
+from agent.cluster.runtime_events import SUBJECT, RuntimeEvents
 from agent.config.model import OnReject
 from agent.pods.quantity import Quantity
 from agent.reconcile.diff import Cause, Difference
@@ -25,18 +26,23 @@ from sysfs.mask import Mask
 from systemd.units import cpu_quota
 from tests.agent.cluster.beside import (
     OTHER,
+    Api,
     Beside,
     beside,
     container,
     created,
+    kubelet_pods,
     make_slice,
     sandbox,
     shown,
 )
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID
+from tests.fakes.nri_runtime import FakeRuntime, running
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.api.documents import FailedPodDocument
 
 
@@ -136,6 +142,33 @@ def test_a_pod_without_anything_of_its_own_waits_for_no_decision(site: Site) -> 
         agent.never.set()
 
     beside(site, live)
+
+
+def test_a_creation_waits_for_its_decision_as_long_as_the_runtime_does_less_a_margin(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime waits 2 s."""
+    given: list[float] = []
+
+    async def created(*event: object) -> None:
+        given.append(cast("float", event[-1]))
+
+    async def live(agent: Beside) -> None:
+        monkeypatch.setattr(RuntimeEvents, "container_created", created)
+        runtime = FakeRuntime(tmp_path / "nri.sock", request_timeout_ms=0)
+        kubelet = replace(site.config.agent.kubelet, nri_socket=runtime.socket)
+        beside_it = of_kubelet(kubelet, agent.controller, [agent.intake])
+        [serve] = [each.serve for each in beside_it if each.name == SUBJECT]
+        async with running(runtime):
+            serving = asyncio.ensure_future(serve())
+            plugin = await runtime.plugin()
+            await plugin.event(NriEvent.CREATE_CONTAINER, {"id": "s"}, {"id": "c"})
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        [seconds] = given
+        assert 1.2 < seconds <= 1.5
+
+    beside(site, live, source=kubelet_pods(Api(ready=True)))
 
 
 def test_the_pod_whose_container_waits_is_decided_before_the_others(site: Site) -> None:
