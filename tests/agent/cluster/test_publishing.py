@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 from msgspec.structs import replace
@@ -12,14 +12,18 @@ from agent.api.documents import INVALID_MANIFEST, FailedPodDocument
 from agent.cluster.kubelet.devices import KubeletDevices
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.publishing import CLUSTER_SOURCE, PERIOD_SECONDS, SETTLE_SECONDS
+from agent.cluster.runtime_events import RuntimeEvents
 from agent.cluster.topology import pod_fingerprint
-from agent.config.model import KubernetesConfig
+from agent.config.model import KubernetesConfig, OnReject
 from agent.managers.allocation import Source
 from agent.managers.device.kubelet import KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import GivenDevice
 from agent.server.errors import StartError
+from agent.server.intake import PodIntake, SourceAdmissions
 from sysfs.mask import Mask
+from tests.agent.cluster.beside import Pods, container, sandbox
+from tests.agent.server.sites import pod_of
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
@@ -195,6 +199,24 @@ async def test_a_pod_that_runs_without_an_allocation_is_in_the_fingerprint_and_g
         await settled(agent, lambda: published(fake) == expected("7", "8", ("shop", "web")))
         await settled(agent, lambda: fake.events)
         assert [each["reason"] for each in fake.events.values()] == ["RunsShared"]
+
+
+@in_loop
+async def test_a_rejected_pod_that_runs_shared_gets_an_event_that_says_so(
+    world: World, fake: FakeApiServer, cluster: ToySource
+) -> None:
+    del cluster
+    async with running(world) as agent:
+        pods, controller = Pods({UID: pod_of("shop", UID, "db=64")}), agent.controller
+        pods.answering.set()
+        intake = PodIntake(pods, SourceAdmissions(controller))
+        events = RuntimeEvents(controller, cast("KubeletPods", pods), intake, OnReject.SHARE)
+        await events.container_created(sandbox(), container("db"), 60.0)
+        await settled(agent, lambda: fake.events)
+        [event] = fake.events.values()
+        assert (event["reason"], event["involvedObject"]["uid"]) == ("RunsShared", UID)
+        assert "runs in the shared pool, without CPUs" in event["message"]
+        assert "OutOfcpu" in event["message"]
 
 
 @in_loop
