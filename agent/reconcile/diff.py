@@ -377,18 +377,17 @@ def _has(record: WriterRecord | None, difference: Difference) -> bool:
     return record.has(difference.file, difference.observed)
 
 
-def by_the_kubelet(difference: Difference, role: Role) -> Difference:
+def by_the_kubelet(difference: Difference, role: Role, systemd: WriterRecord | None) -> Difference:
     """Return a difference with the kubelet as its cause where it is the kubelet's normal work.
 
     It makes the cgroup of a pod with a quota and writes that again at a resize, and has the runtime
-    write those of containers.
+    write those of containers. Where it writes through systemd, the record of `systemd` is then no
+    longer as desired; it need not be what the file shows, since systemd rounds quotas up.
     """
     runtime = difference.cause is Cause.RUNTIME_UPDATE
-    if (
-        difference.file != CPU_MAX
-        or difference.observed is None
-        or not (runtime or role is Role.POD)
-    ):
+    kept = systemd is not None and systemd.has(difference.file, difference.desired)
+    of_pod = role is Role.POD and not kept
+    if difference.file != CPU_MAX or difference.observed is None or not (runtime or of_pod):
         return difference
     detail, _, _ = difference.detail.partition(": ")
     detail = f"{detail}: the kubelet gives its pods and containers quotas"

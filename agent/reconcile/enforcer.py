@@ -419,15 +419,21 @@ class Enforcer:
         needed = self._enforced.needed
         # What was never written was not reverted: systemd and the runtime need not be asked.
         new = {item.setting.cgroup for item, _ in differing if self._memory.is_new(item)}
+        units: dict[str, WriterRecord | None] = {}
 
         def recorded(cgroup: str) -> WriterRecords:
-            return WriterRecords() if cgroup in new else self._recorded(cgroup)
+            records = WriterRecords() if cgroup in new else self._recorded(cgroup)
+            units[cgroup] = records.systemd
+            return records
 
         found = steadily(lambda: assess(self._tree, differing, recorded, needed, self._writer_of))
         if self._pods.makes:
             return found
         roles = {item.setting.cgroup: item.role for item, _ in differing}
-        return tuple(by_the_kubelet(p, roles.get(p.cgroup, Role.ALL_PODS)) for p in found)
+        return tuple(
+            by_the_kubelet(p, roles.get(p.cgroup, Role.ALL_PODS), units.get(p.cgroup))
+            for p in found
+        )
 
     def _not_as_before(self, observed: Observation, differing: Differing) -> Differing:
         """Leave out cgroups that show what was desired before: only the desired state changed."""

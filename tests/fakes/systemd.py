@@ -37,13 +37,17 @@ _MANAGED: Final = ("cpuset", "cpu", "io", "memory", "pids")
 _ALWAYS: Final = frozenset({"memory", "pids"})
 #: What systemd shows of an unset property, where that is not empty.
 _NUMBERS: Final = tuple(row for row in VALUES if row.unit_property and row.file != CPU_MAX)
+_QUOTA: Final = ("CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec")
 _PARTITION: Final = cpuset_partition(MEMBER).name
-_UNSET: Final = {**{row.unit_property: INFINITY for row in _NUMBERS}, _PARTITION: MEMBER}
+_UNSET: Final = {
+    **dict.fromkeys((*(row.unit_property for row in _NUMBERS), *_QUOTA), INFINITY),
+    **dict.fromkeys(("AllowedCPUs", "AllowedMemoryNodes"), b""),
+    _PARTITION: MEMBER,
+}
 _NEEDS: Final = {
     "AllowedCPUs": "cpuset",
     "AllowedMemoryNodes": "cpuset",
-    "CPUQuotaPerSecUSec": "cpu",
-    "CPUQuotaPeriodUSec": "cpu",
+    **dict.fromkeys(_QUOTA, "cpu"),
     **{row.unit_property: row.controller for row in _NUMBERS},
 }
 

@@ -198,7 +198,7 @@ def test_a_slice_is_restored_by_command_and_when_the_item_is_switched_off(
     assert Originals(machine.state, BOOT).load() == {}
     if machine.driver is Driver.SYSTEMD:
         # Its own set was in the file alone: systemd had none.
-        assert machine.systemd.unit_properties("user.slice", "AllowedCPUs") == (None,)
+        assert machine.systemd.unit_properties("user.slice", "AllowedCPUs") == (b"",)
 
 
 @pytest.mark.parametrize("partitions", [PartitionMode.NEVER, PartitionMode.ROOT])

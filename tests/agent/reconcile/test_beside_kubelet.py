@@ -104,6 +104,26 @@ def test_the_quota_that_a_resize_sets_is_lifted_again() -> None:
     assert shown(tree, cgroup, *SETS, "cpu.weight") == ["2-7", "0", "max 100000", "80"]
 
 
+def test_a_quota_of_a_pod_that_another_process_writes_is_drift_and_the_kubelets_is_not() -> None:
+    tree, systemd, enforcer = beside_kubelet()
+    cgroup = path_of(mixed(), Driver.SYSTEMD)
+    assert enforcer.enforce(target(mixed())).ok
+    start_pod(systemd, cgroup, *cpu_quota(600_000, 100_000))
+    made = enforcer.repair(target(mixed()))
+    assert ([each.cause for each in made.found if each.file == "cpu.max"], made.drift) == (
+        [Cause.KUBELET],
+        (),
+    )
+    for exact in ("700000 100000", "693300 100000"):  # systemd rounds it up
+        systemd.set_properties(cgroup.rpartition("/")[2], [*cpu_quota(700_000, 100_000)])
+        tree.write(cgroup, "cpu.max", exact)
+        resized = enforcer.repair(target(mixed()))
+        assert ([each.cause for each in resized.found], resized.drift) == ([Cause.KUBELET], ())
+    tree.write(cgroup, "cpu.max", "700000 100000")
+    [drift] = enforcer.repair(target(mixed())).drift
+    assert (drift.file, drift.observed, drift.cause) == ("cpu.max", "700000 100000", Cause.UNKNOWN)
+
+
 def test_weights_quotas_and_limits_of_pods_without_exclusive_cpus_are_the_kubelets() -> None:
     tree, systemd, enforcer = beside_kubelet()
     web = pod(on_host("web", limit=500, request=100), uid=OTHER, limit=500, qos=QosClass.BURSTABLE)
