@@ -294,7 +294,7 @@ def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
         load_config_file(file)
 
 
-def test_a_kubelets_configuration_is_told_what_makes_the_agents_of_it() -> None:
+def test_of_a_kubelets_configuration_the_error_names_the_command_that_takes_it() -> None:
     text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\naddress: a\n"
     with pytest.raises(ConfigError, match="'numawarden config import FILE' makes the agent's"):
         load_config(text, "config.yaml")

@@ -180,7 +180,7 @@ class TestMistakes:
             load_sequence(file)
         assert [p.message for p in caught.value.problems] == ["host is missing", "steps is missing"]
 
-    def test_a_pods_manifest_is_told_what_decides_it(self, tmp_path: Path) -> None:
+    def test_the_error_on_a_pods_manifest_names_what_decides_it(self, tmp_path: Path) -> None:
         file = tmp_path / "pod.yaml"
         file.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n")
         with pytest.raises(ReplayError) as caught:
