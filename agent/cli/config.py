@@ -10,7 +10,7 @@ import click
 
 from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, settings_option
+from agent.cli.options import CONFIG_FILE, EXISTING_DIRECTORY, EXISTING_FILE, settings_option
 from agent.config.load import config_schema, config_yaml, load_config_file, notes_on, override
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
@@ -51,7 +51,7 @@ def config() -> None:
 
 
 @config.command(short_help="Check a file against this host.")
-@click.argument("file", type=EXISTING_FILE)
+@click.argument("file", type=EXISTING_FILE, default=CONFIG_FILE)
 @click.option(
     "--root",
     type=EXISTING_DIRECTORY,
@@ -80,10 +80,10 @@ def check(
 ) -> ExitCode:
     """Check a configuration file against this host and show the effective policy.
 
-    All mistakes are reported, with exit code 3. What is left for pods is shown by node. Without
-    --root it also looks at all that the agent would open here (directories, sockets, certificates,
-    cgroups, systemd), and changes none of it; the exit code is 5 where the agent would not start,
-    or not read its manifests.
+    The file is /etc/numawarden/config.yaml unless another is named. All mistakes are reported, with
+    exit code 3. What is left for pods is shown by node. Without --root it also looks at all that
+    the agent would open here (directories, sockets, certificates, cgroups, systemd), and changes
+    none of it; the exit code is 5 where the agent would not start, or not read its manifests.
     """
     loaded = load_config_file(file, settings)
     described = root or loaded.agent.sysfs_root

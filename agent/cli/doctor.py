@@ -11,7 +11,7 @@ from agent.api.documents import DoctorDocument, HostCheckDocument
 from agent.cli.common import print_answer
 from agent.cli.could_start import obstacles
 from agent.cli.errors import CommandError, ExitCode, printable
-from agent.cli.options import Output, host_option, output_option, settings_option
+from agent.cli.options import CONFIG_FILE, Output, host_option, output_option, settings_option
 from agent.config.load import INSTALL_GRPC, load_config, load_config_file
 from agent.tools.doctor.checks import examine, is_alone
 from agent.tools.doctor.facts import HostCheck, Verdict
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from agent.config.model import Config
     from agent.tools.doctor.facts import GatheredFacts
 
-_FILE: Final = Path("/etc/numawarden/config.yaml")
 #: How a verdict is shown: what keeps the agent from working stands out.
 _SHOWN: Final = {"error": "ERROR"}
 
@@ -33,7 +32,8 @@ _SHOWN: Final = {"error": "ERROR"}
     "--config",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"The agent's configuration, also one that is still to be installed.  [default: {_FILE}]",
+    help="The agent's configuration, also one that is still to be installed.  "
+    f"[default: {CONFIG_FILE}]",
 )
 @settings_option()
 @host_option("Look at the host whose file system is in this directory.")
@@ -52,8 +52,8 @@ def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: P
     work; warnings and what is not known leave it at 0.
     """
     # Before the package is installed there are the defaults to look at.
-    missing = file is None and not _FILE.exists()
-    file = file or _FILE
+    missing = file is None and not CONFIG_FILE.exists()
+    file = file or CONFIG_FILE
     config = (
         load_config(b"{}", str(file), settings) if missing else load_config_file(file, settings)
     )

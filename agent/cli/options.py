@@ -22,6 +22,8 @@ VERDICT_TIMEOUT: Final = 15.0
 #: The key of the context's `meta` that has the seconds of `--timeout`.
 TIMEOUT: Final = "numawarden.timeout"
 
+#: The configuration of the agent that runs as a service.
+CONFIG_FILE: Final = Path("/etc/numawarden/config.yaml")
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 

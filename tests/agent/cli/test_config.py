@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.cli.config import check
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from agent.cli.options import CONFIG_FILE
 from agent.config.load import load_config_file
 from agent.config.model import Config
 from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
@@ -86,6 +88,18 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
         "  left on node 1    CPUs 2-3 (2 of 2), memory 3.95 GiB of 4 GiB",
         "  note: featureGates.NodeSwap changes nothing here",
     ]
+
+
+def test_the_file_of_the_service_is_checked_unless_another_is_named(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("cpuManagerPolcy: static\n")
+    [named] = (each for each in check.params if each.name == "file")
+    assert named.default == CONFIG_FILE
+    monkeypatch.setattr(named, "default", file)
+    assert run_command(["config", "check", "--root", str(root)]) == ExitCode.BAD_INPUT
+    assert f"{file}: line 1: cpuManagerPolcy: unknown key" in capsys.readouterr().err
 
 
 def test_beside_a_kubelet_the_pods_come_from_the_kubelet(

@@ -111,7 +111,7 @@ def test_without_a_configuration_the_defaults_are_looked_at(
     host = examined.host
     host.stop_kubelet()
     host.remove(hosts.CONFIG)
-    monkeypatch.setattr(doctor, "_FILE", examined.file)
+    monkeypatch.setattr(doctor, "CONFIG_FILE", examined.file)
     assert run_command(["doctor", "--root", str(host.root)]) == ExitCode.OK
     out = capsys.readouterr().out
     assert f"warning  configuration             {examined.file} does not exist" in out
