@@ -92,6 +92,15 @@ def test_a_budget_of_whole_cores_is_aligned_and_a_rejected_one_is_not() -> None:
     assert empty == errors
 
 
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("T", True), ("True", True), ("0", False), ("f", False)]
+)
+def test_an_option_is_on_however_go_spells_it(value: str, on: bool) -> None:  # noqa: FBT001
+    config = {"cpu": {"options": {"full-pcpus-only": value}}}
+    answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
+    assert (ALIGNED in right_counters(config, MIXED, answer)) is on
+
+
 def test_the_counters_of_other_pods_stay_as_they_are() -> None:
     plain = {"spec": {"containers": [container("a", "2")]}}
     metrics = {OWN_MEMORY: 1, "kubelet_topology_manager_admission_requests_total": 1}
