@@ -472,3 +472,25 @@ def _keep(kept: dict[str, _Value], key: str, value: _Value) -> None:
     kept[key] = value
     if len(kept) > _REMEMBERED:
         del kept[next(iter(kept))]
+
+
+# --- kubelets -------------------------------------------------------------------------------------
+# The processes in which a kubelet runs.
+
+#: The name of a kubelet's process.
+KUBELET: Final = "kubelet"
+#: Programs that run a kubelet in their own process, and when they do not.
+_WITH_KUBELET: Final = {
+    "k3s-agent": "",
+    "k3s-server": "; none with --disable-agent",
+    "kubelite": "",  # MicroK8s
+}
+#: The processes of kubelets, as the kernel names them.
+KUBELETS: Final = (KUBELET, *_WITH_KUBELET)
+
+
+def running_kubelet(name: str, pid: int) -> str:
+    """Return the words for the kubelet of a process, which may run another program."""
+    if name == KUBELET:
+        return f"a kubelet runs (process {pid})"
+    return f"a kubelet runs in {name} (process {pid}{_WITH_KUBELET[name]})"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.files import trusted_users
+from agent.runtimes import KUBELETS, running_kubelet
 from agent.server.errors import StartError, missing_extra
 from agent.server.lifecycle import Companion
 from agent.server.wiring import Beside, Plugs, manifest_directory
-from agent.tools.doctor.facts import KUBELETS, running_kubelet
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

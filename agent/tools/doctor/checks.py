@@ -8,13 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.config.model import CgroupDriver
-from agent.tools.doctor.facts import (
-    KUBELET,
-    HostCheck,
-    ReportedVersion,
-    Verdict,
-    running_kubelet,
-)
+from agent.runtimes import KUBELET, running_kubelet
+from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
 from agent.tools.doctor.kubelet import (
     exclusive_checks,
     flag_of,

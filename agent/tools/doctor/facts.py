@@ -7,31 +7,12 @@ says so itself (`problem`), so that a check can be `unknown` and name the reason
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-#: The name of a kubelet's process.
-KUBELET: Final = "kubelet"
-#: Programs that run a kubelet in their own process, and when they do not.
-_WITH_KUBELET: Final = {
-    "k3s-agent": "",
-    "k3s-server": "; none with --disable-agent",
-    "kubelite": "",  # MicroK8s
-}
-#: The processes of kubelets, as the kernel names them.
-KUBELETS: Final = (KUBELET, *_WITH_KUBELET)
-
-
-def running_kubelet(name: str, pid: int) -> str:
-    """Return the words for the kubelet of a process, which may run another program."""
-    if name == KUBELET:
-        return f"a kubelet runs (process {pid})"
-    return f"a kubelet runs in {name} (process {pid}{_WITH_KUBELET[name]})"
 
 
 class HostFile(Struct, frozen=True):

@@ -22,10 +22,9 @@ from agent.cluster.kubelet.pods_api import PodsApi
 from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
 from agent.files import take, trusted_users
 from agent.rpc import CallError, Client, Messages
+from agent.runtimes import KUBELET, KUBELETS
 from agent.tools.doctor.checks import CPU_MANAGERS, PLUGIN_DIRECTORY
 from agent.tools.doctor.facts import (
-    KUBELET,
-    KUBELETS,
     AskedWay,
     CgroupControllers,
     CgroupFacts,

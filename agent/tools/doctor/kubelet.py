@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from agent.pods.quantity import Quantity, QuantityError
-from agent.tools.doctor.facts import KUBELET, HostCheck, Verdict
+from agent.runtimes import KUBELET
+from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.runtime import version_of
 from agent.yaml import (
     MappingNode,
