@@ -380,6 +380,8 @@ class Controller:
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self.clock.monotonic()
         await self.steps.check_saving()
+        if self.state.history is not None:
+            self.state.history.try_again()
         target = self.state.target()
         outcome = await self.worker.run(lambda: self.steps.kernel.reconcile(target, insist=insist))
         self.outcomes.note(outcome)

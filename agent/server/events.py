@@ -45,6 +45,8 @@ log = structlog.get_logger(__name__)
 MOST_QUEUED: Final = 4096
 #: The longest message of an entry, in characters.
 LONGEST_MESSAGE: Final = 4096
+#: The type of an event or entry in the place of those that are missing.
+_LOST: Final = "EventsLost"
 
 
 class HistoryRecorder:
@@ -68,7 +70,9 @@ class HistoryRecorder:
         self._changing = threading.Lock()
         self._writing = False
         self._closed = False
+        #: Why the last entries were lost, and how many since the last that was written.
         self._failure: str | None = None
+        self._missing = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="numawarden-history")
 
     def note(
@@ -96,9 +100,18 @@ class HistoryRecorder:
                 self._lose("queue", 1)
                 return
             self._queued.append(entry)
-            if not self._writing:
-                self._writing = True
-                self._pool.submit(self._write)
+            self._begin()
+
+    def try_again(self) -> None:
+        """Write, soon, that entries were lost, if the last could not be written."""
+        with self._changing:
+            if self._failure is not None and not self._closed:
+                self._begin()
+
+    def _begin(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._pool.submit(self._write)
 
     async def latest(self, query: HistoryQuery) -> HistoryDocument:
         """Return the latest entries, with all that were noted before; raises `OSError`."""
@@ -121,15 +134,16 @@ class HistoryRecorder:
     # --- in the thread --------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """Write all entries that wait."""
+        """Write all entries that wait, after how many were lost before them."""
         with self._changing:
             entries = tuple(self._queued)
             self._queued.clear()
             self._writing = False
-        store = self._store
+        store, now = self._store, self._clock.time()
+        gap = () if self._failure is None else (_not_written(self._missing, now),)
         before = (store.appended, store.torn, store.too_large)
         try:
-            store.append(entries, self._clock.time())
+            store.append((*gap, *entries), now)
         except (OSError, CheckpointIOError) as error:
             self._failed(error)
         except Exception:  # a defect must not end the recording of what follows
@@ -139,13 +153,14 @@ class HistoryRecorder:
             if self._failure is not None:
                 log.info("history written again")
             self._failure = None
-        appended, torn, too_large = (
-            now - then
-            for now, then in zip((store.appended, store.torn, store.too_large), before, strict=True)
-        )
+        after = (store.appended, store.torn, store.too_large)
+        appended, torn, too_large = (each - then for each, then in zip(after, before, strict=True))
+        lost = len(entries) - max(0, appended + too_large - len(gap))
+        missing = 0 if appended else self._missing  # how many is the first entry
+        self._missing = 0 if self._failure is None else missing + lost
         self._lose("torn", torn)
         self._lose("size", too_large)
-        self._lose("disk", len(entries) - appended - too_large)
+        self._lose("disk", lost)
 
     def _failed(self, error: OSError | CheckpointIOError) -> None:
         why = str(error) if isinstance(error, CheckpointIOError) else error.strerror or str(error)
@@ -159,6 +174,11 @@ class HistoryRecorder:
         """Count lost entries; each reason is counted in one thread only."""
         if count:
             self._counters.add(names.HISTORY_LOST, reason, by=count)
+
+
+def _not_written(count: int, time: float) -> HistoryEntry:
+    message = f"{count} entries are missing here, which could not be written"
+    return HistoryEntry(type=_LOST, time=time, message=message)
 
 
 def _bounded(difference: DriftDocument) -> DriftDocument:
@@ -277,7 +297,7 @@ class Events:
 
 def _lost(count: int, time: float) -> EventDocument:
     message = f"{count} events were lost because this watcher read too slowly"
-    return EventDocument(type="EventsLost", time=time, operation="", message=message)
+    return EventDocument(type=_LOST, time=time, operation="", message=message)
 
 
 _current: ContextVar[str] = ContextVar("operation", default="")

@@ -232,11 +232,18 @@ async def test_a_disk_that_cannot_be_written_keeps_no_pod_waiting(world: World) 
         status = await asyncio.to_thread(agent.client.status)
         assert [each.type for each in status.conditions] == ["HistoryRecorded"]
         assert status.ready
+        await agent.ask(agent.client.reconcile)
         (state / HISTORY_NAME).rmdir()
-        await agent.ask(agent.client.remove, UID)
-        assert [entry.type for entry in await history(agent)] == ["PodRemoved"]
+        await agent.ask(agent.client.reconcile)
+        (entry,) = await history(agent)
+        assert (entry.type, entry.message.partition(",")[0]) == (
+            "EventsLost",
+            "2 entries are missing here",
+        )
         status = await asyncio.to_thread(agent.client.status)
         assert status.conditions == ()
+        await agent.ask(agent.client.remove, UID)
+        assert [entry.type for entry in await history(agent)] == ["PodRemoved", "EventsLost"]
         assert agent.controller.metrics.counters.value(names.HISTORY_LOST, "disk") == 2
 
 
@@ -367,10 +374,18 @@ async def test_a_disk_that_fails_is_a_condition_until_it_works_again(
         (condition,) = recorder.conditions
         assert said in condition
         assert lost(recorder, "disk") == 2
+        recorder.try_again()
+        await recorder.latest(ALL)
+        assert list(recorder.conditions) == [condition]
         disk.error = None
+        recorder.try_again()
+        (entry,) = (await recorder.latest(ALL)).entries
+        assert (entry.type, entry.message[:9]) == ("EventsLost", "2 entries")
+        assert recorder.conditions == ()
+        recorder.try_again()
         recorder.note(event(1), None)
-        assert types(await recorder.latest(ALL)) == ["1"]
-    assert recorder.conditions == ()
+        assert types(await recorder.latest(ALL)) == ["1", "EventsLost"]
+    assert lost(recorder, "disk") == 2
     if isinstance(error, OSError):
         assert [line["event"] for line in log] == ["history not written", "history written again"]
 
