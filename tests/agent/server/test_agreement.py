@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -33,8 +33,15 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
 
 
+async def written(agent: Running) -> None:
+    """Return once a thread of its own has written the history so far, or could not."""
+    with suppress(AgentError):  # it cannot be read either
+        await asyncio.to_thread(agent.client.history, limit=1)
+
+
 async def said(agent: Running) -> tuple[bool, tuple[str, ...]]:
     """Return whether the agent is ready and its conditions, having asked in all four ways."""
+    await written(agent)
     agent.world.clock.advance(2 * RENDERED_SECONDS)
     readyz, why = await fetch(agent, "/readyz")
     status = await asyncio.to_thread(agent.client.status)
@@ -125,6 +132,7 @@ async def a_first_comparison_that_failed(world: World) -> AsyncIterator[Running]
 async def a_replaced_state_directory(world: World) -> AsyncIterator[Running]:
     directory = world.config.agent.state_directory
     async with running(world) as agent:
+        await written(agent)
         directory.rename(directory.with_name("gone"))
         directory.mkdir(mode=0o700)
         await agent.ask(agent.client.reconcile)
