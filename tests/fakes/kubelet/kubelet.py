@@ -153,12 +153,13 @@ class FakeKubelet:
         """Return the pods that are new; wake the workers of those that changed or are gone."""
         files = {}
         for file in sorted((self._control / MANIFESTS).glob("*.json")):
-            status = file.stat()
-            stamp = (status.st_ino, status.st_mtime_ns)
-            before = self._files.get(file)
-            if before is None or before[0] != stamp:
-                before = (stamp, json.loads(file.read_text()))
-            files[file] = before
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                status = file.stat()
+                stamp = (status.st_ino, status.st_mtime_ns)
+                before = self._files.get(file)
+                if before is None or before[0] != stamp:
+                    before = (stamp, json.loads(file.read_text()))
+                files[file] = before
         self._files = files
         found = {manifest["metadata"]["uid"]: manifest for _, manifest in files.values()}
         for pod in self.pods:

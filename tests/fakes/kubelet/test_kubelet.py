@@ -139,6 +139,16 @@ async def api_of(node: Node) -> AsyncIterator[Api]:
 
 
 @in_loop
+async def test_a_manifest_that_is_removed_while_it_is_read_keeps_no_other_waiting(
+    node: Node,
+) -> None:
+    node.put(manifest())
+    (node.control / "pods" / "gone.json").symlink_to("removed")
+    async with node.running():
+        await until(lambda: node.phase() == "Running")
+
+
+@in_loop
 async def test_containers_start_in_the_kubelets_order(node: Node) -> None:
     sidecar = container("side", restartPolicy="Always")
     first = [container("init1"), sidecar, container("init2")]
