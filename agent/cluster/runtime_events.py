@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 # What the container runtime is to give a container of an admitted pod at its start, and when.
 
 _UNLIMITED: Final = -1
-#: Shares that the kubelet reads back from a cgroup are less than those that it wrote by so many:
-#: a weight of cgroup v2 is that of 26.2 shares.
+#: The kubelet may read back so many shares less than it wrote: cgroup v2 has `cpu.weight`, of which
+#: one stands for 26.2 shares.
 _ROUNDED: Final = 27
 #: So many pods are named in a message.
 _NAMED: Final = 4

@@ -163,7 +163,7 @@ def _needs_group(function: DeviceFunction) -> bool:
 def _group_fault(function: DeviceFunction, groups: Mapping[int, list[DeviceFunction]]) -> str:
     """Return why the kernel lets no process open the group of a device of vfio, "" if it does.
 
-    It does if no device of the group has a driver for which the kernel manages DMA
+    It lets one unless a device of the group has a driver for which the kernel manages DMA
     (drivers/iommu/iommu.c); the class of a device does not matter.
     """
     if function.iommu_group is None or not _needs_group(function):

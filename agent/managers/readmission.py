@@ -93,7 +93,7 @@ def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
     if origin is Origin.IMPORTED:
         was = "imported from the kubelet"
         remedy = "admit the specification that the kubelet ran, or"
-    else:  # of what is the same no cgroup says whose it is, and none shows devices
+    else:  # cgroups show no devices, and not always which container has a set
         was = "recovered from its cgroups"
         remedy = (
             "admit the specification that the pod was started with; where its cgroups do not show "
