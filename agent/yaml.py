@@ -14,7 +14,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias, cast
 
 import yaml
@@ -34,7 +34,7 @@ from yaml.events import (
 
 if TYPE_CHECKING:
     import collections.abc
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from yaml.events import Event
 
@@ -223,6 +223,28 @@ class Field(Struct, frozen=True):
         return Field(join(self.path, key), node)
 
 
+def guesses() -> Callable[[str, Iterable[str]], str]:
+    """Return `guess` for the mistakes of one document: it finds nothing after `MISTAKES_REPORTED`.
+
+    A search takes a third of a millisecond, and a text can have thousands of unknown words.
+    """
+    searches = count()
+    return lambda word, known: guess(word, known) if next(searches) < MISTAKES_REPORTED else ""
+
+
+def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return `; did you mean "x"?` for the nearest known word, or nothing."""
+    nearest = _nearest_word(word.lower()[:SHOWN_LENGTH], tuple(known), cutoff)
+    return "" if nearest is None else f'; did you mean "{nearest}"?'
+
+
+@lru_cache(maxsize=256)  # the pods of a host have the same keys again and again
+def _nearest_word(word: str, known: tuple[str, ...], cutoff: float) -> str | None:
+    by_folded = {name.lower(): name for name in known}
+    nearest = difflib.get_close_matches(word, by_folded, n=1, cutoff=cutoff)
+    return by_folded[nearest[0]] if nearest else None
+
+
 class Reader(Struct):
     """Typed access to fields; a value of the wrong type is noted in `problems` and given as None.
 
@@ -230,6 +252,8 @@ class Reader(Struct):
     """
 
     problems: list[Mistake] = field(default_factory=list)
+    #: `; did you mean "x"?` for a word and the known ones.
+    guess: Callable[[str, Iterable[str]], str] = field(default_factory=guesses)
 
     def reject(self, where: Field, message: str) -> None:
         """Note a mistake at a field."""
@@ -301,7 +325,9 @@ class Reader(Struct):
         value = self.text(where)
         if value is None or value in names:
             return value
-        self.reject(where, f"{shown(value)} is not one of {', '.join(names)}{guess(value, names)}")
+        self.reject(
+            where, f"{shown(value)} is not one of {', '.join(names)}{self.guess(value, names)}"
+        )
         return None
 
     def reject_unknown(self, where: Field, known: Iterable[str]) -> None:
@@ -311,20 +337,7 @@ class Reader(Struct):
             for key, node in where.node.entries.items():
                 if key not in names:
                     entry = Field(join(where.path, key), node)
-                    self.reject(entry, f"unknown key {shown(key)}{guess(key, names)}")
-
-
-def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return `; did you mean "x"?` for the nearest known word, or nothing."""
-    nearest = _nearest_word(word.lower()[:SHOWN_LENGTH], tuple(known), cutoff)
-    return "" if nearest is None else f'; did you mean "{nearest}"?'
-
-
-@lru_cache(maxsize=256)  # the pods of a host have the same keys again and again
-def _nearest_word(word: str, known: tuple[str, ...], cutoff: float) -> str | None:
-    by_folded = {name.lower(): name for name in known}
-    nearest = difflib.get_close_matches(word, by_folded, n=1, cutoff=cutoff)
-    return by_folded[nearest[0]] if nearest else None
+                    self.reject(entry, f"unknown key {shown(key)}{self.guess(key, names)}")
 
 
 def describe(node: Node) -> str:

@@ -20,7 +20,7 @@ from agent.pods.model import CPU, MEMORY, PID, extended_resource_fault, prefixed
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault
-from agent.yaml import Field, Plain, Reader, guess, shown
+from agent.yaml import Field, Plain, Reader, shown
 from sysfs.mask import MAX_ID, Mask
 
 if TYPE_CHECKING:
@@ -565,7 +565,7 @@ def _reserved(reader: KeyReader, name: str, entry: Field) -> Quantity:
         reader.reject(
             entry,
             f"{shown(name)} cannot be reserved; {known} and hugepages-* can"
-            f"{guess(name, _RESERVABLE)}",
+            f"{reader.guess(name, _RESERVABLE)}",
         )
     elif name != "pid":
         _reject_name(reader, entry, name)
@@ -610,7 +610,7 @@ class Threshold(Struct, frozen=True):
 
 def _threshold(reader: KeyReader, signal: str, entry: Field) -> Threshold:
     if signal not in _SIGNALS:
-        hint = guess(signal, _SIGNALS)
+        hint = reader.guess(signal, _SIGNALS)
         reader.reject(entry, f"{shown(signal)} is not an eviction signal{hint}")
     text = reader.amount(entry)
     if text is None:

@@ -65,7 +65,7 @@ from agent.managers.policy import (
 )
 from agent.pods.model import CPU
 from agent.pods.quantity import ZERO, Quantity
-from agent.yaml import DocumentError, guess, shown
+from agent.yaml import DocumentError, guesses, shown
 from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:
@@ -417,6 +417,7 @@ def gate_problems(
     gates: Mapping[str, bool], version: KubernetesVersion = NEWEST
 ) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the gates that were set, as (gate, message)."""
+    guess = guesses()
     for name, enabled in gates.items():
         if name in GATES and version < GATES[name].since:
             came = f"it came with Kubernetes {GATES[name].since}"
@@ -551,6 +552,7 @@ def _option_problems(
     options: Mapping[str, str],
     gates: FeatureGates,
 ) -> Iterator[tuple[str, str]]:
+    guess = guesses()
     for name, value in options.items():
         option = known.get(name)
         if option is None:

@@ -11,6 +11,7 @@ from agent import yaml as module
 from agent.yaml import (
     MAX_DEPTH,
     MAX_VALUES,
+    MISTAKES_REPORTED,
     DocumentError,
     Field,
     MappingNode,
@@ -114,6 +115,14 @@ def test_unknown_keys_are_rejected_with_the_nearest_name() -> None:
     reader.reject_unknown(Field("x", read_document("adress: 1\nport: 2\n")), ("address", "port"))
     (problem,) = reader.problems
     assert str(problem) == 'line 1: x.adress: unknown key "adress"; did you mean "address"?'
+
+
+def test_the_nearest_name_is_looked_for_as_often_as_mistakes_are_reported() -> None:
+    reader = Reader()
+    keys = "".join(f"adress{n}: 1\n" for n in range(MISTAKES_REPORTED + 50))
+    reader.reject_unknown(Field("x", read_document(keys)), ("address", "port"))
+    hints = ["did you mean" in problem.message for problem in reader.problems]
+    assert hints == [True] * MISTAKES_REPORTED + [False] * 50
 
 
 def test_a_guess_ignores_case_and_may_find_nothing() -> None:

@@ -26,6 +26,7 @@ from agent.managers.policy import (
     KubernetesVersion,
     TopologyManagerPolicy,
 )
+from agent.yaml import MISTAKES_REPORTED
 from tests.conformance.options import run_case
 from tests.conformance.outcome import Verdict
 from tests.shared import needs_shared, shared_dir
@@ -84,6 +85,12 @@ def test_gates_that_cannot_be_are_rejected(gates: dict[str, bool], gate: str, wo
     problems = dict(gate_problems(gates))
     assert list(problems) == [gate]
     assert words in problems[gate]
+
+
+def test_the_nearest_gate_is_looked_for_as_often_as_mistakes_are_reported() -> None:
+    gates = {f"PodLevelResources{n}": True for n in range(MISTAKES_REPORTED + 50)}
+    hints = ["did you mean" in message for _name, message in gate_problems(gates)]
+    assert hints == [True] * MISTAKES_REPORTED + [False] * 50
 
 
 def test_a_gate_that_a_version_locks_is_rejected_from_it_on() -> None:
