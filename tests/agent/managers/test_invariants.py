@@ -47,7 +47,7 @@ EVERY_SEQUENCE: Final = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 #: A busy machine may need a second for the largest host.
-pytestmark = pytest.mark.timeout(max(120, SEQUENCES))
+pytestmark = pytest.mark.timeout(max(300, SEQUENCES))
 GPU: Final = "example.com/gpu"
 #: How many nodes a host has at most, and how many cores each of them: mostly few, at times many.
 SIZES: Final = ((1, 6), (2, 4), (4, 4), (4, 4), (6, 3), (6, 3), (12, 2), (64, 1))

@@ -113,7 +113,7 @@ async def ask(play: Play, controller: Controller, site: Site) -> object:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.timeout(1200 if ALL else 120)
+@pytest.mark.timeout(1200 if ALL else 300)
 def test_an_agent_survives_any_step_that_fails(host: Site, name: str) -> None:
     play = rehearse(CHANGES[name], host, looks=True)
     for what, fault in faults(play.steps):

@@ -558,7 +558,7 @@ def found_host(site: Site) -> Host:
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)
-@pytest.mark.timeout(max(120, STORIES))
+@pytest.mark.timeout(max(300, STORIES))
 def test_no_process_runs_on_a_cpu_of_another_pod_whatever_becomes_of_the_host(
     tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
 ) -> None:
@@ -571,7 +571,7 @@ def test_no_process_runs_on_a_cpu_of_another_pod_whatever_becomes_of_the_host(
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)
-@pytest.mark.timeout(max(120, STORIES))
+@pytest.mark.timeout(max(300, STORIES))
 def test_no_process_ever_runs_on_a_cpu_of_another_pod(
     tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
 ) -> None:

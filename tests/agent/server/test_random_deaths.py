@@ -206,7 +206,7 @@ def what(site: Site) -> Allocated:
 
 
 @pytest.mark.parametrize("driver", CgroupDriver)
-@pytest.mark.timeout(max(120, DEATHS * 2))
+@pytest.mark.timeout(max(300, DEATHS * 2))
 def test_whenever_agents_die_nothing_is_lost_leaked_or_allocated_twice(
     tmp_path: Path, host_root: Path, driver: CgroupDriver
 ) -> None:
