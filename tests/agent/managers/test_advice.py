@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Container, Pod
 
 #: How many sequences of pods; each has about two rejections (CONTRIBUTING.md, "Running them").
-ADVISED: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "1000"))
+_SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "1000"))
 
 
 def advice_on(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> list[Advice]:
@@ -229,8 +229,8 @@ def test_trials_are_bounded_on_a_full_host() -> None:
     assert len(list(advise(rules, ledger, huge, most=3))) == 3
 
 
-@pytest.mark.timeout(max(300, ADVISED))
-@settings(EVERY_SEQUENCE, max_examples=ADVISED)
+@pytest.mark.timeout(max(300, _SEQUENCES))
+@settings(EVERY_SEQUENCE, max_examples=_SEQUENCES)
 @given(rules=rule_sets(), asked=st.lists(pods(), min_size=4, max_size=10))
 def test_doing_what_any_advice_says_admits_the_rejected_pod(
     rules: EffectivePolicy, asked: list[Pod]
