@@ -234,7 +234,8 @@ async def beside(where: Path, point: str, fault: str, *, early: bool, clock: Fak
         POINTS.fails = point
         await _stir(cluster)
         with suppress(*FAILURES):
-            await asyncio.wait_for(service._controller.reconcile(), SOON)
+            async with asyncio.timeout(SOON):
+                await service._controller.reconcile()
         return await _runs(cluster, service)
 
 
@@ -533,7 +534,8 @@ async def plugged(where: Path, point: str, fault: str, *, early: bool, clock: Fa
         plugin.end_streams()
         await _starts(plugin, directory)
         with suppress(*FAILURES):
-            await asyncio.wait_for(controller.remove(UID), SOON)
+            async with asyncio.timeout(SOON):
+                await controller.remove(UID)
         POINTS.fails = ""
         answered: list[bool] = []
 
@@ -582,7 +584,8 @@ async def _starts(plugin: FakePlugin, directory: Path) -> None:
 
 async def _registers(plugin: FakePlugin) -> None:
     with suppress(CallError, TimeoutError):
-        await asyncio.wait_for(plugin.register(), SOON)
+        async with asyncio.timeout(SOON):
+            await plugin.register()
 
 
 def _functions_of(root: Path) -> HostDevices:
@@ -598,9 +601,9 @@ def _functions_of(root: Path) -> HostDevices:
 async def _admitted(controller: Controller, uid: str, seconds: float) -> bool:
     amounts = b"memory: 1Gi"
     body = manifest(uid=uid).replace(amounts, amounts + f", {GPU}: 1, {VF}: 1".encode())
-    asked = controller.admit(load_pod(body, "test"))
     with suppress(*FAILURES):
-        return (await asyncio.wait_for(asked, seconds)).admitted
+        async with asyncio.timeout(seconds):
+            return (await controller.admit(load_pod(body, "test"))).admitted
     return False
 
 

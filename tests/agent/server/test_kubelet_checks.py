@@ -106,9 +106,11 @@ async def test_a_kubelet_of_another_version_changes_the_rules_of_a_running_agent
                 await found.controller.worker.run(lambda: None)  # after what was asked before
             changes.append(await asyncio.to_thread(found.client.status))
 
-        await asyncio.wait_for(upgraded("v1.38.0", 1), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            await upgraded("v1.38.0", 1)
         assert state.configured.rules.policy.version == "v1.38"
-        await asyncio.wait_for(upgraded("v1.36.2", 2), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            await upgraded("v1.36.2", 2)
     # The configuration has a gate that v1.36 does not know: the rules stay.
     assert [each.kubernetes_version for each in changes] == ["v1.37", "v1.38", "v1.38"]
     assert changes[1].kubernetes_version_source == "/usr/bin/kubelet --version says v1.38.0"
@@ -191,17 +193,21 @@ async def test_where_the_program_is_not_seen_the_node_object_says_the_version(
                     wrong = "no right" if "verbs get on nodes" in said else said
                     shown = f"{state.configured.governing.source}: {wrong}"
 
-            await asyncio.wait_for(until("the default: no right", 0), PATIENCE)
-            await asyncio.wait_for(until("the Node worker-1 says v1.36.4: no cond"), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await until("the default: no right", 0)
+            async with asyncio.timeout(PATIENCE):
+                await until("the Node worker-1 says v1.36.4: no cond")
             socket.parent.mkdir(parents=True, exist_ok=True)
             socket.touch()
-            await asyncio.wait_for(until("the Node worker-1 says v1.38.0: no cond"), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await until("the Node worker-1 says v1.38.0: no cond")
             # What the program says goes before.
             host.write(f"/proc/{PID}/comm", "kubelet\n")
             host.program("Kubernetes v1.37.1")
             socket.unlink()
             program = "/usr/bin/kubelet --version says v1.37.1: no condition"
-            await asyncio.wait_for(until(program), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await until(program)
             assert fake.paths("GET") == ["/api/v1/nodes/worker-1"] * 5
 
 
@@ -233,9 +239,11 @@ async def test_managers_turned_on_under_a_running_agent_are_a_condition(tmp_path
         assert "kubelet CPU manager" not in found.controller.state.conditions
         state.write_text(STATIC)
         os.utime(state, ns=(1, 1))
-        await asyncio.wait_for(until(there=True), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            await until(there=True)
         line = found.controller.state.conditions["kubelet CPU manager"]
         assert "two managers of cpusets on one host" in line
         state.write_text('{"policyName":"none"}')
         os.utime(state, ns=(2, 2))
-        await asyncio.wait_for(until(there=False), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            await until(there=False)

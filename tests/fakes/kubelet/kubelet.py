@@ -139,7 +139,8 @@ class FakeKubelet:
 
     async def _follow_manifests(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.sources_ready.wait(), self._options.blind)
+            async with asyncio.timeout(self._options.blind):
+                await self.sources_ready.wait()
         while True:
             new = self._read()
             for pod in new:

@@ -188,8 +188,8 @@ class NriMemoryRuntime(MemoryRuntime):
                 continue
             try:
                 resources = None if asked is None else {"cpu": _cpu(asked)}
-                answer = plugin.event(event, self._pod(sandbox), shown, resources)
-                reply = await asyncio.wait_for(answer, self.seconds)
+                async with asyncio.timeout(self.seconds):
+                    reply = await plugin.event(event, self._pod(sandbox), shown, resources)
             except TimeoutError:
                 plugin.writer.transport.abort()
                 continue

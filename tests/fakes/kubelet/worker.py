@@ -103,7 +103,8 @@ class PodWorker:
 
     async def _until_retry(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), self._node.habits.retry)
+            async with asyncio.timeout(self._node.habits.retry):
+                await self._changed.wait()
 
     async def _sync(self) -> None:
         await self._in_bus("cgroup", self._node.cgroups.ensure)
