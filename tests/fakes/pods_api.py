@@ -82,7 +82,8 @@ class FakePodsApi:
     ends as soon as it has `longest_queue` events that were not read.
     `failing` is an error that all calls are answered with, `hanging`: none is answered. `synced`
     False: no INITIAL_SYNC_COMPLETE is sent. `raw_list` replaces the answer of ListPods. `calls` are
-    the names of the methods in their order.
+    the names of the methods in their order. While `lists_pass` is cleared, answers to ListPods, as
+    of when they were asked for, are under way.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -95,6 +96,8 @@ class FakePodsApi:
         self.synced = True
         self.raw_list: bytes | None = None
         self.calls: list[str] = []
+        self.lists_pass = asyncio.Event()
+        self.lists_pass.set()
         self._streams: list[asyncio.Queue[object]] = []
         self._server: aio.Server | None = None
 
@@ -164,6 +167,7 @@ class FakePodsApi:
             return self.raw_list
         answer = V1ALPHA1["ListPodsResponse"](pods=list(self.pods.values()))
         data: bytes = answer.SerializeToString()
+        await self.lists_pass.wait()
         return data
 
     async def _get(self, request: bytes, context: aio.ServicerContext) -> bytes:

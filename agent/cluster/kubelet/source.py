@@ -215,13 +215,12 @@ class KubeletPods:
         """
         try:
             async with asyncio.timeout(seconds):
-                listing = await self._listed(seconds)
+                listing = await self._take(partial(self._listed, seconds))
         except (TimeoutError, PodsUnavailableError) as error:
             log.debug("kubelet pods not listed", why=str(error), seconds=seconds)
             self._lists = self._ways.endpoint is not None or not _is_off(error)
             return None
         self._lists = True
-        await self._take(listing)
         known = (self._tracked.pod(each.uid) for each in listing.pods if not each.over)
         return [pod for pod in known if pod is not None]
 
@@ -269,7 +268,7 @@ class KubeletPods:
                         event = await anext(events)
                     if event.type is EventType.INITIAL_SYNC_COMPLETE:
                         seconds = self._ways.deadlines.listing
-                        await self._take(await _patiently(partial(api.pods, seconds), seconds))
+                        await self._take(partial(_patiently, partial(api.pods, seconds), seconds))
                         self._use(api.way)
                         self._tracked.allocated(AllocatedPods())
                         synced = True
@@ -288,11 +287,10 @@ class KubeletPods:
         endpoint = self._ways.endpoint
         if endpoint is not None:
             try:
-                listing = await endpoint.pods(self._ways.deadlines.listing)
+                await self._take(partial(endpoint.pods, self._ways.deadlines.listing))
             except PodsUnavailableError as error:
                 self._failed(error)
             else:
-                await self._take(listing)
                 self._use(endpoint.way)
                 return
         await self._read_file()
@@ -315,7 +313,7 @@ class KubeletPods:
             await self._clock.sleep(CONFIRM_PERIOD)
             if self._in_use == api.way and any(self._tracked.missing.values()):
                 try:
-                    await self._take(await api.pods(self._ways.deadlines.listing))
+                    await self._take(partial(api.pods, self._ways.deadlines.listing))
                 except PodsUnavailableError as error:
                     log.debug("kubelet pods not listed", why=str(error))
             if self._tracked.ending:
@@ -348,19 +346,20 @@ class KubeletPods:
 
     async def _fetch(self, endpoint: PodsEndpoint) -> None:
         try:
-            await self._take(await endpoint.pods(self._ways.deadlines.listing))
+            await self._take(partial(endpoint.pods, self._ways.deadlines.listing))
         except PodsUnavailableError as error:
             log.debug("kubelet pods not listed", why=str(error))
 
     async def _asked_api(self, uid: str, seconds: float) -> bool:
         """Ask the Pods API for a pod; return whether it knows the pod."""
+        asked = self._clock.monotonic()
         try:
             pod = await _patiently(partial(self._ways.api.pod, uid, seconds), seconds)
         except UnreadablePodError as error:
             self._tracked.unreadable(UnreadablePodError(error.found, uid))
             return True
         if pod is not None:
-            self._tracked.report(pod, self._clock.monotonic())
+            self._tracked.report(pod, asked)
         return pod is not None
 
     async def _listed(self, seconds: float) -> ReportedPods:
@@ -383,13 +382,17 @@ class KubeletPods:
         elif event.pod is not None:
             self._tracked.report(event.pod, now)
 
-    async def _take(self, listing: ReportedPods) -> None:
+    async def _take(self, ask: Callable[[], Awaitable[ReportedPods]]) -> ReportedPods:
+        """Ask for a list and take it over, as of when the kubelet was asked; return the list."""
+        asked = self._clock.monotonic()
+        listing = await ask()
         bad = listing.unreadable
         self._unreadable = (
             f"{len(bad)} pods of the kubelet cannot be read, the first: {bad[0]}" if bad else ""
         )
         # Thousands of pods that are new take a second to read, in which others are answered.
-        await asyncio.to_thread(self._tracked.listed, listing, self._clock.monotonic())
+        await asyncio.to_thread(self._tracked.listed, listing, asked)
+        return listing
 
     def _use(self, way: str) -> None:
         self._faults.pop(way, None)

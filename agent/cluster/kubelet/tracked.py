@@ -1,13 +1,14 @@
 """Everything that is known of the kubelet's pods, from whichever input it came.
 
-All inputs are hints keyed by uid that may come in any order and more than once. The methods can be
-called from several threads; times are monotonic seconds.
+All inputs are hints keyed by uid that may come in any order and more than once; an answer that was
+asked for before a pod was last heard of says nothing of that pod. The methods can be called from
+several threads; times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -113,10 +114,12 @@ class _Tracked(Struct):
 
     `reported`: the kubelet, connected now, reported it as one that is to run. `resumed`: it was
     admitted, or ran shared, before the start of the agent. `started`: a sandbox was seen to start;
-    those that the runtime only listed may have been stopped long ago.
+    those that the runtime only listed may have been stopped long ago. `heard`: as of when the
+    kubelet last said something of the pod.
     """
 
     uid: str
+    heard: float = -inf
     evidence: Evidence = NOTHING
     pod: Pod | None = None
     error: Exception | None = None
@@ -137,7 +140,8 @@ class TrackedPods:
         self._pod_level = pod_level
         self._pods: dict[str, _Tracked] = {}
         self._allocated = AllocatedPods()
-        self._ended: deque[str] = deque(maxlen=_ENDED_KEPT)
+        #: When the pods ended, those first that ended first.
+        self._ended: dict[str, float] = {}
         self._overflow = False
         #: Whether a list of the kubelet that is connected now says which pods there are.
         self._listed = False
@@ -157,10 +161,13 @@ class TrackedPods:
 
     # --- what the kubelet reports ---------------------------------------------------------------
 
-    def report(self, reported: ReportedPod, now: float) -> None:
-        """Take over one pod as the kubelet reports it; one that is over is never a new pod."""
+    def report(self, reported: ReportedPod, asked: float) -> None:
+        """Take over one pod as the kubelet reports it; one that is over is never a new pod.
+
+        `asked`: when the kubelet was asked, or reported the pod unasked.
+        """
         with self._lock:
-            self._report(reported, now)
+            self._report(reported, asked)
 
     def unreadable(self, error: UnreadablePodError) -> None:
         """Take over that a pod of a known uid cannot be read."""
@@ -173,12 +180,13 @@ class TrackedPods:
         """Take over that the kubelet reported a pod as deleted."""
         with self._lock:
             if (pod := self._pods.get(uid)) is not None:
+                pod.heard = now
                 self._over(pod, now)
 
-    def listed(self, listing: ReportedPods, now: float) -> None:
-        """Take over all pods of the kubelet; those that it lacks are missing from now on."""
+    def listed(self, listing: ReportedPods, asked: float) -> None:
+        """Take over all pods of the kubelet; those that it lacks are missing since it was asked."""
         for reported in listing.pods:
-            self.report(reported, now)
+            self.report(reported, asked)
         for error in listing.unreadable:
             self.unreadable(error)
         named = {pod.uid for pod in listing.pods} | {each.uid for each in listing.unreadable}
@@ -187,9 +195,9 @@ class TrackedPods:
         with self._lock:
             self._listed = True
             for uid, pod in self._pods.items():
-                if uid not in named:
-                    pod.reported = False
-                    pod.evidence = _missing(pod.evidence, now)
+                if uid not in named and pod.heard <= asked:
+                    pod.heard, pod.reported = asked, False
+                    pod.evidence = _missing(pod.evidence, asked)
 
     def disconnected(self) -> None:
         """Take over that the kubelet is not connected: its last reports may no longer hold."""
@@ -252,7 +260,7 @@ class TrackedPods:
                 pod.started = False
                 pod.evidence = replace(pod.evidence, sandbox=_since(pod.evidence.sandbox, now))
                 if pod.pod is None and not (pod.resumed or pod.reported or pod.with_cgroup):
-                    self._forget(uid)
+                    self._forget(uid, now)
 
     def cgroups(self, uids: Collection[str], now: float) -> None:
         """Take over which pods have a cgroup.
@@ -284,7 +292,7 @@ class TrackedPods:
             for uid, pod in list(self._pods.items()):
                 facts = {"reported": pod.reported, "with_cgroup": pod.with_cgroup}
                 if has_ended(pod.evidence, now, **facts) or (cgroups_read and _never_ran(pod)):
-                    self._forget(uid)
+                    self._forget(uid, now)
             return frozenset(self._ended) - {each.identity.uid for each in self._facts()}
 
     def facts(self) -> tuple[PodFacts, ...]:
@@ -338,9 +346,12 @@ class TrackedPods:
 
     # --- helpers, with the lock -----------------------------------------------------------------
 
-    def _forget(self, uid: str) -> None:
+    def _forget(self, uid: str, now: float) -> None:
         del self._pods[uid]
-        self._ended.append(uid)
+        self._ended.pop(uid, None)
+        self._ended[uid] = now
+        if len(self._ended) > _ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def _tracked(self, uid: str) -> _Tracked | None:
         pod = self._pods.get(uid)
@@ -351,16 +362,20 @@ class TrackedPods:
             pod = self._pods[uid] = _Tracked(uid)
         return pod
 
-    def _report(self, reported: ReportedPod, now: float) -> None:
+    def _report(self, reported: ReportedPod, asked: float) -> None:
         pod = self._pods.get(reported.uid)
+        heard = self._ended.get(reported.uid, asked) if pod is None else pod.heard
+        if heard > asked:
+            return
         if reported.over:
             if pod is not None:
-                self._dying(pod, reported, now)
+                pod.heard = asked
+                self._dying(pod, reported, asked)
             return
         pod = pod or self._tracked(reported.uid)
         if pod is None:
             return
-        pod.reported = True
+        pod.heard, pod.reported = asked, True
         pod.evidence = replace(pod.evidence, deleted=None, missing=None, unlisted=None)
         self._read(pod, reported)
 

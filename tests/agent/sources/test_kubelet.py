@@ -427,6 +427,42 @@ async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_pat
         assert "kubelet pods unavailable" in {line["event"] for line in logs}
 
 
+@asynccontextmanager
+async def list_under_way(host: Host) -> AsyncIterator[None]:
+    """Have the kubelet asked for its pods; the answer, as of now, arrives at the end."""
+    before = host.kubelet.calls.count("ListPods")
+    host.kubelet.lists_pass.clear()
+    listing = asyncio.create_task(host.source.list_now(LONG))
+    await until(lambda: host.kubelet.calls.count("ListPods") > before)
+    host.clock.advance(1)
+    yield
+    host.kubelet.lists_pass.set()
+    assert await listing is not None
+
+
+@in_loop
+async def test_a_pod_that_comes_while_a_list_is_under_way_is_not_missing(tmp_path: Path) -> None:
+    async with followed(tmp_path) as host:
+        await host.synced()
+        async with list_under_way(host):
+            host.kubelet.add(UID, pod_message(UID))
+            await until(lambda: host.knows(UID))
+        assert not host.source.ending
+
+
+@in_loop
+async def test_a_pod_that_is_deleted_while_a_list_is_under_way_ends(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
+        host.runs(UID)
+        async with list_under_way(host):
+            host.kubelet.delete(UID)
+            await until(lambda: host.source.ending == {UID})
+        assert host.source.ending == {UID}
+        host.clock.advance(ALONE_SECONDS)
+        assert host.removed() == {UID}
+
+
 # --- ways ----------------------------------------------------------------------------------------
 
 

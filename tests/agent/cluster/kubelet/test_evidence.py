@@ -186,6 +186,35 @@ def test_a_static_pod_that_comes_back_with_its_uid_is_new() -> None:
     assert [each.identity.uid for each in story.pods.facts()] == [UID]
 
 
+@pytest.mark.parametrize("late", ["list", "report"])
+def test_an_answer_from_before_the_end_of_a_pod_does_not_bring_it_back(late: str) -> None:
+    story = Story().wait(2).do("deleted", "sandbox removed")
+    assert story.over()
+    if late == "list":
+        story.pods.listed(ReportedPods((POD,)), 1.0)
+    else:
+        story.pods.report(POD, 1.0)
+    assert story.pods.facts() == ()
+    assert story.over()
+
+
+def test_a_list_from_before_the_deletion_of_a_pod_does_not_take_the_deletion_back() -> None:
+    story = Story().wait(2).do("deleted")
+    story.pods.listed(ReportedPods((POD,)), 1.0)
+    assert story.wait(ALONE_SECONDS).over()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(1, 4))))
+@pytest.mark.parametrize("without", [{1}, {2}, {3}, {1, 2}, {2, 3}])
+def test_of_lists_the_last_that_was_asked_for_counts_in_whichever_order_they_are_answered(
+    order: tuple[int, ...], without: set[int]
+) -> None:
+    pods = Story().pods
+    for asked in order:
+        pods.listed(ReportedPods(() if asked in without else (POD,)), float(asked))
+    assert bool(pods.missing) is (3 in without)
+
+
 @pytest.mark.parametrize("order", list(permutations(("cgroups", "list", "sandboxes"))))
 @pytest.mark.parametrize("same_boot", [True, False])
 def test_a_pod_that_ended_while_the_agent_was_away_ends_with_the_first_list(
