@@ -367,15 +367,15 @@ class TrackedPods:
         heard = self._ended.get(reported.uid, asked) if pod is None else pod.heard
         if heard > asked:
             return
-        if reported.over:
-            if pod is not None:
-                pod.heard = asked
-                self._dying(pod, reported, asked)
-            return
-        pod = pod or self._tracked(reported.uid)
+        if pod is None and not reported.over:
+            pod = self._tracked(reported.uid)
         if pod is None:
             return
-        pod.heard, pod.reported = asked, True
+        pod.heard = asked
+        if reported.over:
+            self._dying(pod, reported, asked)
+            return
+        pod.reported = True
         pod.evidence = replace(pod.evidence, deleted=None, missing=None, unlisted=None)
         self._read(pod, reported)
 

@@ -140,7 +140,7 @@ async def test_a_kubelet_that_hangs_holds_up_an_admission_for_its_deadline_alone
         devices = devices_in(tmp_path)
         assert await devices.of(asking(NIC)) == {}
         assert "DEADLINE_EXCEEDED" in devices.conditions[0]
-        assert "List" not in asked.calls
+        assert asked.calls in ([], ["Get"])  # beside much load the call has not arrived yet
 
 
 # --- the client ---------------------------------------------------------------------------------

@@ -58,12 +58,14 @@ async def delivered(running: Served) -> None:
     await running.plugins.start_container(GPU, ("a",))
 
 
-def made(running: Served, method: str) -> int:
+def made(running: Served, plugin: FakePlugin, method: str) -> int:
     """Return how many calls of a method were made; one that is late may not have arrived."""
     counts = running.tally.counts
-    return sum(
+    count = sum(
         counts[CALLS.name, GPU, method, each] for each in CallResult if each != CallResult.SKIPPED
     )
+    assert plugin.methods().count(method) <= count
+    return count
 
 
 @in_loop
@@ -205,7 +207,8 @@ async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
                     await running.plugins.allocate(GPU, ("a",))
                 running.clock.advance(40)
             running.clock.advance(pause - 80)
-            assert made(running, "Allocate") == hung
+            assert made(running, plugin, "Allocate") == hung
+            assert set(plugin.methods()) <= {"Allocate"}
 
 
 @in_loop
@@ -215,7 +218,8 @@ async def test_a_plugin_answers_one_call_at_a_time(directory: Path) -> None:
         asked = [running.plugins.allocate(GPU, (name,)) for name in "abc"]
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(each) for each in found} == {DeviceError}
-        assert made(running, "Allocate") == 1
+        assert made(running, plugin, "Allocate") == 1
+        assert set(plugin.methods()) <= {"Allocate"}
 
 
 def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
@@ -248,9 +252,9 @@ def test_of_a_method_that_hangs_every_pod_but_the_first_is_rejected_at_once(
                 await running.plugins.preferred(GPU, FOUR, frozenset(), 1)
                 with pytest.raises(DeviceError, match=f"{hanging} was not answered"):
                     await delivered(running)
-            assert made(running, hanging) == 1
-            assert made(running, "GetPreferredAllocation") == 5
-            assert made(running, "Allocate") == 1
+            assert made(running, plugin, hanging) == 1
+            assert made(running, plugin, "GetPreferredAllocation") == 5
+            assert made(running, plugin, "Allocate") == 1
             [line] = running.plugins.conditions()
             assert line == f"device plugin of {GPU}: {hanging} was not answered in time"
 
@@ -267,7 +271,7 @@ async def test_a_preference_that_hangs_costs_its_deadline_once(directory: Path) 
         for _ in range(3):
             assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
             await running.plugins.allocate(GPU, ("a",))
-        assert made(running, "GetPreferredAllocation") == 1
+        assert made(running, plugin, "GetPreferredAllocation") == 1
 
 
 @in_loop
