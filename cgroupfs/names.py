@@ -21,6 +21,8 @@ from cgroupfs.errors import CgroupNameError, CgroupPathError
 from cgroupfs.tree import check_path, join
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cgroupfs.tree import CgroupTree
 
 _PODS: Final = "kubepods"
@@ -233,21 +235,20 @@ def _stem(name: str) -> str:
 def containers(tree: CgroupTree, pod: str) -> tuple[str, ...]:
     """Return the paths of the container cgroups directly in the pod cgroup `pod`, sorted.
 
-    Empty when the pod cgroup is gone; see `containers_if_there`.
+    Empty when the pod cgroup is gone; see `containers_of`.
     """
-    return tuple(containers_if_there(tree, pod) or ())
+    try:
+        return tuple(containers_of(pod, tree.listed(pod)))
+    except FileNotFoundError:
+        return ()
 
 
-def containers_if_there(tree: CgroupTree, pod: str) -> dict[str, bool] | None:
-    """Return the paths of the containers in a pod cgroup, sorted, None when that is gone.
+def containers_of(pod: str, listed: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the paths of the containers among the cgroups `listed` in a pod's (`CgroupTree`).
 
     Each has whether there may be cgroups inside it. A sandbox (pause) of a container runtime is
     among them: its name does not distinguish it from a container.
     """
-    try:
-        listed = tree.listed(pod)
-    except FileNotFoundError:
-        return None
     return {join(pod, name): inner for name, inner in listed.items() if _may_be_container(name)}
 
 

@@ -155,7 +155,7 @@ def isolated_cpus(
     devices: dict[str, Mask] = {}
     classes: dict[int, PowerClass] = {}
     groups, unmet = _of_any_pod(config, allocations)
-    for pod in allocations:
+    for pod in [each for each in allocations if each.exclusive_cpus or each.isolation]:
         cpus = pod.exclusive_cpus
         subject = f"isolation of pod {full_name(pod)}"
         if not cpus:

@@ -325,8 +325,7 @@ def start_containers(
 ) -> Ledger:
     """Return the ledger after these containers of a pod started; see `start_container`."""
     allocation = ledger.allocations.get(uid)
-    kinds = () if allocation is None else [each.kind for each in allocation.containers]
-    if ContainerKind.INIT not in kinds:
+    if allocation is None or len(allocation.lasting) == len(allocation.containers):
         return ledger  # nearly every pod, and each comparison asks about all of them
     for name in names:
         ledger = start_container(rules, ledger, uid, name)

@@ -383,7 +383,7 @@ class PodAllocation(Saved, frozen=True, dict=True):
                 for device in ids:
                     yield container.name, resource, device
 
-    @property
+    @cached_property
     def lasting(self) -> tuple[ContainerAllocation, ...]:
         """The containers that live as long as the pod."""
         return tuple([c for c in self.containers if c.kind is not ContainerKind.INIT])

@@ -42,7 +42,7 @@ from cgroupfs.names import (
     Runtime,
     Tier,
     containers,
-    containers_if_there,
+    containers_of,
     parse_container,
 )
 from cgroupfs.settings import CPU_MAX, CPUS
@@ -372,12 +372,14 @@ def _identified_pod(
     known: KnownContainers,
     released: frozenset[str],
 ) -> LocatedPod:
-    there = containers_if_there(tree, path)
-    plain = there and not (bound or released or any(there.values()))
-    before = known.get(pod.uid) if plain else None
-    if before is not None and before[0] is pod and before[1] == there:
+    try:
+        listed = tree.listed(path)
+    except FileNotFoundError:
+        listed = None
+    before = None if bound or released else known.get(pod.uid)
+    if before is not None and before[0] is pod and before[1] == listed and before[2].cgroup == path:
         return before[2]
-    found = there or {}
+    found = containers_of(path, listed or {})
     located = [
         Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
@@ -395,9 +397,10 @@ def _identified_pod(
         for cgroup, (name, identity) in identified
     ]
     located = _by_cpus(tree, pod, located)
-    result = LocatedPod(path, there is not None, tuple(sorted(located, key=_BY_CGROUP)))
-    if plain and all(_is_final(member, finder) for member in located):
-        known[pod.uid] = pod, found, result
+    result = LocatedPod(path, listed is not None, tuple(sorted(located, key=_BY_CGROUP)))
+    plain = found and not (bound or released or any(found.values()))
+    if listed and plain and all(_is_final(member, finder) for member in located):
+        known[pod.uid] = pod, listed, result
     return result
 
 

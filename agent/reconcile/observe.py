@@ -106,6 +106,14 @@ class Observation(Struct, frozen=True):
                 states[path] = _with_use(tree, item, state)
         return replace(self, states=states, compared=self.desired)
 
+    def shows_same(self, other: Observation) -> bool:
+        """Return whether the same was found and desired as in another observation of all."""
+        return (
+            self.desired == other.desired
+            and self.states == other.states
+            and self.identified == other.identified
+        )
+
     def _read(
         self, tree: CgroupTree, items: Iterable[DesiredCgroup], *, brief: bool = False
     ) -> Iterator[tuple[DesiredCgroup, CgroupState | None]]:
@@ -115,13 +123,15 @@ class Observation(Struct, frozen=True):
         """
         always = self.enforced.files if self.all_values else ()
         inside, effective = "/", None
+        all_nodes, a_pod = self.all_nodes, Role.POD
         for item in items:
-            setting, path = item.setting, item.setting.cgroup
-            nodes = self.all_nodes or setting.mems is not None or setting.whole_mems.bits != 0
+            setting = item.setting
+            path = setting.cgroup
+            nodes = all_nodes or setting.mems is not None or setting.whole_mems.bits != 0
             files = _files(always, (*setting.values, *setting.defaults))
             above = effective if brief and path.startswith(inside) else None
             state = read_state(tree, path, files, nodes=nodes, above=above)
-            if brief and item.role is Role.POD:
+            if brief and item.role is a_pod:
                 cpus = None if state is None else state.cpus_effective
                 inside, effective = f"{path}/", "" if cpus is None else str(cpus)
             yield item, state

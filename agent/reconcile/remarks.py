@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.reconcile.desired import Role
 from agent.reconcile.diff import Cause, Difference
-from agent.reconcile.report import CgroupReport
+from agent.reconcile.report import CgroupReport, CgroupReports
 from cgroupfs.apply import ENABLED, WriteResult
 from cgroupfs.settings import MEMS
 from cgroupfs.tree import is_within
@@ -108,7 +108,7 @@ def beyond_repair(
             yield difference
 
 
-def reports(observed: Observation, differences: Iterable[Difference]) -> tuple[CgroupReport, ...]:
+def reports(observed: Observation, differences: Iterable[Difference]) -> CgroupReports:
     """Return each cgroup with its differences; those that are gone are left out.
 
     The own cgroup of a pod of which only that was observed is left out as well, unless it differs.
@@ -118,7 +118,7 @@ def reports(observed: Observation, differences: Iterable[Difference]) -> tuple[C
     for difference in differences:
         mine[difference.cgroup] = (*mine.get(difference.cgroup, ()), difference)
     states = observed.states
-    return tuple(
+    return CgroupReports(
         [
             CgroupReport(item, states.get(cgroup), mine.get(cgroup, ()))
             for item in observed.desired

@@ -13,7 +13,7 @@ from agent.reconcile.desired import ABOVE_PODS, Role
 from cgroupfs.apply import WriteResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.reconcile.desired import DesiredCgroup
     from agent.reconcile.diff import Difference
@@ -77,6 +77,52 @@ class CgroupReport(Struct, frozen=True):
         return not self.differences
 
 
+class CgroupReports(tuple[CgroupReport, ...]):  # noqa: SLOT001  # what is derived is kept
+    """The reports of the observed cgroups, and what follows from them.
+
+    Comparisons that find the same return the same object (`Enforcer`), so that this is found once.
+    """
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """How they differ, all in turn."""
+        return tuple([difference for each in self for difference in each.differences])
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """The observed cgroups of pods and in pods."""
+        return frozenset(
+            each.desired.setting.cgroup for each in self if each.desired.role not in ABOVE_PODS
+        )
+
+    @cached_property
+    def by_pod(self) -> Mapping[str, frozenset[str]]:
+        """The observed cgroups by the uid of their pod, "" for those of no pod."""
+        found: dict[str, list[str]] = {}
+        for each in self:
+            found.setdefault(each.desired.pod, []).append(each.desired.setting.cgroup)
+        return MappingProxyType({uid: frozenset(paths) for uid, paths in found.items()})
+
+    @cached_property
+    def running(self) -> Mapping[str, Sequence[str]]:
+        """The names of the containers with a populated cgroup, by the uid of their pod."""
+        found: dict[str, list[str]] = {}
+        for each in self._populated():
+            if each.container:
+                found.setdefault(each.pod, []).append(each.container)
+        return MappingProxyType(found)
+
+    @cached_property
+    def alike(self) -> Mapping[str, int]:
+        """The number of populated cgroups that are any of a pod's containers, by its uid."""
+        return Counter(each.pod for each in self._populated() if each.container is None)
+
+    def _populated(self) -> Iterator[DesiredCgroup]:
+        for each in self:
+            if each.desired.role is Role.CONTAINER and each.state and each.state.populated:
+                yield each.desired
+
+
 class EnforcementReport(Struct, frozen=True, dict=True):
     """The result of a change or a comparison: everything that was found, written and left.
 
@@ -98,7 +144,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     not observed. `compared` is False if the tree could not be read; `remaining` has the reason.
     """
 
-    cgroups: tuple[CgroupReport, ...] = ()
+    cgroups: CgroupReports = CgroupReports()
     found: tuple[Difference, ...] = ()
     drift: tuple[Difference, ...] = ()
     postponed: tuple[Difference, ...] = ()
@@ -119,8 +165,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     @cached_property
     def remaining(self) -> tuple[Difference, ...]:
         """Every difference that remains, of pods and outside of single pods."""
-        found = [p for cgroup in self.cgroups if cgroup.differences for p in cgroup.differences]
-        return (*self.differences, *found)
+        return (*self.differences, *self.cgroups.differences)
 
     @property
     def ok(self) -> bool:
@@ -144,15 +189,6 @@ class EnforcementReport(Struct, frozen=True, dict=True):
         return count_causes(self.repaired_drift)
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        """The observed cgroups of pods and in pods."""
-        return tuple(
-            each.desired.setting.cgroup
-            for each in self.cgroups
-            if each.desired.role not in ABOVE_PODS
-        )
-
-    @property
     def renewed(self) -> tuple[str, ...]:
         """The cgroups whose files, and those of all descendants, may have been created again."""
         return tuple(
@@ -163,28 +199,6 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     def contested(self) -> tuple[str, ...]:
         """The cgroups whose repair is delayed."""
         return tuple(sorted({each.cgroup for each in self.postponed}))
-
-    @cached_property
-    def running(self) -> Mapping[str, Sequence[str]]:
-        """The names of the containers with a populated cgroup, by the uid of their pod."""
-        found: dict[str, list[str]] = {}
-        for each in self.cgroups:
-            desired, state = each.desired, each.state
-            if desired.role is Role.CONTAINER and desired.container and state and state.populated:
-                found.setdefault(desired.pod, []).append(desired.container)
-        return MappingProxyType(found)
-
-    @cached_property
-    def alike(self) -> Mapping[str, int]:
-        """The number of populated cgroups that are any of a pod's containers, by its uid."""
-        return Counter(
-            each.desired.pod
-            for each in self.cgroups
-            if each.desired.role is Role.CONTAINER
-            and each.desired.container is None
-            and each.state
-            and each.state.populated
-        )
 
     def cgroups_of(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""

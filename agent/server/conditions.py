@@ -198,9 +198,11 @@ class PodRecords(Struct):
         """Take over which containers of the observed pods have a cgroup; `now` is monotonic."""
         if not outcome.compared:
             return
-        for uid in admitted if outcome.pods is None else outcome.pods & admitted.keys():
-            names, alike = outcome.running.get(uid, ()), outcome.alike.get(uid, 0)
-            self.of(uid).note_running(admitted[uid], names, alike, now)
+        running, alike = outcome.cgroups.running, outcome.cgroups.alike
+        some = outcome.pods
+        here = admitted if some is None else {u: admitted[u] for u in some & admitted.keys()}
+        for uid, allocation in here.items():
+            self.of(uid).note_running(allocation, running.get(uid, ()), alike.get(uid, 0), now)
 
     def not_found(self) -> Mapping[str, int]:
         """Return how many containers were not found, by `Absence`, none in their grace."""

@@ -386,7 +386,7 @@ class KernelEnforcement:
         #: Why the next repair of a cgroup is delayed, to be reported once it differs again.
         self._unreported: dict[str, str] = {}
         #: The cgroups of the last observation, by pod ("": not of a pod).
-        self._seen: dict[str, set[str]] | None = None
+        self._seen: dict[str, frozenset[str]] | None = None
 
     def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
         """Make the kernel enforce a ledger to which pods were added or in which they changed."""
@@ -633,18 +633,15 @@ class KernelEnforcement:
 
         The first observation returns none: its differences arose while the agent was stopped.
         """
-        there: dict[str, set[str]] = {}
-        for cgroup in report.cgroups:
-            there.setdefault(cgroup.desired.pod, set()).add(cgroup.desired.setting.cgroup)
-        before = self._seen
+        there, before = report.cgroups.by_pod, self._seen
         if report.pods is None or before is None:
-            self._seen = there
+            self._seen = {**there}
             same = before is None or before == there
             return frozenset() if same else _all(there) - _all(before or {})
         appeared = _all(there).difference(*(before.pop(uid, ()) for uid in report.pods))
         # Only a part of the cgroups without a pod was observed.
-        there.setdefault("", set()).update(before.get("", ()))
-        before.update(there)
+        alone = there.get("", frozenset()) | before.get("", frozenset())
+        before.update({**there, "": alone})
         return appeared
 
 

@@ -518,7 +518,7 @@ class OutcomeReporter:
 
     def _note_cgroups(self, outcome: EnforcementReport) -> None:
         self.renewed.update(outcome.renewed)
-        paths = outcome.paths
+        paths = outcome.cgroups.paths
         if outcome.pods is not None:
             self.cgroups.update(paths)
         elif paths:

@@ -462,7 +462,6 @@ class AgentState(Struct):
                 pod=full_name(displaced),
             )
         for uid, allocation in self.ledger.allocations.items():
-            name = full_name(allocation)
             if allocation.origin is Origin.RECOVERED:
                 yield ConditionDocument(
                     ConditionType.ALLOCATION_CONFIRMED,
@@ -471,11 +470,11 @@ class AgentState(Struct):
                     f"{describe_recovered(allocation)}",
                     f"admit it to confirm that, or free it with 'numawarden remove {uid}'",
                     uid=uid,
-                    pod=name,
+                    pod=full_name(allocation),
                 )
             record = self.records.of(uid)
             for difference in record.unenforced:
-                yield not_enforced(difference, name)
+                yield not_enforced(difference, full_name(allocation))
             if record.not_found:
                 yield not_found(allocation, record)
         for violation in self.invalid:

@@ -92,7 +92,7 @@ class EmulatedKernel:
         return self._file(group, path, file).show(self, group)
 
     def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        group = self._group(path)
+        group = self._groups.get(path) or self._group(path)
         known, offered = self._files(group)
         texts: list[str | None] = []
         for file in files:
@@ -442,7 +442,7 @@ def _shown(row: ValueFile, group: Group) -> str:
 
 
 def _show_value(row: ValueFile, _kernel: EmulatedKernel, group: Group) -> str:
-    return f"{_shown(row, group)}\n"
+    return group.values.get(row.file, row.unset) + "\n"
 
 
 def _show_use(row: ValueFile, _kernel: EmulatedKernel, group: Group) -> str:
@@ -497,6 +497,9 @@ def _show_type(_kernel: EmulatedKernel, group: Group) -> str:
     return "domain threaded\n" if group.thread_root else "domain\n"
 
 
+_POPULATED: Final = "populated 1\nfrozen 0\n"
+_UNPOPULATED: Final = "populated 0\nfrozen 0\n"
+
 _CORE: Final = {
     "cgroup.controllers": File(None, lambda k, g: " ".join(k.available(g)) + "\n"),
     "cgroup.subtree_control": File(None, _show_subtree, _store_subtree),
@@ -508,7 +511,7 @@ _CORE: Final = {
 #: Files of every cgroup but the root.
 FILES: Final = {
     **_CORE,
-    "cgroup.events": File(None, lambda _, g: f"populated {int(g.populated)}\nfrozen 0\n"),
+    "cgroup.events": File(None, lambda _, g: _POPULATED if g.populated else _UNPOPULATED),
     "cgroup.type": File(None, _show_type),
     "cpuset.cpus": File("cpuset", lambda _, g: f"{g.cpus}\n", _store_cpus),
     "cpuset.cpus.effective": File("cpuset", lambda _, g: f"{g.cpus_now}\n"),

@@ -14,7 +14,7 @@ from cgroupfs.names import (
     Runtime,
     Tier,
     containers,
-    containers_if_there,
+    containers_of,
     from_proc,
     parse_container,
 )
@@ -168,12 +168,10 @@ def test_containers_and_what_runtimes_put_inside_are_found() -> None:
         kernel.mkdir(path)
     assert containers(kernel, "pod") == ("pod/cri-containerd-1.scope", "pod/job.service")
     assert containers(kernel, "gone") == ()
-    assert containers_if_there(kernel, "pod/job.service") == {}
-    assert containers_if_there(kernel, "pod") == {
+    assert containers_of("pod", kernel.listed("pod")) == {
         "pod/cri-containerd-1.scope": True,
         "pod/job.service": False,
     }
-    assert containers_if_there(kernel, "gone") is None
 
 
 def test_the_cgroup_of_a_process_is_the_unified_one() -> None:

@@ -19,7 +19,7 @@ from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups, read_record
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.quota import EVERYTHING, EnforcedControllers
-from agent.reconcile.report import CgroupReport
+from agent.reconcile.report import CgroupReport, CgroupReports
 from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver, Layout, Tier
@@ -268,8 +268,10 @@ def unenforced(detail: str, uid: str = "") -> Difference:
     return Difference("", detail, Cause.UNKNOWN, uid)
 
 
-def observed_cgroup(path: str, uid: str = "", container: str | None = None) -> CgroupReport:
-    """Return the report of a cgroup of a pod, with processes and without differences."""
+def observed_cgroups(*paths: str, uid: str = "", container: str | None = None) -> CgroupReports:
+    """Return the reports of cgroups of a pod, with processes and without differences."""
     role = Role.POD if container is None else Role.CONTAINER
     state = CgroupState(None, None, None, None, populated=True)
-    return CgroupReport(DesiredCgroup(Setting(path), role, uid, container), state)
+    return CgroupReports(
+        CgroupReport(DesiredCgroup(Setting(path), role, uid, container), state) for path in paths
+    )

@@ -29,6 +29,7 @@ from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import (
     ONLINE,
     OTHER,
+    UID,
     directories,
     exclusive,
     layout,
@@ -259,6 +260,75 @@ def test_what_shows_the_same_is_not_compared_again(monkeypatch: pytest.MonkeyPat
     assert {*compared} & {POD, f"{POD}/db", f"{POD}/0f3a", WEB_POD, f"{WEB_POD}/web"} == {
         f"{POD}/0f3a"
     }
+
+
+def test_comparisons_that_find_the_same_report_the_same_object() -> None:
+    tree, enforcer, aim = settled()
+    first = enforcer.repair(aim)
+    assert enforcer.repair(aim).cgroups is first.cgroups
+    tree.exit(2)
+    second = enforcer.repair(aim)
+    assert first.cgroups.running == {UID: ["db"], OTHER: ["web"]}
+    assert second.cgroups.running == {UID: ["db"]}
+    enforcer.enforce_change(aim, UID)
+    assert enforcer.repair(aim) == second
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(pod(on_host("site", limit=500), uid=OTHER),), (WEB, pod(on_host("a"), uid="no name"))],
+    ids=["of the same settings", "without a cgroup"],
+)
+def test_another_pod_is_reported_although_the_cgroups_show_the_same(
+    other: tuple[PodAllocation, ...],
+) -> None:
+    tree, enforcer, former = settled()
+    aim = target(mixed(), *other)
+    for now in (aim, aim, former, aim):
+        kept, fresh = enforcer.repair(now), directories(tree).repair(now)
+        assert kept.cgroups == fresh.cgroups
+        assert (kept.remaining, kept.ok) == (fresh.remaining, fresh.ok)
+
+
+def there(tree: EmulatedKernel, path: str) -> None:
+    if not tree.exists(path):
+        tree.mkdir(path)
+
+
+def gone(tree: EmulatedKernel, path: str) -> None:
+    if tree.exists(path):
+        tree.rmdir(path)
+
+
+_STEPS: dict[str, Callable[[RecordingKernel, Enforcer], object]] = {
+    "a process starts": lambda tree, _: None if tree.home(2) else tree.spawn(f"{WEB_POD}/web", 2),
+    "a process ends": lambda tree, _: tree.exit(2) if tree.home(2) else None,
+    "another writes": lambda tree, _: tree.write(WEB_POD, "cpuset.cpus", "0"),
+    "a sandbox comes": lambda tree, _: there(tree, f"{POD}/0f3a"),
+    "a sandbox goes": lambda tree, _: gone(tree, f"{POD}/0f3a"),
+    "a CPU goes": lambda tree, _: tree.set_online(ONLINE - Mask.of(1)),
+    "a CPU comes": lambda tree, _: tree.set_online(ONLINE),
+    "a pod goes": lambda _, enforcer: enforcer.enforce_change(target(mixed()), OTHER),
+    "a pod comes": lambda _, enforcer: enforcer.enforce_change(target(mixed(), WEB), OTHER),
+    "another's pod comes": lambda tree, _: there(tree, "kubepods/podx"),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(_STEPS)), max_size=12))
+def test_what_is_reported_of_the_same_is_what_an_enforcer_without_memory_reports(
+    steps: list[str],
+) -> None:
+    tree, enforcer, aim = settled()
+    for step in steps:
+        _STEPS[step](tree, enforcer)
+        enforcer.repair(aim)
+        for _ in range(2):
+            kept, fresh = enforcer.repair(aim), directories(tree).repair(aim)
+            assert kept.cgroups == fresh.cgroups
+            assert (kept.remaining, kept.notes) == (fresh.remaining, fresh.notes)
+            assert kept.cgroups.running == fresh.cgroups.running
+            assert kept.cgroups.alike == fresh.cgroups.alike
+            assert kept.cgroups.by_pod == fresh.cgroups.by_pod
 
 
 @pytest.mark.parametrize("makes", [True, False], ids=["with partitions", "beside a kubelet"])

@@ -13,7 +13,7 @@ from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBloc
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.desired import DesiredCgroup, Role
-from agent.reconcile.report import CgroupReport, EnforcementReport
+from agent.reconcile.report import CgroupReport, CgroupReports, EnforcementReport
 from cgroupfs.plan import Setting
 from cgroupfs.state import CgroupState
 from sysfs.mask import Mask
@@ -45,7 +45,8 @@ def shown(cpus: str) -> EnforcementReport:
     setting = Setting("kubepods/podu-1/main", cpus=Mask.parse(cpus))
     desired = DesiredCgroup(setting, Role.CONTAINER, UID, "main")
     state = CgroupState(setting.cpus, setting.cpus, None, None, populated=True)
-    return EnforcementReport(cgroups=(CgroupReport(desired, state),), pods=frozenset({UID}))
+    cgroups = CgroupReports([CgroupReport(desired, state)])
+    return EnforcementReport(cgroups=cgroups, pods=frozenset({UID}))
 
 
 @pytest.fixture

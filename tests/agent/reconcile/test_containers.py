@@ -240,6 +240,16 @@ def test_the_same_cgroups_of_a_pod_are_identified_once() -> None:
     assert first is second
 
 
+def test_the_same_containers_in_another_cgroup_of_the_pod_are_identified_again() -> None:
+    tree, aim, known = kernel(), ledger(mixed()), dict[str, Any]()
+    places = [layout(driver) for driver in (Driver.CGROUPFS, Driver.SYSTEMD)]
+    for place in places:
+        path = path_of(mixed(), place.driver)
+        make(tree, f"{path}/db")
+        found = identify_cgroups(tree, place, aim, NO_BINDINGS, known=known).pods[UID]
+        assert [each.cgroup for each in found.containers] == [f"{path}/db"]
+
+
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:
     tree = kernel()
     make(tree, f"{POD}/outer/inner/db")

@@ -40,7 +40,7 @@ from agent.state.checkpoint import Checkpoint, CheckpointIOError, ReplacedDirect
 from agent.state.store import Store
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.reconcile.pods import observed_cgroup, unenforced
+from tests.agent.reconcile.pods import observed_cgroups, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None
         allocated = sum(
             node.reserved["memory"] for node in memory_charge(controller.state.ledger).values()
         )
-        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("x", UID, "c0"),))
+        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("x", uid=UID, container="c0"))
         await controller.reconcile()
         left = sum(
             node.reserved["memory"] for node in memory_charge(controller.state.ledger).values()
@@ -397,7 +397,7 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         recorder.outcome = EnforcementReport(differences=(unenforced("the cgroup tree failed"),))
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 1
-        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("x"),))
+        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("x"))
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 1
         recorder.outcome = EnforcementReport(ended=frozenset({"x"}))
@@ -409,12 +409,12 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
 async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
-        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("a"), observed_cgroup("b")))
+        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("a", "b"))
         await controller.reconcile()
-        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("c"),), pods=frozenset({UID}))
+        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("c"), pods=frozenset({UID}))
         await controller.admit(pod())
         assert controller.outcomes.cgroups == {"a", "b", "c"}
-        recorder.outcome = EnforcementReport(cgroups=(observed_cgroup("c"),))
+        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("c"))
         await controller.reconcile()
         assert controller.outcomes.cgroups == {"c"}
 
@@ -425,7 +425,7 @@ async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
     async with keeping(recorder) as controller:
         controller.outcomes.follow(watched.extend)
         recorder.outcome = EnforcementReport(
-            cgroups=(observed_cgroup("kubepods/a"), observed_cgroup("x")),
+            cgroups=observed_cgroups("kubepods/a", "x"),
             created=("kubepods/a",),
             enabled=("kubepods",),
         )
@@ -491,7 +491,7 @@ async def test_without_watches_the_agent_does_not_remember_every_cgroup_there_ev
         for number in range(50):
             own = f"kubepods/pod{number}"
             recorder.outcome = EnforcementReport(
-                cgroups=(observed_cgroup(own), observed_cgroup("kubepods/a")),
+                cgroups=observed_cgroups(own, "kubepods/a"),
                 created=(own,),
                 enabled=("kubepods",),
             )

@@ -103,7 +103,7 @@ def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
     for name in ("a", "b"):
         tree.mkdir(f"{POD}/{name}")
     tree.spawn(f"{POD}/a", 7)
-    assert kernel.reconcile(desired).running == {"u-1": ["a"]}
+    assert kernel.reconcile(desired).cgroups.running == {"u-1": ["a"]}
 
 
 def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -> None:
@@ -205,7 +205,10 @@ def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comp
     kernel.admitted(target(shared("u-1")), "u-1")
     tree.mkdir(f"{POD}/a")
     outcome = kernel.admitted(target(shared("u-1"), shared("u-2")), "u-2")
-    assert (outcome.pods, outcome.paths) == (frozenset({"u-2"}), ("kubepods/podu-2",))
+    assert (outcome.pods, outcome.cgroups.paths) == (
+        frozenset({"u-2"}),
+        frozenset({"kubepods/podu-2"}),
+    )
     tree.mkdir("kubepods/podu-2/a")
     outcome = kernel.reconcile(target(shared("u-1"), shared("u-2")))
     assert outcome.settled == (f"{POD}/a", "kubepods/podu-2/a")
