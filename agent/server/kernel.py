@@ -25,7 +25,7 @@ from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.ending import Backoff
 from agent.reconcile.identify import pod_cgroup, runs
 from agent.reconcile.observe import steadily
-from agent.reconcile.report import EnforcementReport
+from agent.reconcile.report import CgroupReports, EnforcementReport
 from agent.reconcile.tasks import ExclusiveTerritory, IntruderKind, count_threads, intruding_tasks
 from agent.server.errors import readable
 from cgroupfs.apply import HUGETLB, NEEDED, enabled
@@ -676,7 +676,7 @@ def _calmed(report: EnforcementReport) -> EnforcementReport:
         else each
         for each in report.cgroups
     )
-    return replace(report, cgroups=tuple(cgroups)) if waiting else report
+    return replace(report, cgroups=CgroupReports(cgroups)) if waiting else report
 
 
 def _calm(difference: Difference) -> str:
