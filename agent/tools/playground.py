@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -175,6 +176,8 @@ agent:
 PATIENCE: Final = 30.0
 #: The kernel's PID_MAX_LIMIT.
 _PID_MAX: Final = 4 << 20
+#: So many ports may be taken before a host has none for its metrics.
+_PORTS_TRIED: Final = 100
 #: How often a starting agent is looked at, in seconds: one that ended says nothing.
 _LOOK: Final = 0.2
 
@@ -348,10 +351,16 @@ def _devices(devices: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free port, below those of the kernel's sysctl net.ipv4.ip_local_port_range.
+
+    Any connection may get one of these until the agent has it.
+    """
+    for _ in range(_PORTS_TRIED):
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PlaygroundError("no port of 127.0.0.1 from 20000 to 29999 is free")
 
 
 _MIXED: Final = """\
@@ -461,11 +470,16 @@ class Playground:
         self.host = host
         self._config = host.configure(scope, level="info")
         self._ending = threading.Event()
-        self._life = ExitStack()
         _provide(host.folder)
-        self._log = self._life.enter_context((host.folder / "agent.log").open("wb"))
-        self._notify = self._life.enter_context(host.notified())
-        self._agent = self._launch()
+        log = host.folder / "agent.log"
+        with ExitStack() as life:
+            self._log = life.enter_context(log.open("wb"))
+            self._notify = life.enter_context(host.notified())
+            try:
+                self._agent = self._launch()
+            except PlaygroundError as error:  # the log goes with the directory
+                raise PlaygroundError(f"{error}:\n{log.read_text().rstrip()}") from error
+            self._life = life.pop_all()
         self._watcher = threading.Thread(target=self._keep, name="agent")
 
     def __enter__(self) -> Self:

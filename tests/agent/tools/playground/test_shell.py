@@ -7,6 +7,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.cli.errors import ExitCode
-from agent.tools.playground import WELCOME
+from agent.tools.playground import WELCOME, EmbeddedHost, Playground, PlaygroundError
 from agent.tools.playground import main as playground_verbs
 from tests.agent.server.support import PATIENCE
 
@@ -101,6 +102,15 @@ def test_an_agent_that_cannot_start_is_tried_again_until_its_configuration_is_me
     assert done.returncode == 0, done.stderr
     assert "expected a mapping" in done.stdout
     assert "process" in done.stdout
+
+
+def test_an_agent_that_cannot_start_at_all_is_said_with_its_log(tmp_path: Path) -> None:
+    host = EmbeddedHost(tmp_path)
+    said = f"(?s)its log:\n.*:{host.port}: Address already in use"
+    taken = socket.create_server(("127.0.0.1", host.port))
+    with taken, pytest.raises(PlaygroundError, match=said):
+        Playground(host, "pod")
+    assert not (tmp_path / "notify.sock").exists()
 
 
 def test_an_agent_that_was_ended_is_waited_for_until_the_next_one_has_compared(
