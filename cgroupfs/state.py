@@ -76,14 +76,37 @@ class WriterRecord(Struct, frozen=True):
         return value is not None and str(value) == text
 
 
-def read_state(
+class Reading(Struct, frozen=True):
+    """What was read of a cgroup: `files` with their texts, and the state that these show.
+
+    `above` is the text of the CPUs in effect in the parent where those of the cgroup follow from
+    that and were not read, `effective` that of the cgroup itself ("": there is no such file).
+    """
+
+    files: tuple[str, ...]
+    texts: tuple[str | None, ...]
+    above: str | None
+    effective: str
+    state: CgroupState
+
+    def lasts(self, tree: CgroupTree, path: str, above: str | None = None) -> bool:
+        """Read the same again; return whether the cgroup shows the same. Raises as `read` does."""
+        if self.above is not None and self.above != above:
+            return False
+        try:
+            return tree.read_many(path, self.files) == self.texts
+        except FileNotFoundError:
+            return False
+
+
+def read(
     tree: CgroupTree,
     path: str,
     values: tuple[str, ...] = VALUE_FILES,
     *,
     nodes: bool = True,
     above: str | None = None,
-) -> CgroupState | None:
+) -> Reading | None:
     """Read one cgroup, None when it is gone. Raises `OSError` for anything but its absence.
 
     `values` are the files of one value that are read as well, with `nodes` also the memory nodes.
@@ -96,28 +119,38 @@ def read_state(
     files = (*sets, EVENTS, *_NODES, *values) if nodes else (*sets, EVENTS, *values)
     try:
         texts = tree.read_many(path, files)
-        if above and texts[0] is not None:
-            own = not texts[0].isspace()
-            shown = tree.read_many(path, (CPUS_EFFECTIVE,))[0] if own else above
-            files, texts = (CPUS, CPUS_EFFECTIVE, *files[1:]), (texts[0], shown, *texts[1:])
     except FileNotFoundError:
         return None
-    return _state_of(files, texts)
+    if above and texts[0] is not None and not texts[0].isspace():
+        return read(tree, path, values, nodes=nodes)
+    return _reading(files, texts, above)
+
+
+def read_state(
+    tree: CgroupTree, path: str, values: tuple[str, ...] = VALUE_FILES
+) -> CgroupState | None:
+    """Return the state of one cgroup; see `read`."""
+    found = read(tree, path, values)
+    return None if found is None else found.state
 
 
 @lru_cache(maxsize=_STATES)
-def _state_of(files: tuple[str, ...], texts: tuple[str | None, ...]) -> CgroupState:
-    """Return the state that these files show. Most cgroups of a host show the same texts."""
+def _reading(files: tuple[str, ...], texts: tuple[str | None, ...], above: str | None) -> Reading:
+    """Return what these files show. Most cgroups of a host show the same texts."""
     shown = {file: text for file, text in zip(files, texts, strict=True) if text is not None}
-    values = {f: text.strip() for f, text in shown.items() if f not in _FILES and f not in _NODES}
-    return CgroupState(
+    if above and CPUS in shown:
+        shown[CPUS_EFFECTIVE] = above
+    state = CgroupState(
         cpus=_mask(shown.get(CPUS)),
         cpus_effective=_mask(shown.get(CPUS_EFFECTIVE)),
         mems=_mask(shown.get(MEMS)),
         mems_effective=_mask(shown.get(MEMS_EFFECTIVE)),
         populated="populated 1" in shown.get(EVENTS, ""),
-        values=MappingProxyType(values),
+        values=MappingProxyType(
+            {f: text.strip() for f, text in shown.items() if f not in _FILES and f not in _NODES}
+        ),
     )
+    return Reading(files, texts, above, shown.get(CPUS_EFFECTIVE, ""), state)
 
 
 def fresh_state(tree: CgroupTree, files: Iterable[str]) -> CgroupState:

@@ -103,7 +103,7 @@ def device_names(allocation: PodAllocation) -> dict[str, str]:
     """Return the fully qualified CDI name by container, of those that have a device."""
     return {
         container.name: f"{KIND}={device_name(allocation.uid, container.name)}"
-        for container in allocation.containers
+        for container in allocation.delivered
         if _has_edits(container.delivery)
     }
 
@@ -115,7 +115,7 @@ def specification(allocation: PodAllocation) -> Specification | None:
     """
     devices = tuple(
         CdiDevice(device_name(allocation.uid, container.name), _edits(container.delivery))
-        for container in allocation.containers
+        for container in allocation.delivered
         if _has_edits(container.delivery)
     )
     if not devices:

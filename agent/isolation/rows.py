@@ -154,8 +154,9 @@ def isolated_cpus(
     exclusive, interrupts, partitioned = EMPTY, EMPTY, EMPTY
     devices: dict[str, Mask] = {}
     classes: dict[int, PowerClass] = {}
-    groups, unmet = _of_any_pod(config, allocations)
-    for pod in [each for each in allocations if each.exclusive_cpus or each.isolation]:
+    concerned = [each for each in allocations if each.exclusive_cpus or each.isolation]
+    groups, unmet = _of_any_pod(config, concerned)
+    for pod in concerned:
         cpus = pod.exclusive_cpus
         subject = f"isolation of pod {full_name(pod)}"
         if not cpus:

@@ -36,7 +36,7 @@ from agent.managers.topology.merge import DeferredMerge, merge_or_defer
 from agent.pods.model import LINUX, ContainerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Answers, Question
@@ -321,14 +321,13 @@ def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:
 
 
 def start_containers(
-    rules: EffectivePolicy, ledger: Ledger, uid: str, names: Iterable[str]
+    rules: EffectivePolicy, ledger: Ledger, running: Mapping[str, Iterable[str]]
 ) -> Ledger:
-    """Return the ledger after these containers of a pod started; see `start_container`."""
-    allocation = ledger.allocations.get(uid)
-    if allocation is None or len(allocation.lasting) == len(allocation.containers):
-        return ledger  # nearly every pod, and each comparison asks about all of them
-    for name in names:
-        ledger = start_container(rules, ledger, uid, name)
+    """Return the ledger after these containers, by uid, started; see `start_container`."""
+    for uid, allocation in ledger.allocations.items():
+        if len(allocation.lasting) < len(allocation.containers):  # few have init containers
+            for name in running.get(uid, ()):
+                ledger = start_container(rules, ledger, uid, name)
     return ledger
 
 

@@ -388,6 +388,11 @@ class PodAllocation(Saved, frozen=True, dict=True):
         """The containers that live as long as the pod."""
         return tuple([c for c in self.containers if c.kind is not ContainerKind.INIT])
 
+    @cached_property
+    def delivered(self) -> tuple[ContainerAllocation, ...]:
+        """The containers that get anything for their devices."""
+        return tuple([c for c in self.containers if c.delivery != NOTHING])
+
     def container(self, name: str) -> ContainerAllocation | None:
         """Return the allocation of the named container, None when the pod has no such container."""
         for allocation in self.containers:  # asked about every container in each pass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.reconcile.identify import given_up, orphaned, pod_cgroup, runs, subgroups
+from agent.reconcile.identify import given_up, pod_cgroup, runs, subgroups
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.errors import CgroupNameError
 from cgroupfs.settings import CPUS, MEMBER, MEMS, PARTITION, partition_fault
@@ -138,10 +138,13 @@ class Releaser:
             # The pod never had a cgroup.
             return ReleaseReport("", removed=True)
 
-    def orphaned(self, target: Desired) -> tuple[ReleaseReport, ...]:
-        """Remove the empty cgroups of pods that are not in the ledger; report those that stay."""
-        found = orphaned(self._tree, self._layout, target.ledger)
-        return tuple(self._remove("", orphan.cgroup) for orphan in found)
+    def orphaned(self, cgroups: Iterable[str]) -> tuple[ReleaseReport, ...]:
+        """Remove the empty cgroups of pods that are not in the ledger; report those that stay.
+
+        `cgroups` are those that were found, with what is in them (`CgroupReports.orphaned`).
+        """
+        of_pods = (path for path in cgroups if self._layout.parse_pod(path) is not None)
+        return tuple(self._remove("", path) for path in of_pods)
 
     def bound(self, target: Desired) -> frozenset[str]:
         """Clear the cpusets of cgroups that were bound and in which no process runs now.

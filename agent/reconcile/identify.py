@@ -197,12 +197,6 @@ def _classes(layout: Layout) -> Mapping[Tier, str]:
     return {tier: layout.tier(tier) for tier in Tier if tier not in without}
 
 
-def orphaned(tree: CgroupTree, layout: Layout, ledger: Ledger) -> tuple[OrphanedCgroup, ...]:
-    """Return the pod cgroups without a pod in the ledger; raises `OSError` as the tree does."""
-    paths, _ = _paths(tree, layout, ledger.allocations)
-    return tuple(_orphaned(tree, layout, set(paths.values())))
-
-
 def pod_cgroup(tree: CgroupTree, layout: Layout, pod: PodAllocation) -> str:
     """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid.
 

@@ -15,8 +15,8 @@ from agent.reconcile.diff import diff
 from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from cgroupfs.apply import CPUSET
 from cgroupfs.settings import CPU_MAX
-from cgroupfs.state import read_state, with_use
-from cgroupfs.tree import is_within, join
+from cgroupfs.state import read, with_use
+from cgroupfs.tree import is_within, join, parent
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.reconcile.identify import IdentifiedCgroups, LocatedPod
     from agent.reconcile.target import AffectedPods
     from cgroupfs.plan import Setting
-    from cgroupfs.state import CgroupState, WriterRecord
+    from cgroupfs.state import CgroupState, Reading, WriterRecord
     from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
 
@@ -39,10 +39,9 @@ _ATTEMPTS: Final = 8
 
 _Read = TypeVar("_Read")
 
-#: A cgroup that is as desired, and what it shows. Both are compared by identity: what is desired is
-#: made again only when an input changed (`KnownPods`), and equal texts are parsed once
-#: (`cgroupfs.state`); where an object was made again, the cgroup is compared again.
-Settled: TypeAlias = "tuple[DesiredCgroup, CgroupState]"
+#: A cgroup that is as desired, and what was read of it. What is desired is compared by identity:
+#: it is made again only when an input changed (`KnownPods`), and then the cgroup is compared again.
+Settled: TypeAlias = "tuple[DesiredCgroup, Reading]"
 
 
 class NeededControllers(Struct, frozen=True):
@@ -68,6 +67,8 @@ class Observation(Struct, frozen=True):
     states: Mapping[str, CgroupState] = MappingProxyType({})
     #: What is left to compare of `desired`: without what is settled (`ObservationCache`).
     compared: tuple[DesiredCgroup, ...] = ()
+    #: What was read of each desired cgroup, None where there is none.
+    readings: Mapping[str, Reading | None] = MappingProxyType({})
     scope: AffectedPods | None = None
     enforced: EnforcedControllers = EVERYTHING
     all_values: bool = True
@@ -81,60 +82,76 @@ class Observation(Struct, frozen=True):
         `settled` is what was as desired before: where the same is desired and shown, nothing is
         left to compare. Raises `OSError` as the tree does, but not for missing cgroups.
         """
-        brief = self.scope is None and not self.all_nodes
-        states: dict[str, CgroupState] = {}
-        compared: list[DesiredCgroup] = []
-        for item, state in self._read(tree, self.desired, brief=brief):
-            path = item.setting.cgroup
-            before = settled.get(path)
-            if before is not None and before[0] is item and before[1] is state:
-                states[path] = before[1]
-                continue
-            compared.append(item)
-            if state is not None:
-                states[path] = _with_use(tree, item, state)
-        return replace(self, states=states, compared=tuple(compared))
+        # More is read for a document than for a repair.
+        return self._read(tree, self.desired, {} if self.all_nodes else settled)
 
     def again(self, tree: CgroupTree, touched: Collection[str]) -> Observation:
-        """Return the observation with the cgroups of `touched` and all inside them read again."""
-        inside = [item for item in self.desired if is_within(item.setting.cgroup, touched)]
-        states = {**self.states}
-        for item, state in self._read(tree, inside):
-            path = item.setting.cgroup
-            states.pop(path, None)
-            if state is not None:
-                states[path] = _with_use(tree, item, state)
-        return replace(self, states=states, compared=self.desired)
+        """Return the observation with the cgroups of `touched` and all inside them read again.
 
-    def shows_same(self, other: Observation) -> bool:
-        """Return whether the same was found and desired as in another observation of all."""
+        So are those around them: what a partition takes, its pod loses, and what a container
+        without a set has follows from its pod's.
+        """
+        around = {*map(parent, touched)}
+        near = [
+            item
+            for item in self.desired
+            if (path := item.setting.cgroup) in around or is_within(path, touched)
+        ]
+        return replace(self._read(tree, near, {}), compared=self.desired)
+
+    def lasts(self, tree: CgroupTree, now: Observation) -> bool:
+        """Read all of it again; return whether all is as in `now`, of which nothing was read yet.
+
+        Raises `OSError` as the tree does, but not for missing cgroups.
+        """
         return (
-            self.desired == other.desired
-            and self.states == other.states
-            and self.identified == other.identified
+            self.desired == now.desired
+            and self.identified == now.identified
+            # Where a pod shows the same, what follows from that for its containers is the same.
+            and all(
+                not tree.exists(path) if each is None else each.lasts(tree, path, each.above)
+                for path, each in self.readings.items()
+            )
         )
 
     def _read(
-        self, tree: CgroupTree, items: Iterable[DesiredCgroup], *, brief: bool = False
-    ) -> Iterator[tuple[DesiredCgroup, CgroupState | None]]:
-        """Yield what some of the desired cgroups show, None for those that are gone.
+        self, tree: CgroupTree, items: Iterable[DesiredCgroup], settled: Mapping[str, Settled]
+    ) -> Observation:
+        """Return the observation with some of the desired cgroups read.
 
-        `brief`: of a container without a set the CPUs in effect are those that its pod shows.
+        Without memory nodes, what follows from a pod's CPUs in effect is not read of its
+        containers.
         """
-        always = self.enforced.files if self.all_values else ()
-        inside, effective = "/", None
-        all_nodes, a_pod = self.all_nodes, Role.POD
+        states, readings = {**self.states}, {**self.readings}
+        compared: list[DesiredCgroup] = []
+        inside = "/"
+        effective: str | None = None
         for item in items:
-            setting = item.setting
-            path = setting.cgroup
-            nodes = all_nodes or setting.mems is not None or setting.whole_mems.bits != 0
-            files = _files(always, (*setting.values, *setting.defaults))
-            above = effective if brief and path.startswith(inside) else None
-            state = read_state(tree, path, files, nodes=nodes, above=above)
-            if brief and item.role is a_pod:
-                cpus = None if state is None else state.cpus_effective
-                inside, effective = f"{path}/", "" if cpus is None else str(cpus)
-            yield item, state
+            path = item.setting.cgroup
+            above = effective if path.startswith(inside) else None
+            before = settled.get(path)
+            reading: Reading | None
+            if before is not None and before[0] is item and before[1].lasts(tree, path, above):
+                _, reading = before
+                states[path] = reading.state
+            else:
+                compared.append(item)
+                reading = self._reading(tree, item, above)
+                if reading is None:
+                    states.pop(path, None)
+                else:
+                    states[path] = _with_use(tree, item, reading.state)
+            readings[path] = reading
+            if above is None and item.role is Role.POD and not self.all_nodes:
+                inside, effective = f"{path}/", "" if reading is None else reading.effective
+        return replace(self, states=states, readings=readings, compared=tuple(compared))
+
+    def _reading(self, tree: CgroupTree, item: DesiredCgroup, above: str | None) -> Reading | None:
+        setting = item.setting
+        nodes = self.all_nodes or setting.mems is not None or bool(setting.whole_mems)
+        always = self.enforced.files if self.all_values else ()
+        files = _files(always, (*setting.values, *setting.defaults))
+        return read(tree, setting.cgroup, files, nodes=nodes, above=above)
 
     def pods(self) -> frozenset[str] | None:
         """Return the pods (uids) that were observed, None when all of them were."""
@@ -340,14 +357,14 @@ class ObservationCache:
             self.settled = {path: one for path, one in self.settled.items() if path in there}
         for item in observed.compared:
             path = item.setting.cgroup
-            state = observed.states.get(path)
+            reading = observed.readings.get(path)
             if (
-                state is not None
+                reading is not None
                 and path not in differing
                 and item.role not in NOTED
-                and _has_all(state, item.setting)
+                and _has_all(reading.state, item.setting)
             ):
-                self.settled[path] = item, state
+                self.settled[path] = item, reading
 
     def note_recorded(
         self, observed: Observation, records: Iterable[tuple[DesiredCgroup, WriterRecord]]

@@ -104,6 +104,13 @@ class CgroupReports(tuple[CgroupReport, ...]):  # noqa: SLOT001  # what is deriv
         return MappingProxyType({uid: frozenset(paths) for uid, paths in found.items()})
 
     @cached_property
+    def orphaned(self) -> tuple[str, ...]:
+        """The cgroups without a pod in the ledger: of pods, in these, and of former bindings."""
+        return tuple(
+            each.desired.setting.cgroup for each in self if each.desired.role is Role.ORPHANED
+        )
+
+    @cached_property
     def running(self) -> Mapping[str, Sequence[str]]:
         """The names of the containers with a populated cgroup, by the uid of their pod."""
         found: dict[str, list[str]] = {}

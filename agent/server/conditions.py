@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Violation
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
-    from agent.reconcile.report import EnforcementReport
+    from agent.reconcile.report import CgroupReports, EnforcementReport
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class PodRecord(Struct):
     since: dict[str, float] = field(default_factory=dict)
     started: bool = False
     #: The allocation all of whose lasting containers, and no other, ran when that was last noted.
-    _all_run: PodAllocation | None = None
+    all_run: PodAllocation | None = None
 
     def note_running(
         self, allocation: PodAllocation, running: Iterable[str], alike: int, now: float
@@ -80,7 +80,7 @@ class PodRecord(Struct):
         not matter which of them these are.
         """
         found = set(running)
-        if self._all_run is allocation and found == self.running:
+        if self.all_run is allocation and found == self.running:
             return  # nearly every pod, in each comparison
         missing = [each.name for each in allocation.lasting if each.name not in found]
         found.update(missing[:alike])
@@ -88,7 +88,7 @@ class PodRecord(Struct):
         self.running = frozenset(found)
         self.started = self.started or bool(found)
         before = found - {each.name for each in allocation.lasting}
-        self._all_run = None if missing or before else allocation
+        self.all_run = None if missing or before else allocation
         if before:  # an init container still runs
             self.since = dict.fromkeys(missing, now)
         else:
@@ -122,6 +122,9 @@ class PodRecords(Struct):
     pods: dict[str, PodRecord] = field(default_factory=dict)
     rejections: OrderedDict[str, RejectedPod] = field(default_factory=OrderedDict)
     _unenforced: set[str] = field(default_factory=set)
+    #: The cgroups and the pods by which all containers ran, and no other, when that was last noted:
+    #: as long as both are the same, there is nothing to note.
+    _all_run: tuple[CgroupReports | None, Mapping[str, PodAllocation] | None] = (None, None)
 
     def of(self, uid: str) -> PodRecord:
         """Return the record of a pod; a restored pod gets a new record."""
@@ -196,13 +199,19 @@ class PodRecords(Struct):
         self, outcome: EnforcementReport, admitted: Mapping[str, PodAllocation], now: float
     ) -> None:
         """Take over which containers of the observed pods have a cgroup; `now` is monotonic."""
-        if not outcome.compared:
+        cgroups, some = outcome.cgroups, outcome.pods
+        if not outcome.compared or (
+            some is None and cgroups is self._all_run[0] and admitted is self._all_run[1]
+        ):
             return
-        running, alike = outcome.cgroups.running, outcome.cgroups.alike
-        some = outcome.pods
+        running, alike = cgroups.running, cgroups.alike
         here = admitted if some is None else {u: admitted[u] for u in some & admitted.keys()}
+        all_run = some is None
         for uid, allocation in here.items():
-            self.of(uid).note_running(allocation, running.get(uid, ()), alike.get(uid, 0), now)
+            record = self.of(uid)
+            record.note_running(allocation, running.get(uid, ()), alike.get(uid, 0), now)
+            all_run = all_run and record.all_run is allocation
+        self._all_run = (cgroups, admitted) if all_run else (None, None)
 
     def not_found(self) -> Mapping[str, int]:
         """Return how many containers were not found, by `Absence`, none in their grace."""

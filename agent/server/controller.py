@@ -431,8 +431,7 @@ class Controller:
     async def _note_started(self, outcome: EnforcementReport) -> None:
         """Free allocations of init containers whose successors run (the kubelet's AddContainer)."""
         rules, ledger = self.state.configured.rules, self.state.ledger
-        for uid, containers in outcome.cgroups.running.items():
-            ledger = admission.start_containers(rules, ledger, uid, containers)
+        ledger = admission.start_containers(rules, ledger, outcome.cgroups.running)
         if ledger is not self.state.ledger:
             await self.steps.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1

@@ -454,7 +454,7 @@ class KernelEnforcement:
             resting = {} if insist else self._backoff.resting(now)
             settings = {path: contest.setting for path, contest in resting.items()}
             report = self._enforcer.repair(target, settings)
-            kept = self._enforcer.releaser.orphaned(target)
+            kept = self._enforcer.releaser.orphaned(report.cgroups.orphaned)
             ended = self._enforcer.releaser.bound(target)
             # At the first observation all differences are drift from before the start, except for
             # memory that is in use, what the kubelet did, and what was never enforced: containers

@@ -219,8 +219,8 @@ class TestInitContainers:
             expected = ledger
             for name in names:
                 expected = start_container(rules, expected, "u-1", name)
-            assert start_containers(rules, ledger, "u-1", names) == expected
-        assert start_containers(rules, ledger, "unknown", ["c1"]) is ledger
+            assert start_containers(rules, ledger, {"u-1": names}) == expected
+        assert start_containers(rules, ledger, {"unknown": ["c1"]}) is ledger
 
 
 class TestQuota:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.managers.ledger import Ledger
-    from agent.reconcile.report import EnforcementReport
+    from agent.reconcile.report import EnforcementReport, ReleaseReport
     from cgroupfs.tree import CgroupTree
 
 ONLINE: Final = Mask.parse("0-15")
@@ -253,6 +253,11 @@ def slices(
     )
     assert enforcer.prepare().ok
     return enforcer, systemd
+
+
+def release_orphaned(enforcer: Enforcer, aim: Desired) -> tuple[ReleaseReport, ...]:
+    """Remove the empty cgroups of pods that are not in the ledger; return what was done."""
+    return enforcer.releaser.orphaned(enforcer.verify(aim).cgroups.orphaned)
 
 
 def by_pod(report: EnforcementReport) -> dict[str, tuple[str, ...]]:

@@ -295,14 +295,26 @@ def there(tree: EmulatedKernel, path: str) -> None:
         tree.mkdir(path)
 
 
-def gone(tree: EmulatedKernel, path: str) -> None:
+def starts(tree: EmulatedKernel, path: str, pid: int) -> None:
+    there(tree, path)
+    if tree.home(pid) is None:
+        tree.spawn(path, pid)
+
+
+def ends(tree: EmulatedKernel, pid: int) -> None:
+    if tree.home(pid) is not None:
+        tree.exit(pid)
+
+
+def gone(tree: EmulatedKernel, path: str, pid: int = 0) -> None:
+    ends(tree, pid)
     if tree.exists(path):
         tree.rmdir(path)
 
 
 _STEPS: dict[str, Callable[[RecordingKernel, Enforcer], object]] = {
-    "a process starts": lambda tree, _: None if tree.home(2) else tree.spawn(f"{WEB_POD}/web", 2),
-    "a process ends": lambda tree, _: tree.exit(2) if tree.home(2) else None,
+    "a process starts": lambda tree, _: starts(tree, f"{WEB_POD}/web", 2),
+    "a process ends": lambda tree, _: ends(tree, 2),
     "another writes": lambda tree, _: tree.write(WEB_POD, "cpuset.cpus", "0"),
     "a sandbox comes": lambda tree, _: there(tree, f"{POD}/0f3a"),
     "a sandbox goes": lambda tree, _: gone(tree, f"{POD}/0f3a"),
@@ -311,6 +323,10 @@ _STEPS: dict[str, Callable[[RecordingKernel, Enforcer], object]] = {
     "a pod goes": lambda _, enforcer: enforcer.enforce_change(target(mixed()), OTHER),
     "a pod comes": lambda _, enforcer: enforcer.enforce_change(target(mixed(), WEB), OTHER),
     "another's pod comes": lambda tree, _: there(tree, "kubepods/podx"),
+    "a class comes": lambda tree, _: there(tree, "kubepods/besteffort"),
+    "a class goes": lambda tree, _: gone(tree, "kubepods/besteffort"),
+    "a container goes": lambda tree, _: gone(tree, f"{WEB_POD}/web", 2),
+    "a controller goes": lambda tree, _: tree.write(WEB_POD, "cgroup.subtree_control", "-cpu"),
 }
 
 
@@ -326,6 +342,7 @@ def test_what_is_reported_of_the_same_is_what_an_enforcer_without_memory_reports
             kept, fresh = enforcer.repair(aim), directories(tree).repair(aim)
             assert kept.cgroups == fresh.cgroups
             assert (kept.remaining, kept.notes) == (fresh.remaining, fresh.notes)
+            assert kept.changed == fresh.changed
             assert kept.cgroups.running == fresh.cgroups.running
             assert kept.cgroups.alike == fresh.cgroups.alike
             assert kept.cgroups.by_pod == fresh.cgroups.by_pod

@@ -20,6 +20,7 @@ from tests.agent.reconcile.pods import (
     on_host,
     path_of,
     pod,
+    release_orphaned,
     target,
 )
 from tests.fakes.systemd import FakeSystemd
@@ -155,7 +156,7 @@ def test_a_pod_that_is_not_admitted_is_confined_to_the_pool_and_not_removed() ->
     assert report.ok
     assert report.notes == ()
     assert shown(tree, unknown, "cpuset.cpus") == [str(ONLINE - mixed().exclusive_cpus)]
-    assert not any(released.removed for released in enforcer.releaser.orphaned(target(mixed())))
+    assert not any(released.removed for released in release_orphaned(enforcer, target(mixed())))
     assert tree.exists(unknown)
 
 
@@ -218,7 +219,7 @@ def test_a_pod_that_is_not_admitted_is_recorded_in_systemd_once() -> None:
     systemd, bus, enforcer = counted()
     start_pod(systemd, path_of(mixed(), Driver.SYSTEMD))
     assert enforcer.enforce(target()).ok
-    enforcer.releaser.orphaned(target())
+    release_orphaned(enforcer, target())
     bus.calls.clear()
     assert enforcer.enforce(target()).ok
     assert bus.calls == []

@@ -27,6 +27,7 @@ from tests.agent.reconcile.pods import (
     path_of,
     pod,
     pod_shared,
+    release_orphaned,
     slices,
 )
 
@@ -224,7 +225,7 @@ class Pair:
         reports: list[EnforcementReport] = []
         for side in (self.part, self.whole):
             side.enforcer.repair(self.target)
-            side.enforcer.releaser.orphaned(self.target)
+            release_orphaned(side.enforcer, self.target)
             reports.append(side.enforcer.repair(self.target))
         first, second = reports
         assert first.ok or not self.online

@@ -35,6 +35,7 @@ from tests.agent.reconcile.pods import (
     on_host,
     path_of,
     pod,
+    release_orphaned,
     run,
     target,
 )
@@ -112,11 +113,11 @@ def test_orphaned_cgroups_are_removed_once_they_are_empty() -> None:
     tree = kernel()
     enforcer = started(tree)
     enforcer.releaser.pod(mixed())
-    assert [r.removed for r in enforcer.releaser.orphaned(target(WEB))] == [False]
+    assert [r.removed for r in release_orphaned(enforcer, target(WEB))] == [False]
     for pid in (1, 2, 3):
         tree.exit(pid)
-    assert [r.removed for r in enforcer.releaser.orphaned(target(WEB))] == [True]
-    assert enforcer.releaser.orphaned(target(WEB)) == ()
+    assert [r.removed for r in release_orphaned(enforcer, target(WEB))] == [True]
+    assert release_orphaned(enforcer, target(WEB)) == ()
     assert not tree.exists(POD)
     assert tree.exists(WEB_POD)
 
