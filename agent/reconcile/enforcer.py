@@ -264,14 +264,14 @@ class Enforcer:
     ) -> EnforcementReport:
         # If anything fails from here on, the next change observes all cgroups.
         self._last = None
-        rest, self._rest = self._rest, None
+        rest, self._rest = self._rest if scope is None else None, None
         # A record in systemd has weight and limits as they are shown.
         observed = self._observe(
             target,
             scope,
             all_values=self._pods.records,
             all_nodes=False,
-            rest=None if rest is None or scope is not None else rest[0],
+            rest=None if rest is None else rest[0],
         )
         if rest is not None and observed is rest[0]:
             self._last, self._rest = target, rest

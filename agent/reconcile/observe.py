@@ -132,7 +132,7 @@ class Observation(Struct, frozen=True):
             before = settled.get(path)
             reading: Reading | None
             if before is not None and before[0] is item and before[1].lasts(tree, path, above):
-                _, reading = before
+                reading = before[1]
                 states[path] = reading.state
             else:
                 compared.append(item)
