@@ -88,14 +88,15 @@ class Observation(Struct, frozen=True):
     def again(self, tree: CgroupTree, touched: Collection[str]) -> Observation:
         """Return the observation with the cgroups of `touched` and all inside them read again.
 
-        So are those around them: what a partition takes, its pod loses, and what a container
+        So are the pods around them: what a partition takes, its pod loses, and what a container
         without a set has follows from its pod's.
         """
         around = {*map(parent, touched)}
         near = [
             item
             for item in self.desired
-            if (path := item.setting.cgroup) in around or is_within(path, touched)
+            if is_within(path := item.setting.cgroup, touched)
+            or (path in around and item.role is Role.POD)
         ]
         return replace(self._read(tree, near, {}), compared=self.desired)
 
