@@ -90,7 +90,7 @@ class Reading(Struct, frozen=True):
     state: CgroupState
 
     def lasts(self, tree: CgroupTree, path: str, above: str | None = None) -> bool:
-        """Read the same again; return whether the cgroup shows the same. Raises as `read` does."""
+        """Return whether the cgroup, read again, shows the same. Raises as `read_cgroup` does."""
         if self.above is not None and self.above != above:
             return False
         try:
@@ -99,7 +99,7 @@ class Reading(Struct, frozen=True):
             return False
 
 
-def read(
+def read_cgroup(
     tree: CgroupTree,
     path: str,
     values: tuple[str, ...] = VALUE_FILES,
@@ -122,15 +122,15 @@ def read(
     except FileNotFoundError:
         return None
     if above and texts[0] is not None and not texts[0].isspace():
-        return read(tree, path, values, nodes=nodes)
+        return read_cgroup(tree, path, values, nodes=nodes)
     return _reading(files, texts, above)
 
 
 def read_state(
     tree: CgroupTree, path: str, values: tuple[str, ...] = VALUE_FILES
 ) -> CgroupState | None:
-    """Return the state of one cgroup; see `read`."""
-    found = read(tree, path, values)
+    """Return the state of one cgroup; see `read_cgroup`."""
+    found = read_cgroup(tree, path, values)
     return None if found is None else found.state
 
 

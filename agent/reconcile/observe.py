@@ -15,7 +15,7 @@ from agent.reconcile.diff import diff
 from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from cgroupfs.apply import CPUSET
 from cgroupfs.settings import CPU_MAX
-from cgroupfs.state import read, with_use
+from cgroupfs.state import read_cgroup, with_use
 from cgroupfs.tree import is_within, join, parent
 from sysfs.mask import EMPTY
 
@@ -152,7 +152,7 @@ class Observation(Struct, frozen=True):
         nodes = self.all_nodes or setting.mems is not None or bool(setting.whole_mems)
         always = self.enforced.files if self.all_values else ()
         files = _files(always, (*setting.values, *setting.defaults))
-        return read(tree, setting.cgroup, files, nodes=nodes, above=above)
+        return read_cgroup(tree, setting.cgroup, files, nodes=nodes, above=above)
 
     def pods(self) -> frozenset[str] | None:
         """Return the pods (uids) that were observed, None when all of them were."""
