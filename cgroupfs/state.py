@@ -89,7 +89,7 @@ class Reading(Struct, frozen=True):
     effective: str
     state: CgroupState
 
-    def lasts(self, tree: CgroupTree, path: str, above: str | None = None) -> bool:
+    def lasts(self, tree: CgroupTree, path: str, above: str | None) -> bool:
         """Return whether the cgroup, read again, shows the same. Raises as `read_cgroup` does."""
         if self.above is not None and self.above != above:
             return False

@@ -120,8 +120,7 @@ class Observation(Struct, frozen=True):
     ) -> Observation:
         """Return the observation with some of the desired cgroups read.
 
-        Without memory nodes, what follows from a pod's CPUs in effect is not read of its
-        containers.
+        Only with `all_nodes` is read of containers what follows from their pod's CPUs in effect.
         """
         states, readings = {**self.states}, {**self.readings}
         compared: list[DesiredCgroup] = []
