@@ -40,9 +40,9 @@ from agent.server.http import (
 from agent.server.limits import NoRoomError
 from agent.server.log import LimitedLog, shortened
 from agent.server.maintenance import drain_plan
+from agent.server.peers import own_user, peer_of
 from agent.server.queue import QueueStopped, Turns, Worker, called_by
 from agent.server.reports import given_by_kubelet, map_now, pods_now, status_document
-from agent.server.sockets import own_user, peer_of
 from agent.state.checkpoint import encode
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.gauges import Metrics
     from agent.server.http import Answer, Request
+    from agent.server.peers import Peer
     from agent.server.queue import SerialQueue
-    from agent.server.sockets import Peer
     from agent.server.state import AgentState
     from sysfs.host import Host
 

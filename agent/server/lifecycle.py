@@ -23,8 +23,8 @@ from agent.server.connections import Connections
 from agent.server.errors import EXPECTED, message_of
 from agent.server.handlers import Monitoring
 from agent.server.limits import Limit, Limits
+from agent.server.peers import callers_of, user_caller
 from agent.server.queue import QueueStopped
-from agent.server.sockets import address_caller, user_caller
 from agent.server.state import COMPARISON
 from agent.sources.source import SourceUnreadableError
 from cgroupfs.tree import is_within
@@ -264,7 +264,7 @@ REOPEN_SECONDS: Final = 60.0
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
 ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
 #: The metrics listener is open to all users of the host, for scrapes and probes, which are answered
-#: at once. All clients of one host share an address, so an address has many connections: a new
+#: at once. All clients of another host share an address, so an address has many connections: a new
 #: connection must not be closed in favour of later ones before its request is read.
 METRICS_LIMITS: Final = Limits(
     requests=Limit(everyone=384, caller=256),
@@ -748,9 +748,8 @@ class Service:
                 controller.metrics, self._progress, controller.state, controller.queue
             )
             routes = monitoring.routes()
-            yield Connections(
-                routes, listeners.metrics, METRICS_LIMITS, address_caller, listeners.tls
-            )
+            callers = callers_of(listeners.metrics)
+            yield Connections(routes, listeners.metrics, METRICS_LIMITS, callers, listeners.tls)
         size = self._api.max_bytes
         limits = replace(
             ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)

@@ -1,19 +1,13 @@
-"""The two listening sockets, and who is connected to the Unix one.
-
-Errors are one line with a remedy.
-"""
+"""The two listening sockets. Errors are one line with a remedy."""
 
 from __future__ import annotations
 
 import errno
 import grp
-import ipaddress
 import os
 import socket
 import ssl
 import stat
-import struct
-from array import array
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -21,10 +15,8 @@ from msgspec import Struct
 
 from agent.files import risk_above, risk_of
 from agent.server.errors import StartError
-from agent.server.limits import Caller
 
 if TYPE_CHECKING:
-    from asyncio.trsock import TransportSocket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -235,75 +227,3 @@ def _check_key(key: Path) -> None:
     if status.st_mode & stat.S_IRWXO:
         found = f"readable by all users (mode {stat.S_IMODE(status.st_mode):04o})"
         raise StartError(what, found, f"close it: chmod o-rwx {key}")
-
-
-#: From asm-generic/socket.h (Linux 4.13); the socket module does not name it.
-SO_PEERGROUPS: Final = 59
-
-_UCRED: Final = struct.Struct("3i")
-_GID: Final = "I"
-#: What socket.getsockopt returns at most, in bytes.
-_LONGEST: Final = 1024
-
-
-class Peer(Struct, frozen=True):
-    """The process that connected, as the kernel recorded it at connect(2).
-
-    `groups` are its primary and supplementary groups.
-    """
-
-    pid: int
-    uid: int
-    groups: frozenset[int]
-
-    @property
-    def caller(self) -> Caller:
-        """The peer's user; root (which the service manager uses too) and our own are privileged."""
-        return Caller(f"user {self.uid}", privileged=self.uid in (0, own_user()))
-
-    def may_ask(self, owner: int, group: int | None) -> bool:
-        """Return whether the peer is root, the agent's user `owner`, or a member of `group`."""
-        return self.uid in (0, owner) or (group is not None and group in self.groups)
-
-
-def peer_of(connection: socket.socket | TransportSocket) -> Peer:
-    """Return the peer of a connected Unix socket (unix(7): SO_PEERCRED, SO_PEERGROUPS).
-
-    Of a process in more than 256 groups only the primary one is known, which can only deny.
-    """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, gid = _UCRED.unpack(raw)
-    return Peer(pid, uid, frozenset((gid, *_supplementary(connection))))
-
-
-def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
-    try:
-        return array(_GID, connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, _LONGEST))
-    except OSError as error:
-        if error.errno in (errno.ERANGE, errno.ENOPROTOOPT):
-            return array(_GID)
-        raise
-
-
-def user_caller(connection: socket.socket) -> Caller:
-    """Return the caller of a Unix connection; raises `OSError` if it is closed."""
-    return peer_of(connection).caller
-
-
-def address_caller(connection: socket.socket) -> Caller:
-    """Return the caller of a TCP connection; raises `OSError` if it is closed.
-
-    An IPv6 host can use all addresses of its /64 (RFC 4291 section 2.5.4), which is one caller.
-    """
-    host = connection.getpeername()[0].partition("%")[0]
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return Caller(f"address {address.ipv4_mapped}")
-        return Caller(f"network {ipaddress.IPv6Network((int(address), 64), strict=False)}")
-    return Caller(f"address {address}")
-
-
-def own_user() -> int:
-    """Return the user that this process acts as."""
-    return os.geteuid()

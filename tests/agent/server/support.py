@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
+import os
 import shutil
 import threading
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from sysfs.mask import Mask
 from systemd.notify import Notifier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from agent.api.documents import EventDocument
     from agent.managers.resource_manager import ResourceManager
@@ -406,3 +407,14 @@ def manifest(
             f"    resources: {{requests: {amounts}, limits: {amounts}}}",
         ]
     return "\n".join((*lines, "")).encode()
+
+
+@contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Let sockets that are made meanwhile belong to a user."""
+    before = os.geteuid()
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(before)

@@ -21,7 +21,7 @@ from agent.config.model import BesideKubeletConfig
 from agent.server import handlers as api_module
 from agent.server import metrics as names
 from agent.server.events import QUEUE_LENGTH
-from agent.server.sockets import Peer
+from agent.server.peers import Peer
 from agent.state.store import CHECKPOINT_NAME
 from tests.agent.server.support import (
     OTHER_UID,

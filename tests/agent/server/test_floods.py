@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import weakref
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
@@ -21,8 +22,9 @@ from agent.server.connections import Connections, HttpConnection
 from agent.server.handlers import Api
 from agent.server.http import Request, RequestTarget, Response, Stream
 from agent.server.limits import Caller, Limit, Limits
-from agent.server.sockets import Address, Peer, open_tcp
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
+from agent.server.peers import Peer, callers_of
+from agent.server.sockets import Address, open_tcp
+from tests.agent.server.support import OTHER_UID, UID, acting_as, in_loop, manifest, running
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -102,12 +104,16 @@ class Site:
 
 
 @asynccontextmanager
-async def opened(watchers: Limit, idle: float = FOREVER) -> AsyncIterator[Site]:
+async def opened(
+    watchers: Limit, idle: float = FOREVER, *, as_the_kernel_says: bool = False
+) -> AsyncIterator[Site]:
+    """Serve a site to callers as the site names them, or the users that the kernel names."""
     listening = open_tcp(Address("127.0.0.1", 0))
     port = listening.getsockname()[1]
     limits = Limits(Limit(everyone=4, caller=2), watchers, BYTES, BYTES, FOREVER, idle)
     site = Site(port)
-    listeners = site.listeners = Connections(site.answer, listening, limits, lambda _: site.caller)
+    caller_of = callers_of(listening) if as_the_kernel_says else lambda _: site.caller
+    listeners = site.listeners = Connections(site.answer, listening, limits, caller_of)
     listeners.start()
     try:
         yield site
@@ -229,6 +235,22 @@ async def test_an_answer_that_does_not_come_holds_up_the_end_only_for_its_time()
         await site.listeners.stop(AT_ONCE)
         assert await ended(stuck)
         stuck[1].close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@in_loop
+async def test_a_user_of_the_host_takes_no_place_of_roots_probes_at_a_tcp_listener() -> None:
+    async with opened(Limit(everyone=0, caller=0), as_the_kernel_says=True) as site:
+        reader, writer = await site.enter()  # a probe that has not asked yet: it gives way first
+        with ExitStack() as flood:
+            for _ in range(8):
+                with acting_as(4242):
+                    client = socket.create_connection(("127.0.0.1", site.port), timeout=10)
+                flood.enter_context(client)
+                assert await site.asks()
+            writer.write(ASK)
+            assert b" 200 " in await reader.readuntil(b"hello")
+            writer.close()
 
 
 @in_loop
