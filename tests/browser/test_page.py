@@ -363,6 +363,28 @@ async def test_an_admission_is_shown_as_it_happens(devtools: str, demo: Embedded
 
 
 @in_loop
+async def test_events_are_filtered_and_so_are_those_that_come(
+    devtools: str, demo: EmbeddedHost
+) -> None:
+    visible = "[...document.querySelectorAll('#events li')].filter((e) => e.checkVisibility())"
+    texts = f"{visible}.map((e) => e.textContent).join()"
+    async with shown(devtools, demo) as page:
+        await page.until(f"{visible}.length > 1")
+        await page.write("#events-filter", "default/MIXED")
+        assert "default/mixed" in await page.run(texts)
+        assert "default/shared-only" not in await page.run(texts)
+        manifest = (EXAMPLES / "guaranteed.yaml").read_bytes()
+        admitted = await asyncio.to_thread(demo.client().admit, manifest)
+        try:
+            await page.until("document.querySelector('#events').textContent.includes('guaranteed')")
+            assert "guaranteed" not in await page.run(texts)
+            await page.write("#events-filter", "PodAdmitted")
+            assert "default/guaranteed" in await page.run(texts)
+        finally:
+            await asyncio.to_thread(demo.client().remove, admitted.uid)
+
+
+@in_loop
 async def test_the_token_leaves_the_address_and_outlives_a_reload(
     devtools: str, demo: EmbeddedHost
 ) -> None:

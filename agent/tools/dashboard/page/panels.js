@@ -174,10 +174,12 @@ function requesterText({ source, uid, pid, command }) {
 
 export class EventLog {
   #list = byId("events");
+  #filter = byId("events-filter");
   #select;
 
   constructor(select) {
     this.#select = select;
+    this.#filter.addEventListener("input", () => this.#show());
   }
 
   /** Say from when on there are events. */
@@ -189,6 +191,13 @@ export class EventLog {
   add(events) {
     for (const event of events) this.#list.prepend(this.#element(event));
     while (this.#list.children.length > MOST_EVENTS) this.#list.lastElementChild.remove();
+    this.#show();
+  }
+
+  /** Show the events that have the filter's text. */
+  #show() {
+    const text = this.#filter.value.trim().toLowerCase();
+    for (const event of this.#list.children) event.hidden = !event.textContent.toLowerCase().includes(text);
   }
 
   #element(event) {
