@@ -158,9 +158,12 @@ def watch(output: Output, socket_path: str) -> None:
         for event in until_unread(agent.watch()):
             if output is Output.YAML:
                 click.echo("---")
-                print_document(event, output)
+            if output is Output.TEXT:
+                click.echo(_line(event))
+            elif output is Output.JSON:
+                click.echo(encode(event))
             else:
-                click.echo(encode(event) if output is Output.JSON else _line(event))
+                print_document(event, output)
     agent_ended()
 
 

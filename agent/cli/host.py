@@ -25,6 +25,7 @@ from agent.cli.common import (
 )
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import (
+    DOCUMENT,
     Output,
     host_option,
     output_of,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 @click.command("map")
 @pod_argument(required=False)
 @watch_option
-@output_of(Output.TEXT, Output.JSON, Output.YAML, Output.SVG)
+@output_of(Output.TEXT, *DOCUMENT, Output.SVG)
 @click.option(
     "--full", is_flag=True, help="Show every core of a large host, and every pod and warning."
 )

@@ -10,7 +10,7 @@ import click
 
 from agent.cli.common import agent_at, find_pod, pod_argument, print_answer, table
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.options import Output, host_option, output_of, socket_option
+from agent.cli.options import DOCUMENT, Output, host_option, output_of, socket_option
 from agent.config.kinds import seconds_of
 from agent.reconcile.tasks import ExclusiveTerritory
 from agent.tools.interference import (
@@ -92,7 +92,7 @@ def _cpu_list(_context: click.Context, _option: click.Parameter, text: str | Non
 @click.option("--sample", is_flag=True, help="Sample tasks, though the kernel could record them.")
 @click.option("--full", is_flag=True, help="Show every task and source.")
 @host_option("Look at the host whose proc and sys are in this directory.")
-@output_of(Output.TEXT, Output.JSON, Output.YAML, Output.PROMETHEUS)
+@output_of(Output.TEXT, *DOCUMENT, Output.PROMETHEUS)
 @socket_option
 def interference(  # noqa: PLR0913  # the options of a command
     pod: str | None,

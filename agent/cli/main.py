@@ -99,6 +99,7 @@ class LazyGroup(click.Group):
 COMMANDS: Final = {
     "agent": LazyCommand("agent.cli.agent:run", "Run the agent in the foreground."),
     "admit": LazyCommand("agent.cli.pods:admit", "Admit the pod of a manifest."),
+    "diff": LazyCommand("agent.cli.pods:diff", "Show what admitting a manifest would change."),
     "run": LazyCommand(
         "agent.cli.workloads:run", "Run a command in a pod of its own, freed at its end."
     ),

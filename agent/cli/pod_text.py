@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from difflib import unified_diff
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -442,25 +443,13 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
 
 def pod_lines(pod: PodDocument) -> Iterator[str]:
     """Yield all details of one pod."""
-    yield full_name(pod)
-    yield f"  uid       {pod.uid}"
-    yield f"  QoS       {pod.qos}"
+    yield from _identity(pod)
     yield f"  from      {_asked(pod)}"
-    if pod.end != End.REMOVAL:
-        yield f"  ends      with {pod.unit or 'its last process'}"
-    if pod.isolation:
-        asked = ", ".join(f"{item}: {text}" for item, text in sorted(pod.isolation.items()))
-        yield f"  asks for  {asked}"
     yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
     yield from remarks(pod.enforcement)
     yield from _each("  not valid under the current policy: ", map(_violation, pod.invalid))
-    if pod.cpus is not None or pod.memory:
-        yield f"  budget    {_budget(pod)}"
-    if pod.idle_cpus:
-        yield f"  idle      {_idle_siblings(pod)}"
-    yield from _each("  unused    ", _unused(pod))
-    yield from _each("  verdict   ", _second_best(pod))
+    yield from _of_pod(pod)
     for cgroup in pod.kernel:
         yield from _kernel(cgroup, "  ")
     yield from _each("  ", start_lines(pod))
@@ -468,6 +457,48 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
         yield ""
         yield from _container(container)
     yield from _reasons(pod)
+
+
+def difference_lines(former: PodDocument | None, new: PodDocument, file: str) -> Iterator[str]:
+    """Yield the unified diff of what a pod has and of what a dry run with a manifest decides.
+
+    There are no lines without a difference, else those of the whole pod: a line alone does not say
+    of which container.
+    """
+    before = [] if former is None else list(_allocation(former))
+    name = "/dev/null" if former is None else full_name(former)
+    after, other = list(_allocation(new)), f"{full_name(new)} ({file})"
+    yield from unified_diff(before, after, name, other, n=len(before), lineterm="")
+
+
+def _allocation(pod: PodDocument) -> Iterator[str]:
+    """Yield what `pod_lines` says that a dry run knows, too."""
+    yield from _identity(pod)
+    yield from _of_pod(pod)
+    for container in pod.containers:
+        yield ""
+        yield from _resources(container)
+
+
+def _identity(pod: PodDocument) -> Iterator[str]:
+    yield full_name(pod)
+    yield f"  uid       {pod.uid}"
+    yield f"  QoS       {pod.qos}"
+    if pod.end != End.REMOVAL:
+        yield f"  ends      with {pod.unit or 'its last process'}"
+    if pod.isolation:
+        asked = ", ".join(f"{item}: {text}" for item, text in sorted(pod.isolation.items()))
+        yield f"  asks for  {asked}"
+
+
+def _of_pod(pod: PodDocument) -> Iterator[str]:
+    """Yield what the containers of a pod have together, and what they lack."""
+    if pod.cpus is not None or pod.memory:
+        yield f"  budget    {_budget(pod)}"
+    if pod.idle_cpus:
+        yield f"  idle      {_idle_siblings(pod)}"
+    yield from _each("  unused    ", _unused(pod))
+    yield from _each("  verdict   ", _second_best(pod))
 
 
 def _asked(pod: PodDocument) -> str:
@@ -567,7 +598,8 @@ def _budget(pod: PodDocument) -> str:
     return ", ".join((*cpus, *(_block(block) for block in pod.memory)))
 
 
-def _container(container: ContainerDocument) -> Iterator[str]:
+def _resources(container: ContainerDocument) -> Iterator[str]:
+    """Yield what a container has."""
     yield f"{container.name} ({container.kind} container, isolation {container.isolation})"
     yield f"  CPUs      {container.cpus} ({_sharing(container)})"
     memory = ", ".join(_block(block) for block in container.memory)
@@ -575,13 +607,17 @@ def _container(container: ContainerDocument) -> Iterator[str]:
     for resource, ids in container.devices.items():
         yield f"  devices   {resource}: {', '.join(ids)}"
     yield from _each("  devices   ", _given(container.kubelet_devices))
-    yield from _each("  ", long_lines(container.delivery))
     for manager, part in container.others.items():
         yield f"  {manager:9} {_part(part)}"
-    yield f"  hint      {_hint(container.hint)}"
     if container.quota_disabled:
         own = ", its CPUs are its own" if container.sharing == "own" else ""
         yield f"  quota     none{own}"
+
+
+def _container(container: ContainerDocument) -> Iterator[str]:
+    yield from _resources(container)
+    yield from _each("  ", long_lines(container.delivery))
+    yield f"  hint      {_hint(container.hint)}"
     for cgroup in container.kernel:
         yield from _kernel(cgroup, "  ")
     if not container.kernel:

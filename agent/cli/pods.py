@@ -37,8 +37,9 @@ from agent.cli.common import (
     unknown_pod,
     warn,
 )
-from agent.cli.errors import CommandError, ExitCode
+from agent.cli.errors import CommandError, ExitCode, printable
 from agent.cli.options import (
+    DOCUMENT,
     Output,
     output_of,
     output_option,
@@ -50,6 +51,7 @@ from agent.cli.pod_text import (
     Tool,
     admission_lines,
     arguments,
+    difference_lines,
     failed_lines,
     list_lines,
     list_table,
@@ -67,11 +69,15 @@ if TYPE_CHECKING:
     _Named = TypeVar("_Named", AdmissionDocument, FailedPodDocument, PodDocument, RemovalDocument)
 
 
-_FILE: Final = click.Path(path_type=Path)
+_files_argument: Final = click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+#: How the files of a directory end that are manifests.
+_ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_FILE)
+@_files_argument
 @click.option("--dry-run", is_flag=True, help="Decide as it would be now, and change nothing.")
 @click.option(
     "--require",
@@ -100,11 +106,13 @@ def admit(
 ) -> int:
     """Admit the pod of each manifest (YAML or JSON; - reads standard input), in this order.
 
+    A directory stands for its files *.yaml, *.yml and *.json in the order of their names.
+
     Exits with 0 once the kernel enforces each allocation, else with the first other code: 1 for a
     pod that is rejected, 7 for one that is admitted but not enforced.
     """
     code = ExitCode.OK
-    for number, file in enumerate(files):
+    for number, file in enumerate(_manifest_files(files)):
         manifest, name = read_manifest(file)
         with agent_at(socket_path, name) as agent:
             answer = agent.admit(
@@ -121,6 +129,60 @@ def admit(
             ExitCode.REJECTED if admitted is None else _enforcement_code(admitted.enforcement)
         )
     return code
+
+
+@click.command()
+@_files_argument
+@socket_option
+def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
+    """Show what `admit --replace` of each manifest would change, as a unified diff.
+
+    FILEs are manifests, directories and - as for `admit`. Each pod is decided as if it were the
+    only one, and nothing is changed. One that is not admitted differs from /dev/null.
+
+    Exits with 0 if nothing would change, with 1 if a pod would be changed, admitted or rejected.
+    """
+    code = ExitCode.OK
+    for file in _manifest_files(files):
+        manifest, name = read_manifest(file)
+        with agent_at(socket_path, name) as agent:
+            answer = agent.admit(manifest, dry_run=True, replace=True, advice=True)
+            uid = answer.uid if answer.already_admitted else answer.replaced
+            former = None if uid is None else agent.pod(uid)
+        warn(answer.warnings)
+        new = answer.pod
+        found = admission_lines(answer) if new is None else difference_lines(former, new, name)
+        if lines := [printable(line) for line in found]:
+            code = ExitCode.REJECTED
+        print_lines(lines)
+    return code
+
+
+def _manifest_files(given: Iterable[Path]) -> list[Path]:
+    """Return the files of a command line; those of a directory in the order of their names.
+
+    Raises `CommandError` for a directory without a manifest, `OSError` if it cannot be read.
+    """
+    files: list[Path] = []
+    for path in given:
+        if str(path) == "-" or not path.is_dir():
+            files.append(path)
+            continue
+        from agent.sources.manifests import is_left_over  # noqa: PLC0415  # most name files
+
+        found = sorted(
+            file
+            for file in path.iterdir()
+            if file.suffix in _ENDINGS and not is_left_over(file.name) and not file.is_dir()
+        )
+        if not found:
+            message = (
+                f"{path}: no file of this directory has a name that ends in {', '.join(_ENDINGS)}; "
+                "name a manifest, or a directory with manifests"
+            )
+            raise CommandError(message, ExitCode.BAD_INPUT)
+        files += found
+    return files
 
 
 @click.command()
@@ -148,7 +210,7 @@ def remove(pods: tuple[str, ...], output: Output, socket_path: str) -> int:
 @pods_argument(required=False)
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @watch_option
-@output_of(Output.TEXT, Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
+@output_of(Output.TEXT, Output.TABLE, Output.WIDE, *DOCUMENT, Output.NAME)
 @socket_option
 def list_pods(
     pods: tuple[str, ...], namespace: str | None, output: Output, socket_path: str, *, watch: bool

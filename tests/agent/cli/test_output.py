@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import string
 import subprocess
@@ -14,13 +15,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.client import Unreachable
+from agent.api.client import AgentClient, Unreachable
 from agent.api.documents import EventDocument
 from agent.cli import common
 from agent.cli.common import changes, print_lines, table, yaml_of
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden, run_command
-from agent.cli.options import Output
+from agent.cli.options import DOCUMENT, Output
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
@@ -91,12 +92,12 @@ def test_every_command_that_calls_the_agent_has_a_timeout(path: tuple[str, ...])
     assert option(ALL[path], "--timeout") is not None
 
 
-def test_every_document_is_printed_as_yaml_too() -> None:
+def test_every_document_is_printed_as_yaml_and_by_a_template_too() -> None:
     found = [option(command, "--output") for command in ALL.values()]
     forms = [
         set(each.type.choices) for each in found if each and isinstance(each.type, click.Choice)
     ]
-    assert [each for each in forms if ("json" in each) != ("yaml" in each)] == []
+    assert [each for each in forms if each & {*DOCUMENT} not in (set(), {*DOCUMENT})] == []
     assert {Output.JSON} <= set().union(*forms)
 
 
@@ -162,6 +163,58 @@ def test_a_list_has_pods_that_are_not_admitted_below_the_others(
     assert listed(shell, "name") == ["shop/web", "shop/other"]
 
 
+@pytest.mark.usefixtures("pods")
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{.pods[*].name}", "web other\n"),
+        (".pods[0].exclusiveCpus", "1,9\n"),
+        (r'{range .pods[*]}{.uid}{"\n"}{end}', f"{UID}\n{OTHER_UID}\n"),
+        ("{.nothing}", ""),
+    ],
+)
+def test_values_of_a_document_are_printed_on_lines_of_their_own(
+    shell: Shell, template: str, said: str
+) -> None:
+    for option in (("-o", f"jsonpath={template}"), (f"-o=jsonpath={template}",)):
+        assert shell.run("list", *option) == (ExitCode.OK, said, "")
+
+
+@pytest.mark.usefixtures("agent")
+def test_each_answer_fills_the_template(shell: Shell) -> None:
+    files = [
+        shell.file(manifest("web"), "a.yaml"),
+        shell.file(manifest("other", OTHER_UID), "b.yaml"),
+    ]
+    _, out, _ = shell.run("admit", *files, "-o", "jsonpath={.pod.containers[*].cpus}")
+    assert out == "1,9\n2,10\n"
+    _, out, _ = shell.run("map", "-o", "jsonpath={.pods[*].name}")
+    assert out == "web other\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("jsonpath={.pods[*.name}", "the path '$.pods[*.name' at '.name'"),
+        ("jsonpath={.pods", "a brace is not closed: '{.pods'"),
+        ("jsonpath", "give a template, such as -o jsonpath='{.pods[*].name}'"),
+        ("jsonpath=", "give a template, such as -o jsonpath='{.pods[*].name}'"),
+        ("json=x", "'json=x' is not one of"),
+    ],
+)
+def test_a_template_is_read_before_the_agent_is_asked(shell: Shell, form: str, said: str) -> None:
+    code, out, err = shell.run("list", "-o", form)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert said in err
+
+
+def test_the_example_of_a_template_is_a_template(shell: Shell, agent: Running) -> None:
+    agent.client.admit(manifest())
+    _, _, err = shell.run("list", "-o", "jsonpath")
+    (example,) = re.findall("such as -o jsonpath='(.*?)'", err)
+    assert shell.run("list", "-o", f"jsonpath={example}") == (ExitCode.OK, "web\n", "")
+
+
 @pytest.mark.usefixtures("agent")
 def test_what_is_about_one_pod_is_named_by_it(shell: Shell) -> None:
     file = shell.file(manifest())
@@ -201,12 +254,12 @@ def test_watching_a_list_draws_it_again(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["json", "yaml", "name"])
+@pytest.mark.parametrize("form", ["json", "yaml", "jsonpath={.pods}", "name"])
 def test_a_list_that_is_not_drawn_is_not_watched(
     form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["list", "-w", "-o", form]) == ExitCode.USAGE
-    assert f"--output {form} is printed once" in capsys.readouterr().err
+    assert f"--output {form.partition('=')[0]} is printed once" in capsys.readouterr().err
 
 
 LINES = ["rejected shop/web", "shop/web  Guaranteed  NOT ENFORCED  from api", "admitted a/rejected"]
@@ -305,6 +358,25 @@ def test_standard_output_may_be_closed() -> None:
 
 
 EVENT = EventDocument(type="PodAdmitted", time=0.0, operation="x")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("text", "00:00:00Z  PodAdmitted"),
+        ("json", '{"type":"PodAdmitted"'),
+        ("yaml", "---\ntype: PodAdmitted\n"),
+        ("jsonpath={.type} {.operation}", "PodAdmitted x\n"),
+    ],
+)
+def test_an_event_is_printed_in_every_form(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, form: str, said: str
+) -> None:
+    monkeypatch.setattr(AgentClient, "watch", lambda _: iter((EVENT, EVENT)))
+    code, out, _ = shell.run("watch", "-o", form)
+    assert code == ExitCode.UNREACHABLE  # the events ended
+    assert out.startswith(said)
+    assert out == out[: len(out) // 2] * 2
 
 
 def test_an_event_of_the_agent_is_a_change(agent: Running, monkeypatch: pytest.MonkeyPatch) -> None:

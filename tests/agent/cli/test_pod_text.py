@@ -6,9 +6,22 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import AdmissionDocument, ExplanationDocument, PodListDocument
+from agent.api.documents import (
+    AdmissionDocument,
+    DeliveryDocument,
+    ExplanationDocument,
+    HintDocument,
+    KernelDocument,
+    PodListDocument,
+)
 from agent.api.views import pod_document
-from agent.cli.pod_text import admission_lines, list_lines, list_table, pod_lines
+from agent.cli.pod_text import (
+    admission_lines,
+    difference_lines,
+    list_lines,
+    list_table,
+    pod_lines,
+)
 from agent.managers.admission import admit
 from agent.managers.allocation import API, Origin, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
@@ -172,6 +185,24 @@ def test_an_admission_names_the_devices_of_every_container() -> None:
         "        example.com/nic: n3",
     ]
     assert lines[place + 3].startswith("  log")
+
+
+def test_a_diff_has_devices_and_nothing_that_a_dry_run_does_not_know() -> None:
+    allocation = allocated(app("a", TWO))
+    (container,) = allocation.containers
+    given = replace(container, devices=MappingProxyType({"example.com/gpu": ("g0",)}))
+    dry = document(replace(allocation, containers=(given,)))
+    (known,) = dry.containers
+    admitted = replace(
+        known,
+        delivery=DeliveryDocument(pci_addresses=("0000:01:00.0",)),
+        hint=HintDocument(nodes="1", preferred=False),
+        kernel=(KernelDocument(cgroup="/pod/a"),),
+    )
+    now = replace(dry, containers=(admitted,), source="api", containers_found=1)
+    assert list(difference_lines(now, dry, "f")) == []
+    lines = list(difference_lines(now, document(allocation), "f"))
+    assert [line for line in lines[2:] if line[0] in "+-"] == ["-  devices   example.com/gpu: g0"]
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,148 @@ def test_a_dry_run_only_says_what_would_be(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("agent")
+def test_a_directory_stands_for_its_manifests_in_the_order_of_their_names(
+    shell: Shell, tmp_path: Path
+) -> None:
+    directory = tmp_path / "pods"
+    (directory / "d.yaml").mkdir(parents=True)
+    names = ("c.json", "a.yml", "b.yaml")
+    other = (".hidden.yaml", "e.yaml~", "f.dpkg-old.yaml", "README.md", "d.yaml/g.yaml")
+    for number, name in enumerate((*names, *other)):
+        uid = f"{UID[:-1]}{number}"
+        (directory / name).write_bytes(manifest(f"pod{number}", uid, cpu="500m"))
+    last = shell.file(manifest("last", OTHER_UID, cpu="500m"))
+    code, out, _ = shell.run("admit", str(directory), last, "-o", "name")
+    assert (code, out.split()) == (
+        ExitCode.OK,
+        ["shop/pod1", "shop/pod2", "shop/pod0", "shop/last"],
+    )
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("command", ["admit", "diff"])
+def test_nothing_is_admitted_beside_a_directory_without_a_manifest(
+    shell: Shell, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "pod.txt").write_bytes(manifest())
+    code, out, err = shell.run(command, shell.file(manifest()), str(tmp_path / "empty"))
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    assert err == (
+        f"numawarden: error: {tmp_path}/empty: no file of this directory has a name that ends in "
+        ".yaml, .yml, .json; name a manifest, or a directory with manifests\n"
+    )
+    assert shell.run("list")[1] == "no pods are admitted\n"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_manifest_of_a_directory_that_cannot_be_read_is_named(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "pod.yaml").symlink_to(tmp_path / "gone")
+    code, _, err = shell.run("admit", str(tmp_path))
+    assert (code, f"{tmp_path}/pod.yaml: No such file" in err) == (ExitCode.BAD_INPUT, True)
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_pod_that_is_not_admitted_differs_from_nothing(shell: Shell) -> None:
+    file = shell.file(manifest())
+    code, out, err = shell.run("diff", file)
+    assert (code, err) == (ExitCode.REJECTED, "")
+    assert out.splitlines() == [
+        "--- /dev/null",
+        f"+++ shop/web ({file})",
+        "@@ -0,0 +1,8 @@",
+        "+shop/web",
+        f"+  uid       {UID}",
+        "+  QoS       Guaranteed",
+        "+",
+        "+c0 (app container, isolation container)",
+        "+  CPUs      1,9 (its own)",
+        "+  memory    not pinned",
+        "+  quota     none, its CPUs are its own",
+    ]
+    assert shell.run("list")[1] == "no pods are admitted\n"
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("uid", [UID, None], ids=["uid", "no uid"])
+def test_an_admitted_pod_does_not_differ_from_its_manifest(shell: Shell, uid: str | None) -> None:
+    """Nor would `admit --replace` change anything, though other CPUs are free now."""
+    first = manifest("first", OTHER_UID)
+    shell.run("admit", shell.file(first, "first.yaml"))
+    file = shell.file(manifest("web", uid, containers=2))
+    shell.run("admit", file)
+    shell.run("remove", "first")
+    assert shell.run("diff", file) == (ExitCode.OK, "", "")
+    before = shell.run("list")
+    assert ", as before" in shell.run("admit", "--replace", file)[1]
+    assert shell.run("list") == before
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_diff_is_what_a_replacement_changes(shell: Shell) -> None:
+    shell.run("admit", shell.file(manifest("web", None, containers=2)))
+    larger = shell.file(manifest("web", None, cpu="4", containers=2), "larger.yaml")
+    before = shell.run("show", "web")[1]
+    code, out, _ = shell.run("diff", larger)
+    assert (code, shell.run("show", "web")[1]) == (ExitCode.REJECTED, before)
+    same = ["   memory    not pinned", "   quota     none, its CPUs are its own"]
+    head, uid, *lines = re.split(r"\n-  uid       (?:\w+)\n(\+  uid       \w+)\n", out)
+    assert head.splitlines() == [
+        "--- shop/web", f"+++ shop/web ({larger})", "@@ -1,13 +1,13 @@", " shop/web",
+    ]  # fmt: skip
+    assert "".join(lines).splitlines() == [
+        "   QoS       Guaranteed",
+        " ",
+        " c0 (app container, isolation container)",
+        "-  CPUs      1,9 (its own)",
+        "+  CPUs      1-2,9-10 (its own)",
+        *same,
+        " ",
+        " c1 (app container, isolation container)",
+        "-  CPUs      2,10 (its own)",
+        "+  CPUs      4-5,12-13 (its own)",
+        *same,
+    ]
+    shell.run("admit", "--replace", larger)
+    after = shell.run("show", "web")[1].splitlines()
+    given = {line[1:] for line in (uid, *lines[0].splitlines()) if line[0] == "+"}
+    assert given <= set(after)
+    assert shell.run("diff", larger) == (ExitCode.OK, "", "")
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_pod_that_would_be_rejected_has_no_diff_but_the_reason(shell: Shell) -> None:
+    shell.run("admit", shell.file(manifest("web", None)))
+    too_large = shell.file(manifest("web", None, cpu="64"))
+    same = shell.file(manifest("web", None), "same.yaml")
+    code, out, _ = shell.run("diff", too_large, same)
+    assert code == ExitCode.REJECTED
+    assert out.startswith("would reject shop/web (uid ")
+    assert "OutOfcpu: " in out
+    assert "the pod would be admitted now with one of these changes" in out
+    assert out == shell.run("admit", "--dry-run", "--replace", too_large)[1]
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_name_of_a_file_controls_no_terminal(shell: Shell) -> None:
+    _, out, _ = shell.run("diff", shell.file(manifest(), "\x1b[2J.yaml"))
+    assert out.splitlines()[1].endswith("/\\x1b[2J.yaml)")
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_mistake_in_a_manifest_has_no_diff(shell: Shell) -> None:
+    code, out, err = shell.run("diff", shell.file(b"kind: ["))
+    assert (code, out, err.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+
+
+@pytest.mark.usefixtures("agent")
 def test_a_manifest_may_come_from_standard_input(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "-").mkdir()  # is not what - names
+    monkeypatch.chdir(tmp_path)
     with (tmp_path / "in").open("w+b") as binary:
         binary.write(manifest())
         binary.seek(0)
