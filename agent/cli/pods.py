@@ -138,7 +138,7 @@ def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
     """Show what `admit --replace` of each manifest would change, as a unified diff.
 
     FILEs are manifests, directories and - as for `admit`. Each pod is decided as if it were the
-    only one, and nothing is changed. One that is not admitted differs from /dev/null.
+    only one, and nothing is changed. A pod that is not admitted is compared with /dev/null.
 
     Exits with 0 if nothing would change, with 1 if a pod would be changed, admitted or rejected.
     """
