@@ -8,9 +8,9 @@ changed a setting. Where the agent may watch writes, the difference names the pr
 cause (`cgroupfs.writers`). The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor no longer passes it on);
-2. the file shows what was desired but the effective set differs: `CPU offline` or
-   `parent too narrow`, see `why_not_effective`; a memory limit was not written because more is in
-   use: `in use`; the kernel calls a partition invalid: `invalid partition`;
+2. the file shows what was desired but the effective set differs: `CPU offline`,
+   `parent too narrow` or `inherited`, see `why_not_effective`; a memory limit was not written
+   because more is in use: `in use`; the kernel calls a partition invalid: `invalid partition`;
 3. the file shows the runtime's value: `runtime update`, also where systemd has the same value. A
    runtime of the systemd driver sets a unit's properties before it writes the files, so both have
    the value, and the runtime is the one that changed it;
@@ -19,7 +19,8 @@ cause (`cgroupfs.writers`). The rules, first match wins:
 5. anything else: `unknown`.
 
 Where the kubelet makes the cgroups, quotas that it writes itself or has the runtime write are its
-normal work (`agent.reconcile.diff`): `kubelet`, which is not drift.
+normal work (`agent.reconcile.diff`): `kubelet`, which is not drift, as `inherited` is not: what
+changed is a cgroup above.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from cgroupfs.settings import (
     partition_fault,
 )
 from cgroupfs.state import CPUS_EFFECTIVE
-from cgroupfs.tree import ancestors
+from cgroupfs.tree import ancestors, parent
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Cause(StrEnum):
     REVERTED_BY_SYSTEMD = "reverted by systemd"
     RUNTIME_UPDATE = "runtime update"
     PARENT_TOO_NARROW = "parent too narrow"
+    #: The set of a cgroup above that has more than it should: a difference of its own.
+    INHERITED = "inherited"
     CPU_OFFLINE = "CPU offline"
     CONTROLLER_LOST = "controller lost"
     IN_USE = "in use"
@@ -86,6 +89,10 @@ class Cause(StrEnum):
     #: The quota that the kubelet gives pods and containers that it makes or resizes.
     KUBELET = "kubelet"
     UNKNOWN = "unknown"
+
+
+#: What no other process changed in the cgroup that differs.
+NO_DRIFT: Final = frozenset({Cause.KUBELET, Cause.INHERITED})
 
 
 class Difference(Struct, frozen=True):
@@ -306,8 +313,9 @@ def why_not_effective(
 ) -> tuple[Cause, str]:
     """Return why `effective` of `file` is not the `desired`: the cause and one sentence.
 
-    `file` is `cpuset.cpus` or `cpuset.mems`. Checked in this order: CPUs that are offline, the
-    topmost ancestor that lacks some of the set (those below it cannot have more), a partition.
+    `file` is `cpuset.cpus` or `cpuset.mems`. Checked in this order: CPUs that are offline, a
+    partition, the topmost ancestor that lacks some of the set (those below it cannot have more),
+    and whether the cgroup has the wider set of the one above, as it has none of its own.
     """
     if file == CPUS:
         offline = desired - online(tree) - effective
@@ -326,9 +334,14 @@ def why_not_effective(
             f"/{above} has only {has} of {desired} (missing {desired - has}), so the kernel uses "
             f"{effective} without an error; widen /{above} first"
         )
+    if desired <= effective and Mask.parse(tree.read_many(path, (file,))[0] or "") != desired:
+        return Cause.INHERITED, (
+            f"/{path} has {effective} of /{parent(path)} instead of {desired}; its own {file} is "
+            "not what differs"
+        )
     return Cause.UNKNOWN, (
-        f"the kernel uses {effective} instead of {desired} though no cgroup above is narrower; "
-        "look for a cpuset partition or a memory node gone offline"
+        f"the kernel uses {effective} in /{path} instead of {desired} though no cgroup above is "
+        "narrower; look for a cpuset partition or a memory node gone offline"
     )
 
 

@@ -28,6 +28,7 @@ from agent.reconcile.desired import (
     with_partitions,
 )
 from agent.reconcile.diff import (
+    NO_DRIFT,
     Cause,
     Difference,
     WriterRecords,
@@ -473,7 +474,8 @@ class Enforcer:
     def _drift(self, observed: Observation, found: Iterable[Difference]) -> tuple[Difference, ...]:
         """Return what another process changed.
 
-        The rest is new, was beyond repair last time, or is the kubelet's normal work.
+        The rest is new, was beyond repair last time, is the kubelet's normal work, or the set of
+        a cgroup above that was changed.
         """
         if not found:
             return ()
@@ -481,7 +483,7 @@ class Enforcer:
         return tuple(
             p
             for p in found
-            if p.cause is not Cause.KUBELET and p not in self._left and concerns(p, same)
+            if p.cause not in NO_DRIFT and p not in self._left and concerns(p, same)
         )
 
     def _crossed(

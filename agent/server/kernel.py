@@ -21,7 +21,7 @@ from agent.api.documents import (
 from agent.pods.model import End, full_name
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.desired import ABOVE_PODS, Role
-from agent.reconcile.diff import Cause, Difference
+from agent.reconcile.diff import NO_DRIFT, Cause, Difference
 from agent.reconcile.ending import Backoff
 from agent.reconcile.identify import pod_cgroup, runs
 from agent.reconcile.observe import steadily
@@ -458,8 +458,9 @@ class KernelEnforcement:
             ended = self._enforcer.releaser.bound(target)
             # At the first observation all differences are drift from before the start, except for
             # memory that is in use, what the kubelet did, and what was never enforced: containers
-            # that started meanwhile, and cgroups of no pod, have no set yet. What follows from the
-            # configuration and the host alone may have been desired otherwise then.
+            # that started meanwhile, and cgroups of no pod, have no set yet, and those inside have
+            # theirs. What follows from the configuration and the host alone may have been desired
+            # otherwise then.
             unset = {each.cgroup for each in report.found if each.observed == ""}
             drift = (
                 report.drift
@@ -467,7 +468,7 @@ class KernelEnforcement:
                 else tuple(
                     difference
                     for difference in report.found
-                    if difference.cause not in (Cause.IN_USE, Cause.KUBELET)
+                    if difference.cause not in {Cause.IN_USE, *NO_DRIFT}
                     and difference.cgroup not in unset
                     and (difference.pod or difference.cause is not Cause.CONTROLLER_LOST)
                     and not self._by_configuration(difference)

@@ -108,6 +108,21 @@ def test_a_parent_that_became_too_narrow_is_named(kernel: EmulatedKernel) -> Non
         assert drift.detail.endswith("widen /pods first")
 
 
+@pytest.mark.parametrize("own", ["\n", "0-7"])
+def test_a_cgroup_that_inherits_too_much_names_the_one_above(
+    kernel: EmulatedKernel, own: str
+) -> None:
+    kernel.write(POD, "cpuset.cpus", "2-5")
+    kernel.write(APP, "cpuset.cpus", own)
+    inherits = Setting(APP, cpus=CPUS, whole_cpus=Mask.parse("0-7"))
+    changed, inherited = verify(kernel, (DESIRED[0], inherits))
+    assert (changed.cgroup, changed.file, changed.cause) == (POD, "cpuset.cpus", Cause.UNKNOWN)
+    assert (inherited.file, inherited.cause) == ("cpuset.cpus.effective", Cause.INHERITED)
+    assert inherited.detail == (
+        "/pods/a/app has 2-5 of /pods/a instead of 2-3; its own cpuset.cpus is not what differs"
+    )
+
+
 @pytest.mark.parametrize(("online", "found"), [("0-2,4-7", "2"), ("0-1,4-7", "0-1,4-7")])
 def test_an_offline_cpu_is_the_cause_also_when_none_is_left(
     kernel: EmulatedKernel, online: str, found: str

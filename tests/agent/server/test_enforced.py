@@ -15,7 +15,9 @@ from agent.reconcile.start_checks import make_enforcer, make_layout
 from agent.reconcile.target import Desired
 from agent.server.errors import KernelUnreadableError
 from agent.server.kernel import KernelEnforcement
+from cgroupfs.apply import enable
 from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.tree import ancestors
 from sysfs.mask import Mask
 from tests.agent.managers.ledgers import ledger_with
 from tests.fakes.kernel import FaultyTree
@@ -95,6 +97,23 @@ def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
     kernel_of(tree).admitted(desired, "u-1")
     tree.write(POD, "cpuset.cpus", "0-7")
     assert drift(kernel_of(tree).reconcile(desired)) == {"unknown": 1}
+
+
+def test_what_inherits_from_a_cgroup_without_a_set_of_its_own_is_not_drift(
+    tree: EmulatedKernel,
+) -> None:
+    """Pods run before there is an agent."""
+    pod = "kubepods/burstable/podu-2"
+    app = ContainerAllocation("a", ContainerKind.APP, Isolation.HOST)
+    web = PodAllocation("u-2", "web", "shop", QosClass.BURSTABLE, "", (app,))
+    for path in (*ancestors(pod)[1:], pod, f"{pod}/a"):
+        tree.mkdir(path)
+    enable(tree, f"{pod}/a")
+    tree.spawn(f"{pod}/a", 7)
+    outcome = kernel_of(tree).reconcile(target(allocation("b"), web))
+    assert count_causes(outcome.found)["inherited"] == 2
+    assert not [each for each in outcome.drift if each.file.startswith("cpuset")]
+    assert tree.read(f"{pod}/a", "cpuset.cpus.effective") == "0,2-7\n"
 
 
 def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
