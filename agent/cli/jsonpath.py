@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jsonpath import CompoundJSONPath, JSONPath
 
 _QUOTED: Final = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_TEXT: Final = re.compile(_QUOTED, re.DOTALL)
 _BRACES: Final = re.compile(rf"{{((?:[^{{}}'\"]|{_QUOTED})*)}}", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 #: A name with dots of its own, as in `.devices.example\.com/gpu`.
@@ -50,7 +51,7 @@ def template_of(text: str) -> Template:
             if "{" in part:
                 raise click.BadParameter(f"a brace is not closed: {part[part.index('{') :]!r}")
             template.append(part)
-        elif re.fullmatch(_QUOTED, part.strip(), re.DOTALL):
+        elif _TEXT.fullmatch(part.strip()):
             template.append(_ESCAPE.sub(_meant, part.strip()[1:-1]))
         elif word == "range":
             around.append(template)
