@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from agent.managers.decision import (
     Rejected,
     Rejection,
     Unanswered,
+    reject_if,
 )
 from agent.managers.demand import make_allocation, node_requests
 from agent.managers.metrics import (
@@ -32,20 +34,22 @@ from agent.managers.readmission import readmit
 from agent.managers.rejection import affinity_rejection, beside_cordon
 from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
-from agent.managers.topology.merge import DeferredMerge, merge_or_defer
+from agent.managers.topology.merge import merge_or_defer, rules_out
 from agent.pods.model import LINUX, ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import Answers, Question
+    from agent.managers.decision import Answers, Offers, Question
     from agent.managers.demand import ContainerDemand, PodDemand
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import MetricSpec
-    from agent.managers.resource_manager import Draft, Managers
+    from agent.managers.resource_manager import Draft, Managers, ResourceManager
     from agent.managers.rules import EffectivePolicy
     from agent.managers.topology.hint import SearchBudget
+    from agent.managers.topology.many_nodes import ProviderHints
+    from agent.managers.topology.merge import DeferredMerge
     from agent.pods.model import Pod
 
 
@@ -275,26 +279,81 @@ def _best(managers: Managers, draft: Draft, container: ContainerDemand | None) -
         trace = untied if _is_preferred(untied) else trace
     draft.traces.append(trace)
     # 4. The policy may reject what is not preferred.
-    if not trace.admitted or isinstance(trace.alignment, DeferredMerge):
+    if not trace.admitted:
         _count_guaranteed(draft, ALIGNED_FAILURE_COUNT)
-        raise Rejected(affinity_rejection(managers, draft, trace.container, trace.providers))
+        raise Rejected(affinity_rejection(managers, draft, trace))
     return trace.merged
 
 
 def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) -> HintTrace:
+    name = None if container is None else container.name
+    # 1. What the machine lacks is the reason, whatever else does not fit.
+    for each in managers:
+        reject_if(each.lacks(draft, container))
+    # 2. Ask all providers. Where the hints of one leave nothing to admit, those of the others only
+    #    explain the rejection.
+    policy = draft.rules.policy.topology.policy
+    known: dict[str, ProviderHints] = {}
+    for each in sorted(managers, key=_COST):
+        known[each.name] = hints = _hints_of(each, draft, container)
+        if draft.rules.machine.lists_hints and rules_out(policy, hints):
+            unasked = _Unasked(managers, draft, container)
+            return HintTrace(name, unasked, unasked, admitted=False)
+    # 3. Merge.
+    offers = tuple([(each.name, known[each.name]) for each in managers])
+    best, admitted = _merged(managers, draft, container, offers)
+    return HintTrace(name, offers, best, admitted)
+
+
+_COST: Final = attrgetter("cost")
+
+
+def _hints_of(
+    manager: ResourceManager, draft: Draft, container: ContainerDemand | None
+) -> ProviderHints:
     if container is None:
-        offered = tuple([(each.name, each.pod_hints(draft)) for each in managers])
-    else:
-        offered = tuple([(each.name, each.container_hints(draft, container)) for each in managers])
+        return manager.pod_hints(draft)
+    return manager.container_hints(draft, container)
+
+
+def _merged(
+    managers: Managers, draft: Draft, container: ContainerDemand | None, offers: Offers
+) -> tuple[Hint | DeferredMerge, bool]:
     orders = (each.node_order(draft, container) for each in managers)
-    best, admitted = merge_or_defer(
+    return merge_or_defer(
         draft.rules.machine,
         draft.rules.policy.topology,
-        [hints for _, hints in offered],
+        [hints for _, hints in offers],
         draft.work(),
         next((order for order in orders if order is not None), None),
     )
-    return HintTrace(None if container is None else container.name, offered, best, admitted)
+
+
+class _Unasked(Struct, frozen=True, eq=False):
+    """Hints that only an explanation needs; with the rejection the draft has ended."""
+
+    managers: Managers
+    draft: Draft
+    container: ContainerDemand | None
+
+    def offers(self) -> Offers:
+        """Ask all managers for their hints."""
+        return tuple(
+            [(each.name, _hints_of(each, self.draft, self.container)) for each in self.managers]
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the hints: a draft has the traces that have this."""
+        return isinstance(other, _Unasked) and self.offers() == other.offers()
+
+    def __hash__(self) -> int:
+        """Return a number that equal hints share."""
+        return hash(tuple(each.name for each in self.managers))
+
+    def best(self) -> Hint:
+        """Return the alignment that is not admitted."""
+        best, _ = _merged(self.managers, self.draft, self.container, self.offers())
+        return best if isinstance(best, Hint) else best.best()
 
 
 def _is_preferred(trace: HintTrace) -> bool:

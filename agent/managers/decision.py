@@ -190,16 +190,34 @@ class UnadmittedMerge(Protocol):
         ...
 
 
+#: The hints of each manager, by its name.
+Offers: TypeAlias = "tuple[tuple[str, ProviderHints], ...]"
+
+
+class UnaskedHints(Protocol):
+    """Managers whose hints were not all needed."""
+
+    def offers(self) -> Offers:
+        """Return the hints of each manager."""
+        ...
+
+
 class HintTrace(Struct, frozen=True, dict=True):
     """The hints of each provider for one container (None: the pod), and the merged hint.
 
-    `alignment` is the hint or, where none was admitted, the hints to merge when it is read.
+    `alignment` is the hint or, where none was admitted, the hints to merge when it is read; `asked`
+    are the hints or, where those of one provider ruled out every alignment, what asks for them.
     """
 
     container: str | None
-    providers: tuple[tuple[str, ProviderHints], ...]
+    asked: Offers | UnaskedHints
     alignment: Hint | UnadmittedMerge = NO_AFFINITY
     admitted: bool = True
+
+    @cached_property
+    def providers(self) -> Offers:
+        """The hints of each provider, in the order in which they allocate."""
+        return self.asked if isinstance(self.asked, tuple) else self.asked.offers()
 
     @cached_property
     def merged(self) -> Hint:

@@ -18,11 +18,10 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.decision import RejectionCause
+    from agent.managers.decision import HintTrace, RejectionCause
     from agent.managers.host import HostPolicy
     from agent.managers.resource_manager import Draft, Managers, ResourceManager
     from agent.managers.topology.hint import Hint
-    from agent.managers.topology.many_nodes import ProviderHints
 
 #: How many of a provider's hints a rejection names.
 _NAMED_HINTS: Final = 3
@@ -37,8 +36,7 @@ class Unaligned(Struct, frozen=True):
 
     managers: Managers
     draft: Draft
-    container: str | None
-    hints: tuple[tuple[str, ProviderHints], ...]
+    trace: HintTrace
 
     def explain(self) -> Rejection:
         """Return for each resource the request, the nodes where it fits, and what is free."""
@@ -46,13 +44,14 @@ class Unaligned(Struct, frozen=True):
         offers = list(self._offers())
         blocked = next((name for _, name, best in offers if _blocks(policy, best)), None)
         manager = next((by for by, name, _ in offers if name == blocked), None)
-        subject = "the pod" if self.container is None else f"container {self.container}"
+        name = self.trace.container
+        subject = "the pod" if name is None else f"container {name}"
         details = "; ".join(self._describe(*offer) for offer in offers)
         return Rejection(
             Reason.TOPOLOGY_AFFINITY,
             f"{subject} cannot be aligned as topology policy {policy} demands: {details}",
             resource=blocked,
-            container=self.container,
+            container=name,
             asked=None if manager is None else self._asked(manager, blocked or ""),
             free={} if manager is None else manager.free(self.draft, blocked or ""),
         )
@@ -61,7 +60,7 @@ class Unaligned(Struct, frozen=True):
         """Yield manager, resource and its best hints; all memory types have the same hints."""
         managers = {manager.name: manager for manager in self.managers}
         best: dict[int, Sequence[Hint]] = {}
-        for provider, by_name in self.hints:
+        for provider, by_name in self.trace.providers:
             for name, where in by_name.items():
                 if where is None:
                     continue
@@ -71,7 +70,7 @@ class Unaligned(Struct, frozen=True):
 
     def _asked(self, manager: ResourceManager, resource: str) -> int:
         """Return how much the container or the pod demands of a resource."""
-        name, container = manager.name, self.container
+        name, container = manager.name, self.trace.container
         if container is None:
             return manager.amount(self.draft.demand.parts[name].pod, resource)
         one = next(each for each in self.draft.demand.containers if each.name == container)
@@ -114,19 +113,14 @@ def beside_cordon(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
     return BesideCordon(cause, rules) if rules.policy.cordon else cause
 
 
-def affinity_rejection(
-    managers: Managers,
-    draft: Draft,
-    container: str | None,
-    hints: tuple[tuple[str, ProviderHints], ...],
-) -> RejectionCause:
-    """Return why the policy rejects the merged hint of a container (None: the pod)."""
+def affinity_rejection(managers: Managers, draft: Draft, trace: HintTrace) -> RejectionCause:
+    """Return why the policy rejects the merged hint of a container, or of the pod."""
     empty = (
         empty_pool_rejection(managers, draft, Reason.TOPOLOGY_AFFINITY)
-        if container is None
+        if trace.container is None
         else None
     )
-    return empty or Unaligned(managers, draft, container, hints)
+    return empty or Unaligned(managers, draft, trace)
 
 
 def empty_pool_rejection(managers: Managers, draft: Draft, reason: Reason) -> Rejection | None:

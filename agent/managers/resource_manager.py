@@ -94,6 +94,8 @@ class ResourceManager(ABC):
 
     #: The name of the manager's parts, shown in explanations.
     name: str
+    #: Of managers whose hints may settle a rejection, those with cheaper ones are asked first.
+    cost: int = 1
 
     # --- the request ----------------------------------------------------------------------------
 
@@ -113,6 +115,14 @@ class ResourceManager(ABC):
     @abstractmethod
     def start(self, rules: HostPolicy, part: Any, demand: PodDemand) -> PodPart:
         """Return the part of a new draft for a demand, from the part of the ledger."""
+
+    def lacks(self, draft: Draft, container: ContainerDemand | None) -> Rejection | None:
+        """Return what the machine lacks for a container (None: the pod), None for nothing.
+
+        Asked before any hints, which reject nothing: where those of another manager rule out
+        alignment they are asked for only when the rejection is explained.
+        """
+        return None
 
     @abstractmethod
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:

@@ -404,6 +404,7 @@ class CpuManager(ResourceManager):
     """
 
     name = CPU
+    cost = 0
     gauges = CPU_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:

@@ -34,6 +34,7 @@ from agent.managers.memory.assignment import (
     near_alignment,
     near_hints,
     release_finished,
+    require_known_types,
     reusable_after,
     shrink_reused,
 )
@@ -348,19 +349,28 @@ class MemoryManager(ResourceManager):
             facts = facts.only(policy.nodes_of(classes))
         return MemoryDraft(charge=part, facts=facts, classes=classes)
 
+    def lacks(self, draft: Draft, container: ContainerDemand | None) -> Rejection | None:
+        own, demand = memory_of(draft), draft.demand
+        if own.classes and not own.facts.nodes:
+            return _without_nodes(draft)
+        if not demand.active(MEMORY) or (container is None and _lacks_pool(demand)):
+            return None
+        requests = demand.memory if container is None else container.memory
+        try:
+            require_known_types(own.facts, requests)
+        except ManagerError as error:
+            return _rejection(draft, error, requests, None if container is None else container.name)
+        return None
+
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        own = _with_nodes(draft)
-        if not draft.demand.active(MEMORY):
-            return {}
-        return _hints(draft, own, container.memory, container.name)
+        return _hints(draft, container.memory) if draft.demand.active(MEMORY) else {}
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
-        own = _with_nodes(draft)
         if not draft.demand.active(MEMORY):
             return {}
-        if draft.demand.pod_level and empty_memory_pool(draft.demand) is not None:
+        if _lacks_pool(draft.demand):
             return dict.fromkeys(draft.demand.memory, ())
-        return _hints(draft, own, draft.demand.memory, None)
+        return _hints(draft, draft.demand.memory)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         _with_nodes(draft)
@@ -550,21 +560,20 @@ def _same_shape(fresh: Mapping[int, NodeMemory], saved: Mapping[int, NodeMemory]
     )
 
 
-def _hints(
-    draft: Draft, own: MemoryDraft, requests: Mapping[str, int], container: str | None
-) -> ProviderHints:
+def _lacks_pool(demand: PodDemand) -> bool:
+    return demand.pod_level and empty_memory_pool(demand) is not None
+
+
+def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
     """Return hints; a container without exclusive memory has no preference.
 
     Kubelet v1.36 rejects such a container of a pod with pod-level resources, against KEP-5526 and
     its own documentation: there it runs in the node's shared pool.
     """
-    machine = draft.rules.machine
-    try:
-        if own.classes and not own.facts.has_own_cpus(machine):
-            return near_hints(own.facts, own.charge, requests, machine, own.reusable, draft.work())
-        return memory_hints(own.facts, own.charge, requests, own.reusable, draft.work())
-    except ManagerError as error:
-        raise Rejected(_rejection(draft, error, requests, container)) from error
+    own, machine = memory_of(draft), draft.rules.machine
+    if own.classes and not own.facts.has_own_cpus(machine):
+        return near_hints(own.facts, own.charge, requests, machine, own.reusable, draft.work())
+    return memory_hints(own.facts, own.charge, requests, own.reusable, draft.work())
 
 
 def _with_nodes(draft: Draft) -> MemoryDraft:
@@ -572,15 +581,20 @@ def _with_nodes(draft: Draft) -> MemoryDraft:
 
     Raises `Rejected` if no node has memory of the classes that the pod asks for.
     """
-    own: MemoryDraft = draft.parts[MEMORY]
-    if not own.classes or own.facts.nodes:
-        return own
+    own = memory_of(draft)
+    if own.classes and not own.facts.nodes:
+        raise Rejected(_without_nodes(draft))
+    return own
+
+
+def _without_nodes(draft: Draft) -> Rejection:
     by_class: dict[str, list[int]] = {}
     for node, name in draft.rules.policy.memory.classes.items():
         by_class.setdefault(name or "unknown", []).append(node)
     has = ", ".join(f"{name} ({nodes_text(Mask.from_ids(on))})" for name, on in by_class.items())
-    message = f"the pod asks for memory {own.classes}, which no node has; this host has {has}"
-    raise Rejected(Rejection(Reason.REQUIREMENT, message, resource=MEMORY))
+    asked = memory_of(draft).classes
+    message = f"the pod asks for memory {asked}, which no node has; this host has {has}"
+    return Rejection(Reason.REQUIREMENT, message, resource=MEMORY)
 
 
 def _classes_text(draft: Draft) -> str:

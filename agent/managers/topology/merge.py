@@ -270,6 +270,18 @@ def merge_or_defer(
     return _as_policy_has_it(kind, nodes, hint), best_effort
 
 
+def rules_out(policy: TopologyManagerPolicy, offered: ProviderHints) -> bool:
+    """Return whether no alignment can be admitted, whatever other providers offer.
+
+    `restricted` and `single-numa-node` admit only what every resource prefers, so a resource that
+    prefers nothing settles the matter. `offered` are hints in full, not families.
+    """
+    strict = (TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE)
+    return policy in strict and any(
+        not any(hint.preferred for hint in hints) for hints in offered.values() if hints is not None
+    )
+
+
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
     """Check that the machine reports what `prefer-closest-numa-nodes` compares (KEP-3545).
 

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from agent.managers import admission
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
@@ -35,7 +36,9 @@ from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import NOTHING, Before, broken_invariants
 
 if TYPE_CHECKING:
+    from agent.managers.decision import Decision, Offers
     from agent.managers.rules import EffectivePolicy
+    from agent.managers.topology.hint import Hint
     from agent.pods.model import Container, Pod
 
 SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "100"))
@@ -155,6 +158,11 @@ def pods(draw: st.DrawFn, uid: str = "u") -> Pod:
     return pod(*(draw(containers(name)) for name in names), of_pod=budget, uid=uid)
 
 
+def shown(decision: Decision) -> list[tuple[str | None, Offers, Hint, bool]]:
+    """Return the traces of a decision as they are explained."""
+    return [(each.container, each.providers, each.merged, each.admitted) for each in decision.hints]
+
+
 class Host(RuleBasedStateMachine):
     """One host on which pods come and go, and on which the agent is started again."""
 
@@ -175,6 +183,12 @@ class Host(RuleBasedStateMachine):
         assert decision == admit(self.in_force, self.ledger, desired), (
             "the same question, one answer"
         )
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(admission, "rules_out", lambda *_: False)
+            asked_of_all = admit(self.in_force, self.ledger, desired)
+        assert (decision.allocation, decision.rejection, shown(decision)) == (
+            *(asked_of_all.allocation, asked_of_all.rejection, shown(asked_of_all)),
+        ), "managers that were not asked would have changed nothing"
         if decision.admitted:
             self.admitted[desired.uid] = desired
             if not self.before.memory:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.managers.admission import admit
 from agent.managers.cpu.manager import CpuManager, cpus_of
-from agent.managers.decision import Reason, Rejection
+from agent.managers.decision import HintTrace, Reason, Rejection
 from agent.managers.device.manager import DeviceManager
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager
@@ -98,7 +98,7 @@ class TestFailedAlignment:
         one_of_each = resources(f"{GPU}=1 {NIC}=1", f"{GPU}=1 {NIC}=1")
         draft = draft_of(rules, pod(app("a", one_of_each)))
         offers = (("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)}),)
-        found = affinity_rejection(MANAGERS, draft, None, offers).explain()
+        found = affinity_rejection(MANAGERS, draft, HintTrace(None, offers)).explain()
         assert (found.resource, found.asked, found.free) == (None, None, {})
 
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
@@ -118,7 +118,7 @@ class TestFailedAlignment:
         rules = make_rules(machine, SINGLE, memory=False)
         draft = draft_of(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
         offers = (("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]}),)
-        message = affinity_rejection(MANAGERS, draft, None, offers).explain().message
+        message = affinity_rejection(MANAGERS, draft, HintTrace(None, offers)).explain().message
         assert "{2}" in message
         assert "{3}" not in message
 

@@ -147,9 +147,31 @@ class TestRejection:
         log: list[str] = []
         with pytest.raises(Rejected) as caught:
             align(two_containers(policy, scope), [Recorder("one", log, IMPOSSIBLE)])
+        assert log == [f"one hints {'i' if scope is CONTAINER else 'pod'}"]
         assert caught.value.cause.explain().reason is Reason.TOPOLOGY_AFFINITY
         assert caught.value.cause.explain().container == ("i" if scope is CONTAINER else None)
-        assert log == [f"one hints {'i' if scope is CONTAINER else 'pod'}"]
+
+    @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
+    def test_hints_that_settle_the_matter_are_the_only_ones_until_it_is_explained(
+        self, policy: TopologyManagerPolicy
+    ) -> None:
+        log: list[str] = []
+        dear, cheap = Recorder("dear", log), Recorder("cheap", log, IMPOSSIBLE)
+        cheap.cost = 0
+        draft = two_containers(policy, POD)
+        with pytest.raises(Rejected) as caught:
+            align(draft, [dear, cheap])
+        assert log == ["cheap hints pod"]
+        caught.value.cause.explain()
+        assert [name for name, _ in draft.traces[0].providers] == ["dear", "cheap"]
+        assert log == ["cheap hints pod", "dear hints pod", "cheap hints pod"]
+
+    def test_best_effort_asks_all(self) -> None:
+        log: list[str] = []
+        cheap = Recorder("cheap", log, IMPOSSIBLE)
+        cheap.cost = 0
+        align(two_containers(BEST_EFFORT, POD), [Recorder("dear", log), cheap])
+        assert log[:2] == ["cheap hints pod", "dear hints pod"]
 
     def test_best_effort_goes_on(self) -> None:
         log: list[str] = []
