@@ -48,7 +48,7 @@ def test_more_pods_may_not_make_an_operation_dearer(what: str, family: str, vari
 
 def test_a_rejection_is_measured_without_the_words() -> None:
     said = figure("reject/2n128c/restricted-large-6r-said", 0.2, 0.2)
-    (line,) = verdicts([figure("reject/2n128c/restricted-large-6r", 0.07, 0.1), said], None)
+    (line,) = verdicts([figure("reject/2n128c/restricted-large-6r", 0.04, 0.1), said], None)
     assert line.startswith("met ")
 
 
