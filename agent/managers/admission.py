@@ -292,11 +292,11 @@ def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) 
         reject_if(each.lacks(draft, container))
     # 2. Ask all providers. Where the hints of one leave nothing to admit, those of the others only
     #    explain the rejection.
-    policy = draft.rules.policy.topology.policy
+    policy, listed = draft.rules.policy.topology.policy, draft.rules.machine.lists_hints
     known: dict[str, ProviderHints] = {}
     for each in sorted(managers, key=_COST):
         known[each.name] = hints = _hints_of(each, draft, container)
-        if draft.rules.machine.lists_hints and rules_out(policy, hints):
+        if listed and len(known) < len(managers) and rules_out(policy, hints):
             unasked = _Unasked(managers, draft, container)
             return HintTrace(name, unasked, unasked, admitted=False)
     # 3. Merge.
