@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -329,22 +330,23 @@ def _merged(
     )
 
 
-class _Unasked(Struct, frozen=True, eq=False):
+class _Unasked(Struct, frozen=True, eq=False, dict=True):
     """Hints that only an explanation needs; with the rejection the draft has ended."""
 
     managers: Managers
     draft: Draft
     container: ContainerDemand | None
 
+    @cached_property
     def offers(self) -> Offers:
-        """Ask all managers for their hints."""
+        """The hints of all managers, who are asked once."""
         return tuple(
             [(each.name, _hints_of(each, self.draft, self.container)) for each in self.managers]
         )
 
     def __eq__(self, other: object) -> bool:
         """Compare the hints: a draft has the traces that have this."""
-        return isinstance(other, _Unasked) and self.offers() == other.offers()
+        return isinstance(other, _Unasked) and self.offers == other.offers
 
     def __hash__(self) -> int:
         """Return a number that equal hints share."""
@@ -352,7 +354,7 @@ class _Unasked(Struct, frozen=True, eq=False):
 
     def best(self) -> Hint:
         """Return the alignment that is not admitted."""
-        best, _ = _merged(self.managers, self.draft, self.container, self.offers())
+        best, _ = _merged(self.managers, self.draft, self.container, self.offers)
         return best if isinstance(best, Hint) else best.best()
 
 

@@ -197,8 +197,9 @@ Offers: TypeAlias = "tuple[tuple[str, ProviderHints], ...]"
 class UnaskedHints(Protocol):
     """Managers whose hints were not all needed."""
 
+    @property
     def offers(self) -> Offers:
-        """Return the hints of each manager."""
+        """The hints of each manager."""
         ...
 
 
@@ -214,10 +215,10 @@ class HintTrace(Struct, frozen=True, dict=True):
     alignment: Hint | UnadmittedMerge = NO_AFFINITY
     admitted: bool = True
 
-    @cached_property
+    @property
     def providers(self) -> Offers:
         """The hints of each provider, in the order in which they allocate."""
-        return self.asked if isinstance(self.asked, tuple) else self.asked.offers()
+        return self.asked if isinstance(self.asked, tuple) else self.asked.offers
 
     @cached_property
     def merged(self) -> Hint:

@@ -270,6 +270,10 @@ def merge_or_defer(
     return _as_policy_has_it(kind, nodes, hint), best_effort
 
 
+#: The policies that admit only an alignment that every resource prefers.
+_STRICT: Final = {TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE}
+
+
 def rules_out(policy: TopologyManagerPolicy, offered: ProviderHints) -> bool:
     """Return whether no alignment can be admitted, whatever other providers offer.
 
@@ -287,9 +291,6 @@ def rules_out(policy: TopologyManagerPolicy, offered: ProviderHints) -> bool:
         else:
             return True
     return False
-
-
-_STRICT: Final = {TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE}
 
 
 def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
