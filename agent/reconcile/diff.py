@@ -336,8 +336,8 @@ def why_not_effective(
         )
     if desired <= effective and Mask.parse(tree.read_many(path, (file,))[0] or "") != desired:
         return Cause.INHERITED, (
-            f"/{path} has {effective} of /{parent(path)} instead of {desired}; its own {file} is "
-            "not what differs"
+            f"/{path} inherits {effective} from /{parent(path)} instead of {desired}: the {file} "
+            "of a cgroup above differs"
         )
     return Cause.UNKNOWN, (
         f"the kernel uses {effective} in /{path} instead of {desired} though no cgroup above is "

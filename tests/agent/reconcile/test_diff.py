@@ -119,7 +119,8 @@ def test_a_cgroup_that_inherits_too_much_names_the_one_above(
     assert (changed.cgroup, changed.file, changed.cause) == (POD, "cpuset.cpus", Cause.UNKNOWN)
     assert (inherited.file, inherited.cause) == ("cpuset.cpus.effective", Cause.INHERITED)
     assert inherited.detail == (
-        "/pods/a/app has 2-5 of /pods/a instead of 2-3; its own cpuset.cpus is not what differs"
+        "/pods/a/app inherits 2-5 from /pods/a instead of 2-3: the cpuset.cpus of a cgroup above "
+        "differs"
     )
 
 
