@@ -228,7 +228,9 @@ class Admissions:
                     self._reserved[request] = None
                     ledger = self._ledger(group)
                 decided = await request.run(self._decided(request, ledger, group))
-                ledger = self._ledger(group) if decided is None else decided.decision.ledger
+                # The ledger of a rejection may be the one without what is reserved for others.
+                rejected = decided is None or decided.decision.allocation is None
+                ledger = self._ledger(group) if rejected else decided.decision.ledger
             if decided is None:  # it failed, or waits
                 continue
             decision = decided.decision

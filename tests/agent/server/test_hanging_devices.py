@@ -138,6 +138,36 @@ async def test_a_pod_without_room_beside_a_waiting_one_waits_for_what_becomes_of
         assert (await other).admitted == bool(why)
 
 
+@pytest.mark.parametrize("resource", ["", GPU])
+@in_loop
+async def test_a_rejected_pod_in_a_group_leaves_what_a_waiting_one_has(
+    world: World, provider: Hanging, resource: str
+) -> None:
+    """Its CPUs and devices were given a second time to the pod after the rejected one."""
+    provider.devices[GPU] = tuple(PluginDevice(name, Mask.of(0)) for name in "ab")
+    provider.preferring = frozenset()
+    async with running(world) as agent:
+        waiting = await begun(agent, provider)
+        provider.hangs = ""
+        fits, large, following = (OTHER_UID.replace("2", digit) for digit in "345")
+        group = (
+            asking("fits", fits, cpu="1"),
+            asking("large", large, cpu="64"),
+            asking("following", following, resource),
+        )
+        asked = [asyncio.create_task(agent.controller.admit(each)) for each in group]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        provider.go_on.set()
+        answers = [each.admitted for each in await asyncio.gather(waiting, *asked)]
+        assert answers == [True, True, False, True]
+        allocations = agent.controller.state.ledger.allocations.values()
+        cpus = [each.exclusive_cpus for each in allocations]
+        assert len({cpu for each in cpus for cpu in each}) == sum(map(len, cpus)) == 5
+        given = [gpu for each in allocations for gpu in each.containers[0].devices.get(GPU, ())]
+        assert len(given) == len({*given}) == 1 + bool(resource)
+
+
 @in_loop
 async def test_a_pod_that_is_asked_for_twice_while_it_waits_is_admitted_once(
     world: World, provider: Hanging
