@@ -56,6 +56,14 @@ class Mask:
             bits |= 1 << member
         return cls(bits)
 
+    @classmethod
+    def union(cls, masks: Iterable[Mask]) -> Self:
+        """Return all ids that are in any of the masks."""
+        bits = 0
+        for mask in masks:
+            bits |= mask.bits
+        return cls(bits)
+
     @staticmethod
     def parse(text: str) -> Mask:
         """Parse the kernel's list format.

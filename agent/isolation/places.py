@@ -34,10 +34,10 @@ from agent.state.checkpoint import CheckpointIOError, UnusableCheckpointError
 from agent.state.store import AtomicFile, OsFiles, read_checked
 from cgroupfs.apply import CPUSET, enabled
 from cgroupfs.errors import CgroupError
+from cgroupfs.partitions import partitions
 from cgroupfs.settings import (
     CPUS,
     EXCLUSIVE,
-    EXCLUSIVE_EFFECTIVE,
     MEMBER,
     PARTITION,
     PARTITION_FILES,
@@ -245,7 +245,9 @@ class HostPlaces:
         if word is not None or shown is None:
             return EMPTY  # not the host's root
         lacking = self.online() - Mask.parse(shown)
-        return lacking - _in_partitions(tree, "") if lacking else EMPTY
+        if not lacking:
+            return EMPTY
+        return lacking - Mask.union(cpus for at, cpus in partitions(tree) if at != _RETURNED)
 
     def take_back(self, cpus: Mask) -> None:
         """Have the kernel give lost CPUs back: to a partition of the root, which is ended.
@@ -467,27 +469,6 @@ class HostPlaces:
                     self._silent = True
                     raise TimeoutError(errno.ETIMEDOUT, _SILENT) from None
         return "\n".join(answers)
-
-
-def _in_partitions(tree: CgroupTree, cgroup: str) -> Mask:
-    """Return the CPUs that partitions below a cgroup have or name, invalid ones too.
-
-    There is none that has CPUs below a cgroup that is neither one nor has exclusive CPUs
-    (cgroup-v2.rst, "cpuset.cpus.exclusive").
-    """
-    found = EMPTY
-    for name in tree.children(cgroup):
-        path = join(cgroup, name)
-        with suppress(FileNotFoundError):  # removed meanwhile
-            word, *sets = tree.read_many(path, (PARTITION, EXCLUSIVE, EXCLUSIVE_EFFECTIVE, CPUS))
-            if word is None or path == _RETURNED:
-                continue
-            if word.strip() != MEMBER:
-                for text in sets:
-                    found |= Mask.parse(text or "")
-            elif (sets[0] or "").strip():
-                found |= _in_partitions(tree, path)
-    return found
 
 
 def end_partitions(tree: CgroupTree, cgroup: str, forget: Callable[[str], None]) -> None:

@@ -267,10 +267,7 @@ def _beside_known(ledger: Ledger, pod: ObservedPod, pods: Iterable[ObservedPod])
 
 
 def _union(cgroups: Iterable[ObservedContainer]) -> Mask:
-    union = EMPTY
-    for cgroup in cgroups:
-        union |= cgroup.cpus
-    return union
+    return Mask.union(cgroup.cpus for cgroup in cgroups)
 
 
 def _displace(

@@ -203,7 +203,7 @@ def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
         if group.invalid:
             group.exclusive_now = group.exclusive & _above(group).exclusive_now
     valid = [group for group in by_depth if group.is_partition]
-    root.lost -= _union(group.exclusive_now for group in valid if group.parent is root)
+    root.lost -= Mask.union(group.exclusive_now for group in valid if group.parent is root)
     _share(root, root.cpus - root.lost, frozenset(valid))
     for group in valid:
         if group.detached:
@@ -213,10 +213,11 @@ def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
 def overlaps_sibling(group: Group, exclusive: Mask) -> bool:
     """Return whether exclusive CPUs would collide with those of a sibling (EINVAL).
 
-    Nor may they be all that a sibling lists (cgroup-v2.rst, "cpuset.cpus.exclusive").
+    A partition without exclusive CPUs has those that it lists. Nor may they be all that a sibling
+    lists (cgroup-v2.rst, "cpuset.cpus.exclusive").
     """
     return any(
-        not exclusive.isdisjoint(sibling.exclusive)
+        not exclusive.isdisjoint(_own(sibling) if sibling.is_partition else sibling.exclusive)
         or bool(sibling.cpus and sibling.cpus <= exclusive)
         for sibling in _siblings(group)
     )
@@ -282,7 +283,7 @@ def _why_invalid(group: Group, root: Group) -> str:
         return _NOT_EXCLUSIVE
     over = _partition_above(group, root)
     beside = (each for each in over.walk() if each.is_partition and each not in (group, over))
-    taken = _union(each.exclusive_now for each in (group, *beside))
+    taken = Mask.union(each.exclusive_now for each in (group, *beside))
     if (root.cpus if over is root else over.exclusive_now & root.cpus) <= taken:
         return _NO_CPUS
     return ""
@@ -293,13 +294,6 @@ def _partition_above(group: Group, root: Group) -> Group:
     while above is not root and not above.is_partition:
         above = _above(above)
     return above
-
-
-def _union(masks: Iterable[Mask]) -> Mask:
-    union = EMPTY
-    for mask in masks:
-        union |= mask
-    return union
 
 
 # --- lists ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from agent.managers.demand import PodPart, ResourceDemand
 from agent.managers.device.manager import given_hints
 from agent.managers.resource_manager import ResourceManager
 from agent.pods.model import NO_GIVEN_DEVICES, GivenDevice
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -86,7 +86,7 @@ class GivenDeviceManager(ResourceManager):
         # None is left to choose: those of the pod itself.
         devices: _Devices = draft.demand.parts[KUBELET_DEVICES].pod
         own = [device.nodes for device in devices if device.resource == resource]
-        return {node: sum(node in nodes for nodes in own) for node in _union(own)}
+        return {node: sum(node in nodes for nodes in own) for node in Mask.union(own)}
 
     def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
         nodes = nodes_text(Mask.from_ids(self.free(draft, resource)))
@@ -165,13 +165,6 @@ def _hints(draft: Draft, devices: _Devices) -> dict[str, Hints | None]:
         resource: given_hints(machine.bits, known, draft.work()) if known else None
         for resource, known in places.items()
     }
-
-
-def _union(masks: Iterable[Mask]) -> Mask:
-    union = EMPTY
-    for mask in masks:
-        union |= mask
-    return union
 
 
 # --- kubelet listing ------------------------------------------------------------------------------
