@@ -12,7 +12,7 @@ from msgspec import Struct
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 #: How much faster than DRAM memory is of another class. HBM has three times the bandwidth, channels
 #: of DRAM differ by less than this.
@@ -102,12 +102,48 @@ class Device(Struct, frozen=True):
     device_class: str = ""
 
 
+class WithheldCpus(Struct, frozen=True):
+    """Online CPUs that the cgroup of all pods cannot have, and the cgroup that withholds them.
+
+    `cgroup` is its path with a leading slash. `allows` are the CPUs that a cgroup above the pods
+    has; None: the cgroup is a cpuset partition elsewhere, which has the CPUs to itself.
+    """
+
+    cpus: Mask
+    cgroup: str
+    allows: Mask | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the CPUs are, as the end of a sentence about them."""
+        if self.allows is None:
+            return f"belong to the partition {self.cgroup}"
+        return f"are outside of {self._narrow}, which allows only {self.allows}"
+
+    @property
+    def remedy(self) -> str:
+        """What gives the CPUs back to pods."""
+        return "end that partition" if self.allows is None else f"widen {self._narrow}"
+
+    @property
+    def _narrow(self) -> str:
+        return self.cgroup if self.cgroup != "/" else "the root of the cgroup tree"
+
+    def __str__(self) -> str:
+        return f"CPUs {self.cpus} {self.place}"
+
+
+def union_of(withheld: Iterable[WithheldCpus]) -> Mask:
+    """Return all CPUs that are withheld."""
+    return Mask.union(each.cpus for each in withheld)
+
+
 class Host(Struct, frozen=True, dict=True):
     """All facts of one host, ordered by id.
 
     `warnings` has a line for each odd file that cost a fact: the file, what was found, and what
     is not known now. `uncore_bytes` is the size of each uncore cache by `Cpu.uncore`, where the
-    host reports it.
+    host reports it. `withheld` is not in sysfs: who reads the host's cgroups adds it.
     """
 
     cpus: tuple[Cpu, ...]
@@ -116,6 +152,17 @@ class Host(Struct, frozen=True, dict=True):
     nohz_full: Mask = EMPTY
     warnings: tuple[str, ...] = ()
     uncore_bytes: Mapping[int, int] = MappingProxyType({})
+    withheld: tuple[WithheldCpus, ...] = ()
+
+    @cached_property
+    def withheld_cpus(self) -> Mask:
+        """All online CPUs that pods cannot have."""
+        return union_of(self.withheld)
+
+    @cached_property
+    def usable(self) -> Mask:
+        """All CPUs that pods can have: online, and not withheld."""
+        return self.online - self.withheld_cpus
 
     @cached_property
     def online(self) -> Mask:

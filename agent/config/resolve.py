@@ -53,7 +53,8 @@ def resolve(
 ) -> Policy:
     """Return the policy in force on a machine.
 
-    `offline` are CPUs that exist but do not run: a reserved CPU may be one of them. `source` names
+    `offline` are CPUs that exist but do not run: a reserved CPU may be one of them, as it may be
+    one of those that the machine withholds from pods. `source` names
     the configuration in errors. Raises `ConfigError` with everything that does not fit the
     machine: reserved CPUs, options, nodes, memory types and amounts.
     """
@@ -214,7 +215,7 @@ def _cpu_policy(config: Config, machine: Machine, offline: Mask) -> CpuPolicy:
         return CpuPolicy()
     options = config.cpu_options
     if config.reserved_system_cpus is not None:
-        reserved = config.reserved_system_cpus - offline
+        reserved = config.reserved_system_cpus - offline - machine.withheld_cpus
     else:
         version = config.version
         reserved = reserve_cpus(machine.cpus, options, config.reserved_millicpus, version)
@@ -249,11 +250,11 @@ def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[M
         options, config.topology_manager_policy, counts.sockets, counts.nodes
     ):
         yield Mistake(f"cpuManagerPolicyOptions.{name}", message)
-    yield from _reservation_problems(config, machine.cpus.all, offline)
+    yield from _reservation_problems(config, machine, offline)
 
 
-def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterator[Mistake]:
-    listed = config.reserved_system_cpus
+def _reservation_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
+    listed, online = config.reserved_system_cpus, machine.cpus.all
     desired = -(-config.reserved_millicpus // 1000)
     if listed is None:
         if desired > len(online):
@@ -263,14 +264,22 @@ def _reservation_problems(config: Config, online: Mask, offline: Mask) -> Iterat
                 f"{len(online)}; lower them",
             )
         return
-    unknown = listed - online - offline
+    withheld = machine.withheld_cpus
+    unknown = listed - online - offline - withheld
     if unknown:
         yield Mistake(
             "reservedSystemCPUs",
-            f"this host has no CPU {unknown}; its CPUs are {online | offline}",
+            f"this host has no CPU {unknown}; its CPUs are {online | offline | withheld}",
         )
     elif not listed - offline:
         yield Mistake("reservedSystemCPUs", f"all of its CPUs ({listed}) are offline; name others")
+    elif not listed - offline - withheld:
+        why = "; ".join(str(each) for each in machine.withheld if each.cpus & listed)
+        yield Mistake(
+            "reservedSystemCPUs",
+            f"the node's shared pool can have none of its CPUs ({listed}): {why}; name one of "
+            f"{online} as well",
+        )
 
 
 def _unknown_memory_problems(config: Config, machine: Machine) -> Iterator[Mistake]:

@@ -32,7 +32,7 @@ from agent.managers.metrics import (
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.quality import unmet
 from agent.managers.readmission import readmit
-from agent.managers.rejection import affinity_rejection, beside_cordon
+from agent.managers.rejection import affinity_rejection, beside_closed
 from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import merge_or_defer, rules_out
@@ -136,7 +136,7 @@ def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     unfit = node_fit.rejection(rules, ledger, requests)
     if unfit is not None:
         return Decision(
-            pod.uid, ledger, cause=beside_cordon(rules, unfit), asked=Undecided(rules, pod), pod=pod
+            pod.uid, ledger, cause=beside_closed(rules, unfit), asked=Undecided(rules, pod), pod=pod
         )
     return _allocated(rules, rules.draft(ledger, rules.demand(pod, requests)), ledger)
 
@@ -155,7 +155,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
         return Decision(
             uid,
             before,
-            cause=beside_cordon(rules, rejected.cause),
+            cause=beside_closed(rules, rejected.cause),
             hints=tuple(draft.traces),
             asked=demand,
             counters=MappingProxyType(draft.counters),
@@ -167,7 +167,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
     # A pod that runs already, in place of a former allocation, is judged and not rejected.
     lacking = _lacking(rules, draft, ledger, allocation) if draft.ledger is before else None
     if lacking is not None:
-        cause = beside_cordon(rules, lacking)
+        cause = beside_closed(rules, lacking)
         return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand, pod=pod)
     return Decision(
         uid,

@@ -37,6 +37,7 @@ class Rule(StrEnum):
     CPU_ALLOCATED_TWICE = "CPU allocated twice"
     CPU_MISSING = "CPU missing"
     CPU_OFFLINE = "CPU offline"
+    CPU_WITHHELD = "CPU withheld"
     CPU_POLICY = "cpuManagerPolicy"
     RESERVED_CPUS = "reservedSystemCPUs"
     FULL_PCPUS_ONLY = "full-pcpus-only"

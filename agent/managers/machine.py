@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.hint import Closest
 from agent.managers.topology.many_nodes import is_listed
+from sysfs.host import WithheldCpus, union_of
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ class MachineNode(Struct, frozen=True):
 
 
 class Machine(Struct, frozen=True, dict=True):
-    """CPUs and NUMA nodes of one host; nodes without CPUs count for topology and memory."""
+    """CPUs and NUMA nodes of one host; nodes without CPUs count for topology and memory.
+
+    `withheld` are online CPUs that are not among `cpus`, since pods cannot have them.
+    """
 
     cpus: CpuTopology
     nodes: tuple[MachineNode, ...]
+    withheld: tuple[WithheldCpus, ...] = ()
 
     @classmethod
     def of(cls, host: Host) -> Self:
@@ -59,7 +64,12 @@ class Machine(Struct, frozen=True, dict=True):
             )
             for node in host.nodes
         )
-        return cls(CpuTopology.from_host(host), tuple(nodes))
+        return cls(CpuTopology.from_host(host), tuple(nodes), host.withheld)
+
+    @cached_property
+    def withheld_cpus(self) -> Mask:
+        """All online CPUs that pods cannot have."""
+        return union_of(self.withheld)
 
     @cached_property
     def node_mask(self) -> Mask:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from agent.managers.decision import Reason, Rejection, cpus_text, nodes_text
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.many_nodes import best_few
+from agent.pods.model import CPU
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -87,16 +88,19 @@ class Unaligned(Struct, frozen=True):
         return manager.offer_text(self.draft, resource, self._asked(manager, resource), fit)
 
 
-class BesideCordon(Struct, frozen=True):
-    """A rejection while something is cordoned: the message says what, since that may be why."""
+class BesideClosed(Struct, frozen=True):
+    """A rejection while pods cannot have all of the host: what they cannot may be why."""
 
     cause: RejectionCause
     rules: HostPolicy
 
     def explain(self) -> Rejection:
-        """Return the rejection with what is cordoned."""
+        """Return the rejection with what is cordoned, and with the CPUs that are withheld."""
         rejection = self.cause.explain()
-        return replace(rejection, message=f"{rejection.message}; {cordon_text(self.rules)}")
+        facts = [cordon_text(self.rules)] if self.rules.policy.cordon else []
+        if rejection.resource in (None, CPU):
+            facts += map(str, self.rules.machine.withheld)
+        return replace(rejection, message="; ".join((rejection.message, *facts)))
 
 
 def cordon_text(rules: HostPolicy) -> str:
@@ -108,9 +112,10 @@ def cordon_text(rules: HostPolicy) -> str:
     return f"{' and '.join(parts) or 'CPUs that are offline'} {'are' if several else 'is'} cordoned"
 
 
-def beside_cordon(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
-    """Return why a pod was rejected, with what is cordoned if anything is."""
-    return BesideCordon(cause, rules) if rules.policy.cordon else cause
+def beside_closed(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
+    """Return why a pod was rejected, with what is cordoned or withheld if anything is."""
+    closed = rules.policy.cordon or rules.machine.withheld
+    return BesideClosed(cause, rules) if closed else cause
 
 
 def affinity_rejection(managers: Managers, draft: Draft, trace: HintTrace) -> RejectionCause:

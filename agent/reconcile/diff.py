@@ -8,7 +8,7 @@ changed a setting. Where the agent may watch writes, the difference names the pr
 cause (`cgroupfs.writers`). The rules, first match wins:
 
 1. the file is missing: `controller lost` (an ancestor no longer passes it on);
-2. the file shows what was desired but the effective set differs: `CPU offline`,
+2. the file shows what was desired but the effective set differs: `CPU offline`, `CPU withheld`,
    `parent too narrow` or `inherited`, see `why_not_effective`; a memory limit was not written
    because more is in use: `in use`; the kernel calls a partition invalid: `invalid partition`;
 3. the file shows the runtime's value: `runtime update`, also where systemd has the same value. A
@@ -34,20 +34,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.reconcile.desired import BY_POD, KnownChanges, Role
+from agent.reconcile.withheld import owners_of
 from cgroupfs import apply as controllers
+from cgroupfs.partitions import is_partition
 from cgroupfs.plan import is_below_use, sets_of
 from cgroupfs.settings import (
     CPU_MAX,
     CPUS,
     EFFECTIVE,
     EXCLUSIVE_EFFECTIVE,
-    MEMBER,
     MEMS,
     PARTITION,
     partition_fault,
 )
 from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import ancestors, parent
+from sysfs.host import WithheldCpus, union_of
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class Cause(StrEnum):
     #: The set of a cgroup above that has more than it should: a difference of its own.
     INHERITED = "inherited"
     CPU_OFFLINE = "CPU offline"
+    #: A partition elsewhere has it, or a cgroup above the pods lacks it.
+    CPU_WITHHELD = "CPU withheld"
     CONTROLLER_LOST = "controller lost"
     IN_USE = "in use"
     INVALID_PARTITION = "invalid partition"
@@ -139,7 +143,7 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
     """
     setting = item.setting
     if state is None:
-        return (_gone(item),) if item.role is Role.POD else ()
+        return (_missing(item),) if item.role is Role.POD else ()
     found: list[Difference] = []
     if setting.cpus is not None or setting.whole_cpus.bits:
         found.extend(_of_set(item, state, CPUS))
@@ -202,7 +206,7 @@ def _difference(item: DesiredCgroup, file: str, desired: str, observed: str | No
     return Difference(path, detail, cause, item.pod, item.container, file, desired, observed)
 
 
-def _gone(item: DesiredCgroup) -> Difference:
+def _missing(item: DesiredCgroup) -> Difference:
     path = item.setting.cgroup
     detail = f"/{path} does not exist; it was removed, or never created"
     return Difference(path, detail, Cause.UNKNOWN, item.pod, item.container, GONE)
@@ -299,13 +303,18 @@ def _not_effective(tree: CgroupTree, difference: Difference) -> Difference:
     return replace(difference, cause=cause, detail=detail)
 
 
-def online(tree: CgroupTree) -> Mask:
-    """Return the online CPUs: the root's effective set and the CPUs of isolated partitions.
+def _gone(tree: CgroupTree, path: str, cpus: Mask) -> tuple[Mask, tuple[WithheldCpus, ...]]:
+    """Return which of the CPUs are offline, and which are withheld from a cgroup, and by what.
 
-    Empty when the root does not show them (the controller is missing everywhere).
+    Neither are those that the root has, and those of isolated partitions that are not found.
     """
-    root, isolated = tree.read_many("", (CPUS_EFFECTIVE, _ISOLATED))
-    return Mask.parse(root or "") | Mask.parse(isolated or "")
+    root, isolated, member = tree.read_many("", (CPUS_EFFECTIVE, _ISOLATED, PARTITION))
+    lacking = cpus - Mask.parse(root or "")
+    withheld = owners_of(tree, lacking, path) if lacking else ()
+    lacking -= union_of(withheld) | Mask.parse(isolated or "")
+    if lacking and member is not None:  # not the host's root: a container's, say
+        return EMPTY, (*withheld, WithheldCpus(lacking, "/", Mask.parse(root or "")))
+    return lacking, withheld
 
 
 def why_not_effective(
@@ -313,16 +322,19 @@ def why_not_effective(
 ) -> tuple[Cause, str]:
     """Return why `effective` of `file` is not the `desired`: the cause and one sentence.
 
-    `file` is `cpuset.cpus` or `cpuset.mems`. Checked in this order: CPUs that are offline, a
-    partition, the topmost ancestor that lacks some of the set (those below it cannot have more),
-    and whether the cgroup has the wider set of the one above, as it has none of its own.
+    `file` is `cpuset.cpus` or `cpuset.mems`. Checked in this order: CPUs that a partition elsewhere
+    has or that are offline, the cgroup's own partition, the topmost ancestor that lacks some of the
+    set (those below it cannot have more), and whether the cgroup has the wider set of the one
+    above, as it has none of its own.
     """
     if file == CPUS:
-        offline = desired - online(tree) - effective
-        if offline and (desired - offline or effective) == effective:
-            return Cause.CPU_OFFLINE, _offline(offline, desired, effective)
+        offline, withheld = _gone(tree, path, desired - effective)
+        gone = offline | union_of(withheld)
+        if gone and (desired - gone or effective) == effective:
+            cause = Cause.CPU_WITHHELD if withheld else Cause.CPU_OFFLINE
+            return cause, _why_gone(offline, withheld, desired, effective)
         word, given = tree.read_many(path, (PARTITION, EXCLUSIVE_EFFECTIVE))
-        if _is_partition(word) and not desired <= Mask.parse(given or ""):
+        if is_partition(word) and not desired <= Mask.parse(given or ""):
             return Cause.INVALID_PARTITION, (
                 f"the kernel gave the partition only {given.strip() if given else ''} of "
                 f"{desired}: a cgroup beside it has the others"
@@ -345,13 +357,15 @@ def why_not_effective(
     )
 
 
-def _offline(offline: Mask, desired: Mask, effective: Mask) -> str:
-    if offline == desired:
-        return (
-            f"all of {desired} is offline, so the kernel uses the parent's {effective}; "
-            "bring the CPUs online or remove the pod"
-        )
-    return f"{offline} of {desired} is offline; bring it online or remove the pod"
+def _why_gone(
+    offline: Mask, withheld: Sequence[WithheldCpus], desired: Mask, effective: Mask
+) -> str:
+    found, remedies = list(map(str, withheld)), [each.remedy for each in withheld]
+    if offline:
+        found.append(f"{'all' if offline == desired else offline} of {desired} is offline")
+        remedies.append("bring the CPUs online")
+    instead = "" if effective <= desired else f", so the kernel uses the parent's {effective}"
+    return f"{' and '.join(found)}{instead}; {', '.join(remedies)} or remove the pod"
 
 
 def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[str, Mask] | None:
@@ -360,17 +374,12 @@ def _too_narrow(tree: CgroupTree, path: str, file: str, desired: Mask) -> tuple[
     found: tuple[str, Mask] | None = None
     for above in ancestors(path):
         text, word = tree.read_many(above, (effective, PARTITION))
-        if _is_partition(word):
+        if is_partition(word):
             found = None  # what it has was taken from those above
         has = EMPTY if text is None else Mask.parse(text)
         if found is None and text is not None and not desired <= has:
             found = above, has
     return found if found is not None and found[0] else None
-
-
-def _is_partition(word: str | None) -> bool:
-    shown = (word or MEMBER).strip()
-    return shown != MEMBER and partition_fault(shown) is None
 
 
 def _named(difference: Difference, known: WriterRecords) -> Difference:

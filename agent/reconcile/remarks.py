@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agent.reconcile.desired import DesiredCgroup
     from agent.reconcile.observe import Observation
+    from agent.reconcile.target import Desired
     from cgroupfs.apply import WriteOutcome
     from cgroupfs.plan import Plan
     from systemd.units import SystemdError
@@ -135,6 +136,14 @@ def beside(observed: Observation, differences: Iterable[Difference]) -> Iterator
     differences = tuple(differences)
     own = {item.setting.cgroup for item in (observed.desired if differences else ())}
     yield from (difference for difference in differences if difference.cgroup not in own)
+
+
+def not_there(observed: Observation, target: Desired) -> Iterator[Difference]:
+    """Yield what observed pods lack of their allocation, which no cgroup of theirs shows."""
+    pods = observed.pods()
+    for uid, why in target.lacking.items():
+        if pods is None or uid in pods:
+            yield Difference("", why, Cause.CPU_WITHHELD, uid)
 
 
 def notes(observed: Observation, *, orphans: bool = True) -> Iterator[str]:

@@ -34,9 +34,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocation import NO_BINDINGS, Isolation
+from agent.managers.decision import ADMIT_AGAIN
 from agent.managers.ledger import Taken, differences
 from agent.pods.model import CPU, MEMORY, QosClass
 from cgroupfs.names import Tier
+from sysfs.host import union_of
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
         PodAllocation,
     )
     from agent.managers.ledger import Ledger
-    from sysfs.host import Host
+    from sysfs.host import Host, WithheldCpus
     from sysfs.mask import Mask
 
 
@@ -142,12 +144,14 @@ def _shares(pod: PodAllocation) -> bool:
     return _is_guaranteed(pod) and not pod.exclusive_cpus
 
 
-# --- online ---------------------------------------------------------------------------------------
-# What of a ledger the host can enforce now: CPUs that are online, memory nodes that exist.
+# --- usable ---------------------------------------------------------------------------------------
+# What of a ledger the host can enforce now: CPUs that pods can have, memory nodes that exist.
 #
-# The kernel runs a cgroup whose CPUs are all offline on its parent's CPUs, which other pods use
-# too. So a container that lost all of its CPUs runs on what is left of its pod's budget, or in the
-# node's shared pool, until the CPUs are online again. The allocations themselves do not change.
+# The kernel runs a cgroup none of whose CPUs it may use on its parent's CPUs, which other pods use
+# too. So a container that lost all of its CPUs, offline or withheld, runs on what is left of its
+# pod's budget, or in the node's shared pool, until the CPUs are back. The allocations themselves do
+# not change. Offline CPUs stay in a set that has others, so that they come back by themselves;
+# withheld ones do not: another cgroup's partition is made only of CPUs that no set beside it lists.
 
 
 def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
@@ -173,12 +177,16 @@ def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
 
 
 def _pod(allocation: PodAllocation, host: Host, nodes: Mask) -> PodAllocation:
-    if allocation.exclusive_cpus <= host.online and _all_there(allocation, nodes):
+    if allocation.exclusive_cpus <= host.usable and _all_there(allocation, nodes):
         return allocation
     budget = allocation.cpus if allocation.cpus is None else _running(allocation.cpus, host)
     containers = tuple(_container(one, budget, host, nodes) for one in allocation.containers)
     return replace(
-        allocation, cpus=budget, memory=_present(allocation.memory, nodes), containers=containers
+        allocation,
+        cpus=budget,
+        memory=_present(allocation.memory, nodes),
+        containers=containers,
+        idle=allocation.idle - host.withheld_cpus,
     )
 
 
@@ -199,8 +207,26 @@ def _container(
 
 
 def _running(cpus: Mask, host: Host) -> Mask | None:
-    """Return the CPUs that exist, None when none of them runs."""
-    return cpus & (host.online | host.offline) if cpus & host.online else None
+    """Return the CPUs that pods can have, offline ones included; None when none of them runs."""
+    return cpus & (host.usable | host.offline) if cpus & host.usable else None
+
+
+def lacking(ledger: Ledger, withheld: Iterable[WithheldCpus]) -> Mapping[str, str]:
+    """Return a sentence with its remedy, by uid, for each pod that has withheld CPUs."""
+    found: dict[str, str] = {}
+    gone = tuple(withheld)
+    for uid, allocation in ledger.allocations.items() if gone else ():
+        own = allocation.exclusive_cpus
+        concerned = [replace(each, cpus=each.cpus & own) for each in gone if each.cpus & own]
+        if concerned:
+            left = own - union_of(concerned)
+            rest = f"has only {left} of its {own}" if left else "runs in the node's shared pool"
+            places, remedies = map(str, concerned), (each.remedy for each in concerned)
+            found[uid] = (
+                f"{' and '.join(places)}, so the pod {rest}; {', '.join(remedies)}, "
+                f"or {ADMIT_AGAIN}"
+            )
+    return MappingProxyType(found)
 
 
 def _all_there(allocation: PodAllocation, nodes: Mask) -> bool:
@@ -222,13 +248,15 @@ class Desired(Struct, frozen=True):
     """What the kernel should enforce: allocations, the node's shared pool, explicit bindings.
 
     `capacity` is what the node has (`agent.managers.host.machine_capacity`), by which the cgroup of
-    all pods is limited; without it that is not.
+    all pods is limited; without it that is not. `lacking` says what the ledger lacks of what pods
+    were allocated, since it is withheld: a sentence by uid.
     """
 
     ledger: Ledger
     shared_pool: Mask
     bindings: Bindings = NO_BINDINGS
     capacity: Mapping[str, int] = MappingProxyType({})
+    lacking: Mapping[str, str] = MappingProxyType({})
 
 
 # --- affected -------------------------------------------------------------------------------------

@@ -413,6 +413,8 @@ class Controller:
         changes = host_changes(before, host_facts(found.host))
         if not changes:
             return False
+        if before.withheld != found.host.withheld_cpus:
+            changes += tuple(map(str, found.host.withheld))
         self.state.releases += 1
         self.metrics.counters.add(names.HOST_CHANGES)
         log.warning("host changed", changes=changes)

@@ -321,7 +321,7 @@ class Api:
             return snapshot_document(
                 self._config,
                 configured.rules,
-                configured.host.offline,
+                configured.host.offline | configured.host.withheld_cpus,
                 encode(saved),
                 version=__version__,
                 mismatches=configured.mismatches,

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from agent.server.pod_resources import PodResourcesListener
     from agent.server.sockets import UnixListener
     from agent.server.state import ConfiguredHost
+    from sysfs.host import WithheldCpus
+    from sysfs.mask import Mask
 
 
 # --- watches --------------------------------------------------------------------------------------
@@ -327,16 +329,18 @@ class Listeners(Struct, frozen=True):
 
 
 class HostInputs(Struct, frozen=True):
-    """What the service reads apart from cgroups; inputs that are None are not read.
+    """What the service reads of the host and of others; inputs that are None are not read.
 
-    `fingerprint` is cheap and changes when CPUs or nodes go offline or come online; `discover`
-    reads the host. Both block. `hotplug` opens a stream that yields on changes. `intakes` are those
-    of all sources of pods. `offered` makes the policy with what the providers of devices offer now.
-    `companions` run once the agent is ready.
+    `fingerprint` is cheap and changes when CPUs or nodes go offline or come online, `withheld`
+    reads which of the online CPUs pods cannot have; `discover` reads the host. All three block.
+    `hotplug` opens a stream that yields on changes. `intakes` are those of all sources of pods.
+    `offered` makes the policy with what the providers of devices offer now. `companions` run once
+    the agent is ready.
     """
 
     discover: Callable[[], ConfiguredHost] | None = None
     fingerprint: Callable[[], str] | None = None
+    withheld: Callable[[Mask], tuple[WithheldCpus, ...]] | None = None
     hotplug: Callable[[], AsyncIterator[object]] | None = None
     cgroups: CgroupFollower | None = None
     intakes: tuple[PodIntake, ...] = ()
@@ -583,9 +587,12 @@ class Service:
             self._fingerprint = await self._controller.worker.run(self._around.fingerprint)
 
     async def _host_changed(self) -> bool:
-        if self._around.fingerprint is None:
-            return False
-        return await self._controller.worker.run(self._around.fingerprint) != self._fingerprint
+        around, run = self._around, self._controller.worker.run
+        if around.withheld is not None:
+            host = self._controller.state.configured.host
+            if await run(around.withheld, host.online) != host.withheld:
+                return True
+        return around.fingerprint is not None and await run(around.fingerprint) != self._fingerprint
 
     def _follow_cgroups(self) -> None:
         watched, controller = self._around.cgroups, self._controller

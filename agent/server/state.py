@@ -32,7 +32,7 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, with_cordon
 from agent.pods.model import full_name
 from agent.progress import Progress
-from agent.reconcile.target import Desired, usable
+from agent.reconcile.target import Desired, lacking, usable
 from agent.server.conditions import (
     ConditionTimes,
     ConditionType,
@@ -363,7 +363,7 @@ class AgentState(Struct):
         return allocation
 
     def target(self) -> Desired:
-        """Return the desired state of the kernel, limited to what is online."""
+        """Return the desired state of the kernel, limited to what pods can have."""
         desired = self.desired_of(self.ledger)
         if desired.ledger is self.ledger:
             self._fitting = (self.configured.host, self.ledger)
@@ -375,7 +375,8 @@ class AgentState(Struct):
         known = self._fitting[1] if self._fitting and self._fitting[0] is host else None
         pool = shared_cpus(self.configured.rules, ledger)
         rules, bindings = self.configured.rules, self.durable.bindings
-        return Desired(usable(ledger, host, known), pool, bindings, rules.capacity)
+        lost = lacking(ledger, host.withheld)
+        return Desired(usable(ledger, host, known), pool, bindings, rules.capacity, lost)
 
     def unready(self) -> str | None:
         """Return why no pod can be admitted now, in one line; None if pods can be admitted."""

@@ -36,6 +36,7 @@ from agent.reconcile.quota import EnforcedControllers
 from agent.reconcile.report import BindingError
 from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.reconcile.tasks import read_tasks
+from agent.reconcile.withheld import read_withheld
 from agent.runtimes import RuntimeFiles
 from agent.server.conditions import details
 from agent.server.controller import Controller
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
     from agent.sources.source import PodSource
     from agent.state.store import Files, LoadResult
     from cgroupfs.tree import CgroupTree
-    from sysfs.host import Host
+    from sysfs.host import Host, WithheldCpus
     from sysfs.mask import Mask
     from systemd.bus import Systemd
 
@@ -346,7 +347,7 @@ class Wiring:
             allocated = bool(self._running) or _has_pods(self._loaded)
             configured = situate(
                 config,
-                self._read_host(),
+                self._read_host(known=()),
                 allocated=allocated,
                 managers=self._managers,
                 offer=self._providers.offer(),
@@ -415,13 +416,25 @@ class Wiring:
             log.error("running pods cannot be read", why=self._unreadable)  # noqa: TRY400  # not a defect of the agent
             return ()
 
-    def _read_host(self) -> Host:
+    def _read_host(self, known: tuple[WithheldCpus, ...] | None = None) -> Host:
         # Devices of pods are listed in the configuration; the host's own list is for display only.
         host = discover(self._config.agent.sysfs_root, devices=False)
         for warning in sorted({*host.warnings} - self._warned):
             log.warning("unexpected host data", why=warning)
         self._warned = frozenset(host.warnings)
-        return host
+        return replace(host, withheld=self._read_withheld(host.online, known))
+
+    def _read_withheld(
+        self, online: Mask, known: tuple[WithheldCpus, ...] | None = None
+    ) -> tuple[WithheldCpus, ...]:
+        """Return what pods cannot have of the online CPUs; `known` where no cgroup can be read."""
+        if known is None:
+            known = self.controller.state.configured.host.withheld
+        kubelet = self._config.agent.kubelet.enabled
+        try:
+            return read_withheld(self._tree, self._layout.pods(), online, beside_kubelet=kubelet)
+        except OSError:  # the comparison, which reads all of them, says so
+            return known
 
     def _open_listeners(self, opened: ExitStack) -> Listeners:
         agent, metrics = self._config.agent, self._config.agent.metrics
@@ -585,6 +598,7 @@ class Wiring:
         return HostInputs(
             discover=self._configure_host,
             fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
+            withheld=self._read_withheld,
             hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
             cgroups=self._cgroup_changes(opened) if live else None,
             intakes=self._intakes,

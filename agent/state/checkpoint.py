@@ -63,6 +63,8 @@ class HostFacts(Saved, frozen=True):
     online: Mask = EMPTY
     offline: Mask = EMPTY
     nodes: tuple[NodeFacts, ...] = ()
+    #: CPUs that are online and that the cgroup of all pods cannot have.
+    withheld: Mask = EMPTY
 
 
 class SharedPod(Saved, frozen=True):
@@ -141,7 +143,8 @@ class Checkpoint(SavedBesideLedger, frozen=True):
 
 def host_facts(host: Host) -> HostFacts:
     """Return the facts of a host that a checkpoint keeps."""
-    return HostFacts(host.online, host.offline, tuple(_node_facts(node) for node in host.nodes))
+    nodes = tuple(_node_facts(node) for node in host.nodes)
+    return HostFacts(host.online, host.offline, nodes, host.withheld_cpus)
 
 
 def host_changes(before: HostFacts, after: HostFacts) -> tuple[str, ...]:
@@ -152,6 +155,7 @@ def host_changes(before: HostFacts, after: HostFacts) -> tuple[str, ...]:
     return (
         *_moved("CPUs", "online", before.online, after.online),
         *_moved("CPUs", "offline", before.offline, after.offline),
+        *_moved("CPUs", "withheld from pods", before.withheld, after.withheld),
         *_node_changes(
             {node.id: node for node in before.nodes}, {node.id: node for node in after.nodes}
         ),

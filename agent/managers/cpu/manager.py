@@ -264,9 +264,9 @@ def shared_cpus(rules: HostPolicy, ledger: Ledger) -> Mask:
     The shared pool, or the reserved CPUs if `strict-cpu-reservation` has left the pool empty: the
     kernel reads an empty `cpuset.cpus`, and one whose CPUs are all offline, as "all of the
     parent's", which would let these containers run on exclusive CPUs. Where neither is left (CPUs
-    went offline beside a cordon, or others are reserved now), the reserved and then all other CPUs
-    that no pod has; CPUs of pods only where pods have all that are online, the reserved ones first
-    (`Rule.SHARED_POOL` is then violated).
+    went offline or are withheld beside a cordon, or others are reserved now), the reserved and then
+    all other CPUs that no pod has; CPUs of pods only where pods have all that are online, the
+    reserved ones first (`Rule.SHARED_POOL` is then violated).
     """
     free = _unallocated(rules, ledger)
     reserved = rules.policy.cpu.reserved & rules.machine.cpus.all
@@ -307,13 +307,18 @@ def _of_host_and_policy(
     rules: HostPolicy, allocation: PodAllocation, offline: Mask
 ) -> Iterator[Violation]:
     cpus, online = allocation.exclusive_cpus, rules.machine.cpus.all
-    if missing := cpus - online - offline:
+    if missing := cpus - online - offline - rules.machine.withheld_cpus:
         message = f"has CPUs {missing}, which this host no longer has"
         yield Violation.of(allocation, Rule.CPU_MISSING, message)
     if lost := (cpus & offline) - online:
         remedy = f"set them online again, or {ADMIT_AGAIN}"
         message = f"has CPUs {lost}, which are offline"
         yield Violation.of(allocation, Rule.CPU_OFFLINE, message, remedy)
+    for withheld in rules.machine.withheld:
+        if lost := cpus & withheld.cpus:
+            message, remedy = f"has CPUs {lost}, which {withheld.place}", withheld.remedy
+            remedy = f"{remedy}, or {ADMIT_AGAIN}"
+            yield Violation.of(allocation, Rule.CPU_WITHHELD, message, remedy)
     if not rules.static_cpus:
         message = f"has exclusive CPUs {cpus}, policy none allocates none"
         remedy = "the CPUs are free again when the pod is removed"

@@ -109,13 +109,13 @@ class CpuTopology(Struct, frozen=True, dict=True):
 
     @classmethod
     def from_host(cls, host: Host) -> Self:
-        """Build from the facts of a host; offline CPUs are ignored.
+        """Build from the facts of a host; offline and withheld CPUs are ignored.
 
         A core is named by its lowest online thread (the kubelet's rule). CPUs of an unknown
         package (the kernel shows -1) belong to package 0, CPUs of no node (a kernel without NUMA)
         to node 0. CPUs without an uncore cache share one per package.
         """
-        online = [cpu for cpu in host.cpus if cpu.online]
+        online = [cpu for cpu in host.cpus if cpu.id in host.usable]
         core_of = _lowest_members(online, lambda cpu: cpu.id if cpu.core is None else cpu.core)
         uncore_of = _uncore_ids(online)
         return cls.from_rows(

@@ -133,14 +133,26 @@ def test_an_offline_cpu_is_the_cause_also_when_none_is_left(
     assert {(drift.cause, drift.observed) for drift in drifts} == {(Cause.CPU_OFFLINE, found)}
 
 
-def test_a_partition_is_neither_offline_nor_a_narrow_parent(kernel: EmulatedKernel) -> None:
+@pytest.mark.parametrize("word", ["root", "isolated"])
+def test_a_partition_is_neither_offline_nor_a_narrow_parent(
+    kernel: EmulatedKernel, word: str
+) -> None:
     kernel.mkdir("iso")
     kernel.write("iso", "cpuset.cpus", "3")
-    kernel.write("iso", "cpuset.cpus.partition", "isolated")
-    drifts = verify(kernel, (Setting("pods/a", cpus=CPUS),))
-    assert only(drifts).cause is Cause.UNKNOWN
-    assert "look for a cpuset partition" in only(drifts).detail
-    assert only(drifts).observed == "2"
+    kernel.write("iso", "cpuset.cpus.partition", word)
+    drift = only(verify(kernel, (Setting("pods/a", cpus=CPUS),)))
+    assert (drift.cause, drift.observed) == (Cause.CPU_WITHHELD, "2")
+    named = "CPUs 3 belong to the partition /iso"
+    assert drift.detail == f"{named}; end that partition or remove the pod"
+    kernel.write("iso", "cpuset.cpus", "2-3")
+    drift = only(verify(kernel, (Setting("pods/a", cpus=CPUS),)))
+    assert "so the kernel uses the parent's 0-1,4-7; end that partition" in drift.detail
+    # What is offline is said beside what is withheld.
+    kernel.write("iso", "cpuset.cpus", "3")
+    kernel.set_online(Mask.parse("0-1,3-7"))
+    drift = only(verify(kernel, (Setting("pods/a", cpus=CPUS),)))
+    assert drift.detail.startswith(f"{named} and 2 of 2-3 is offline, so the kernel uses")
+    assert drift.detail.endswith("end that partition, bring the CPUs online or remove the pod")
 
 
 def test_a_lost_controller_is_reported_at_the_ancestor_and_below(kernel: EmulatedKernel) -> None:
