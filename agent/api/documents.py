@@ -835,6 +835,19 @@ class ManifestDocument(Document, frozen=True):
         return f"pod {self.namespace}/{self.name}" if self.name else f"pod {self.file}"
 
 
+class WithheldDocument(Document, frozen=True):
+    """CPUs that are online and that pods cannot have, and the cgroup that withholds them.
+
+    `allows` are the CPUs that a cgroup above the pods has; null: the cgroup is a partition
+    elsewhere, which has the CPUs to itself. `detail` says that in one line.
+    """
+
+    cpus: str
+    cgroup: str
+    allows: str | None
+    detail: str
+
+
 class StatusDocument(Document, frozen=True):
     """The agent's status; `conditions` are what is not as it should be.
 
@@ -845,7 +858,7 @@ class StatusDocument(Document, frozen=True):
     `log_level` is that of the log. `runtime` is null where the agent is not asked over NRI.
     `hostname` is the host's as the agent sees it, `time` the Unix time of the answer.
     `kubernetes_version` is the version of Kubernetes whose rules hold, `kubernetes_version_source`
-    what says so.
+    what says so. `withheld` are the CPUs among `online_cpus` that pods cannot have.
     """
 
     version: str
@@ -877,6 +890,7 @@ class StatusDocument(Document, frozen=True):
     time: float = 0.0
     kubernetes_version: str = ""
     kubernetes_version_source: str = ""
+    withheld: tuple[WithheldDocument, ...] = ()
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""

@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 class CpuUse(StrEnum):
     """What a CPU is used for.
 
-    `OFFLINE` goes before all others, then `EXCLUSIVE` (one container has it), `POD` (it belongs to
-    a pod: its shared pool, or budget that no container may use now), `CORDONED`, `RESERVED` and
-    `SHARED` (the node's shared pool). `ONLINE`: nothing is known of pods.
+    `OFFLINE` goes before all others, then `WITHHELD` (online, but pods cannot have it:
+    `sysfs.host.WithheldCpus`), `EXCLUSIVE` (one container has it), `POD` (it belongs to a pod: its
+    shared pool, or budget that no container may use now), `CORDONED`, `RESERVED` and `SHARED` (the
+    node's shared pool). `ONLINE`: nothing is known of pods.
     """
 
     OFFLINE = "offline"
+    WITHHELD = "withheld"
     EXCLUSIVE = "exclusive"
     POD = "pod"
     CORDONED = "cordoned"
@@ -70,8 +72,8 @@ class MapCpuDocument(Document, frozen=True):
     """One CPU; group ids as in `TopologyView`.
 
     `owners` has one owner, or several if an import or a damaged checkpoint allocates a CPU twice.
-    An offline CPU keeps its owners. `cordoned`: nothing new is allocated from the CPU, which may
-    have owners still.
+    A CPU that is offline or withheld keeps its owners. `cordoned`: nothing new is allocated from
+    the CPU, which may have owners still.
     """
 
     id: int
@@ -318,12 +320,15 @@ def _cpus(
     reserved = frozenset(() if policy is None else policy.cpu.reserved)
     cordon = NO_CORDON if policy is None else policy.cordon
     cpus, nodes = frozenset(cordon.cpus), frozenset(cordon.nodes)
+    withheld = frozenset(host.withheld_cpus)
     for cpu in host.cpus:
         users = tuple(owners.get(cpu.id, ()))
         cordoned = cpu.id in cpus or cpu.node in nodes
         use = CpuUse.SHARED
         if not cpu.online:
             use = CpuUse.OFFLINE
+        elif cpu.id in withheld:
+            use = CpuUse.WITHHELD
         elif policy is None:
             use = CpuUse.ONLINE
         elif users:
@@ -511,7 +516,7 @@ def shared_by(threads: Iterable[Sequence[MapOwnerDocument]]) -> bool:
 
 def _users(cpu: MapCpuDocument, names: Mapping[str, str]) -> Iterator[str]:
     if not cpu.owners:
-        aside = cpu.use in (CpuUse.RESERVED, CpuUse.CORDONED)
+        aside = cpu.use in (CpuUse.WITHHELD, CpuUse.RESERVED, CpuUse.CORDONED)
         yield f"is {cpu.use}" if aside else "is in the node's shared pool"
     for owner in cpu.owners:
         container = f" container {owner.container}" if owner.container else ""

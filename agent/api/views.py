@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import Hints, ProviderHints
     from agent.pods.model import GivenDevice, GivenDevices, Pod
+    from sysfs.host import WithheldCpus
 
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
@@ -263,6 +264,16 @@ def _count(hints: Hints | None) -> int | None:
     return few if few <= BEST_HINTS else None
 
 
+def withheld_document(withheld: WithheldCpus) -> wire.WithheldDocument:
+    """Return the document of CPUs that pods cannot have."""
+    return wire.WithheldDocument(
+        cpus=str(withheld.cpus),
+        cgroup=withheld.cgroup,
+        allows=None if withheld.allows is None else str(withheld.allows),
+        detail=str(withheld),
+    )
+
+
 def cordon_documents(cordons: Cordons) -> Iterator[CordonDocument]:
     """Yield the document of each cordon."""
     for entry in cordons:
@@ -306,8 +317,8 @@ class SnapshotDocument(Document, frozen=True):
 
     `config` is a configuration file (YAML) with every key; `agent.devices` are the devices that can
     be allocated now, those of device plugins and of the host included. `cpus` has a list
-    `[cpu, core, package, node, uncore cache]` for each online CPU, `offline` the CPUs that do not
-    run. `checkpoint` is the checkpoint (`docs/state-files.md`), which has the allocations.
+    `[cpu, core, package, node, uncore cache]` for each CPU that pods can have, `offline` all other
+    CPUs. `checkpoint` is the checkpoint (`docs/state-files.md`), which has the allocations.
     `mismatches` are settings that do not fit the host, `preferring` the resources whose device
     plugins are asked which devices they prefer, which a replay cannot do. `kubelet_devices` are the
     devices that the kubelet beside the agent gave, by container (`ContainerDocument`) by the

@@ -84,6 +84,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     why = answer.kubernetes_version_source
     yield f"  rules      Kubernetes {answer.kubernetes_version} ({why})"
     yield f"  CPUs       {answer.online_cpus} online, {policy.reserved_cpus or 'none'} reserved"
+    yield from (f"  withheld   {each.detail}" for each in answer.withheld)
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"

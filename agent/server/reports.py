@@ -434,6 +434,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         policy=views.policy_document(state.configured.rules.policy),
         online_cpus=str(host.online),
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),
+        withheld=tuple(map(views.withheld_document, host.withheld)),
         shared_pool=str(state.shared_pool),
         exclusive_cpus=str(exclusive_cpus(state.ledger)),
         pods=len(allocations),

@@ -316,11 +316,14 @@ def _offline(cpus: Sequence[MapCpuDocument]) -> Iterator[MappedPart]:
 _LETTERS: Final = "ABCDEFGHJKLMNPQSTUVWYZ"
 _SIGNS: Final = {
     CpuUse.OFFLINE: "x",
+    CpuUse.WITHHELD: "-",
     CpuUse.CORDONED: "/",
     CpuUse.RESERVED: "R",
     CpuUse.SHARED: ".",
     CpuUse.ONLINE: ".",
 }
+#: What no pod runs on, whatever a pod was given.
+NOT_THERE: Final = frozenset({CpuUse.OFFLINE, CpuUse.WITHHELD})
 #: The CPU has several owners.
 TWICE: Final = "*"
 #: Another pod than that on which the map is focused.
@@ -334,6 +337,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     ".": "shared pool",
     "/": "cordoned",
     "x": "offline",
+    "-": "withheld by another cgroup",
     ISOLATED: "isolated, in the shared pool",
     OTHER: "another pod",
     TWICE: "allocated twice",
@@ -355,10 +359,10 @@ class Marks(Struct, frozen=True):
     def of(self, cpu: MapCpuDocument) -> TextSpan:
         """Return the mark of a CPU: upper case where it is one container's, lower case the pod's.
 
-        An offline CPU is marked as offline also if a pod has it.
+        A CPU that is offline or withheld is marked as that also if a pod has it.
         """
-        if cpu.use is CpuUse.OFFLINE or not cpu.owners:
-            quiet = cpu.use in (CpuUse.OFFLINE, CpuUse.RESERVED, CpuUse.CORDONED)
+        if cpu.use in NOT_THERE or not cpu.owners:
+            quiet = cpu.use in (*NOT_THERE, CpuUse.RESERVED, CpuUse.CORDONED)
             unmarked = cpu.isolated and cpu.use in (CpuUse.SHARED, CpuUse.ONLINE)
             sign = ISOLATED if unmarked else _SIGNS[cpu.use]
             return TextSpan(sign, Tone.FAINT if quiet else Tone.PLAIN)

@@ -13,6 +13,7 @@ from agent.api.map import CpuUse, is_shared
 from agent.pods.model import MEMORY
 from agent.tools.map.parts import (
     MEANINGS,
+    NOT_THERE,
     SHARED_CORE,
     TWICE,
     MappedCore,
@@ -88,6 +89,7 @@ text { fill: var(--ink) }
 .cordoned { stroke: var(--cordon); stroke-width: 2; stroke-dasharray: 4 2 }
 rect.cordoned:not(.exclusive, .pod) { fill: var(--paper) }
 .offline { fill: none; stroke: var(--line); stroke-dasharray: 2 2 }
+.withheld { fill: none; stroke: var(--line) }
 .isolated { stroke: var(--ink); stroke-dasharray: 3 2 }
 .mixed, .twice { stroke: var(--warning); stroke-width: 2 }
 .pod { fill-opacity: 0.18 }
@@ -224,7 +226,7 @@ class _Drawing:
         return _Block(len(cores) * _STEP - _GAP, rows * _STEP, draw)
 
     def _cpu(self, cpu: MapCpuDocument, x: float, y: float, *, mixed: bool) -> Iterator[str]:
-        owned = bool(cpu.owners) and cpu.use is not CpuUse.OFFLINE
+        owned = bool(cpu.owners) and cpu.use not in NOT_THERE
         marked = (
             ("isolated", cpu.isolated),
             ("mixed", mixed),
@@ -260,6 +262,7 @@ class _Drawing:
             ("reserved", "7", "reserved", CpuUse.RESERVED in uses),
             ("cordoned", "7", "cordoned", any(cpu.cordoned for cpu in cpus)),
             ("offline", "7", "offline", CpuUse.OFFLINE in uses),
+            ("withheld", "7", MEANINGS["-"], CpuUse.WITHHELD in uses),
             ("shared isolated", "7", "isolated", any(cpu.isolated for cpu in cpus)),
             ("shared mixed", "7", MEANINGS[SHARED_CORE], self._has("SharedCore")),
             ("exclusive twice", TWICE, MEANINGS[TWICE], any(len(cpu.owners) > 1 for cpu in cpus)),

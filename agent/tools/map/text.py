@@ -12,6 +12,7 @@ from agent.api.map import CpuUse
 from agent.pods.model import MEMORY, full_name
 from agent.tools.map.parts import (
     MEANINGS,
+    NOT_THERE,
     Line,
     MappedPart,
     Marks,
@@ -59,6 +60,7 @@ _USES: Final = {
     "R": "reserved",
     "/": "cordoned",
     "x": "offline",
+    "-": "withheld",
     "i": "isolated",
     "o": "of other pods",
     "*": "allocated twice",
@@ -368,7 +370,7 @@ def headlines(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[Li
     yield line(TextSpan(", ".join(words), Tone.HEADING))
     policy = document.policy
     if policy is not None:
-        taken = sum(bool(cpu.owners) for cpu in online)
+        taken = sum(bool(cpu.owners) and cpu.use not in NOT_THERE for cpu in online)
         usable = taken + sum(cpu.use is CpuUse.SHARED for cpu in online)
         yield line(
             f"CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, topology "

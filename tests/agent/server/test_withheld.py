@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
+from agent.api.map import CpuUse
 from agent.config.isolation import PartitionMode
 from agent.managers.decision import Rule
 from agent.reconcile.diff import Cause
@@ -199,6 +200,12 @@ async def test_what_is_withheld_is_in_no_count_and_in_the_rejection(world: World
         assert 'numawarden_cpus{pool="shared"} 14.0' in metrics
         answer = await asyncio.to_thread(agent.client.admit, manifest(cpu="14"))
         assert answer.rejection is not None
+        shown = await status(agent)
+        assert [each.detail for each in shown.withheld] == [
+            "CPUs 1,9 belong to the partition /ovs.slice"
+        ]
+        drawn = await asyncio.to_thread(agent.client.map)
+        assert [cpu.id for cpu in drawn.cpus if cpu.use is CpuUse.WITHHELD] == [1, 9]
         assert answer.rejection.message == (
             "the node has no room for the pod: 14 of cpu asked, 13 free (13 allocatable, other "
             "pods request 0); CPUs 1,9 belong to the partition /ovs.slice"

@@ -24,6 +24,7 @@ const LEGEND = [
   ["use-cordoned cordoned", "/", "cordoned: nothing new", (cpu) => cpu.cordoned],
   ["use-reserved", "R", "reserved", (cpu) => cpu.use === "reserved"],
   ["use-offline", "×", "offline", (cpu) => cpu.use === "offline"],
+  ["use-withheld", "-", "withheld by another cgroup", (cpu) => cpu.use === "withheld"],
   ["use-shared isolated", "i", "isolated", (cpu) => cpu.isolated],
   ["use-shared mixed", "·", "core with several users", (cpu, mixed) => mixed.has(cpu.id)],
   ["use-exclusive twice", "*", "allocated twice", (cpu) => cpu.owners.length > 1],

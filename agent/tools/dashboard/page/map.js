@@ -9,14 +9,17 @@ const SIZES = [
   { name: "medium", title: "M", width: 24, gap: 3, most: 700 },
   { name: "small", title: "S", width: 9, gap: 2, most: Infinity },
 ];
-const SIGNS = { offline: "×", cordoned: "/", reserved: "R", shared: "·", online: "·" };
+const SIGNS = { offline: "×", withheld: "-", cordoned: "/", reserved: "R", shared: "·", online: "·" };
 const USES = {
   offline: "offline",
+  withheld: "withheld from pods by another cgroup",
   cordoned: "free, but cordoned",
   reserved: "reserved",
   shared: "in the node's shared pool",
   online: "online",
 };
+// What no pod runs on, whatever a pod was given.
+const NOT_THERE = ["offline", "withheld"];
 // More changes than these at once are not shown one by one.
 const MOST_FLASHES = 64;
 const HINT = matchMedia("(pointer: coarse)").matches
@@ -254,7 +257,7 @@ export class MapView {
   }
 
   #mark(cell, cpu) {
-    const owner = cpu.use === "offline" ? undefined : cpu.owners[0];
+    const owner = NOT_THERE.includes(cpu.use) ? undefined : cpu.owners[0];
     const has = cpu.owners.some((each) => each.uid === this.#selected);
     const classes = ["cpu", `use-${cpu.use}`];
     if (owner !== undefined) {
@@ -270,7 +273,7 @@ export class MapView {
   }
 
   #sign(cpu) {
-    if (cpu.use === "offline" || cpu.owners.length === 0) {
+    if (NOT_THERE.includes(cpu.use) || cpu.owners.length === 0) {
       return cpu.isolated && ["shared", "online"].includes(cpu.use) ? "i" : SIGNS[cpu.use];
     }
     if (cpu.owners.length > 1) return "*";
@@ -287,7 +290,7 @@ export class MapView {
         ? `shared pool of pod ${pod}`
         : `exclusive to container ${owner.container} of pod ${pod}`;
     });
-    if (cpu.use === "offline" || owners.length === 0) owners.unshift(USES[cpu.use]);
+    if (NOT_THERE.includes(cpu.use) || owners.length === 0) owners.unshift(USES[cpu.use]);
     const said = [`CPU ${cpu.id}: ${owners.join(" and ")}`];
     if (cpu.owners.length > 1) said.push("allocated twice");
     if (cpu.cordoned) said.push(owners.length ? "cordoned: nothing new is allocated from it" : "cordoned");

@@ -52,7 +52,7 @@ export function showPolicies(status) {
 /** Show the figures of the host: what is allocated of what pods may have. */
 export function showFigures(picture, status) {
   const { map } = picture;
-  const online = map.cpus.filter((cpu) => cpu.use !== "offline");
+  const online = map.cpus.filter((cpu) => !["offline", "withheld"].includes(cpu.use));
   const allocated = online.filter((cpu) => cpu.owners.length > 0).length;
   const usable = allocated + online.filter((cpu) => cpu.use === "shared").length;
   const figures = [figure("CPUs allocated", allocated, usable, `of ${usable}`)];
