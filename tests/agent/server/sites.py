@@ -21,6 +21,7 @@ from agent.managers.policy import MemoryManagerPolicy, PluginDevice, TopologyMan
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.reconcile.identify import pod_cgroup
+from agent.reconcile.withheld import read_withheld
 from agent.server.state import situate
 from agent.server.wiring import Fakes, Wiring
 from agent.state.checkpoint import decode
@@ -225,6 +226,7 @@ async def hotplug(site: Site, controller: Controller, online: str) -> None:
     site.kernel.set_online(Mask.parse(online))
     before, cordons = controller.state.configured, controller.state.durable.cordons
     host = with_offline(two_packages(), two_packages().online - Mask.parse(online))
+    host = replace(host, withheld=read_withheld(site.kernel, site.layout.pods(), host.online))
     await controller.take_over(lambda: situate(site.config, host, before, cordon=cordons.total))
 
 

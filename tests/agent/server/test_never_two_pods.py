@@ -10,9 +10,10 @@ What was bound outside of all pods is known from the checkpoint alone: where tha
 imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
 
 In the stories of `Upheaval` the host does not stay as it is either: CPUs and nodes are cordoned, go
-offline and come back, the configuration is another one after a restart, units restart, agents are
-killed at any step, and others write into every cgroup at or below that of all pods. What they do
-there is repaired by the next comparison, so that these stories are looked at after comparisons.
+offline and come back, another program makes a partition of some and ends it, the configuration is
+another one after a restart, units restart, agents are killed at any step, and others write into
+every cgroup at or below that of all pods. What they do there is repaired by the next comparison, so
+that these stories are looked at after comparisons.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from agent.managers.decision import Rule
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
 from agent.pods.model import UNIT, ContainerKind
 from agent.reconcile.report import BindingError
+from agent.reconcile.withheld import read_withheld
 from agent.server.errors import BindingNotFoundError, RequestError
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import CHECKPOINT_NAME, Store
@@ -87,6 +89,8 @@ DYING: Final = 0.3
 COMPARED: Final = 0.5
 #: The first seed of the stories of upheavals.
 FIRST: Final = int(os.environ.get("NUMAWARDEN_FIRST_STORY", "0"))
+#: The cgroup of another program that may be a partition.
+APART: Final = "ovs.slice"
 WRITTEN: Final = ("0", "0-15", "3,11", "5-7")
 
 
@@ -342,8 +346,8 @@ def intruders(site: Site, controller: Controller, unknown: Container[str]) -> It
     allocations = state.ledger.allocations
     exposed = state.shared_cpus & exclusive_cpus(state.ledger)
     assert bool(exposed) == any(each.rule is Rule.SHARED_POOL for each in state.invalid)
-    assert not exposed or state.configured.host.online <= exclusive_cpus(state.ledger)
-    online = state.configured.host.online
+    usable = state.configured.host.usable
+    assert not exposed or usable <= exclusive_cpus(state.ledger)
     # What starts where a pod that is gone was bound is of no pod.
     bound = {
         each.cgroup: (each.pod_uid, each.container)
@@ -361,13 +365,13 @@ def intruders(site: Site, controller: Controller, unknown: Container[str]) -> It
             allowed = site.kernel.allowed(pid)[0]
             for other, allocation in allocations.items():
                 # What has just been started follows its pod's cgroup until it is found.
-                inside = _of_others(allocation, name, online, exposed) if written else EMPTY
+                inside = _of_others(allocation, name, usable, exposed) if written else EMPTY
                 theirs = inside if other == uid else allocation.exclusive_cpus - exposed
                 if allowed & theirs:
                     yield f"/{path} ({uid or 'no pod'}) is on {allowed & theirs} of {other}"
 
 
-def _of_others(allocation: PodAllocation, name: str, online: Mask, exposed: Mask) -> Mask:
+def _of_others(allocation: PodAllocation, name: str, usable: Mask, exposed: Mask) -> Mask:
     """Return the CPUs of the containers of a pod that none but they may run on.
 
     Exclusive CPUs that are `exposed` are in the node's pool, where containers without CPUs run.
@@ -377,7 +381,7 @@ def _of_others(allocation: PodAllocation, name: str, online: Mask, exposed: Mask
     # An init container's CPUs are those of the containers after it.
     if one is None or one.kind is not ContainerKind.APP:
         return cpus
-    if one.cpus is not None and one.cpus.isdisjoint(online):
+    if one.cpus is not None and one.cpus.isdisjoint(usable):
         return cpus  # it has lost its own, and runs on what is left of its pod's
     for container in allocation.containers:
         own = container.isolation is Isolation.CONTAINER and container.kind is ContainerKind.APP
@@ -413,12 +417,14 @@ class Upheaval(Story):
                 # Such as reserved CPUs that are all offline; no agent starts.
                 self.done.append(f"did not start: {error}")
                 self.site.kernel.set_online(HOST.online)
+                if self.site.kernel.exists(APART):
+                    self.site.kernel.write(APART, "cpuset.cpus.partition", "member")
                 self.site.config = self.first
 
     async def live(self, controller: Controller) -> None:
         self.rules = controller.state.configured.rules
         self.noted(controller)
-        await controller.reconcile()
+        await self.compare(controller)
         self.settled(controller, "start")
         for _ in range(2 * STEPS):
             step = self.random.choice(self.steps())
@@ -426,7 +432,7 @@ class Upheaval(Story):
             await step(controller)
             self.noted(controller)
             if self.random.random() < COMPARED:
-                await controller.reconcile(insist=True)
+                await self.compare(controller)
                 self.settled(controller, "reconcile")
         self.backups.append(pickle.dumps(self.site.disk))
 
@@ -434,6 +440,16 @@ class Upheaval(Story):
         """Note which cgroups outside of all pods the checkpoint does not know."""
         known = controller.state.durable.bindings
         self.forgotten = {*self.elsewhere} - {*known.released, *(each.cgroup for each in known)}
+
+    async def compare(self, controller: Controller) -> None:
+        """Compare as often as a period does: what is withheld by then is read first."""
+        for _ in range(3):
+            await controller.reconcile(insist=True)
+            host, kernel = controller.state.configured.host, self.site.kernel
+            if read_withheld(kernel, self.site.layout.pods(), host.online) == host.withheld:
+                return
+            await hotplug(self.site, controller, str(kernel.root.cpus))
+        raise AssertionError(f"what is withheld does not come to rest: {self.done}")
 
     def settled(self, controller: Controller, step: str) -> None:
         """Look at what may run where, after a comparison."""
@@ -443,6 +459,7 @@ class Upheaval(Story):
 
     def steps(self) -> list[Callable[[Controller], Awaitable[None]]]:
         more = [self.cordon, self.uncordon, self.plug, self.plug, self.scribble, self.scribble]
+        more += [self.part, self.part]
         if self.site.systemd is not None:
             more += [self.start_unit, self.restart_unit, self.restart_unit]
         return [*super().steps(), *more, self.admit_file]
@@ -464,8 +481,21 @@ class Upheaval(Story):
         """Have CPUs go offline or come online; the agent reads the host again and compares."""
         self.turn()
         await hotplug(self.site, controller, str(self.site.kernel.root.cpus))
-        await controller.reconcile(insist=True)
+        await self.compare(controller)
         self.settled(controller, f"online {self.site.kernel.root.cpus}")
+
+    async def part(self, controller: Controller) -> None:
+        """Have another program make a partition, or end the one that it has."""
+        del controller
+        kernel = self.site.kernel
+        if not kernel.exists(APART):
+            kernel.mkdir(APART)
+        word = self.random.choice(("root", "isolated", "member"))
+        if word != "member":
+            kernel.write(APART, "cpuset.cpus", str(self.any_mask()))
+        kernel.write(APART, "cpuset.cpus.partition", word)
+        shown = kernel.read(APART, "cpuset.cpus.partition").strip()
+        self.done.append(f"{kernel.read(APART, 'cpuset.cpus').strip()}: {shown}")
 
     async def scribble(self, controller: Controller) -> None:
         """Write a set into any cgroup at or below that of all pods."""
@@ -497,7 +527,7 @@ class Upheaval(Story):
         assert systemd is not None
         if not name:
             return
-        await controller.reconcile(insist=True)
+        await self.compare(controller)
         if name in systemd.units:
             systemd.stop_service(name)
         if self.random.random() < 0.3:
@@ -510,7 +540,7 @@ class Upheaval(Story):
         bound = [each.pod_uid for each in state.durable.bindings if each.cgroup == cgroup]
         pods = [pod for uid in bound if (pod := state.ledger.allocations.get(uid)) is not None]
         if any(pod.lifetime.unit != name for pod in pods):
-            await controller.reconcile(insist=True)  # the agent follows units of pods alone
+            await self.compare(controller)  # the agent follows units of pods alone
         self.settled(controller, f"{name} restarted")
 
     # --- what happens while no agent runs -------------------------------------------------------
