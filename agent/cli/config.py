@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
@@ -32,17 +34,22 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, restored, with_cordon
 from agent.pods.model import MEMORY
 from agent.pods.quantity import Quantity
+from agent.reconcile.start_checks import make_layout
+from agent.reconcile.withheld import read_withheld
 from agent.state.store import CHECKPOINT_NAME, peek
 from agent.tools.kubelet_config import import_kubelet_config, left_lines
 from agent.yaml import DEFAULT_MAX_BYTES
+from cgroupfs.errors import CgroupRootError
 from cgroupfs.settings import KernelController
+from cgroupfs.tree import KernelTree
 from sysfs.discover import discover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.managers.policy import Policy
-    from sysfs.host import Host
+    from sysfs.host import Host, WithheldCpus
+    from sysfs.mask import Mask
 
 
 @click.group()
@@ -89,11 +96,15 @@ def check(
     described = root or loaded.agent.sysfs_root
     host = discover(described, devices=False)
     warn(host.warnings)
+    if root is None and str(described) == "/":
+        host = replace(host, withheld=_withheld(loaded, host.online))
     machine = Machine.of(host)
     policy = resolve(loaded, machine, offline=host.offline, source=str(file))
     resctrl = _resctrl_note(loaded, described, str(file))
     click.echo(f"{file}: no mistakes")
     click.echo(f"  host              {_host(machine, root)}")
+    for withheld in machine.withheld:
+        click.echo(f"  withheld          {withheld}")
     for line in _summary(loaded, policy):
         click.echo(line)
     rules = EffectivePolicy(machine, policy, MANAGERS)
@@ -117,6 +128,15 @@ def check(
     if not starts:
         return ExitCode.ENVIRONMENT
     return ExitCode.OK if valid else ExitCode.REJECTED
+
+
+def _withheld(config: Config, online: Mask) -> tuple[WithheldCpus, ...]:
+    """Return what pods could not have of the CPUs; nothing where the cgroups cannot be read."""
+    layout = make_layout(config.cgroup_driver, config.cgroup_root)
+    kubelet = config.agent.kubelet.enabled
+    with suppress(CgroupRootError, OSError), closing(KernelTree(config.agent.cgroup_mount)) as tree:
+        return read_withheld(tree, layout.pods(), online, beside_kubelet=kubelet)
+    return ()
 
 
 def _resctrl_note(config: Config, root: Path, source: str) -> tuple[str, ...]:

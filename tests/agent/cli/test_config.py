@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,8 @@ from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocat
 from agent.pods.model import ContainerKind, QosClass
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store
+from cgroupfs.emulated.directory import DirectoryTree
+from cgroupfs.tree import KernelTree
 from sysfs.described import regular_host, write_tree
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
@@ -88,6 +91,28 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
         "  left on node 1    CPUs 2-3 (2 of 2), memory 3.95 GiB of 4 GiB",
         "  note: featureGates.NodeSwap changes nothing here",
     ]
+
+
+def test_what_pods_cannot_have_of_this_host_is_said(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = regular_host(cores_per_node=8, threads=1)
+    (file.parent / "cgroup").mkdir()
+    kernel = DirectoryTree(file.parent / "cgroup", host.online, Mask.of(0))
+    kernel.mkdir("ovs.slice")
+    kernel.write("", "cgroup.subtree_control", "+cpuset")
+    kernel.write("ovs.slice", "cpuset.cpus", "4-7")
+    kernel.write("ovs.slice", "cpuset.cpus.partition", "root")
+    monkeypatch.setattr("agent.cli.config.discover", lambda _, **__: host)
+    opened = partial(KernelTree, require_kernel=False)
+    monkeypatch.setattr("agent.cli.config.KernelTree", opened)
+    monkeypatch.setattr("agent.cli.config._could_start", lambda *_, **__: True)
+    mount = f"--set=agent.cgroupMount={kernel.root}"
+    file.write_text("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4-7\n")
+    assert run_command(["config", "check", str(file), mount]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  host              12 CPUs on 2 NUMA nodes")
+    assert lines[2] == "  withheld          CPUs 4-7 belong to the partition /ovs.slice"
 
 
 def test_the_file_of_the_service_is_checked_unless_another_is_named(

@@ -35,6 +35,7 @@ from agent.managers.policy import (
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.pods.quantity import Quantity
+from sysfs.host import WithheldCpus
 from sysfs.mask import EMPTY, Mask
 from tests.agent.config.machines import GIB, MIB, machine
 from tests.agent.pods.pods import amounts
@@ -152,6 +153,23 @@ def test_a_reserved_cpu_may_be_offline() -> None:
     text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n"
     assert _resolve(text, offline=Mask.of(8)).cpu.reserved == Mask.of(0)
     assert "no CPU 8; its CPUs are 0-7" in _problems(text)[0]
+
+
+def test_a_reserved_cpu_may_be_withheld_as_long_as_another_is_not() -> None:
+    withheld = replace(_HOST, withheld=(WithheldCpus(Mask.of(8, 9), "/ovs.slice"),))
+    text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8-9\n"
+    policy = _resolve(text, withheld)
+    assert policy.cpu.reserved == Mask.of(0)
+    assert policy.fit is not None
+    assert policy.fit.reserved["cpu"] == 1000
+    text = "cpuManagerPolicy: static\nreservedSystemCPUs: '8-9'\n"
+    (problem,) = _problems(text, withheld)
+    assert problem == (
+        "reservedSystemCPUs: the node's shared pool can have none of its CPUs (8-9): CPUs 8-9 "
+        "belong to the partition /ovs.slice; name one of 0-7 as well"
+    )
+    text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,10\n"
+    assert "no CPU 10; its CPUs are 0-9" in _problems(text, withheld)[0]
 
 
 def test_memory_is_reserved_as_listed() -> None:

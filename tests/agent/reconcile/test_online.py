@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from agent.managers.allocation import Isolation, PodAllocation
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.reconcile.target import usable
+from agent.reconcile.target import lacking, usable
 from sysfs.described import regular_host, with_offline
+from sysfs.host import Host, WithheldCpus
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
@@ -68,6 +70,50 @@ def test_a_pod_without_cpus_runs_in_the_nodes_pool() -> None:
     assert [(c.cpus, c.isolation) for c in only(allocated).containers] == [
         (None, Isolation.HOST)
     ] * 2
+
+
+def withholding(*withheld: WithheldCpus) -> Host:
+    return replace(HOST, withheld=withheld)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "first", "second"),
+    [
+        ("2", ("1", Isolation.CONTAINER), ("3-4", Isolation.POD)),
+        ("1-2", ("3-4", Isolation.POD), ("3-4", Isolation.POD)),
+        ("1-4", (None, Isolation.HOST), (None, Isolation.HOST)),
+    ],
+)
+def test_a_withheld_cpu_is_in_no_set(
+    cpus: str, first: tuple[str | None, Isolation], second: tuple[str | None, Isolation]
+) -> None:
+    host = withholding(WithheldCpus(Mask.parse(cpus), "/ovs.slice"))
+    left = usable(ledger(), host)
+    found = [(c.cpus if c.cpus is None else str(c.cpus), c.isolation)
+             for c in only(left).containers]  # fmt: skip
+    assert found == [first, second]
+    assert exclusive_cpus(left) == Mask.parse("1-4") - Mask.parse(cpus)
+
+
+def test_an_idle_sibling_that_is_withheld_is_not_kept_idle() -> None:
+    idle = ledger_with(replace(only(ledger()), idle=Mask.parse("5-6")))
+    host = withholding(WithheldCpus(Mask.of(6), "/ovs.slice"))
+    assert only(usable(idle, host)).idle == Mask.of(5)
+
+
+def test_what_a_pod_lacks_is_said_with_what_has_it() -> None:
+    (uid,) = ledger().allocations
+    partition, narrow = (
+        WithheldCpus(Mask.parse("2-3"), "/ovs.slice"),
+        WithheldCpus(Mask.parse("4-7"), "/tenant", Mask.parse("0-3")),
+    )
+    assert lacking(ledger(), ()) == {}
+    assert lacking(ledger(), (WithheldCpus(Mask.of(7), "/ovs.slice"),)) == {}
+    assert lacking(ledger(), (partition, narrow)) == {
+        uid: "CPUs 2-3 belong to the partition /ovs.slice and CPUs 4 are outside of /tenant, which "
+        "allows only 0-3, so the pod has only 1 of its 1-4; end that partition, widen /tenant, "
+        "or remove the pod and admit it again"
+    }
 
 
 def test_cpus_that_do_not_exist_are_never_written() -> None:

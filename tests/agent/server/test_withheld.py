@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.map import CpuUse
+from agent.cluster.topology import node_topology
 from agent.config.isolation import PartitionMode
 from agent.managers.decision import Rule
 from agent.reconcile.diff import Cause
@@ -198,6 +199,12 @@ async def test_what_is_withheld_is_in_no_count_and_in_the_rejection(world: World
         assert state.configured.rules.allocatable.amounts["cpu"] == 13_000  # type: ignore[union-attr]
         metrics = agent.controller.metrics.render(state.reading()).decode()
         assert 'numawarden_cpus{pool="shared"} 14.0' in metrics
+        assert 'numawarden_node_cpus{numa_node="0",state="free"} 5.0' in metrics
+        fitting = await asyncio.to_thread(agent.client.fit, manifest(uid=None), 16)
+        assert fitting.count == 6
+        published = node_topology(state.configured.rules, state.ledger, "worker-1", ())
+        cpus = [zone["resources"][0] for zone in published.document["zones"]]
+        assert [(each["name"], each["capacity"]) for each in cpus] == [("cpu", "6"), ("cpu", "8")]
         answer = await asyncio.to_thread(agent.client.admit, manifest(cpu="14"))
         assert answer.rejection is not None
         shown = await status(agent)
