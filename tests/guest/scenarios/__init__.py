@@ -110,6 +110,11 @@ SCENARIOS: Final = {
             "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
         ),
         Scenario(
+            "withheld",
+            "two-sockets",
+            "partitions of another program, before pods and under them, of every kind",
+        ),
+        Scenario(
             "shared-pool",
             "two-sockets",
             "sixty pods inherit the shared pool; sets of other writers and of older versions",
