@@ -15,7 +15,7 @@ from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, id_list, map_lines
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
-from sysfs.host import Device
+from sysfs.host import Device, WithheldCpus
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts
 from tests.agent.managers.hosts import make_rules
@@ -342,6 +342,22 @@ def test_offline_cpus_stand_apart_by_their_node() -> None:
     lines = drawn(map_of_host(host))
     place = lines.index("offline, node 0  CPUs 2")
     assert [line.split() for line in lines[place + 1 : place + 3]] == [["cpu", "2"], ["x"]]
+
+
+def test_withheld_cpus_stand_in_their_core_and_are_no_pods() -> None:
+    host = replace(
+        regular_host(packages=1, cores_per_node=4, threads=1),
+        withheld=(WithheldCpus(Mask.of(2), "/ovs.slice"),),
+    )
+    ledger = ledger_with(pod_with("pod-0", "1-2"))
+    document = map_of_allocations(host, make_rules(machine_of(host), memory=False), ledger)
+    lines = drawn(document)
+    assert dict(cells([line.replace("-", "x") for line in lines])) == {
+        0: "R", 1: "A", 2: "x", 3: ".",
+    }  # fmt: skip
+    assert any("1 of 2 CPUs allocated" in line for line in lines)
+    assert any("withheld by another cgroup" in line for line in lines)
+    assert '<rect class="cpu withheld" data-cpu="2"' in svg_of(document)
 
 
 def test_devices_stand_by_their_node_and_pods_beside_what_they_have() -> None:
