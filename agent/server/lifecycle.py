@@ -531,9 +531,14 @@ class Service:
             yield
 
     async def _meet(self) -> None:
-        """Enforce the pods in which cgroups were created."""
+        """Enforce the pods in which cgroups were created; see that these pods can have their CPUs.
+
+        A pod may have been admitted since another program's partition took them.
+        """
         created, self._created = self._created, set()
         await self._controller.meet(created)
+        if await self._host_changed():
+            self._rediscover.set()
 
     async def _check_listeners(self) -> None:
         """Listen again where the API's socket file is gone, or is another one; raises `StartError`.

@@ -23,7 +23,9 @@ from tests.agent.server.support import (
     manifest,
     next_event,
     running,
+    until,
 )
+from tests.agent.server.test_lifecycle import FullWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,6 +190,21 @@ async def test_a_partition_that_comes_while_the_agent_is_stopped_is_known_at_its
         assert (await status(agent)).invalid[0].message == (
             "has CPUs 1,9, which belong to the partition /ovs.slice"
         )
+
+
+@in_loop
+async def test_a_container_that_starts_is_off_cpus_that_were_just_taken_before_a_period_ends(
+    world: World,
+) -> None:
+    watch = FullWatch()
+    async with running(world, cgroups=watch) as agent:
+        take(world.kernel, "root")
+        assert await admit(agent, UID) == "1,9"
+        watch.appearing.put_nowait((f"kubepods/pod{UID}/c0",))
+        pod, pool = f"kubepods/pod{UID}", "0,2-8,10-15"
+        await until(lambda: world.kernel.read(pod, "cpuset.cpus").strip() == pool)
+        assert await admit(agent, OTHER_UID) == "2,10"
+        assert overlaps(agent) == []
 
 
 @in_loop
