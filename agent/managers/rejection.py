@@ -108,8 +108,9 @@ def cordon_text(rules: HostPolicy) -> str:
     cpus, nodes = rules.cordoned_cpus, rules.policy.cordon.nodes & rules.machine.node_mask
     parts = [f"{cpus_text(len(cpus))} ({cpus})"] if cpus else []
     parts += [f"the memory of {nodes_text(nodes)}"] if nodes else []
-    several = len(parts) > 1 or len(cpus) > 1
-    return f"{' and '.join(parts) or 'CPUs that are offline'} {'are' if several else 'is'} cordoned"
+    several = len(parts) != 1 or len(cpus) > 1
+    what = " and ".join(parts) or "CPUs that are offline or withheld"
+    return f"{what} {'are' if several else 'is'} cordoned"
 
 
 def beside_closed(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
