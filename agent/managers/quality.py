@@ -19,7 +19,7 @@ from agent.pods.model import Quality, near_nodes, required
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.host import HostPolicy
@@ -111,18 +111,55 @@ class Judgement(Struct, frozen=True):
         return not self.why
 
 
-def verdict(rules: HostPolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
+class Intrusion(Struct, frozen=True):
+    """A cgroup that may use exclusive CPUs of a pod to which it does not belong.
+
+    `cpus` are these CPUs, `user` is the namespace/name of the pod that the cgroup is of ("": none).
+    `cause` is that of the difference (`agent.reconcile.diff.Cause`), `why` says in one line how the
+    cgroup differs and what to do.
+    """
+
+    cgroup: str
+    cpus: Mask
+    user: str
+    cause: str
+    why: str
+
+    def __str__(self) -> str:
+        of = f" of pod {self.user}" if self.user else ""
+        return f"CPUs {self.cpus} may be used by /{self.cgroup}{of}: {self.why}"
+
+
+def verdict(
+    rules: HostPolicy, allocation: PodAllocation, intruding: Collection[Intrusion] = ()
+) -> tuple[Judgement, ...]:
     """Return what every container has of each quality that applies to it.
 
     Of a container without CPUs of its own only pinned memory and devices are judged: that it shares
-    is what it asked for (its `why`), unless its specification is not known.
+    is what it asked for (its `why`), unless its specification is not known. `intruding` is what may
+    use CPUs of the pod now: none that it has are exclusive, its own or the pod's.
     """
-    return tuple(
+    judged = (
         judgement
         for container in allocation.containers
         for judgement in _of(rules, container, allocation.idle)
         if not (judgement.quality is Quality.EXCLUSIVE and container.why and judgement.why)
     )
+    return _broken(allocation, tuple(judged), intruding) if intruding else tuple(judged)
+
+
+def _broken(
+    allocation: PodAllocation, judged: Iterable[Judgement], intruding: Collection[Intrusion]
+) -> tuple[Judgement, ...]:
+    """Return judgements with what intrudes on containers' CPUs, whatever else makes them share."""
+    broken = [
+        Judgement(container.name, Quality.EXCLUSIVE, "; ".join(map(str, found)))
+        for container in allocation.containers
+        if (own := container.cpus) is not None
+        and (found := [each for each in intruding if not each.cpus.isdisjoint(own)])
+    ]
+    over = {(each.container, each.quality) for each in broken}
+    return (*broken, *(each for each in judged if (each.container, each.quality) not in over))
 
 
 def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:

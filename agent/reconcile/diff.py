@@ -106,7 +106,8 @@ class Difference(Struct, frozen=True):
     `*.effective` when the setting is written but not effective, `cgroup.subtree_control` for an
     ancestor that lost a controller, "" where no single file is concerned. `desired` and `observed`
     are its texts (None: the file does not exist). `detail` is one line with cause and remedy.
-    `writer` is the process that wrote the file last, None where it is not known.
+    `writer` is the process that wrote the file last, None where it is not known. `beyond` are the
+    CPUs that processes of the cgroup may use and should not.
     """
 
     cgroup: str
@@ -118,6 +119,12 @@ class Difference(Struct, frozen=True):
     desired: str = ""
     observed: str | None = None
     writer: Writer | None = None
+    beyond: Mask = EMPTY
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file can be written: an effective set is what the kernel makes of others."""
+        return self.file not in _SET_OF
 
 
 #: Returns who wrote a file of a cgroup last, None where that is not known.
@@ -157,17 +164,19 @@ def diff(item: DesiredCgroup, state: CgroupState | None) -> tuple[Difference, ..
 def _of_set(item: DesiredCgroup, state: CgroupState, file: str) -> tuple[Difference, ...]:
     """Compare a set and the effective one; a cgroup without the controller inherits as well."""
     desired, whole, written, effective = sets_of(item.setting, state, file)
+    found: Difference | None = None
     if whole.bits:
         if written is not None and written.bits and not whole <= written:
-            return (_own_set(item, file, whole, written),)
+            found = _own_set(item, file, whole, written)
     elif desired not in (None, written):
-        return (_difference(item, file, str(desired), None if written is None else str(written)),)
+        found = _difference(item, file, str(desired), None if written is None else str(written))
     if desired is None or effective is None or effective.bits == desired.bits:
-        return ()
+        return () if found is None else (found,)
     given = item.setting.given
-    if file == CPUS and given.bits and desired - given <= effective <= desired:
+    if found is None and file == CPUS and given.bits and desired - given <= effective <= desired:
         return ()
-    return (_difference(item, EFFECTIVE[file], str(desired), str(effective)),)
+    found = found or _difference(item, EFFECTIVE[file], str(desired), str(effective))
+    return (replace(found, beyond=effective - desired) if file == CPUS else found,)
 
 
 def _own_set(item: DesiredCgroup, file: str, whole: Mask, written: Mask) -> Difference:
@@ -243,9 +252,21 @@ def assess(
             elif difference.cause is Cause.UNKNOWN and difference.observed is not None:
                 records = records or recorded(cgroup)
                 found.append(_named(difference, records))
+            elif difference.file == CPUS and difference.observed is None:
+                beyond = _has_without_cpuset(tree, cgroup) - Mask.parse(difference.desired)
+                found.append(replace(difference, beyond=beyond))
             else:
                 found.append(difference)
     return tuple(_with_writer(difference, writer_of) for difference in found)
+
+
+def _has_without_cpuset(tree: CgroupTree, path: str) -> Mask:
+    """Return the CPUs of a cgroup without the cpuset controller: of the nearest one with it."""
+    for above in reversed(ancestors(path)):
+        (text,) = tree.read_many(above, (CPUS_EFFECTIVE,))
+        if text is not None:
+            return Mask.parse(text)
+    return EMPTY
 
 
 def _with_writer(difference: Difference, writer_of: WriterOf) -> Difference:

@@ -14,6 +14,7 @@ from agent.managers.allocation import Binding, Bindings
 from agent.pods.model import PARTITION, QosClass
 from agent.reconcile.desired import DesiredCgroup, Role, with_partitions
 from agent.reconcile.diff import Cause
+from agent.reconcile.exclusivity import intrusions
 from cgroupfs.emulated.kernel import FILES
 from cgroupfs.names import Driver
 from cgroupfs.plan import Setting
@@ -206,6 +207,25 @@ def test_an_invalid_partition_is_reported_in_the_kernels_words_until_it_is_repai
     assert machine.set(path_of(OWN, machine.driver)) == "2-3"
     machine.kernel.write(beside, "cpuset.cpus", "4")
     assert machine.repair(target(OWN))
+    assert partition(machine) == ("root", "2-3")
+
+
+def test_an_invalid_partition_is_not_exclusive_as_far_as_others_have_its_cpus(
+    machine: Machine,
+) -> None:
+    """A cgroup that lists CPUs of a partition ends it; the kernel says what of them it then has."""
+    desired = target(OWN, BESIDE)
+    machine.repair(desired)
+    beside = path_of(BESIDE, machine.driver)
+    for written in ("3,8-15", "8-15"):
+        machine.kernel.write(beside, "cpuset.cpus", written)
+        machine.kernel.write(beside, "cpuset.cpus.partition", "member")
+        report = machine.enforcer.verify(desired)
+        used = Mask.parse(machine.uses(beside)) & OWN.exclusive_cpus
+        found = intrusions(desired.ledger.allocations, report.remaining).get(OWN.uid, ())
+        assert [(each.cgroup, each.cpus) for each in found] == ([(beside, used)] if used else [])
+        assert partition(machine)[0] == "root invalid"
+    assert machine.repair(desired)
     assert partition(machine) == ("root", "2-3")
 
 
