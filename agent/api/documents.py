@@ -255,6 +255,20 @@ class JudgementDocument(Document, frozen=True):
     why: str = ""
 
 
+class IntrusionDocument(Document, frozen=True):
+    """A cgroup that may use `cpus`, which are exclusively those of a pod that it is not of.
+
+    `user` is the namespace/name of the pod that the cgroup is of ("": none), `cause` that of the
+    difference (`DifferenceDocument`). `message` says all of it in one line, and what to do.
+    """
+
+    cgroup: str
+    cpus: str
+    user: str
+    cause: str
+    message: str
+
+
 class PodDocument(Document, frozen=True):
     """One pod of the ledger.
 
@@ -273,7 +287,9 @@ class PodDocument(Document, frozen=True):
     `verdict` is what each container has of the qualities that a pod can require. `end` is what ends
     the pod: `removal`, `processes` or `unit`, the systemd unit `unit` (else ""). `isolation` is
     what the pod asks of the isolation of its exclusive CPUs, by item. `idle_cpus` are those of
-    `exclusive_cpus` that no pod uses: the siblings of the others.
+    `exclusive_cpus` that no pod uses: the siblings of the others. `intruding` are the cgroups of
+    others that may use exclusive CPUs of the pod now: as long as there are any, the pod is not
+    exclusive.
     """
 
     uid: str
@@ -303,6 +319,7 @@ class PodDocument(Document, frozen=True):
     unit: str = ""
     isolation: dict[str, str] = {}
     idle_cpus: str = ""
+    intruding: tuple[IntrusionDocument, ...] = ()
 
 
 class FailedPodDocument(Document, frozen=True):
@@ -422,9 +439,9 @@ class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
     `type` is one of `PodAdmitted`, `PodRejected`, `PodShared`, `PodResizeRejected`, `PodInvalid`,
-    `PodRemoved`, `PodNotEnforced`, `ContainerBound`, `ContainerUnbound`, `PodRecovered`,
-    `AllocationDisplaced`, `DriftFound`, `DriftContested`, `AllocationInvalid`, `HostChanged`,
-    `ManifestInvalid`, `EventsLost`.
+    `PodRemoved`, `PodNotEnforced`, `PodNotExclusive`, `ContainerBound`, `ContainerUnbound`,
+    `PodRecovered`, `AllocationDisplaced`, `DriftFound`, `DriftContested`, `AllocationInvalid`,
+    `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str
@@ -1024,6 +1041,8 @@ class VerificationDocument(Document, frozen=True):
     `intruding` are tasks confined to a set with exclusive CPUs of others. `unconfined` are the
     first of those that may run on every CPU, `unconfined_tasks` is the number of their threads and
     `kernel_threads` that of kernel threads not bound to one CPU; neither is a difference.
+    `intruding_cgroups` are those that may use exclusive CPUs of pods they are not of, by the
+    namespace/name of these pods.
     """
 
     agrees: bool
@@ -1035,3 +1054,4 @@ class VerificationDocument(Document, frozen=True):
     kernel_threads: int
     differences: tuple[str, ...]
     notes: tuple[str, ...]
+    intruding_cgroups: dict[str, tuple[IntrusionDocument, ...]] = field(default_factory=dict)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Policy
+    from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
     from sysfs.host import Host, Node
 
@@ -164,7 +165,8 @@ class MapPodDocument(Document, frozen=True):
 
     Of these `idle_cpus` are the sibling threads that no pod uses.
     `not_found` are the containers that are to run and that were not found in a cgroup for longer
-    than a start takes (`PodDocument.not_found`).
+    than a start takes (`PodDocument.not_found`). `not_exclusive` are those of `cpus` that cgroups
+    of others may use now.
     """
 
     uid: str
@@ -174,13 +176,14 @@ class MapPodDocument(Document, frozen=True):
     containers: tuple[MapContainerDocument, ...]
     not_found: tuple[str, ...] = ()
     idle_cpus: str = ""
+    not_exclusive: str = ""
 
 
 class MapWarningDocument(Document, frozen=True):
     """One thing to look at.
 
-    `reason` is `SharedCore`, `RemoteMemory`, `ContainerNotFound` or `AllocationInvalid`. `uids` are
-    the pods concerned.
+    `reason` is `NotExclusive`, `SharedCore`, `RemoteMemory`, `ContainerNotFound` or
+    `AllocationInvalid`. `uids` are the pods concerned.
     """
 
     reason: str
@@ -241,18 +244,24 @@ def map_of_allocations(
     *,
     not_found: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     invalid: Iterable[Violation] = (),
+    intrusions: Mapping[str, tuple[Intrusion, ...]] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
 ) -> MapDocument:
     """Return the map of a host with the allocations of a ledger under a policy.
 
-    `not_found` has the names of the containers that are to run and were not found, by pod uid.
+    `not_found` has the names of the containers that are to run and were not found, by pod uid,
+    `intrusions` what may use exclusive CPUs of a pod to which it does not belong.
     `kubelet` is what a kubelet beside the agent lists. The cost follows the CPUs of the host, the
     containers of the ledger and the devices.
     """
     allocations = tuple(ledger.allocations.values())
     cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
-    pods = tuple(_pod(each, not_found.get(each.uid, ())) for each in allocations)
+    pods = tuple(
+        _pod(each, not_found.get(each.uid, ()), intrusions.get(each.uid, ()))
+        for each in allocations
+    )
     groups = (
+        _not_exclusive(pods, intrusions),
         _shared_cores(cpus, pods),
         _remote_memory(host, allocations),
         _not_found(pods),
@@ -448,7 +457,12 @@ def _of_kubelet(
             )
 
 
-def _pod(allocation: PodAllocation, not_found: tuple[str, ...]) -> MapPodDocument:
+def _pod(
+    allocation: PodAllocation, not_found: tuple[str, ...], intruding: Iterable[Intrusion]
+) -> MapPodDocument:
+    used = EMPTY
+    for each in intruding:
+        used |= each.cpus
     return MapPodDocument(
         uid=allocation.uid,
         name=allocation.name,
@@ -466,7 +480,21 @@ def _pod(allocation: PodAllocation, not_found: tuple[str, ...]) -> MapPodDocumen
         ),
         not_found=not_found,
         idle_cpus=str(allocation.idle),
+        not_exclusive=str(used),
     )
+
+
+def _not_exclusive(
+    pods: Iterable[MapPodDocument], intrusions: Mapping[str, tuple[Intrusion, ...]]
+) -> Iterator[MapWarningDocument]:
+    for pod in pods:
+        for found in intrusions.get(pod.uid, ()):
+            yield MapWarningDocument(
+                reason="NotExclusive",
+                message=f"{full_name(pod)} is not exclusive: {found}",
+                uids=(pod.uid,),
+                cpus=str(found.cpus),
+            )
 
 
 def _shared_cores(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection, Violation
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
-    from agent.managers.quality import Judgement
+    from agent.managers.quality import Intrusion, Judgement
     from agent.managers.rules import EffectivePolicy
     from agent.managers.sharing import Share, UnusedBudget
     from agent.managers.topology.hint import Hint
@@ -62,13 +62,15 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     explanation: wire.ExplanationDocument | None = None,
     kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
     invalid: Iterable[Violation] = (),
+    intruding: Iterable[Intrusion] = (),
     judgements: Iterable[Judgement] = (),
     cdi_names: Mapping[str, str] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
 ) -> wire.PodDocument:
     """Return one pod; `kernel` has cgroups by container (None: the pod's own).
 
-    Without a `record` the kernel was not observed (a dry run). `judgements` are its verdict.
+    Without a `record` the kernel was not observed (a dry run). `judgements` are its verdict,
+    `intruding` is what may use its exclusive CPUs.
     `cdi_names` are the names that containers have in the CDI file of the pod, none where it is not
     written. `kubelet` is what a kubelet beside the agent lists.
     """
@@ -112,12 +114,24 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         unit=allocation.lifetime.unit,
         isolation=dict(allocation.isolation),
         idle_cpus=str(allocation.idle),
+        intruding=tuple(map(intrusion_document, intruding)),
         verdict=tuple(
             wire.JudgementDocument(
                 container=each.container, quality=str(each.quality), met=each.met, why=each.why
             )
             for each in judgements
         ),
+    )
+
+
+def intrusion_document(found: Intrusion) -> wire.IntrusionDocument:
+    """Return a cgroup that may use exclusive CPUs of a pod to which it does not belong."""
+    return wire.IntrusionDocument(
+        cgroup=f"/{found.cgroup}",
+        cpus=str(found.cpus),
+        user=found.user,
+        cause=found.cause,
+        message=str(found),
     )
 
 

@@ -199,6 +199,7 @@ def _kernel(socket_path: str) -> Iterator[_Checked]:
         yield _Checked("cgroups", ExitCode.NOT_ENFORCED, str(error))
         return
     yield from _cgroups(answer)
+    yield from _exclusive(answer)
     yield from _intruding(answer)
 
 
@@ -219,6 +220,18 @@ def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
         yield _Checked("cgroups", ExitCode.NOT_ENFORCED, more)
     else:
         yield _Checked("cgroups", ExitCode.OK, f"{len(answer.cgroups)} as allocated")
+
+
+def _exclusive(answer: VerificationDocument) -> Iterator[_Checked]:
+    lines = [
+        f"pod {name} is not exclusive: {each.message}"
+        for name, found in answer.intruding_cgroups.items()
+        for each in found
+    ]
+    more = "and {} more; see 'numawarden verify'"
+    yield from _listed("exclusive CPUs", ExitCode.NOT_ENFORCED, lines, more)
+    if not lines:
+        yield _Checked("exclusive CPUs", ExitCode.OK, "no cgroup of others may use them")
 
 
 def _intruding(answer: VerificationDocument) -> Iterator[_Checked]:

@@ -196,9 +196,10 @@ def yaml_of(value: object) -> str:
 _FIRST: Final = (
     "rejected", "would reject", "invalid", "does not fit", "failed", "CONDITION", "DIFFERS",
     "INTRUDES", "warning:", "not enforced:",
+    "not exclusive:",
 )  # fmt: skip
 #: And in its midst.
-_ANYWHERE: Final = ("NOT ENFORCED", "NOT-ENFORCED", "NOT READY")
+_ANYWHERE: Final = ("NOT ENFORCED", "NOT-ENFORCED", "NOT EXCLUSIVE", "NOT-EXCLUSIVE", "NOT READY")
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _FAILED_SHOWN: Final = 5
 
 #: The types of conditions that are about the kernel's settings.
-_OF_THE_KERNEL: Final = ("Enforced", "RepairsLast")
+_OF_THE_KERNEL: Final = ("Enforced", "Exclusive", "RepairsLast")
 _AGREES: Final = "the kernel agrees with the ledger"
 
 #: How many drifted settings are listed.
@@ -204,6 +204,8 @@ def _verification_lines(answer: VerificationDocument) -> Iterator[str]:
         if above.lacking:
             yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
     yield from (f"DIFFERS   {difference}" for difference in answer.differences)
+    for name, found in answer.intruding_cgroups.items():
+        yield from (f"INTRUDES  pod {name} is not exclusive: {each.message}" for each in found)
     yield from (f"INTRUDES  {_intruding(task)}" for task in answer.intruding)
     yield from (f"note: {note}" for note in answer.notes)
     if answer.unconfined_tasks:

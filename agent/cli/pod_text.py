@@ -322,7 +322,7 @@ def list_lines(listed: PodListDocument) -> Iterator[str]:
     for pod in listed.pods:
         yield f"{full_name(pod)}  {pod.qos}  {_state(pod)}  {_whence(pod)}"
         yield from _allocations(pod)
-        yield from remarks(pod.enforcement)
+        yield from _remarks(pod)
     for failed in listed.failed:  # `show` has the full reasons
         yield f"{_shown(failed)}  {_verb(failed)} since {moment(failed.time)}  {failed.message}"
 
@@ -390,6 +390,8 @@ def _state_word(pod: PodDocument) -> str:
     """Say in a word what `_state` says, with how many containers were found beside it."""
     if not pod.enforcement.enforced:
         return "NOT-ENFORCED"
+    if pod.intruding:
+        return "NOT-EXCLUSIVE"
     return pod.absence.replace(" ", "-") or "enforced"
 
 
@@ -397,7 +399,7 @@ def allocation_lines(pod: PodDocument) -> Iterator[str]:
     """Yield what the containers of a pod that has just been admitted got."""
     yield f"{full_name(pod)} (uid {pod.uid})"
     yield from _allocations(pod, why=True)
-    yield from remarks(pod.enforcement)
+    yield from _remarks(pod)
 
 
 def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
@@ -418,7 +420,7 @@ def admission_lines(answer: AdmissionDocument) -> Iterator[str]:
     if answer.explanation is not None:
         yield from _each("  warning: ", answer.explanation.warnings)
     yield from _allocations(answer.pod, why=True)
-    yield from remarks(answer.pod.enforcement)
+    yield from _remarks(answer.pod)
     if answer.plan is not None:
         yield from _each("  would create ", answer.plan.created)
         writes = (f"{one.cgroup}/{one.file} = {one.value}" for one in answer.plan.writes)
@@ -447,7 +449,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield f"  from      {_asked(pod)}"
     yield f"  origin    {_ORIGINS.get(pod.origin, pod.origin)}"
     yield f"  state     {_state(pod)}"
-    yield from remarks(pod.enforcement)
+    yield from _remarks(pod)
     yield from _each("  not valid under the current policy: ", map(_violation, pod.invalid))
     yield from _of_pod(pod)
     for cgroup in pod.kernel:
@@ -516,9 +518,10 @@ def _whence(pod: PodDocument) -> str:
 
 
 def _state(pod: PodDocument) -> str:
-    """Say whether a pod's allocation is enforced, and on how many of its containers."""
-    if not pod.enforcement.enforced:
-        return "NOT ENFORCED"
+    """Say whether a pod's allocation is enforced and exclusive, and on how many containers."""
+    wrong = {"NOT ENFORCED": not pod.enforcement.enforced, "NOT EXCLUSIVE": bool(pod.intruding)}
+    if any(wrong.values()):
+        return ", ".join(word for word, is_so in wrong.items() if is_so)
     lasting = _lasting(pod)
     if pod.containers_found is None or pod.containers_found == lasting:
         return "enforced"
@@ -770,6 +773,12 @@ def remarks(enforcement: EnforcementDocument) -> Iterator[str]:
     """Yield what is not enforced, and what else is to be known of it."""
     yield from _each("  not enforced: ", enforcement.differences)
     yield from _each("  note: ", enforcement.notes)
+
+
+def _remarks(pod: PodDocument) -> Iterator[str]:
+    """Yield what of a pod is not exclusive and not enforced, and what else is to be known of it."""
+    yield from _each("  not exclusive: ", (each.message for each in pod.intruding))
+    yield from remarks(pod.enforcement)
 
 
 def _each(label: str, lines: Iterable[str]) -> Iterator[str]:

@@ -125,9 +125,7 @@ def admit(
         if pod is not None:
             print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
         admitted = answer.pod
-        code = code or (
-            ExitCode.REJECTED if admitted is None else _enforcement_code(admitted.enforcement)
-        )
+        code = code or (ExitCode.REJECTED if admitted is None else _pod_code(admitted))
     return code
 
 
@@ -290,7 +288,7 @@ def show(
         click.echo(_arguments(tool, found, container))
     else:
         _print(found, output, pod_lines)
-    return _enforcement_code(found.enforcement)
+    return _pod_code(found)
 
 
 @click.command()
@@ -380,6 +378,10 @@ def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:
     if found is None or not found.uid:
         return found
     return agent.failed(found.uid) or found
+
+
+def _pod_code(pod: PodDocument) -> ExitCode:
+    return ExitCode.NOT_ENFORCED if pod.intruding else _enforcement_code(pod.enforcement)
 
 
 def _enforcement_code(enforcement: EnforcementDocument) -> ExitCode:

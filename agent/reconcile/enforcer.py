@@ -39,6 +39,7 @@ from agent.reconcile.diff import (
 )
 from agent.reconcile.drivers import CreateError, ToRecord, record_of
 from agent.reconcile.ending import Releaser
+from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.identify import identify_cgroups
 from agent.reconcile.observe import (
     ANY_CHILD,
@@ -126,6 +127,21 @@ def _apart(
     return tuple(found[0]), tuple(found[1])
 
 
+def _may_wait(
+    resting: Mapping[str, Setting], target: Desired, differing: Differing
+) -> Mapping[str, Setting]:
+    """Return the resting cgroups without those that intrude on exclusive CPUs of other pods."""
+    if not resting:
+        return resting
+    differences = (each for _, found in differing for each in found)
+    intruding = {
+        each.cgroup
+        for found in intrusions(target.ledger.allocations, differences).values()
+        for each in found
+    }
+    return {path: setting for path, setting in resting.items() if path not in intruding}
+
+
 class Enforcer:
     """Makes the kernel enforce a ledger.
 
@@ -207,7 +223,8 @@ class Enforcer:
         created. `cpuset.mems` is written where it was unset; a set that another process wrote in a
         running container is rewritten (which migrates its memory) only with `move_memory`. A limit
         below the current use is never written: the kernel would kill processes for it. A cgroup in
-        `resting` and the cgroups inside it are not written as long as the same setting is desired.
+        `resting` and the cgroups inside it are not written as long as the same setting is desired
+        and the cgroup has no exclusive CPUs of other pods.
 
         A systemd that did not answer is asked again here and by `verify`, and by no other call: so
         any number of changes in a row waits for one deadline.
@@ -278,8 +295,8 @@ class Enforcer:
         if rest is not None and observed is rest[0]:
             self._last, self._rest = target, rest
             return rest[1]
-        resting = still_resting(observed, resting)
         differing = observed.differing()
+        resting = _may_wait(still_resting(observed, resting), target, differing)
         wrong = self._assess(self._not_as_before(observed, differing))
         if scope is not None and self._crossed(observed, scope, wrong):
             return self._enforce(target, None, resting, move_memory=move_memory)

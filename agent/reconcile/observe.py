@@ -284,10 +284,17 @@ def steadily(read: Callable[[], _Read]) -> _Read:
 
 
 def still_resting(observed: Observation, resting: Mapping[str, Setting]) -> Mapping[str, Setting]:
-    """Return the resting cgroups of which the same setting is still desired."""
+    """Return the resting cgroups of which the same setting is still desired.
+
+    None rests above the pods: all pods inside would have to wait.
+    """
     if not resting:
         return resting
-    desired = {item.setting.cgroup: item.setting for item in observed.desired}
+    desired = {
+        item.setting.cgroup: item.setting
+        for item in observed.desired
+        if item.role not in ABOVE_PODS
+    }
     return {path: setting for path, setting in resting.items() if desired.get(path) == setting}
 
 

@@ -145,8 +145,9 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     pods. `pods` are the uids of the pods that were observed, None when all were.
 
     What depends on former observations is set for the controller: `settled` are the cgroups that
-    were new, `given_way` has the reason and the delay of each delay of a repair that has just
-    begun, `ended` are bound cgroups without processes whose bindings can be dropped. `orphaned` are
+    were new, `contested` are the differences that another process made again soon after repairs,
+    one for each file that it writes, `given_way` says of those that are news what is done about
+    them, `ended` are bound cgroups without processes whose bindings can be dropped. `orphaned` are
     the uids of pods that are not in the ledger and whose cgroups still exist, None if these were
     not observed. `compared` is False if the tree could not be read; `remaining` has the reason.
     """
@@ -164,6 +165,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     notes: tuple[str, ...] = ()
     pods: frozenset[str] | None = None
     settled: tuple[str, ...] = ()
+    contested: tuple[Difference, ...] = ()
     given_way: tuple[str, ...] = ()
     ended: frozenset[str] = frozenset()
     orphaned: frozenset[str] | None = None
@@ -201,11 +203,6 @@ class EnforcementReport(Struct, frozen=True, dict=True):
         return tuple(
             dict.fromkeys((*self.created, *self.enabled, *(each.cgroup for each in self.found)))
         )
-
-    @property
-    def contested(self) -> tuple[str, ...]:
-        """The cgroups whose repair is delayed."""
-        return tuple(sorted({each.cgroup for each in self.postponed}))
 
     def cgroups_of(self, uid: str) -> tuple[CgroupReport, ...]:
         """Return the cgroups of one pod, its own first."""

@@ -18,15 +18,17 @@ from msgspec.structs import replace
 from agent.api.documents import ConditionDocument
 from agent.managers.allocation import KUBELET
 from agent.pods.model import End, full_name
-from cgroupfs.settings import PARTITION_FILES
+from cgroupfs.settings import CPUS, MEMS, PARTITION_FILES
+from cgroupfs.tree import is_within, parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
     from agent.managers.allocation import PodAllocation, Source
     from agent.managers.decision import Violation
+    from agent.managers.quality import Intrusion
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference
     from agent.reconcile.report import CgroupReports, EnforcementReport
@@ -220,6 +222,11 @@ class PodRecords(Struct):
             count[record.absence] += len(record.not_found)
         return {each: count[each] for each in (Absence.NOT_STARTED, Absence.NOT_FOUND)}
 
+    def differences(self) -> Iterator[Difference]:
+        """Yield what is not enforced of all pods."""
+        for uid in self._unenforced:
+            yield from self.of(uid).unenforced
+
     @property
     def unenforced(self) -> int:
         """The number of pods that are not fully enforced."""
@@ -258,6 +265,8 @@ class ConditionType(StrEnum):
 
     #: The kernel and systemd have what is desired.
     ENFORCED = "Enforced"
+    #: No cgroup of others may use the exclusive CPUs of a pod.
+    EXCLUSIVE = "Exclusive"
     #: What belongs to no pod keeps off exclusive CPUs, as far as that is asked.
     ISOLATED = "Isolated"
     #: Repairs last: no other process writes a cgroup again after each of them.
@@ -306,6 +315,52 @@ def not_enforced(difference: Difference, pod: str) -> ConditionDocument:
         desired=difference.desired,
         observed=difference.observed,
     )
+
+
+def not_exclusive(allocation: PodAllocation, found: Sequence[Intrusion]) -> ConditionDocument:
+    """Return the condition that cgroups of others may use exclusive CPUs of a pod."""
+    named = "; ".join(map(str, found[:_NAMED]))
+    more = f"; and {len(found) - _NAMED} more cgroups" if len(found) > _NAMED else ""
+    return ConditionDocument(
+        ConditionType.EXCLUSIVE,
+        "IntrudingCgroup",
+        f"pod {full_name(allocation)} is not exclusive: {named}{more}",
+        uid=allocation.uid,
+        pod=full_name(allocation),
+    )
+
+
+def contested(difference: Difference, pod: str) -> ConditionDocument:
+    """Return the condition that another process writes a file again after each repair."""
+    file, cgroup = difference.file, f"/{difference.cgroup}"
+    return ConditionDocument(
+        ConditionType.REPAIRS_LAST,
+        "AnotherWriter",
+        f"{file} of {cgroup} is being modified by another writer, so that repairs do not last",
+        "'numawarden history' names the writer or says how to find it",
+        uid=difference.pod,
+        pod=pod,
+        container=difference.container,
+        cgroup=cgroup,
+        file=file,
+        desired=difference.desired,
+        observed=difference.observed,
+    )
+
+
+def without_consequences(
+    differences: Iterable[Difference], above: Iterable[Difference] = ()
+) -> Iterator[Difference]:
+    """Yield differences without those that follow from another in a cgroup above.
+
+    Where a set is written otherwise than desired, the effective sets inside differ with it: that is
+    one thing to report, of the file that was written. `above` are differences of other cgroups.
+    """
+    found = tuple(differences)
+    written = {each.cgroup for each in (*found, *above) if each.file in (CPUS, MEMS)}
+    for each in found:
+        if each.is_written or not (written and is_within(parent(each.cgroup), written)):
+            yield each
 
 
 def not_found(allocation: PodAllocation, record: PodRecord) -> ConditionDocument:

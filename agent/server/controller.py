@@ -213,7 +213,7 @@ class Controller:
         async def enforce() -> None:
             around = self.steps.kernel.pods_around
             # Where another writer contests a cgroup, only comparisons write, ever more rarely.
-            found = around(created) - around(self.state.contested)
+            found = around(created) - around(each.cgroup for each in self.state.contested)
             if uids := sorted(found & self.state.ledger.allocations.keys()):
                 await self.steps.enforce_started(*uids)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 from prometheus_client import ProcessCollector
@@ -40,18 +40,21 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import MetricSpec
     from agent.managers.policy import Policy
-    from agent.managers.quality import Judgement
+    from agent.managers.quality import Intrusion, Judgement
     from agent.managers.resource_manager import ResourceManager
     from agent.managers.rules import EffectivePolicy
+
+    #: What may use exclusive CPUs of other pods, by the uid of these pods.
+    _Intrusions: TypeAlias = Mapping[str, tuple[Intrusion, ...]]
 
 
 # --- allocations ----------------------------------------------------------------------------------
 # Samples of what containers have: verdicts, shared cores, and containers one by one.
 #
-# They follow from the policy and the ledger, and cost more than other gauges: they are made when
-# one of these is replaced, not at every scrape, and a pod is judged once. With 4,096 CPUs a verdict
-# takes 0.2 ms, which would be a third of a second for 1,500 pods, in which no other request is
-# answered.
+# They follow from the policy, the ledger and what intrudes, and cost more than other gauges: they
+# are made when one of these is another, not at every scrape, and a pod is judged once. With 4,096
+# CPUs a verdict takes 0.2 ms, which would be a third of a second for 1,500 pods, in which no other
+# request is answered.
 
 #: The longest list of CPUs or nodes in a label, in characters. On a host with thousands of CPUs,
 #: half of a container's core each, it would be tens of kilobytes in every series.
@@ -59,44 +62,52 @@ LONGEST_LIST: Final = 256
 
 
 class AllocationSamples:
-    """Samples that follow from the policy and the ledger, kept until one of these changes."""
+    """Samples that follow from policy, ledger and intrusions, kept until one of these changes."""
 
     def __init__(self) -> None:
-        self._of: tuple[EffectivePolicy, Ledger] | None = None
+        self._of: tuple[EffectivePolicy, Ledger, _Intrusions] | None = None
         self._made: tuple[Sample, ...] = ()
-        #: The allocations that were judged under the policy, by uid.
-        self._judged: dict[str, tuple[PodAllocation, tuple[Judgement, ...]]] = {}
+        #: The allocations that were judged under the policy, by uid, each with what intruded.
+        self._judged: dict[
+            str, tuple[PodAllocation, tuple[Intrusion, ...], tuple[Judgement, ...]]
+        ] = {}
 
     def samples(
-        self, rules: EffectivePolicy, ledger: Ledger, containers: int
+        self,
+        rules: EffectivePolicy,
+        ledger: Ledger,
+        containers: int,
+        intrusions: _Intrusions = MappingProxyType({}),
     ) -> tuple[Sample, ...]:
-        """Return the samples, made again if the policy or the ledger is another one.
+        """Return the samples, made again if the policy, the ledger or an intrusion is another one.
 
         `containers` is how many containers are exported one by one at most, in the order of
         admission.
         """
-        if self._of is None or self._of[0] is not rules or self._of[1] is not ledger:
-            if self._of is not None and self._of[0] is not rules:
+        of = self._of
+        if of is None or of[0] is not rules or of[1] is not ledger or of[2] != intrusions:
+            if of is not None and of[0] is not rules:
                 self._judged.clear()
             made = chain(
-                self._verdicts(rules, ledger),
+                self._verdicts(rules, ledger, intrusions),
                 (Sample(names.SHARED_CORES, (), shared_cores(rules, ledger)),),
                 _each(rules, ledger, containers),
             )
-            self._of, self._made = (rules, ledger), tuple(made)
+            self._of, self._made = (rules, ledger, intrusions), tuple(made)
         return self._made
 
-    def _verdicts(self, rules: EffectivePolicy, ledger: Ledger) -> Iterator[Sample]:
-        allocations = ledger.allocations
-        self._judged = {
-            uid: known
-            if (known := self._judged.get(uid)) is not None and known[0] is allocation
-            else (allocation, verdict(rules, allocation))
-            for uid, allocation in allocations.items()
-        }
+    def _verdicts(
+        self, rules: EffectivePolicy, ledger: Ledger, intrusions: _Intrusions
+    ) -> Iterator[Sample]:
+        before, self._judged = self._judged, {}
+        for uid, allocation in ledger.allocations.items():
+            known, intruding = before.get(uid), intrusions.get(uid, ())
+            if known is None or known[0] is not allocation or known[1] != intruding:
+                known = allocation, intruding, verdict(rules, allocation, intruding)
+            self._judged[uid] = known
         counted = Counter(
             (judgement.quality, judgement.met)
-            for _, judgements in self._judged.values()
+            for _, _, judgements in self._judged.values()
             for judgement in judgements
         )
         for quality in Quality:
@@ -160,6 +171,7 @@ def _listed(ids: Mask | None) -> str:
 class GaugeInput(Struct, frozen=True):
     """The state of one moment.
 
+    `intrusions` is what may use exclusive CPUs of other pods, by the uid of these pods.
     `ready`: pods can be admitted. `conditions` counts those of `numawarden status` by type.
     `reconcile_period` is seconds. `intruding` counts threads by kind, None before they were looked
     for. `containers` is how many containers are exported one by one at most.
@@ -175,6 +187,7 @@ class GaugeInput(Struct, frozen=True):
     started: float = 0.0
     unenforced_pods: int = 0
     not_found: Mapping[str, int] = MappingProxyType({})
+    intrusions: _Intrusions = MappingProxyType({})
     ready: bool = False
     conditions: Mapping[str, int] = MappingProxyType({})
     contested: int = 0
@@ -355,7 +368,9 @@ class Metrics:
         yield self.reconcile_duration.family()
         yield self.plugin_allocation_duration.family()
         yield self.runtime_request_duration.family()
-        more = self._allocations.samples(reading.rules, reading.ledger, reading.containers)
+        more = self._allocations.samples(
+            reading.rules, reading.ledger, reading.containers, reading.intrusions
+        )
         yield from families(reading, more)
         yield from self._process.collect()
 

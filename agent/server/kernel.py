@@ -18,11 +18,13 @@ from agent.api.documents import (
     VerificationDocument,
     VerifiedDocument,
 )
+from agent.api.views import intrusion_document
 from agent.pods.model import End, full_name
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
-from agent.reconcile.desired import ABOVE_PODS, Role
+from agent.reconcile.desired import Role
 from agent.reconcile.diff import NO_DRIFT, Cause, Difference
 from agent.reconcile.ending import Backoff
+from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.identify import pod_cgroup, runs
 from agent.reconcile.observe import steadily
 from agent.reconcile.report import CgroupReports, EnforcementReport
@@ -45,7 +47,7 @@ from cgroupfs.tree import all_ancestors, ancestors
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.api.documents import BindRequest
@@ -100,6 +102,10 @@ def verification(
         kernel_threads=threads[IntruderKind.KERNEL],
         differences=differences,
         notes=report.notes,
+        intruding_cgroups={
+            full_name(target.ledger.allocations[uid]): tuple(map(intrusion_document, found))
+            for uid, found in intrusions(target.ledger.allocations, report.remaining).items()
+        },
     )
 
 
@@ -383,8 +389,8 @@ class KernelEnforcement:
         self._assigned = probes.assigned
         self._intruders = IntruderCount(probes.tasks, probes.monotonic)
         self._backoff = Backoff()
-        #: Why the next repair of a cgroup is delayed, to be reported once it differs again.
-        self._unreported: dict[str, str] = {}
+        #: When the repair was made after which a file differed again, of what was reported last.
+        self._reported: dict[tuple[str, str], float] = {}
         #: The cgroups of the last observation, by pod ("": not of a pod).
         self._seen: dict[str, frozenset[str]] | None = None
 
@@ -444,7 +450,7 @@ class KernelEnforcement:
         """Compare the kernel with the ledger and repair what differs.
 
         Cgroups that another writer keeps modifying are skipped during their backoff, unless
-        `insist` is set.
+        `insist` is set or they have exclusive CPUs of other pods.
         """
         if self._isolation is not None:
             self._isolation.try_again()
@@ -475,12 +481,17 @@ class KernelEnforcement:
                 )
             )
             settled = self._observed(report)
-            begun = self._backoff.note(_repaired(report, drift), now)
+            contested = _contested(report, resting)
+            # What is repaired before its pause is over is part of the contest that is known.
+            self._backoff.note(
+                _repaired(report, (each for each in drift if each.cgroup not in resting)), now
+            )
             return replace(
                 _noted(_calmed(report), *(left.reason for left in kept)),
                 drift=drift,
                 settled=tuple(sorted(settled)),
-                given_way=self._delays(report, drift, begun),
+                contested=contested,
+                given_way=tuple(self._news(contested, report, resting, now)),
                 ended=ended,
                 orphaned=frozenset(self._orphaned(kept)),
             )
@@ -615,19 +626,37 @@ class KernelEnforcement:
             if named is not None:
                 yield named.uid
 
-    def _delays(
+    def _news(
         self,
+        contested: Iterable[Difference],
         report: EnforcementReport,
-        drift: Iterable[Difference],
-        begun: Mapping[str, WriterConflict],
-    ) -> tuple[str, ...]:
-        """Return the reason of each delayed repair, once per delay, if the cgroup differs again."""
-        waiting = dict.fromkeys(difference.cgroup for difference in report.postponed)
-        reasons = tuple(
-            self._unreported.pop(cgroup) for cgroup in waiting if cgroup in self._unreported
-        )
-        self._unreported.update(_delay_reasons(self._mount, drift, begun))
-        return reasons
+        resting: Mapping[str, WriterConflict],
+        now: float,
+    ) -> Iterator[str]:
+        """Yield what is done about each contested file, once in each pause."""
+        before = self._reported
+        self._reported = {key: one for key, one in before.items() if key[0] in resting}
+        waiting = {each.cgroup for each in report.postponed}
+        for each in contested:
+            key, contest = (each.cgroup, each.file), resting[each.cgroup]
+            if before.get(key) == contest.since:
+                continue
+            self._reported[key] = contest.since
+            file = shlex.quote(str(self._mount / each.cgroup / each.file))
+            next_repair = (
+                f"next repair in {contest.ends - now:.0f} s"
+                if each.cgroup in waiting
+                else "repaired at every comparison, since other pods are concerned"
+            )
+            found = (
+                f"identify the writer: auditctl -w {file} -p w"
+                if each.writer is None
+                else each.writer.line()
+            )
+            yield (
+                f"{each.detail} ({each.cause}); {contest.times} repairs were reverted, "
+                f"{next_repair}; {found}"
+            )
 
     def _observed(self, report: EnforcementReport) -> frozenset[str]:
         """Store which cgroups exist; return those that appeared since the last observation.
@@ -681,44 +710,34 @@ def _calmed(report: EnforcementReport) -> EnforcementReport:
 
 
 def _calm(difference: Difference) -> str:
-    return (
-        f"another writer modifies {difference.file} of /{difference.cgroup}; its repair is delayed"
+    what = f"{difference.file} of" if difference.is_written else "a cgroup above"
+    return f"another writer modifies {what} /{difference.cgroup}; its repair is delayed"
+
+
+def _contested(
+    report: EnforcementReport, resting: Mapping[str, WriterConflict]
+) -> tuple[Difference, ...]:
+    """Return what another process wrote again after repairs, whether or not it waits for the next.
+
+    What a cgroup inside has or lacks because of that is not written by anyone.
+    """
+    return tuple(
+        each
+        for each in (*report.found, *report.postponed)
+        if each.cgroup in resting and each.is_written and each.cause not in NO_DRIFT
     )
 
 
 def _repaired(
-    report: EnforcementReport, drift: Collection[Difference]
+    report: EnforcementReport, drift: Iterable[Difference]
 ) -> Iterator[tuple[Setting, str]]:
-    """Yield the settings of cgroups that differed, with the differences."""
-    if not drift:
-        return
-    # A delay for the cgroup of a QoS class would delay all pods in it.
-    desired = {
-        each.desired.setting.cgroup: each.desired.setting
-        for each in report.cgroups
-        if each.desired.role not in ABOVE_PODS
-    }
+    """Yield the settings of cgroups of which another process wrote files, with the differences."""
     found: dict[str, list[str]] = {}
     for difference in drift:
-        found.setdefault(difference.cgroup, []).append(difference.detail)
-    for path, details in found.items():
-        if path in desired:
-            yield desired[path], "; ".join(details)
-
-
-def _delay_reasons(
-    mount: Path, drift: Iterable[Difference], begun: Mapping[str, WriterConflict]
-) -> Iterator[tuple[str, str]]:
-    for difference in drift:
-        contest = begun.get(difference.cgroup)
-        if contest is not None:
-            writer = difference.writer
-            file = shlex.quote(str(mount / difference.cgroup / difference.file))
-            found = (
-                f"identify the writer: auditctl -w {file} -p w" if writer is None else writer.line()
-            )
-            why = (
-                f"{difference.detail} ({difference.cause}); {contest.times} repairs were reverted, "
-                f"next repair in {contest.pause:.0f} s; {found}"
-            )
-            yield difference.cgroup, why
+        if difference.is_written:
+            found.setdefault(difference.cgroup, []).append(difference.detail)
+    if not found:
+        return
+    for each in report.cgroups:
+        if details := found.get(each.desired.setting.cgroup):
+            yield each.desired.setting, "; ".join(details)

@@ -170,7 +170,7 @@ CACHE_UNCOUNTED: Final = gauge(
 )
 CONTESTED_CGROUPS: Final = gauge(
     "numawarden_contested_cgroups",
-    "Cgroups that another writer keeps modifying and whose repair is delayed.",
+    "Cgroups of which another writer keeps modifying files, so that repairs do not last.",
 )
 MANIFESTS: Final = gauge(
     "numawarden_manifests",

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection, Violation
     from agent.managers.device.kubelet import KubeletListing
+    from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import GivenDevices, Named, Pod
     from agent.reconcile.report import EnforcementReport
@@ -83,7 +84,7 @@ def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
     On large hosts that takes long enough to be felt by other users of the loop.
     """
     configured, ledger, invalid = state.configured, state.ledger, state.invalid
-    kubelet = state.kubelet_listing
+    kubelet, intruded = state.kubelet_listing, state.intrusions
     not_found = {uid: state.records.of(uid).not_found for uid in ledger.allocations}
 
     def drawn() -> MapDocument:
@@ -93,6 +94,7 @@ def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
             ledger,
             not_found=not_found,
             invalid=invalid,
+            intrusions=intruded,
             kubelet=kubelet,
         )
         return replace(document, hostname=os.uname().nodename, time=now)
@@ -105,12 +107,16 @@ def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
 
 
 class PodDescriber(Struct, frozen=True):
-    """Makes documents of pods under one policy; `pool` has the CPUs of the node's shared pool."""
+    """Makes documents of pods under one policy; `pool` has the CPUs of the node's shared pool.
+
+    `intrusions` is what may use exclusive CPUs of other pods, by the uid of these pods.
+    """
 
     rules: EffectivePolicy
     pool: Mask
     cdi_files: CdiFiles
     kubelet: KubeletListing
+    intrusions: Mapping[str, tuple[Intrusion, ...]]
 
     @classmethod
     def of(cls, state: AgentState, pool: Mask | None = None) -> PodDescriber:
@@ -120,6 +126,7 @@ class PodDescriber(Struct, frozen=True):
             state.shared_cpus if pool is None else pool,
             state.cdi_files,
             state.kubelet_listing,
+            state.intrusions,
         )
 
     def document(
@@ -132,6 +139,7 @@ class PodDescriber(Struct, frozen=True):
         invalid: Iterable[Violation] = (),
     ) -> PodDocument:
         """Return the document of a pod; without a `record` the kernel was not observed."""
+        intruding = self.intrusions.get(allocation.uid, ())
         return pod_document(
             allocation,
             self.pool,
@@ -139,7 +147,8 @@ class PodDescriber(Struct, frozen=True):
             explanation=explanation,
             kernel=kernel,
             invalid=invalid,
-            judgements=verdict(self.rules, allocation),
+            intruding=intruding,
+            judgements=verdict(self.rules, allocation, intruding),
             cdi_names=self.cdi_files.names(allocation),
             kubelet=self.kubelet,
         )
@@ -483,6 +492,7 @@ class OutcomeReporter:
 
     def note(self, outcome: EnforcementReport) -> None:
         """Count and report the result of a change or a comparison."""
+        intruded = self._state.intrusions
         self._note_cgroups(outcome)
         allocations = self._state.ledger.allocations
         self._state.records.note_running(outcome, allocations, self._clock.monotonic())
@@ -502,6 +512,17 @@ class OutcomeReporter:
         if outside and details(outside) != details(self._state.unenforced):
             log.error("enforcement failed", conditions=details(outside))
         self._state.unenforced = outside
+        self._note_intrusions(intruded)
+
+    def _note_intrusions(self, before: Mapping[str, tuple[Intrusion, ...]]) -> None:
+        """Report the pods that cgroups of others intrude on since now."""
+        for uid, found in self._state.intrusions.items():
+            known = {each.cgroup for each in before.get(uid, ())}
+            news = tuple(str(each) for each in found if each.cgroup not in known)
+            if news:
+                name = full_name(self._state.ledger.allocations[uid])
+                log.error("pod not exclusive", uid=uid, pod=name, conditions=news)
+                self._publish("PodNotExclusive", uid, name, "; ".join(news))
 
     def failed(self, why: str, uids: tuple[str, ...]) -> tuple[Difference, ...]:
         """Report that a step of a saved change failed: pods, or the host, lack what it was for.

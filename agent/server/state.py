@@ -32,16 +32,20 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, with_cordon
 from agent.pods.model import full_name
 from agent.progress import Progress
+from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.target import Desired, lacking, usable
 from agent.server.conditions import (
     ConditionTimes,
     ConditionType,
     PodRecords,
     camel_case,
+    contested,
     not_allocatable,
     not_enforced,
+    not_exclusive,
     not_found,
     not_valid,
+    without_consequences,
 )
 from agent.server.errors import ContainerNotFoundError, PodNotFoundError
 from agent.server.gauges import GaugeInput
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Violation
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Cordon, PluginDevice, Policy
+    from agent.managers.quality import Intrusion
     from agent.managers.recovery import Displaced
     from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import GivenDevices, Pod
@@ -255,7 +260,7 @@ class AgentState(Struct):
     `unsaved` says why the checkpoint could not be saved or may not be durable, `free_bytes` is the
     room that was last found for it in `directory` (None: not yet). `configuration` is what the
     agent was started with. `unenforced` is what the kernel or systemd does not enforce outside of
-    single pods. `contested` are cgroups that another writer modifies and whose repair is delayed.
+    single pods. `contested` is what another process writes again after each repair.
     `drift` are the latest settings that another process changed. `displaced` are allocations of the
     checkpoint whose CPUs are used by another running pod, by uid, until their pods are admitted or
     removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
@@ -288,7 +293,7 @@ class AgentState(Struct):
     directory: Path | None = None
     configuration: ConfigurationDocument | None = None
     unenforced: tuple[Difference, ...] = ()
-    contested: tuple[str, ...] = ()
+    contested: tuple[Difference, ...] = ()
     drift: tuple[DriftDocument, ...] = ()
     displaced: dict[str, Displaced] = field(default_factory=dict)
     providers: Providers = field(default_factory=Providers)
@@ -338,6 +343,16 @@ class AgentState(Struct):
     def shared_pool(self) -> Mask:
         """The node's shared pool; it may be empty (`strict-cpu-reservation`)."""
         return shared_pool(self.configured.rules, self.ledger)
+
+    @property
+    def intrusions(self) -> Mapping[str, tuple[Intrusion, ...]]:
+        """What may use exclusive CPUs of pods that are not its own, by the uid of these pods.
+
+        A pod in here is not exclusive, whatever else is asked of it. It follows from what is not
+        enforced now.
+        """
+        found = (*self.unenforced, *self.records.differences())
+        return intrusions(self.ledger.allocations, found) if found else MappingProxyType({})
 
     @property
     def kubelet_listing(self) -> KubeletListing:
@@ -444,16 +459,14 @@ class AgentState(Struct):
     def _of_kernel(self) -> Iterator[ConditionDocument]:
         for subject, message in self._isolation.conditions.items():
             yield ConditionDocument(ConditionType.ISOLATED, camel_case(subject), message)
-        for difference in self.unenforced:
+        for difference in without_consequences(self.unenforced):
             yield not_enforced(difference, "")
-        for cgroup in self.contested:
-            message = f"/{cgroup} is being modified by another writer, so repairs are delayed"
-            remedy = "see the log and 'numawarden verify'"
-            yield ConditionDocument(
-                ConditionType.REPAIRS_LAST, "AnotherWriter", message, remedy, cgroup=f"/{cgroup}"
-            )
+        for difference in self.contested:
+            pod = self.ledger.allocations.get(difference.pod)
+            yield contested(difference, "" if pod is None else full_name(pod))
 
     def _of_pods(self) -> Iterator[ConditionDocument]:
+        intruded = self.intrusions
         for uid, displaced in self.displaced.items():
             yield ConditionDocument(
                 ConditionType.ALLOCATION_CONFIRMED,
@@ -474,8 +487,10 @@ class AgentState(Struct):
                     pod=full_name(allocation),
                 )
             record = self.records.of(uid)
-            for difference in record.unenforced:
+            for difference in without_consequences(record.unenforced, self.unenforced):
                 yield not_enforced(difference, full_name(allocation))
+            if uid in intruded:
+                yield not_exclusive(allocation, intruded[uid])
             if record.not_found:
                 yield not_found(allocation, record)
         for violation in self.invalid:
@@ -578,7 +593,8 @@ class AgentState(Struct):
             not_found=self.records.not_found(),
             ready=self.unready() is None,
             conditions=Counter(str(each.type) for each in self.present_conditions()),
-            contested=len(self.contested),
+            intrusions=self.intrusions,
+            contested=len({each.cgroup for each in self.contested}),
             isolation_settings=self._isolation.changed,
             cache_counts=self._isolation.counts,
             manifests=MappingProxyType(counts),

@@ -170,6 +170,17 @@ async def a_cgroup_above_is_too_narrow(world: World, tape: Tape) -> None:
         await tape.run(agent, 5)
 
 
+@fault("NotExclusive", "NotEnforced", "ReconcileStale")
+async def a_pod_falls_back_to_the_cpus_of_another(world: World, tape: Tape) -> None:
+    async with running(world) as agent:
+        await with_pod(agent, tape)
+        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
+        world.kernel.mkdir("ovs")
+        world.kernel.write("ovs", "cpuset.cpus", world.cpus_of(POD))
+        world.kernel.write("ovs", "cpuset.cpus.partition", "root")
+        await tape.run(agent, 5)
+
+
 @fault("ReconcileStale")
 async def the_kernel_hangs(world: World, tape: Tape) -> None:
     async with running(world) as agent:

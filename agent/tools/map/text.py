@@ -770,21 +770,24 @@ def _pod(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
     cpus = f"CPUs {pod.cpus}" if pod.cpus else "in the shared pool"
     cpus += f", siblings {pod.idle_cpus} idle" if pod.idle_cpus else ""
     missing = f", {len(pod.not_found)} not found" if pod.not_found else ""
+    shared = Mask.parse(pod.not_exclusive)
+    lost = TextSpan(f", not exclusive: {shared}", Tone.WARNING) if shared else ""
     name = TextSpan(full_name(pod), Tone.HEADING)
-    yield line(TextSpan(f"{label:<{width}} ", tone), name, f"  {cpus}{missing}")
+    yield line(TextSpan(f"{label:<{width}} ", tone), name, f"  {cpus}", lost, missing)
     longest = max((len(container.name) for container in pod.containers), default=0)
     for container in pod.containers:
-        yield line(f"{' ' * (width + 1)}  {container.name:<{longest}}  {_place(container)}")
+        yield line(f"{' ' * (width + 1)}  {container.name:<{longest}}  {_place(container, shared)}")
 
 
-def _place(container: MapContainerDocument) -> str:
+def _place(container: MapContainerDocument, shared: Mask) -> str:
     mems = f", memory on node{'s' if _several(container.mems) else ''} {container.mems}"
     memory = mems if container.mems else ""
     if container.cpus is None:
         return f"the node's shared pool{memory}"
     if container.isolation == "container":
         until = ", until the next container starts" if container.kind == "init" else ""
-        return f"CPUs {container.cpus} (exclusive{until}){memory}"
+        alone = shared.isdisjoint(Mask.parse(container.cpus))
+        return f"CPUs {container.cpus} ({'' if alone else 'not '}exclusive{until}){memory}"
     return f"CPUs {container.cpus} (the pod's shared pool){memory}"
 
 

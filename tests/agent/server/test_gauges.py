@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import MetricSpec
-    from agent.managers.quality import Judgement
+    from agent.managers.quality import Intrusion, Judgement
     from agent.pods.model import Container
     from tests.agent.api.maps import Occupied
 
@@ -441,9 +441,11 @@ def test_the_samples_are_made_once_for_each_ledger(monkeypatch: pytest.MonkeyPat
 def test_a_pod_is_judged_once_under_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
 
-    def judging(rules: EffectivePolicy, allocation: PodAllocation) -> tuple[Judgement, ...]:
+    def judging(
+        rules: EffectivePolicy, allocation: PodAllocation, intruding: tuple[Intrusion, ...]
+    ) -> tuple[Judgement, ...]:
         judged.append(allocation.uid)
-        return verdict(rules, allocation)
+        return verdict(rules, allocation, intruding)
 
     monkeypatch.setattr(allocations, "verdict", judging)
     kept = AllocationSamples()

@@ -4,7 +4,7 @@ import { byId, counted, element, idsOf, renderList, setText, sizeText, timeEleme
 
 // The most events that are listed; the oldest go first.
 const MOST_EVENTS = 300;
-const BAD_EVENTS = new Set(["PodRejected", "PodInvalid", "PodNotEnforced", "DriftFound", "DriftContested",
+const BAD_EVENTS = new Set(["PodRejected", "PodInvalid", "PodNotEnforced", "PodNotExclusive", "DriftFound", "DriftContested",
   "AllocationInvalid", "ManifestInvalid", "EventsLost", "AllocationDisplaced"]);
 const GOOD_EVENTS = new Set(["PodAdmitted", "ContainerBound", "PodRecovered"]);
 
@@ -90,7 +90,7 @@ function figureElement({ name, share, text, unit }) {
   return made;
 }
 
-const OF_PODS = new Set(["ContainerNotFound", "AllocationInvalid"]);
+const OF_PODS = new Set(["NotExclusive", "ContainerNotFound", "AllocationInvalid"]);
 
 /** Show what is not as it should be: conditions of the agent, cordons, and warnings of the map. */
 export function showConditions(status, map, select) {

@@ -53,7 +53,7 @@ export class PodList {
     const all = chosen ? JSON.stringify(pod) : "";
     const { enforcement, verdict } = pod;
     return [chosen, this.#labels.text(pod.uid), pod.name, pod.exclusiveCpus, enforcement.enforced,
-      verdict.map((each) => each.met).join(), this.#missing.get(pod.uid)?.join(), pod.invalid.length,
+      pod.intruding.length, verdict.map((each) => each.met).join(), this.#missing.get(pod.uid)?.join(), pod.invalid.length,
       memoryOf(pod), all].join("\n");
   }
 
@@ -92,6 +92,12 @@ function badges(pod, missing) {
   const lacking = new Set(pod.verdict.filter((each) => !each.met).map((each) => each.quality));
   const met = new Set(pod.verdict.filter((each) => each.met).map((each) => each.quality));
   if (!pod.enforcement.enforced) badge("bad", "not enforced");
+  // What intrudes makes all of the pod not exclusive, whatever its containers share.
+  if (pod.intruding.length) {
+    badge("bad", "not exclusive");
+    lacking.delete("exclusive");
+    met.delete("exclusive");
+  }
   if (pod.invalid.length) badge("bad", "invalid");
   if (missing.length) badge("warn", `${missing.length} not found`);
   for (const quality of met) if (!lacking.has(quality)) badge("good", quality);
@@ -112,9 +118,10 @@ export function detailsOf(pod) {
       element("th", { scope: "col" }, name)))),
     element("tbody", {}, ...rows));
   const remarks = [
+    ...pod.intruding.map((each) => ["bad", `not exclusive: ${each.message}`]),
     ...pod.enforcement.differences.map((text) => ["bad", text]),
     ...pod.invalid.map((each) => ["bad", `${each.message}; ${each.remedy}`]),
-    ...pod.verdict.filter((each) => !each.met)
+    ...pod.verdict.filter((each) => !each.met && !(each.quality === "exclusive" && pod.intruding.length))
       .map((each) => ["warn", `${each.container}: not ${each.quality}, ${each.why}`]),
     ...pod.unusedBudget.map((each) => ["note", unusedText(each)]),
     ...pod.enforcement.notes.map((text) => ["note", text]),
