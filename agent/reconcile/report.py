@@ -136,7 +136,7 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     `found` is what differed before the first write, except cgroups that still showed their former
     setting; `drift` the part of it that another process changed, without new pods and containers
     and without what was beyond repair last time. `postponed` differs too and was not written for
-    now (`agent.reconcile.ending`). `cgroups` is the state at the end, `differences` those that
+    now (`agent.reconcile.backoff`). `cgroups` is the state at the end, `differences` those that
     concern no single setting (a controller, systemd). `unpartitioned` differ as partitions alone:
     their sets are enforced, so that these are not among what remains. `writes` are the writes in
     their order, `created` the cgroups that were created, `enabled` those whose

@@ -20,10 +20,10 @@ from agent.api.documents import (
 )
 from agent.api.views import intrusion_document
 from agent.pods.model import End, full_name
+from agent.reconcile.backoff import Backoff
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.desired import Role
 from agent.reconcile.diff import NO_DRIFT, Cause, Difference
-from agent.reconcile.ending import Backoff
 from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.identify import pod_cgroup, runs
 from agent.reconcile.observe import steadily
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from agent.isolation.host import HostIsolation
     from agent.managers.allocation import Binding, Bindings, PodAllocation
     from agent.reconcile.assigned import AssignedFiles
+    from agent.reconcile.backoff import WriterConflict
     from agent.reconcile.drivers import UnitState
-    from agent.reconcile.ending import WriterConflict
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.report import CgroupReport, PlannedChange, ReleaseReport
     from agent.reconcile.target import Desired

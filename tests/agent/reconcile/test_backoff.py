@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.reconcile.ending import AT_ONCE, IN_A_ROW, LONGEST_PAUSE, Backoff
+from agent.reconcile.backoff import AT_ONCE, IN_A_ROW, LONGEST_PAUSE, Backoff
 from cgroupfs.plan import Setting
 from sysfs.mask import Mask
 
@@ -15,7 +15,8 @@ STEP = 10.0
 
 def repaired(backoff: Backoff, now: float, found: str = "x", setting: Setting = MINE) -> float:
     """Note a repair; return how long the cgroup rests after it."""
-    contest = backoff.note([(setting, found)], now).get(setting.cgroup)
+    backoff.note([(setting, found)], now)
+    contest = backoff.resting(now).get(setting.cgroup)
     return 0.0 if contest is None else contest.pause
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.reconcile.ending import AT_ONCE
+from agent.reconcile.backoff import AT_ONCE
 from cgroupfs.state import Writer
 from sysfs.described import with_offline
 from sysfs.mask import EMPTY, Mask

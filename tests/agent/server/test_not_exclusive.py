@@ -10,7 +10,7 @@ import pytest
 
 from agent.api.documents import PodListDocument
 from agent.cli.pod_text import list_lines, list_table, pod_lines
-from agent.reconcile.ending import AT_ONCE
+from agent.reconcile.backoff import AT_ONCE
 from agent.server.conditions import ConditionType
 from agent.tools.map.parts import plain
 from agent.tools.map.text import map_lines
