@@ -238,7 +238,7 @@ def _is_started_here(allocation: PodAllocation) -> bool:
 
     A kubelet starts its pods' containers in their cgroups itself, later or never, and not again
     what is complete. Other pods end by themselves when they are not started
-    (`agent.server.kernel`).
+    (`agent.server.endings`).
     """
     kubelet = allocation.source is not None and allocation.source.name == KUBELET
     return allocation.lifetime.end is End.REMOVAL and not kubelet

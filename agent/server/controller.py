@@ -6,8 +6,6 @@ Every change goes the same way: it is saved, enforced, read back and reported
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,21 +25,18 @@ from agent.api.documents import (
 from agent.managers import admission
 from agent.managers.allocation import API, Source
 from agent.managers.rules import restored
-from agent.pods.model import End, full_name
-from agent.reconcile.report import BindingError
+from agent.pods.model import full_name
 from agent.server import maintenance
 from agent.server import metrics as names
 from agent.server.admissions import Admissions
 from agent.server.advice import Advisor
 from agent.server.conditions import PodRecord, details
+from agent.server.endings import Endings
 from agent.server.errors import (
     BindingNotFoundError,
-    PodNotFoundError,
-    RequestError,
     SourcePodError,
 )
 from agent.server.events import operation
-from agent.server.kernel import Endings
 from agent.server.reports import PodDescriber, RejectionReporter, pods_now, rejection_answer
 from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
@@ -57,7 +52,7 @@ if TYPE_CHECKING:
         ReconcileDocument,
         VerificationDocument,
     )
-    from agent.managers.allocation import Binding, Bindings, PodAllocation
+    from agent.managers.allocation import Binding, Bindings
     from agent.managers.decision import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
@@ -80,9 +75,7 @@ class Controller:
         self.rejections = RejectionReporter(steps.state, counters, steps.events, steps.clock)
         self.admissions = Admissions(steps, self.rejections)
         self.advice = Advisor(steps.state)
-        self._endings = Endings()
-        #: The pods that cannot be bound to the cgroup of their unit.
-        self._unfollowed: set[str] = set()
+        self._endings = Endings(steps, self._remove, self.enforce, self.bind)
         #: The pods that run shared and are about to be saved, by uid.
         self._sharing: dict[str, SharedPod] = {}
         self._reported_invalid: frozenset[Violation] = frozenset()
@@ -172,32 +165,8 @@ class Controller:
             return await self.queue.run(lambda: self._reconcile(insist=insist), ahead=ahead)
 
     async def end_pods(self) -> None:
-        """Remove the pods that ended with their processes or unit; follow units to their cgroups.
-
-        A unit that restarted is confined at once. Raises `CheckpointFailedError` when a removal
-        cannot be saved.
-        """
-        allocations, target = self.state.ledger.allocations, self.state.target()
-        watched = [each for each in allocations.values() if each.lifetime.end is not End.REMOVAL]
-        if not (watched or self._unfollowed) and self._endings.idle:
-            return
-        lives = await self.steps.observe(self.steps.kernel.lives, target, watched)
-        if lives.restarted:
-            await self.enforce(*lives.restarted)
-        due = self._endings.changes(
-            watched, self.state.durable.bindings, lives, self.clock.monotonic()
-        )
-        if due.started:
-            await self.queue.run(lambda: self._note_processes(due.started))
-        for uid, why in due.ended:
-            with operation("end", uid=uid, pod=full_name(allocations[uid])):
-                log.info("pod ended", why=why)
-                with suppress(PodNotFoundError):  # removed by a request meanwhile
-                    await self.queue.run(partial(self._remove, uid))
-        for uid, cgroup in due.moved:
-            await self._follow(allocations[uid], cgroup)
-        for uid in self._unfollowed - {uid for uid, _ in due.moved}:
-            self._followed(uid)
+        """End the pods whose processes or unit ended (`Endings.look`)."""
+        await self._endings.look()
 
     async def enforce(self, *uids: str) -> None:
         """Have the kernel enforce what pods are to have, whose cgroups may have changed."""
@@ -360,23 +329,6 @@ class Controller:
             enforcement=views.enforcement_document(unenforced),
         )
 
-    async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
-        """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
-        uid, (container, *_) = allocation.uid, allocation.containers
-        try:
-            await self.bind(uid, container.name, BindRequest(cgroup=f"/{cgroup}"))
-        except PodNotFoundError:  # removed by a request meanwhile
-            self._followed(uid)
-        except (BindingError, RequestError) as error:
-            self._unfollowed.add(uid)
-            self.state.conditions[f"unit of pod {uid}"] = str(error)
-        else:
-            self._followed(uid)
-
-    def _followed(self, uid: str) -> None:
-        self._unfollowed.discard(uid)
-        self.state.conditions.pop(f"unit of pod {uid}", None)
-
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self.clock.monotonic()
         await self.steps.check_saving()
@@ -437,14 +389,6 @@ class Controller:
         if ledger is not self.state.ledger:
             await self.steps.note(replace(self.state.durable, ledger=ledger))
             self.state.releases += 1
-
-    async def _note_processes(self, uids: tuple[str, ...]) -> None:
-        """Save that pods have had processes: they end when they have none, after a restart too."""
-        ledger = self.state.ledger
-        for uid in uids:
-            if (allocation := ledger.allocations.get(uid)) is not None:
-                ledger = ledger.with_lifetime(uid, replace(allocation.lifetime, started=True))
-        await self.steps.note(replace(self.state.durable, ledger=ledger))
 
     async def _note_ended(self, outcome: EnforcementReport) -> None:
         """Drop bindings of removed pods and replaced bindings when their processes have ended.

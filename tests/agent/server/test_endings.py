@@ -12,7 +12,7 @@ from agent.api.documents import BindRequest
 from agent.config.model import CgroupDriver
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import END, UNIT
-from agent.server.kernel import START_SECONDS, STOPPED_SECONDS
+from agent.server.endings import START_SECONDS, STOPPED_SECONDS
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
 from tests.agent.server.support import FakeClock, make_world
