@@ -259,7 +259,8 @@ class IntrusionDocument(Document, frozen=True):
     """A cgroup that may use `cpus`, which are exclusively those of a pod that it is not of.
 
     `user` is the namespace/name of the pod that the cgroup is of ("": none), `cause` that of the
-    difference (`DifferenceDocument`). `message` says all of it in one line, and what to do.
+    difference (`DifferenceDocument`) or `intruding task`. `message` says all of it in one line, and
+    what to do.
     """
 
     cgroup: str

@@ -115,8 +115,8 @@ class Intrusion(Struct, frozen=True):
     """A cgroup that may use exclusive CPUs of a pod to which it does not belong.
 
     `cpus` are these CPUs, `user` is the namespace/name of the pod that the cgroup is of ("": none).
-    `cause` is that of the difference (`agent.reconcile.diff.Cause`), `why` says in one line how the
-    cgroup differs and what to do.
+    `cause` is that of the difference (`agent.reconcile.diff.Cause`) or `intruding task`, `why` says
+    in one line how the cgroup differs, or which process is there, and what to do.
     """
 
     cgroup: str

@@ -23,7 +23,7 @@ from agent.reconcile.report import BindingError
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -91,6 +91,23 @@ def intruding_tasks(
     """Return the tasks that may run on CPUs of pods they do not belong to."""
     lands = tuple(territories)
     return tuple(found for task in tasks if (found := _intruding(task, lands, online)) is not None)
+
+
+class Intruders(Struct, frozen=True):
+    """What was found on exclusive CPUs: threads by `IntruderKind`, and tasks that are confined.
+
+    Of the tasks of one cgroup with the same CPUs the first stands for all.
+    """
+
+    threads: Mapping[str, int]
+    confined: tuple[IntrudingTask, ...] = ()
+
+    @classmethod
+    def of(cls, found: Collection[IntrudingTask]) -> Intruders:
+        """Return what these tasks are together."""
+        placed = [each for each in found if each.kind is IntruderKind.CONFINED]
+        first = {(each.task.cgroup, each.cpus): each for each in reversed(placed)}
+        return cls(count_threads(found), tuple(first.values()))
 
 
 def count_threads(found: Iterable[IntrudingTask]) -> Mapping[str, int]:

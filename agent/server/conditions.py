@@ -323,7 +323,7 @@ def not_exclusive(allocation: PodAllocation, found: Sequence[Intrusion]) -> Cond
     more = f"; and {len(found) - _NAMED} more cgroups" if len(found) > _NAMED else ""
     return ConditionDocument(
         ConditionType.EXCLUSIVE,
-        "IntrudingCgroup",
+        "Intruders",
         f"pod {full_name(allocation)} is not exclusive: {named}{more}",
         uid=allocation.uid,
         pod=full_name(allocation),

@@ -349,7 +349,8 @@ class Controller:
         online = self.state.configured.host.online
         counted = await self.worker.run(self.steps.kernel.count_intruders, target, outcome, online)
         if counted is not None:
-            self.state.intruding = counted
+            intruded, self.state.intruding = self.state.intrusions, counted
+            self.outcomes.note_intrusions(intruded)
         return self.outcomes.reconciled(outcome, seconds)
 
     async def _verify(self) -> VerificationDocument:

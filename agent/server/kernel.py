@@ -28,7 +28,13 @@ from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.identify import pod_cgroup, runs
 from agent.reconcile.observe import steadily
 from agent.reconcile.report import CgroupReports, EnforcementReport
-from agent.reconcile.tasks import ExclusiveTerritory, IntruderKind, count_threads, intruding_tasks
+from agent.reconcile.tasks import (
+    ExclusiveTerritory,
+    IntruderKind,
+    Intruders,
+    count_threads,
+    intruding_tasks,
+)
 from agent.server.errors import readable
 from cgroupfs.apply import HUGETLB, NEEDED, enabled
 from cgroupfs.errors import CgroupError
@@ -226,6 +232,8 @@ COUNT_SHARE: Final = 0.005
 class IntruderCount:
     """Counts intruding tasks, once a minute at most and less often where that takes long.
 
+    As long as there are confined ones, the minute is not waited for: what they are on is not
+    exclusive until they are gone.
     `tasks` reads the tasks of the host, `monotonic` is a clock in seconds.
     """
 
@@ -234,10 +242,8 @@ class IntruderCount:
         self._monotonic = monotonic
         self._next = float("-inf")
 
-    def count(
-        self, target: Desired, report: EnforcementReport, online: Mask
-    ) -> Mapping[str, int] | None:
-        """Return the number of threads by `IntruderKind`, None where it is too early to count.
+    def count(self, target: Desired, report: EnforcementReport, online: Mask) -> Intruders | None:
+        """Return what intrudes, None where it is too early to count.
 
         `report` is a comparison of all pods. Without exclusive CPUs no task is read.
         """
@@ -246,10 +252,11 @@ class IntruderCount:
             return None
         owned = tuple(territories(target, report))
         tasks = self._tasks() if owned else ()
-        counted = count_threads(intruding_tasks(tasks, owned, online))
+        found = Intruders.of(intruding_tasks(tasks, owned, online))
         ended = self._monotonic()
-        self._next = ended + max(COUNT_SECONDS, (ended - started) / COUNT_SHARE)
-        return counted
+        least = 0.0 if found.confined else COUNT_SECONDS
+        self._next = ended + max(least, (ended - started) / COUNT_SHARE)
+        return found
 
 
 # --- enforced -------------------------------------------------------------------------------------
@@ -440,8 +447,8 @@ class KernelEnforcement:
 
     def count_intruders(
         self, target: Desired, outcome: EnforcementReport, online: Mask
-    ) -> Mapping[str, int] | None:
-        """Return the threads that intrude by `IntruderKind`, None if it is too early to count.
+    ) -> Intruders | None:
+        """Return what intrudes, None if it is too early to count.
 
         `outcome` is that of `reconcile`; one that could not read the tree names no cgroups, and
         the pods' own tasks would seem to intrude.

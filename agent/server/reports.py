@@ -512,9 +512,9 @@ class OutcomeReporter:
         if outside and details(outside) != details(self._state.unenforced):
             log.error("enforcement failed", conditions=details(outside))
         self._state.unenforced = outside
-        self._note_intrusions(intruded)
+        self.note_intrusions(intruded)
 
-    def _note_intrusions(self, before: Mapping[str, tuple[Intrusion, ...]]) -> None:
+    def note_intrusions(self, before: Mapping[str, tuple[Intrusion, ...]]) -> None:
         """Report the pods that cgroups of others intrude on since now."""
         for uid, found in self._state.intrusions.items():
             known = {each.cgroup for each in before.get(uid, ())}

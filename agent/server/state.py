@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from agent.pods.model import GivenDevices, Pod
     from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.diff import Difference
+    from agent.reconcile.tasks import Intruders
     from agent.server.events import HistoryRecorder
     from agent.sources.source import PodSource, SourceUnreadableError
     from agent.state.checkpoint import Checkpoint
@@ -271,9 +272,9 @@ class AgentState(Struct):
     `changed_before` is what changed since the last run of the agent. `conditions` are all others,
     by subject, beside the parts of `progress` that stand still. `last_publication` is the Unix time
     at which the topology was last published to a cluster. `reconcile_period` (in seconds) and
-    `exported_containers` (at most so many in the metrics) are configured. `intruding` counts the
-    threads that may run on exclusive CPUs of pods they do not belong to, by kind, None before they
-    were looked for.
+    `exported_containers` (at most so many in the metrics) are configured. `intruding` are the
+    tasks that may run on exclusive CPUs of pods they do not belong to, None before they were looked
+    for.
     """
 
     configured: ConfiguredHost
@@ -309,7 +310,7 @@ class AgentState(Struct):
     progress: Progress = field(default_factory=lambda: Progress(SystemClock()))
     reconcile_period: float = 0.0
     exported_containers: int = 0
-    intruding: Mapping[str, int] | None = None
+    intruding: Intruders | None = None
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
     _names: PodNames = field(default_factory=PodNames)
@@ -349,10 +350,13 @@ class AgentState(Struct):
         """What may use exclusive CPUs of pods that are not its own, by the uid of these pods.
 
         A pod in here is not exclusive, whatever else is asked of it. It follows from what is not
-        enforced now.
+        enforced now, and from the tasks that were found.
         """
         found = (*self.unenforced, *self.records.differences())
-        return intrusions(self.ledger.allocations, found) if found else MappingProxyType({})
+        tasks = () if self.intruding is None else self.intruding.confined
+        if not (found or tasks):
+            return MappingProxyType({})
+        return intrusions(self.ledger.allocations, found, tasks)
 
     @property
     def kubelet_listing(self) -> KubeletListing:
@@ -602,7 +606,7 @@ class AgentState(Struct):
             last_reconcile=self.last_agreement,
             last_publication=self.last_publication,
             reconcile_period=self.reconcile_period,
-            intruding=self.intruding,
+            intruding=None if self.intruding is None else self.intruding.threads,
             containers=self.exported_containers,
             plugins=MappingProxyType(self.providers.connected()),
         )

@@ -227,7 +227,7 @@ async def another_process_undoes_every_repair(world: World, tape: Tape) -> None:
         await tape.run(agent, 14, lambda: world.kernel.write(POD, "cpuset.cpus", "0-15"))
 
 
-@fault("IntrudingTasks")
+@fault("IntrudingTasks", "NotExclusive")
 async def a_process_is_placed_on_the_cpus_of_a_pod(world: World, tape: Tape) -> None:
     async with running(world) as agent:
         await with_pod(agent, tape)

@@ -88,7 +88,8 @@ async def test_alerts_end_with_what_raised_them(world: World, tape: Tape, tmp_pa
         undone = tape.seconds
         world.tasks.clear()
         await tape.run(agent, 20)
-    raised = FAULTS["another_process_undoes_every_repair"].alerts | {"NumawardenIntrudingTasks"}
+    raised = FAULTS["another_process_undoes_every_repair"].alerts
+    raised |= FAULTS["a_process_is_placed_on_the_cpus_of_a_pod"].alerts
     assert firing(tape, tmp_path, {undone: raised, tape.seconds: NOTHING}) == ""
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.exclusivity import intrusions
+from agent.reconcile.tasks import IntrudingTask, Task
 from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import exclusive, on_host, pod
 
@@ -22,6 +23,13 @@ ALLOCATIONS: Final = {
 def wide(cgroup: str, uid: str, beyond: str) -> Difference:
     cpus = Mask.parse(beyond)
     return Difference(cgroup, "is wide", Cause.UNKNOWN, uid, None, "cpuset.cpus", beyond=cpus)
+
+
+def placed(
+    pid: int, cgroup: str | None, cpus: str, *pods: str, confined: bool = True
+) -> IntrudingTask:
+    mask = Mask.parse(cpus)
+    return IntrudingTask(Task(pid, "busy", mask, cgroup), mask, pods, confined)
 
 
 #: What differs, and by the uid of each pod whose CPUs are concerned: the cgroup and the CPUs.
@@ -82,3 +90,37 @@ def test_an_intrusion_says_who_may_use_what_and_what_to_do(
     (found,) = intrusions(ALLOCATIONS, (difference,))["b"]
     assert str(found).endswith(says)
     assert found.cpus != EMPTY
+
+
+#: Tasks, and of which cgroup and process each pod is reported for, by its uid.
+PLACED: Final[dict[str, tuple[tuple[IntrudingTask, ...], dict[str, list[tuple[str, int]]]]]] = {
+    "none": ((), {}),
+    "one of no pod": ((placed(7, "user.slice", "3", "a"),), {"a": [("user.slice", 7)]}),
+    "one on the CPUs of two pods": (
+        (placed(7, "user.slice", "3-4", "a", "b"),),
+        {"a": [("user.slice", 7)], "b": [("user.slice", 7)]},
+    ),
+    "several in one cgroup": (
+        (placed(7, "user.slice", "2", "a"), placed(8, "user.slice", "3", "a")),
+        {"a": [("user.slice", 7)]},
+    ),
+    "one in an unknown cgroup beside others": (
+        (placed(7, None, "2", "a"), placed(8, "user.slice", "2", "a")),
+        {"a": [("", 7), ("user.slice", 8)]},
+    ),
+    "one that nothing confines": ((placed(7, "user.slice", "0-7", "a", confined=False),), {}),
+    "one of a pod that was removed": ((placed(7, "user.slice", "9", "gone"),), {}),
+    "one in a cgroup that is wide": ((placed(7, "wide/inside", "2", "a"),), {}),
+}
+
+
+@pytest.mark.parametrize(("tasks", "expected"), PLACED.values(), ids=list(PLACED))
+def test_whose_cpus_a_task_was_placed_on(
+    tasks: tuple[IntrudingTask, ...], expected: dict[str, list[tuple[str, int]]]
+) -> None:
+    found = intrusions(ALLOCATIONS, (wide("wide", "", "2"),), tasks)
+    named = {
+        uid: [(each.cgroup, int(each.why.split()[1])) for each in one if each.cgroup != "wide"]
+        for uid, one in found.items()
+    }
+    assert {uid: one for uid, one in named.items() if one} == expected

@@ -103,11 +103,8 @@ class Recorder(KernelEnforcement, Store):
         self.targets.append(target)
         return self.outcome
 
-    def count_intruders(
-        self, target: Desired, outcome: EnforcementReport, online: Mask
-    ) -> Mapping[str, int] | None:
+    def count_intruders(self, target: Desired, outcome: EnforcementReport, online: Mask) -> None:
         del target, outcome, online
-        return None
 
     def observe(
         self, target: Desired, allocation: PodAllocation

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -8,6 +10,11 @@ from agent.reconcile.tasks import IntruderKind, Task
 from agent.server.kernel import COUNT_SECONDS, COUNT_SHARE, IntruderCount
 from sysfs.mask import Mask
 from tests.agent.server.test_enforced import allocation, target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.reconcile.target import Desired
 
 ONLINE = Mask.parse("0-7")
 NOTHING = EnforcementReport()
@@ -30,25 +37,29 @@ class Host:
     def counter(self) -> IntruderCount:
         return IntruderCount(self.reading, lambda: self.now)
 
+    def threads(self, desired: Desired) -> Mapping[str, int]:
+        found = self.counter().count(desired, NOTHING, ONLINE)
+        assert found is not None
+        return found.threads
+
 
 def test_threads_are_counted_by_kind_and_kinds_without_any_are_0() -> None:
     host = Host(
         Task(7, "placed", Mask.parse("1-2"), "system.slice", threads=3),
         Task(8, "kworker", ONLINE, threads=2, kernel=True),
     )
-    counted = host.counter().count(target(allocation("c0")), NOTHING, ONLINE)
-    assert counted == {"confined": 3, "unconfined": 0, "kernel": 2}
+    assert host.threads(target(allocation("c0"))) == {"confined": 3, "unconfined": 0, "kernel": 2}
 
 
 def test_all_kinds_are_0_on_a_host_without_exclusive_cpus_and_no_task_is_read() -> None:
     host = Host(Task(7, "placed", Mask.of(1)))
-    assert host.counter().count(target(), NOTHING, ONLINE) == dict.fromkeys(IntruderKind, 0)
+    assert host.threads(target()) == dict.fromkeys(IntruderKind, 0)
     assert host.read == 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 3.0])
 def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> None:
-    host = Host(Task(7, "placed", Mask.of(1)), seconds=seconds)
+    host = Host(Task(7, "any", ONLINE), seconds=seconds)
     counter, desired = host.counter(), target(allocation("c0"))
     assert counter.count(desired, NOTHING, ONLINE) is not None
     pause = max(COUNT_SECONDS, seconds / COUNT_SHARE)
@@ -59,10 +70,31 @@ def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> No
     assert counter.count(desired, NOTHING, ONLINE) is not None
 
 
+def test_a_task_that_was_placed_is_looked_for_at_each_comparison_until_it_is_gone() -> None:
+    host = Host(Task(7, "placed", Mask.of(1), "system.slice", threads=3))
+    counter, desired = host.counter(), target(allocation("c0"))
+    for tasks in (host.tasks, host.tasks, ()):
+        host.tasks = tasks
+        host.now += 10
+        found = counter.count(desired, NOTHING, ONLINE)
+        assert found is not None
+        assert [each.task for each in found.confined] == list(tasks)
+    host.now += COUNT_SECONDS - 1
+    assert counter.count(desired, NOTHING, ONLINE) is None
+
+
+def test_tasks_of_one_cgroup_with_the_same_cpus_are_kept_once() -> None:
+    tasks = (Task(pid, "placed", Mask.of(1), f"system.slice/{pid % 2}") for pid in range(100))
+    found = Host(*tasks).counter().count(target(allocation("c0")), NOTHING, ONLINE)
+    assert found is not None
+    assert found.threads["confined"] == 100
+    assert sorted(each.task.pid for each in found.confined) == [0, 1]
+
+
 def test_a_sibling_that_stays_idle_is_nobodys_to_run_on() -> None:
     host = Host(Task(7, "placed", Mask.of(5), "system.slice"))
     desired = target(replace(allocation("c0"), idle=Mask.of(5)))
-    assert host.counter().count(desired, NOTHING, ONLINE) == {
+    assert host.threads(desired) == {
         "confined": 1,
         "unconfined": 0,
         "kernel": 0,

@@ -11,10 +11,12 @@ import pytest
 from agent.api.documents import PodListDocument
 from agent.cli.pod_text import list_lines, list_table, pod_lines
 from agent.reconcile.backoff import AT_ONCE
+from agent.reconcile.tasks import Task
 from agent.server.conditions import ConditionType
 from agent.tools.map.parts import plain
 from agent.tools.map.text import map_lines
 from cgroupfs.apply import ENABLED
+from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 
 if TYPE_CHECKING:
@@ -204,6 +206,30 @@ async def test_a_victim_is_named_in_every_view_at_once_and_no_longer_than_it_is_
 
         end()
         world.clock.now += 10
+        await agent.controller.reconcile()
+        assert not any((await Views.of(agent)).said().values())
+
+
+@in_loop
+async def test_a_pod_on_whose_cpus_a_task_was_placed_is_not_exclusive_until_the_task_is_gone(
+    world: World,
+) -> None:
+    async with running(world) as agent:
+        for body in (manifest(), manifest("db", OTHER_UID)):
+            await agent.ask(agent.client.admit, body)
+        world.clock.now += 60
+        world.tasks.append(Task(4711, "busy", Mask.parse("2-3"), "system.slice/busy.service"))
+        with agent.controller.events.watch() as watcher:
+            await agent.controller.reconcile()
+            event = await next_event(watcher, "PodNotExclusive")
+        said = (await Views.of(agent)).said()
+        assert [view for view, is_said in said.items() if not is_said] == ["verify"]
+        assert event.message == (
+            "CPUs 2 may be used by /system.slice/busy.service: process 4711 (busy) was placed on "
+            "them; end it, or move it: taskset -apc CPUS 4711"
+        )
+        world.tasks.clear()
+        world.clock.now += 1
         await agent.controller.reconcile()
         assert not any((await Views.of(agent)).said().values())
 
