@@ -10,7 +10,7 @@ stays as desired for long enough is forgotten. When the desired setting changes,
 since the other writer may not conflict with the new one. Only the same change made again counts;
 several different changes in a row do not, up to a limit.
 
-A cgroup that has exclusive CPUs of other pods, and one above the pods, rests for no one: the
+A cgroup whose set names exclusive CPUs of other pods, and one above the pods, rests for no one: the
 enforcer repairs these all the same.
 """
 

@@ -122,6 +122,13 @@ class Difference(Struct, frozen=True):
     beyond: Mask = EMPTY
 
     @property
+    def named(self) -> Mask:
+        """The CPUs beyond what is desired that the cgroup has, or that its file names."""
+        if self.file != CPUS:
+            return self.beyond
+        return self.beyond | Mask.parse(self.observed or "") - Mask.parse(self.desired)
+
+    @property
     def is_written(self) -> bool:
         """Whether the file can be written: an effective set is what the kernel makes of others."""
         return self.file not in _SET_OF

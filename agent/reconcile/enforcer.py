@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.reconcile.desired import (
     HostSets,
     KnownChanges,
@@ -39,7 +40,6 @@ from agent.reconcile.diff import (
 )
 from agent.reconcile.drivers import CreateError, ToRecord, record_of
 from agent.reconcile.ending import Releaser
-from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.identify import identify_cgroups
 from agent.reconcile.observe import (
     ANY_CHILD,
@@ -72,6 +72,7 @@ from cgroupfs.plan import Plan, make_plan
 from cgroupfs.settings import PARTITION_FILES
 from cgroupfs.state import WriterRecord, effective_sets, fresh_state
 from cgroupfs.tree import ancestors, is_within, join, parent
+from sysfs.mask import EMPTY
 from systemd.units import BusTimeoutError, BusUnavailableError, NotAskedError, SystemdError
 
 if TYPE_CHECKING:
@@ -130,16 +131,24 @@ def _apart(
 def _may_wait(
     resting: Mapping[str, Setting], target: Desired, differing: Differing
 ) -> Mapping[str, Setting]:
-    """Return the resting cgroups without those that intrude on exclusive CPUs of other pods."""
+    """Return the resting cgroups in which no set names exclusive CPUs of other pods.
+
+    A set that a cgroup above confines counts as well: its processes would have these CPUs as soon
+    as the one above is widened.
+    """
     if not resting:
         return resting
-    differences = (each for _, found in differing for each in found)
-    intruding = {
-        each.cgroup
-        for found in intrusions(target.ledger.allocations, differences).values()
-        for each in found
+    allocations, exclusive = target.ledger.allocations, exclusive_cpus(target.ledger)
+    naming: set[str] = set()
+    for item, found in differing:
+        own = allocations[item.pod].exclusive_cpus if item.pod in allocations else EMPTY
+        if any(each.named & (exclusive - own) for each in found):
+            naming.add(item.setting.cgroup)
+    return {
+        path: setting
+        for path, setting in resting.items()
+        if not any(is_within(each, (path,)) for each in naming)
     }
-    return {path: setting for path, setting in resting.items() if path not in intruding}
 
 
 class Enforcer:
@@ -224,7 +233,7 @@ class Enforcer:
         running container is rewritten (which migrates its memory) only with `move_memory`. A limit
         below the current use is never written: the kernel would kill processes for it. A cgroup in
         `resting` and the cgroups inside it are not written as long as the same setting is desired
-        and the cgroup has no exclusive CPUs of other pods.
+        and its set names no exclusive CPUs of other pods.
 
         A systemd that did not answer is asked again here and by `verify`, and by no other call: so
         any number of changes in a row waits for one deadline.

@@ -386,7 +386,7 @@ class KernelEnforcement:
         """Compare the kernel with the ledger and repair what differs.
 
         Cgroups that another writer keeps modifying are skipped during their backoff, unless
-        `insist` is set or they have exclusive CPUs of other pods.
+        `insist` is set or their sets name exclusive CPUs of other pods.
         """
         if self._isolation is not None:
             self._isolation.try_again()

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from msgspec.structs import replace
 
-from agent.api.documents import ConditionDocument, CordonDocument, EventDocument, StatusDocument
+from agent.api.documents import (
+    ConditionDocument,
+    CordonDocument,
+    EventDocument,
+    IntrusionDocument,
+    JudgementDocument,
+    PodListDocument,
+    StatusDocument,
+)
 from agent.api.map import MapDocument, map_of_allocations
 from agent.config.model import Config
 from agent.managers.admission import admit, remove
@@ -421,3 +429,30 @@ async def test_the_page_says_when_the_agent_ends_and_follows_the_next(
         assert len(await page.texts("#parts .cpu")) == 8
         async with agent.listening(socket):
             await page.until(f"{LIVE} && document.querySelector('#banner').hidden")
+
+
+@in_loop
+async def test_a_pod_on_whose_cpus_others_may_run_is_not_exclusive_in_list_and_details(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(2, 1, 4), *["cpu=2 memory=1Gi"] * 2)
+    listed = agent.documents["/v1/pods"]
+    assert isinstance(listed, PodListDocument)
+    victim, other = listed.pods
+    says = "CPUs 1 may be used by /kubepods/pod9 of pod shop/web: widened"
+    intruding = IntrusionDocument(
+        cgroup="/kubepods/pod9", cpus="1", user="shop/web", cause="unknown", message=says
+    )
+    lost = JudgementDocument(container="c", quality="exclusive", met=False, why=says)
+    verdict = (lost, *(each for each in victim.verdict if each.quality != "exclusive"))
+    victim = replace(victim, intruding=(intruding,), verdict=verdict)
+    agent.documents["/v1/pods"] = replace(listed, pods=(victim, other))
+    async with shown(devtools, tmp_path, agent) as page:
+        bad, good = await page.texts("#pods .badges")
+        assert "not exclusive" in bad
+        assert bad.count("exclusive") == 1
+        assert "not exclusive" not in good
+        await page.click("#pods .pod")
+        assert await page.texts("#pods .remarks .bad") == [f"not exclusive: {says}"]
+        assert not any("exclusive" in each for each in await page.texts("#pods .remarks .warn"))
+        await page.screenshot(SCREENSHOTS / "not-exclusive.png")

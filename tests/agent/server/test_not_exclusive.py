@@ -270,6 +270,25 @@ async def test_a_repair_waits_for_no_pause_while_others_are_concerned(world: Wor
 
 
 @in_loop
+async def test_a_container_that_its_pod_confines_has_no_victim_and_waits_for_no_pause(
+    world: World,
+) -> None:
+    """Its set names CPUs of others, which it would have as soon as its pod were widened."""
+    async with running(world) as agent:
+        for body in (manifest(), manifest("db", OTHER_UID)):
+            await agent.ask(agent.client.admit, body)
+        world.kernel.mkdir(f"{POD}/c0")
+        await agent.controller.reconcile()
+        for _ in range(3 * AT_ONCE):
+            world.kernel.write(f"{POD}/c0", FILE, "1-3,9-10")
+            assert world.cpus_of(f"{POD}/c0") == "1,9"
+            world.clock.now += 10
+            await agent.controller.reconcile()
+            assert world.kernel.read(f"{POD}/c0", FILE).strip() == "1,9"
+            assert agent.controller.state.intrusions == {}
+
+
+@in_loop
 async def test_what_concerns_no_other_pod_waits_until_another_pod_has_these_cpus(
     world: World,
 ) -> None:
