@@ -583,21 +583,26 @@ class OutcomeReporter:
     # --- drift ----------------------------------------------------------------------------------
 
     def _note_drift(self, outcome: EnforcementReport) -> None:
-        """Report the drift that a comparison found, with one event for each pod."""
+        """Report the drift that a comparison found, with one event for each pod.
+
+        What is contested was reported as such, and may differ at every comparison: it is counted.
+        """
         found, repaired = count_causes(outcome.drift), outcome.repaired
         for cause, count in found.items():
             self._counters.add(names.DRIFT_FOUND, cause, by=count)
         for cause, count in repaired.items():
             self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
-        if not outcome.drift:
+        known = {(each.cgroup, each.file) for each in outcome.contested}
+        drift = [each for each in outcome.drift if (each.cgroup, each.file) not in known]
+        if not drift:
             return
         gone = frozenset(outcome.repaired_drift)
         named = tuple(
             self._document(difference, repaired=difference in gone)
-            for difference in outcome.drift[:DRIFT_NAMED]
+            for difference in drift[:DRIFT_NAMED]
         )
         self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
-        more = len(outcome.drift) - len(named)
+        more = len(drift) - len(named)
         log.warning(
             "drift found",
             found=dict(found),

@@ -264,9 +264,14 @@ async def test_a_repair_waits_for_no_pause_while_others_are_concerned(world: Wor
                 await agent.controller.reconcile()
                 assert world.cpus_of(POD) == "1,9"
             agent.controller.events.close()
-            contests = [each.message async for each in watcher if each.type == "DriftContested"]
+            events = [each async for each in watcher]
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
+    contests = [each.message for each in events if each.type == "DriftContested"]
     assert 10 <= len(contests) <= 20  # the first pauses grow, all others have 5 minutes
     assert all("repaired at every comparison, since other pods" in each for each in contests)
+    assert 'numawarden_drift_repaired_total{cause="unknown"} 360.0' in text
+    drift = [each for each in events if each.type == "DriftFound"]
+    assert len(drift) < 30, "each is in the log and the history"
 
 
 @in_loop
