@@ -229,8 +229,10 @@ class Admissions:
                     ledger = self._ledger(group)
                 decided = await request.run(self._decided(request, ledger, group))
                 # The ledger of a rejection may be the one without what is reserved for others.
-                rejected = decided is None or decided.decision.allocation is None
-                ledger = self._ledger(group) if rejected else decided.decision.ledger
+                if decided is None or decided.decision.allocation is None:
+                    ledger = self._ledger(group)
+                else:
+                    ledger = decided.decision.ledger
             if decided is None:  # it failed, or waits
                 continue
             decision = decided.decision
