@@ -160,7 +160,7 @@ async def the_state_directory_is_replaced(world: World, tape: Tape) -> None:
         await tape.run(agent, 7)
 
 
-@fault("NotEnforced", "ReconcileStale")
+@fault("NotEnforced", "ReconcileStale", "ConfigurationUnfit")
 async def a_cgroup_above_is_too_narrow(world: World, tape: Tape) -> None:
     world.kernel.mkdir("machine")
     world.config = replace(world.config, cgroup_root="/machine")
@@ -170,8 +170,8 @@ async def a_cgroup_above_is_too_narrow(world: World, tape: Tape) -> None:
         await tape.run(agent, 5)
 
 
-@fault("NotExclusive", "NotEnforced", "ReconcileStale")
-async def a_pod_falls_back_to_the_cpus_of_another(world: World, tape: Tape) -> None:
+@fault("NotEnforced", "ReconcileStale")
+async def another_program_takes_the_cpus_of_a_pod(world: World, tape: Tape) -> None:
     async with running(world) as agent:
         await with_pod(agent, tape)
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
