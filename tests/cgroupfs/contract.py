@@ -328,16 +328,6 @@ class Contract:
         lab.tree.write(one, "cpuset.cpus.exclusive", "2-3")
         assert rejected(lab, two, "cpuset.cpus.exclusive", "3") == errno.EINVAL
 
-    def test_exclusive_cpus_cannot_be_those_that_a_partition_beside_lists(self, lab: Lab) -> None:
-        lab.tree.write(lab.top, "cpuset.cpus", "1-3")
-        lab.tree.write(lab.top, "cpuset.cpus.partition", "root")
-        one, two = make(lab, "one", cpus="2"), make(lab, "two")
-        lab.tree.write(one, "cpuset.cpus.partition", "root")
-        assert shown(lab, one, "cpuset.cpus.partition") == "root"
-        assert rejected(lab, two, "cpuset.cpus.exclusive", "2-3") == errno.EINVAL
-        lab.tree.write(two, "cpuset.cpus.exclusive", "3")
-        assert shown(lab, one, "cpuset.cpus.partition") == "root"
-
     def test_an_isolated_partition_takes_its_cpus_from_everyone_else(self, lab: Lab) -> None:
         everyone = make(lab, "everyone")
         pod = make(lab, "pod")
