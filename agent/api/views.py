@@ -97,7 +97,12 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         memory=_memory(allocation.memory),
         exclusive_cpus=str(allocation.exclusive_cpus),
         containers=containers,
-        enforcement=enforcement_document(() if record is None else record.unenforced_lines),
+        enforcement=enforcement_document(
+            (
+                *(() if record is None else record.unenforced_lines),
+                *((unprepared_line(allocation),) if allocation.unprepared else ()),
+            )
+        ),
         explanation=explanation,
         kernel=seen.get(None, ()),
         invalid=tuple(each for each in invalid if each.uid == allocation.uid),
@@ -141,6 +146,11 @@ def enforcement_document(
     """Return an enforcement document: enforced if there are no differences."""
     found = tuple(differences)
     return wire.EnforcementDocument(enforced=not found, differences=found, notes=notes)
+
+
+def unprepared_line(allocation: PodAllocation) -> str:
+    """Return that a pod's devices are not prepared for its containers."""
+    return f"devices of {full_name(allocation)} are not prepared: {allocation.unprepared}"
 
 
 def rejection_document(rejection: Rejection) -> wire.RejectionDocument:

@@ -384,7 +384,6 @@ class RuntimeEvents:
             self._begin_starting(uid)
             if self._shares(uid):
                 return None
-            self._intake.prefer(self._pods.key(uid))
             if not await _in_time(self._deciding[uid], deadline):
                 self._not_yet(sandbox, "undecided", "the pod is not decided yet")
                 return None

@@ -456,8 +456,13 @@ class HostDevices:
         self._given = (*(each for each in self._given if each not in ids), *ids)
         return deliver(resource, [found.functions[identity] for identity in ids])
 
+    def prepares(self, resource: str) -> bool:
+        """Return False: a device needs no preparation."""
+        _ = resource
+        return False
+
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
-        """Do nothing: a device needs no preparation."""
+        """Do nothing."""
 
     async def _follow(self, subject: str, watch: Watch) -> None:
         """Note every change that a stream announces; open a broken stream again."""

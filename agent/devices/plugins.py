@@ -275,6 +275,10 @@ class Plugin:
         started = self._clock.monotonic()
         try:
             raw: bytes = await (call or self._client.call)(method, request, RawMessage, seconds)
+        except asyncio.CancelledError:  # the pod's time for all its calls is over
+            breaker.timed_out()
+            self._count(method, CallResult.TIMEOUT)
+            raise
         except CallError as error:
             if error.code == _TIMEOUT:
                 breaker.timed_out()
@@ -678,6 +682,11 @@ class DevicePlugins:
         """Return what a container gets with these devices; raises `DeviceError`."""
         plugin = self._connected(resource)
         return await self._delivered(plugin, plugin.allocate(ids))
+
+    def prepares(self, resource: str) -> bool:
+        """Return whether the plugin of a resource asked for PreStartContainer."""
+        plugin = self._resources.plugin(resource)
+        return plugin is not None and plugin.options.pre_start
 
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
         """Have the plugin prepare devices if it asked for that; raises `DeviceError`."""

@@ -2,7 +2,7 @@
 
 What a provider offers is an input of decisions, which stay pure. After a decision and before it is
 saved the provider is asked for the delivery of what was allocated; if it fails, the pod is rejected
-and nothing is left behind.
+and nothing is left behind. Once the pod is enforced, its devices are prepared for its containers.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class DeviceProvider(Protocol):
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
         """Return what a container gets with these devices; raises `DeviceError`."""
+        ...
+
+    def prepares(self, resource: str) -> bool:
+        """Return whether devices of a resource are prepared for each container that starts."""
         ...
 
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:

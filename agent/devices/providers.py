@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long the delivery of all devices of one pod may take, in seconds, its turn at the plugins
-#: included. A provider has its own, shorter deadline for each call.
-DELIVERY_SECONDS: Final = 60.0
+#: How long plugins may take for the decision on one pod, in seconds: what they prefer, and all its
+#: devices. All other changes wait meanwhile. Containers of a runtime wait 2 s for a decision.
+PLUGIN_SECONDS: Final = 5.0
+PLUGIN_SECONDS_BESIDE_RUNTIME: Final = 1.0
+
+#: How long a provider may take to prepare devices for a container, in seconds: a plugin has the
+#: kubelet's 30 s for that (`agent.devices.plugin_limits`).
+PREPARE_SECONDS: Final = 31.0
 
 
 class DeliveryError(Exception):
@@ -55,11 +60,9 @@ class Providers:
         self,
         providers: Iterable[DeviceProvider] = (),
         configured: Collection[str] = (),
-        seconds: float = DELIVERY_SECONDS,
     ) -> None:
         self.all = tuple(providers)
         self._configured = frozenset(configured)
-        self._seconds = seconds
 
     def offer(self) -> Offer:
         """Return what all providers offer now."""
@@ -107,68 +110,86 @@ class Providers:
             )
         return MappingProxyType(found)
 
-    async def delivered(self, allocation: PodAllocation) -> PodAllocation:
+    async def delivered(self, allocation: PodAllocation, deadline: float) -> PodAllocation:
         """Return the allocation with what each container gets with its devices.
 
-        First every device is allocated, then every container's devices are prepared for its start,
-        which is the next thing that happens to it. Raises `DeliveryError`.
+        All of that by the `deadline`, in the loop's time. Raises `DeliveryError`.
         """
-        if not allocation.has_devices:
-            return allocation
-        deadline = asyncio.get_running_loop().time() + self._seconds
         containers = [await self._of_container(each, deadline) for each in allocation.containers]
-        for container in containers:
-            for resource, ids in sorted(container.devices.items()):
-                await self._start(container.name, resource, ids, deadline)
         return replace(allocation, containers=tuple(containers))
+
+    def prepares(self, allocation: PodAllocation) -> bool:
+        """Return whether devices of a pod are prepared for its containers."""
+        return any(
+            (provider := self._provider(resource)) is not None and provider.prepares(resource)
+            for container in allocation.containers
+            for resource in container.devices
+        )
+
+    async def prepare(self, allocation: PodAllocation) -> None:
+        """Have the devices of a pod prepared for its containers; raises `DeliveryError`.
+
+        Each call may take `PREPARE_SECONDS`.
+        """
+        for container in allocation.containers:
+            for resource, ids in sorted(container.devices.items()):
+                if resource in self._configured:
+                    continue
+                try:
+                    await self._prepare(resource, ids)
+                except DeviceError as error:
+                    raise DeliveryError(container.name, resource, ids, error) from error
+
+    async def _prepare(self, resource: str, ids: tuple[str, ...]) -> None:
+        provider = self._offering(resource)
+        try:
+            async with asyncio.timeout(PREPARE_SECONDS):
+                await provider.start_container(resource, ids)
+        except TimeoutError as error:
+            raise DeviceError(
+                f"{provider.name} did not prepare {','.join(ids)} of {resource} within "
+                f"{PREPARE_SECONDS:g} s",
+                "see the log of what provides the devices, then admit the pod again",
+            ) from error
 
     async def _of_container(
         self, container: ContainerAllocation, deadline: float
     ) -> ContainerAllocation:
-        found = [
-            (resource, await self._allocate(container.name, resource, ids, deadline))
-            for resource, ids in sorted(container.devices.items())
-        ]
+        found = []
+        for resource, ids in sorted(container.devices.items()):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    found.append((resource, await self._allocate(resource, ids)))
+            except (DeviceError, TimeoutError) as error:
+                cause = error if isinstance(error, DeviceError) else _late(resource)
+                raise DeliveryError(container.name, resource, ids, cause) from error
         for conflict in conflicts(found):
             log.warning("conflicting setting", container=container.name, conflict=conflict)
         return (
             replace(container, delivery=merged(each for _, each in found)) if found else container
         )
 
-    async def _allocate(
-        self, container: str, resource: str, ids: tuple[str, ...], deadline: float
-    ) -> Delivery:
-        provider = self._provider(resource)
-        if provider is None:
+    async def _allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
+        if resource in self._configured:
             return _listed(resource, ids)
-        try:
-            async with asyncio.timeout_at(deadline):
-                delivery = await provider.allocate(resource, ids)
-            return checked(delivery, provider.name, resource)
-        except DeviceError as error:
-            raise DeliveryError(container, resource, ids, error) from error
-        except TimeoutError as error:
-            raise DeliveryError(container, resource, ids, self._late(provider)) from error
+        provider = self._offering(resource)
+        delivery = checked(await provider.allocate(resource, ids), provider.name, resource)
+        offered = {device.id for device in provider.offer().devices.get(resource, ())}
+        if gone := sorted({*ids} - offered):
+            raise DeviceError(
+                f"{provider.name} no longer offers {gone[0]} of {resource}",
+                "admit the pod again: it gets one of the devices that are there then",
+            )
+        return delivery
 
-    async def _start(
-        self, container: str, resource: str, ids: tuple[str, ...], deadline: float
-    ) -> None:
+    def _offering(self, resource: str) -> DeviceProvider:
+        """Return who offers a resource now; raises `DeviceError`."""
         provider = self._provider(resource)
         if provider is None:
-            return
-        try:
-            async with asyncio.timeout_at(deadline):
-                await provider.start_container(resource, ids)
-        except DeviceError as error:
-            raise DeliveryError(container, resource, ids, error) from error
-        except TimeoutError as error:
-            raise DeliveryError(container, resource, ids, self._late(provider)) from error
-
-    def _late(self, provider: DeviceProvider) -> DeviceError:
-        return DeviceError(
-            f"{provider.name} did not deliver the pod's devices within {self._seconds:g} s",
-            "see the log of what provides the devices, then admit the pod again",
-        )
+            raise DeviceError(
+                f"nothing offers {resource} any more", "admit the pod again once it is back"
+            )
+        return provider
 
     def _offers(self) -> Iterator[tuple[DeviceProvider, Offer]]:
         for provider in self.all:
@@ -181,6 +202,15 @@ class Providers:
         return next(
             (provider for provider, offer in self._offers() if resource in offer.devices), None
         )
+
+
+def _late(resource: str) -> DeviceError:
+    return DeviceError(
+        f"{resource} was not delivered in the time that plugins have for one pod "
+        f"({PLUGIN_SECONDS:g} s, {PLUGIN_SECONDS_BESIDE_RUNTIME:g} s while a container runtime is "
+        "connected)",
+        "see the log of what provides the devices, then admit the pod again",
+    )
 
 
 def _listed(resource: str, ids: tuple[str, ...]) -> Delivery:

@@ -303,7 +303,8 @@ class PodAllocation(Saved, frozen=True, dict=True):
     says what ends the pod (`Ledger.with_lifetime`), and `isolation` what the pod asks for its
     exclusive CPUs, by item. `others` are what further managers have for the pod as a whole, by
     name. `idle` are the sibling threads of its exclusive CPUs that stay idle, as the pod asks: they
-    are in the set of none of its containers.
+    are in the set of none of its containers. `unprepared` says why its devices are not prepared for
+    its containers (PreStartContainer), "" if they are or need not be.
     """
 
     uid: Name
@@ -324,6 +325,7 @@ class PodAllocation(Saved, frozen=True, dict=True):
     lifetime: Lifetime = UNTIL_REMOVED
     isolation: Mapping[Name, str] = MappingProxyType({})
     idle: Mask = EMPTY
+    unprepared: str = ""
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the pod as a whole, None for nothing."""

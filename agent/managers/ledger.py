@@ -226,6 +226,11 @@ class Ledger(Struct, frozen=True):
             allocation = replace(allocation, isolation=isolation)
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
+    def with_unprepared(self, uid: str, why: str) -> Ledger:
+        """Return this ledger with another `unprepared` of a pod; raises `KeyError` as above."""
+        allocation = replace(self.allocations[uid], unprepared=why)
+        return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
+
     def without_allocation(self, uid: str, parts: Mapping[str, Any]) -> Ledger:
         """Return this ledger without a pod, with new parts; raises `KeyError` for another uid."""
         return Ledger(

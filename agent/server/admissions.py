@@ -1,27 +1,41 @@
 """Admissions: the one path of a pod from the request to the answer.
 
-Pods that wait at the same time are decided one after the other and take effect together: a save of
-the checkpoint waits for the disk, and an enforcement that changes the shared pool writes the
-cgroups of all classes and sets units of systemd, for one pod as for ten. Pods come in groups: those
-of a node that starts, of a job, of a deployment.
+A request waits in the line of all changes (`agent.server.queue`). In its turn, and nowhere else, it
+
+1. is decided on the ledger of the state; what plugins prefer is asked first where that counts;
+2. has its devices delivered, within `PLUGIN_SECONDS`; the line stands still meanwhile;
+3. is saved, and only then is the ledger of the state another one;
+4. is enforced by the kernel, and read back;
+5. is reported and answered.
+
+Only the line changes the ledger and the rules. So what was decided on holds until the turn ends,
+whatever the turn waits for: a cordon, a host that changed, devices that went, come after it.
+
+Requests behind it that need neither a plugin nor more than the ledger are decided in the same turn,
+each on the ledger that the one before it leaves, and are saved and enforced together: a save waits
+for the disk, and an enforcement that changes the shared pool writes the cgroups of all classes, for
+one pod as for ten. Pods come in groups: those of a node that starts, of a job, of a deployment.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
-from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.api import views
 from agent.api.documents import AdmissionDocument
-from agent.devices.providers import DELIVERY_SECONDS, DeliveryError
+from agent.devices.providers import (
+    PLUGIN_SECONDS,
+    PLUGIN_SECONDS_BESIDE_RUNTIME,
+    DeliveryError,
+)
 from agent.managers.admission import remove
 from agent.managers.allocation import KUBELET, Origin
 from agent.managers.cpu.manager import shared_cpus
@@ -29,25 +43,25 @@ from agent.managers.decision import Decision, Question, Reason, Rejection
 from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.rules import charged
 from agent.pods.model import extended_resource_fault, full_name
-from agent.progress import EndedError, moved, pause
+from agent.progress import EndedError, moved
 from agent.server import metrics as names
 from agent.server.conditions import PodRecord
-from agent.server.errors import BusyError, CheckpointFailedError
+from agent.server.errors import CheckpointFailedError
 from agent.server.log import allocation_fields, allocation_line
-from agent.server.queue import QueueStopped, caller_now, outcome_of
+from agent.server.queue import OWN, Job, QueueStopped, called_by, outcome_of
 from agent.server.reports import PodDescriber
 from agent.server.state import decide
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from agent.api.documents import EnforcementDocument
     from agent.managers.allocation import PodAllocation, Source
     from agent.managers.decision import Suspended
     from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
-    from agent.server.limits import Caller
     from agent.server.reports import RejectionReporter
     from agent.server.steps import Steps
 
@@ -56,67 +70,56 @@ log = structlog.get_logger(__name__)
 #: So many pods are decided at most before they are saved and enforced: a pod that comes meanwhile
 #: waits for as many.
 MOST_AT_ONCE: Final = 32
-#: So many at most with a pod whose container waits: what they have written is waited for, too.
-MOST_WITH_PREFERRED: Final = 4
 #: So long, in seconds, a group is decided on before it takes effect: its first pod, and who wants
 #: another change, wait for it.
 LONGEST_GROUP: Final = 0.1
-#: So often device plugins are asked what they prefer for one pod, whose decision may have changed
-#: while they were asked; without an answer there is no preference.
-MOST_ASKED: Final = 3
+#: This part of the time that plugins have for a pod is for what they prefer, which no pod needs.
+PREFERENCE_SHARE: Final = 0.4
+#: What is said of devices until the plugin has answered.
+_ASKED: Final = "PreStartContainer has not been answered"
 
-_Result = TypeVar("_Result")
+_Answers = MappingProxyType[Question, tuple[str, ...]]
+_UNASKED: Final[_Answers] = MappingProxyType({})
 
 
-class AdmissionRequest(Struct, eq=False):
-    """One pod to admit, what its caller waits for, and the context of the caller's log lines."""
+class Admission(Job[AdmissionDocument], eq=False, kw_only=True):
+    """One pod to admit, which waits in the line."""
 
+    #: The pod, with the devices that the kubelet gave to it.
     pod: Pod
     source: Source
     replace_pod: bool
-    outcome: asyncio.Future[AdmissionDocument]
-    caller: Caller = field(default_factory=caller_now)
-    context: Context = field(default_factory=copy_context)
-    #: The pod with the devices that the kubelet gave to it, once the kubelet was asked.
-    informed: Pod | None = None
-    #: What device plugins prefer, as far as they were asked, and how often they were.
-    answers: dict[Question, tuple[str, ...]] = field(default_factory=dict)
-    asked: int = 0
-    #: The decision, once the devices are delivered.
-    delivered: _Decided | None = None
-
-    async def run(self, work: Coroutine[None, None, _Result]) -> _Result | None:
-        """Return what work on this request returns, in its context; None: the caller gets an error.
-
-        The error is what the work raised.
-        """
-        result, error = await outcome_of(work, self.context)
-        if error is not None:
-            self.fail(error)
-        moved()
-        return result
 
     async def answer(self, work: Coroutine[None, None, AdmissionDocument]) -> None:
-        """Let the caller have what work returns or raises, unless the caller waits no longer."""
-        document = await self.run(work)
-        if document is not None and not self.outcome.done():
-            self.outcome.set_result(document)
-
-    def fail(self, error: BaseException) -> None:
-        """Raise an error in the caller, unless that has an outcome or waits no longer."""
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
+        """Let the caller have what work returns or raises, in the caller's context."""
+        self.settle(*await outcome_of(work, self.context))
+        moved()
 
 
 class _Decided(Struct, frozen=True):
     """A decision that nothing uses yet."""
 
-    request: AdmissionRequest
-    #: The pod of the request with the devices that the kubelet gave to it.
-    pod: Pod
+    request: Admission
     decision: Decision
     #: The admitted pod whose place it takes.
     replaced: PodAllocation | None = None
+    #: Where the decision depends on what plugins were not asked yet.
+    suspended: Suspended | None = None
+    #: How long it took, in seconds.
+    seconds: float = 0.0
+
+    @property
+    def pod(self) -> Pod:
+        return self.request.pod
+
+    @property
+    def needs_plugins(self) -> bool:
+        """Whether plugins are to be asked, or to deliver."""
+        if self.suspended is not None:
+            return True
+        allocation = self.decision.allocation
+        fresh = allocation is not None and not self.decision.already_admitted
+        return fresh and allocation.has_devices  # type: ignore[union-attr]  # fresh
 
 
 class Admissions:
@@ -126,196 +129,162 @@ class Admissions:
         self._steps = steps
         self._state = steps.state
         self._rejections = rejections
-        self._waiting: list[AdmissionRequest] = []
-        self._group: list[AdmissionRequest] = []
-        #: Those whose devices are asked for, with what is kept for them meanwhile. Only they, and
-        #: those that depend on what becomes of them, wait for plugins.
-        self._reserved: dict[AdmissionRequest, PodAllocation | None] = {}
-        self._depending: list[AdmissionRequest] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        steps.queue.at_stop.append(self._stop)
-        #: The uid of the pod that comes first, and how many actions of each caller are queued.
-        self._preferred = ""
-        self._queued: Counter[Caller] = Counter()
-
-    # --- decisions alone ------------------------------------------------------------------------
-
-    def replaced(self, pod: Pod) -> PodAllocation | None:
-        """Return the one admitted pod that a pod would replace, None if there is none."""
-        others = self._state.namesakes(pod)
-        return others[0] if len(others) == 1 else None
-
-    async def with_devices(self, pod: Pod, source: Source) -> Pod:
-        """Return a pod with the devices that the kubelet beside the agent gave to its containers.
-
-        The kubelet is asked only about its own pods, of these about those that ask for a resource
-        which the agent does not provide, and only as long as they are not decided.
-        """
-        kubelet = self._state.kubelet_devices
-        if kubelet is None or not self._is_asked_about(pod, source):
-            return pod
-        given = await kubelet.of(pod)
-        return replace(pod, given_devices=given) if given else pod
-
-    def _is_asked_about(self, pod: Pod, source: Source) -> bool:
-        known = self._state.ledger.allocations.get(pod.uid)
-        if self._state.kubelet_devices is None or source.name != KUBELET:
-            return False
-        if known is not None and known.origin is Origin.DECIDED:
-            return False
-        provided = self._state.configured.rules.policy.devices
-        return any(
-            name not in provided and extended_resource_fault(name) is None
-            for container in pod.all_containers()
-            for name in container.resources.limits
-        )
-
-    async def preview(
-        self, pod: Pod, source: Source, replaced: PodAllocation | None = None
-    ) -> Decision:
-        """Decide as an admission would now; nothing is delivered, counted or saved."""
-        ledger, answers = self._state.ledger, dict[Question, tuple[str, ...]]()
-        decision, suspended = self._decision(pod, source, ledger, replaced, answers)
-        if suspended is not None:
-            await self._ask(suspended, answers)
-            decision, _ = self._decision(pod, source, ledger, replaced, answers)
-        return decision
-
-    def document(
-        self,
-        decision: Decision,
-        allocation: PodAllocation,
-        record: PodRecord,
-        *,
-        dry_run: bool = False,
-    ) -> AdmissionDocument:
-        """Return the answer to a pod that is, or would be, admitted."""
-        # Pods that were decided together with this one may have made the pool smaller.
-        ledger = decision.ledger if dry_run else self._state.ledger
-        described = PodDescriber.of(self._state, shared_cpus(self._state.configured.rules, ledger))
-        return AdmissionDocument(
-            uid=allocation.uid,
-            name=allocation.name,
-            namespace=allocation.namespace,
-            admitted=True,
-            dry_run=dry_run,
-            already_admitted=decision.already_admitted,
-            pod=described.document(allocation, None if dry_run else record),
-            explanation=record.explanation or views.explanation_document(decision),
-        )
+        #: The preparation of devices that is under way, by the uid of the pod.
+        self._preparing: dict[str, asyncio.Task[None]] = {}
 
     # --- the path of an admission ---------------------------------------------------------------
 
-    async def _admit_waiting(self) -> None:
-        """Give each request of a group its outcome, in one action of the queue.
+    async def admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
+        """Admit a pod in its turn; raises `QueueStopped`, `BusyError` and what fails.
 
-        A pod that is admitted already, replaces another, or has the uid or name of one before it,
-        depends on more than the ledger and is a group of its own.
+        A caller that is cancelled before the turn begins no longer asks for it. What a kubelet gave
+        to the pod is asked before the pod enters the line.
         """
-        self._group = []
+        informed = await self.with_devices(pod, source)
+        outcome: asyncio.Future[AdmissionDocument] = asyncio.get_running_loop().create_future()
+
+        async def turn() -> None:
+            await self._turn(request)
+
+        request = Admission(
+            action=turn,  # type: ignore[arg-type]  # settles the outcome itself
+            outcome=outcome,
+            pod=informed,
+            source=source,
+            replace_pod=replace_pod,
+        )
+        return await self._steps.queue.add(request)
+
+    async def _turn(self, first: Admission) -> None:
+        """Give a request its outcome, and those behind it that are decided with it."""
         group: list[_Decided] = []
-        ledger = self._ledger(group)
-        for request in self._taken():
-            if self._is_alone(request, group):
-                await self._take_effect(group)
-                group, ledger = [], self._ledger(())
-            decided = request.delivered
-            if decided is not None:  # `ledger` has what was reserved
-                decided = self._as_it_is_now(decided)
+        try:
+            decided = self._decide(first, self._state.ledger)
+            self._count(decided)
+            if decided.needs_plugins:
+                decided = await self._with_plugins(decided)
+                group.append(decided)
+            elif self._is_alone(first, group) or decided.decision.allocation is None:
+                group.append(decided)
             else:
-                # 1. Decide, each pod on the ledger that the decision before it leaves.
-                if request in self._reserved:
-                    self._reserved[request] = None
-                    ledger = self._ledger(group)
-                decided = await request.run(self._decided(request, ledger, group))
-                # The ledger of a rejection may be the one without what is reserved for others.
-                if decided is None or decided.decision.allocation is None:
-                    ledger = self._ledger(group)
-                else:
-                    ledger = decided.decision.ledger
-            if decided is None:  # it failed, or waits
-                continue
-            decision = decided.decision
-            rejected = decision.allocation is None
-            if request.replace_pod or decision.already_admitted or (rejected and not group):
-                await request.run(self._take_effect([decided]))
-                ledger = self._ledger(group)
-                continue
-            group.append(decided)
+                group.append(decided)
+                await self._add_following(group)
+            await self._take_effect(group)
+        except BaseException as error:
+            # The queue gives the first one its error; without one the others would wait for ever.
+            cancelled = isinstance(error, asyncio.CancelledError)
+            for each in group:
+                each.request.settle(error=EndedError() if cancelled else error)
+            raise
+        finally:
+            for each in group:
+                each.request.settle(error=EndedError())
+
+    async def _add_following(self, group: list[_Decided]) -> None:
+        """1. Decide on those behind a pod, each on the ledger that the one before it leaves.
+
+        The first that depends on more, or needs a plugin, is left to a turn of its own.
+        """
+        clock, queue = self._steps.clock, self._steps.queue
+        latest = clock.monotonic() + LONGEST_GROUP
+        ledger = group[0].decision.ledger
+        while len(group) < MOST_AT_ONCE and clock.monotonic() <= latest:
             await asyncio.sleep(0)  # the runtime and other clients are answered meanwhile
-        await self._take_effect(group)
+            request = queue.following(group[0].request)
+            if not isinstance(request, Admission) or self._is_alone(request, group):
+                return
+            try:
+                decided = request.context.copy().run(self._decide, request, ledger)
+            except Exception as error:  # noqa: BLE001  # the caller's
+                queue.take(request)
+                request.settle(error=error)
+                continue
+            if decided.needs_plugins:
+                return
+            queue.take(request)
+            request.context.copy().run(self._count, decided)
+            group.append(decided)
+            if decided.decision.allocation is not None:
+                ledger = decided.decision.ledger
+            moved()
 
-    def _ledger(self, group: Iterable[_Decided], *, reserved: bool = True) -> Ledger:
-        """Return the ledger with decided pods, and with what is reserved for those that wait."""
-        rules, ledger = self._state.configured.rules, self._state.ledger
-        requests = set()
-        for each in group:
-            requests.add(each.request)
-            if each.replaced is not None:
-                ledger = remove(rules, ledger, each.replaced.uid)
-            if each.decision.allocation is not None:
-                ledger = charged(rules, ledger, each.decision.allocation)
-        for request, allocation in self._reserved.items() if reserved else ():
-            if allocation is not None and request not in requests:
-                # Beside what the pod, or one whose place it takes, has until it is decided.
-                waiting = replace(allocation, uid=f"{allocation.uid} waits")
-                ledger = charged(rules, ledger, waiting)
-        return ledger
-
-    def _as_it_is_now(self, decided: _Decided) -> _Decided:
-        """Return a delivered decision with what has become of the pod that it replaces."""
-        if decided.replaced is None:
-            return decided
-        replaced = self._state.ledger.allocations.get(decided.replaced.uid)
-        return replace(decided, replaced=replaced)
-
-    def _is_alone(self, request: AdmissionRequest, group: Sequence[_Decided]) -> bool:
+    def _is_alone(self, request: Admission, group: Sequence[_Decided]) -> bool:
         """Return whether a decision on a pod depends on more than the ledger before it."""
         if request.replace_pod or request.pod.uid in self._state.ledger.allocations:
             return True
         taken = {identity for each in group for identity in _identities(each.pod)}
         return not taken.isdisjoint(_identities(request.pod))
 
-    async def _decided(
-        self, request: AdmissionRequest, ledger: Ledger, group: Sequence[_Decided]
-    ) -> _Decided | None:
-        """Decide on one pod; None if it has to wait. Counts and times the decision.
-
-        `ledger` has the pods of the group, and what is reserved for those that wait.
-        """
-        others = self._reserved.keys() - {request}
-        if any(not _identities(request.pod).isdisjoint(_identities(each.pod)) for each in others):
-            self._wait_for_others(request)
-            return None
-        if request.informed is None and self._is_asked_about(request.pod, request.source):
-            self._wait(request, None, self._inform(request))
-            return None
-        clock, metrics = self._steps.clock, self._steps.metrics
-        replaced = self.replaced(request.pod) if request.replace_pod else None
-        pod = request.informed or request.pod
+    def _decide(self, request: Admission, ledger: Ledger, answers: _Answers = _UNASKED) -> _Decided:
+        """1. Decide on a pod, on a ledger with all that was decided before it."""
+        clock, pod = self._steps.clock, request.pod
+        replaced = self.replaced(pod) if request.replace_pod else None
         started = clock.monotonic()
-        decide = partial(self._decision, pod, request.source)
-        decision, suspended = decide(ledger, replaced, request.answers)
-        if suspended is not None and request.asked < MOST_ASKED:
-            request.asked += 1
-            self._wait(request, decision.allocation, self._ask(suspended, request.answers))
-            return None
-        if decision.allocation is None and others:
-            without, _ = decide(self._ledger(group, reserved=False), replaced, request.answers)
-            if without.allocation is not None:
-                self._wait_for_others(request)
-                return None
-            decision = without
+        decision, suspended = self._decision(pod, request.source, ledger, replaced, answers)
         seconds = clock.monotonic() - started
+        return _Decided(request, decision, replaced, None if answers else suspended, seconds)
+
+    def _count(self, decided: _Decided) -> None:
+        metrics, decision = self._steps.metrics, decided.decision
+        if decided.suspended is not None:
+            return
         if (TOPOLOGY_ADMISSION_REQUESTS.name, ()) in decision.counters:
-            metrics.decision_duration.observe(seconds * 1000)
+            metrics.decision_duration.observe(decided.seconds * 1000)
         metrics.counters.add_all(decision.counters)
-        decided = _Decided(request, pod, decision, replaced)
-        allocation = decision.allocation
-        if allocation is None or decision.already_admitted or not allocation.has_devices:
+
+    async def _with_plugins(self, decided: _Decided) -> _Decided:
+        """1. Ask what plugins prefer and decide again; 2. have the devices delivered.
+
+        If a plugin does not deliver, the pod is rejected and nothing is left.
+        """
+        state, began = self._state, asyncio.get_running_loop().time()
+        runtime = None if state.runtime is None else state.runtime()
+        waits = runtime is not None and runtime.connected
+        seconds = PLUGIN_SECONDS_BESIDE_RUNTIME if waits else PLUGIN_SECONDS
+        if decided.suspended is not None:
+            latest = began + PREFERENCE_SHARE * seconds
+            answers = await self._preferred(decided.suspended, latest)
+            decided = self._decide(decided.request, state.ledger, answers)
+            self._count(decided)
+        allocation = decided.decision.allocation
+        if allocation is None or not allocation.has_devices:
             return decided
-        self._wait(request, allocation, self._deliver(decided, allocation))
-        return None
+        try:
+            delivered = await state.providers.delivered(allocation, began + seconds)
+        except DeliveryError as error:
+            return replace(decided, decision=self._undelivered(decided.decision, error))
+        if state.providers.prepares(delivered):
+            delivered = replace(delivered, unprepared=_ASKED)
+        return replace(decided, decision=replace(decided.decision, allocation=delivered))
+
+    async def _preferred(self, suspended: Suspended | None, latest: float) -> _Answers:
+        """Ask device plugins what they prefer, and what that leads to; return their answers."""
+        answers: dict[Question, tuple[str, ...]] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(latest):
+                while suspended is not None:
+                    answers |= await self._state.providers.answers(suspended.questions)
+                    suspended = suspended.resume(answers).suspended
+        for each in () if suspended is None else suspended.questions:
+            answers.setdefault(each, ())
+        return MappingProxyType(answers)
+
+    def _undelivered(self, decision: Decision, error: DeliveryError) -> Decision:
+        return Decision(
+            decision.uid,
+            self._state.ledger,
+            cause=Rejection(
+                Reason.UNEXPECTED,
+                f"Allocate failed due to {error.message}, which is unexpected",
+                remedy=error.remedy,
+                resource=error.resource,
+                container=error.container,
+                asked=len(error.ids),
+            ),
+            hints=decision.hints,
+            asked=decision.asked,
+            pod=decision.pod,
+        )
 
     async def _take_effect(self, group: Sequence[_Decided]) -> None:
         """Save what was decided, have the kernel enforce it, and answer.
@@ -323,7 +292,7 @@ class Admissions:
         If the kernel rejects a setting after the save, the pod stays admitted and is reported as
         not enforced, since its CPUs may already be in use.
         """
-        if group and group[0].decision.already_admitted:
+        if group[0].decision.already_admitted:
             [known] = group
             await known.request.answer(self._repeat(known.decision))
             return
@@ -353,11 +322,19 @@ class Admissions:
             await steps.after_save(write, each.pod.uid)
         # 5. What was read back is in the records now: report, and answer with it.
         for each in admitted:
+            self._begin_preparing(each.pod.uid)
             await each.request.answer(self._answer(each, removal))
 
     async def _save(self, admitted: Sequence[_Decided]) -> None:
         """Save decisions, then use them; raises `CheckpointFailedError`."""
-        state, ledger = self._state, self._ledger(admitted, reserved=False)
+        state, ledger = self._state, self._state.ledger
+        rules = state.configured.rules
+        for each in admitted:
+            if each.replaced is not None:
+                ledger = remove(rules, ledger, each.replaced.uid)
+            if each.decision.allocation is not None:
+                ledger = charged(rules, ledger, each.decision.allocation)
+        _check_unique(ledger, {each.pod.uid for each in admitted})
         records = {
             each.pod.uid: PodRecord(views.explanation_document(each.decision)) for each in admitted
         }
@@ -427,9 +404,56 @@ class Admissions:
                 log.info("pod matched", enforced=enforced, source=source, **fields)
 
             await steps.after_save(matched, uid)
+        self._begin_preparing(uid)
         count = partial(steps.metrics.counters.add, names.ADMISSIONS, "repeated")
         await steps.after_save(count, uid)
         return self.document(decision, allocation, record)
+
+    # --- devices that are prepared for each container ---------------------------------------------
+    # The kubelet does that when the container starts, with 30 s for a plugin: no turn waits for it.
+    # What lacks is saved with the allocation, so that a pod asked for again after a crash, or after
+    # a failure, has it done.
+
+    def _begin_preparing(self, uid: str) -> None:
+        """Have the devices of a pod prepared in the background, if they are not."""
+        allocation = self._state.ledger.allocations.get(uid)
+        if allocation is None or not allocation.unprepared or uid in self._preparing:
+            return
+        self._preparing[uid] = asyncio.create_task(self._prepare(allocation))
+
+    async def _prepare(self, allocation: PodAllocation) -> None:
+        uid, state = allocation.uid, self._state
+        why = ""
+        try:
+            await state.providers.prepare(allocation)
+        except DeliveryError as error:
+            why = f"PreStartContainer of {error.resource} failed: {error.message}"
+            log.error("devices not prepared", uid=uid, pod=full_name(allocation), why=why)  # noqa: TRY400  # the plugin's failure
+
+        async def note() -> None:
+            now = state.ledger.allocations.get(uid)
+            if now is not None and now.unprepared:
+                ledger = state.ledger.with_unprepared(uid, why)
+                await self._steps.note(replace(state.durable, ledger=ledger))
+
+        try:
+            # At a stop it stays to be done: who asks for the pod again has it done.
+            with suppress(QueueStopped), called_by(OWN):
+                await self._steps.queue.run(note)
+        finally:
+            self._preparing.pop(uid, None)
+
+    async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:
+        """Return an answer once the devices of its pod are prepared, or it is known why not."""
+        preparing = self._preparing.get(answer.uid)
+        if not answer.admitted or preparing is None:
+            return answer
+        await asyncio.wait((preparing,))
+        state = self._state
+        if (allocation := state.ledger.allocations.get(answer.uid)) is None:
+            return answer
+        described = PodDescriber.of(state).document(allocation, state.records.of(answer.uid))
+        return replace(answer, pod=described)
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -471,201 +495,86 @@ class Admissions:
             ledger = remove(state.configured.rules, ledger, replaced.uid)
         return decide(state.configured, ledger, pod)
 
-    # --- what is waited for outside of the queue ------------------------------------------------
+    # --- decisions alone ------------------------------------------------------------------------
 
-    async def _inform(self, request: AdmissionRequest) -> None:
-        request.informed = await self.with_devices(request.pod, request.source)
+    def replaced(self, pod: Pod) -> PodAllocation | None:
+        """Return the one admitted pod that a pod would replace, None if there is none."""
+        others = self._state.namesakes(pod)
+        return others[0] if len(others) == 1 else None
 
-    async def _ask(
-        self, suspended: Suspended | None, answers: dict[Question, tuple[str, ...]]
-    ) -> None:
-        """Ask device plugins what they prefer, and what that leads to; add their `answers`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DELIVERY_SECONDS):
-                while suspended is not None:
-                    answers |= await self._state.providers.answers(suspended.questions)
-                    suspended = suspended.resume(answers).suspended
+    async def with_devices(self, pod: Pod, source: Source) -> Pod:
+        """Return a pod with the devices that the kubelet beside the agent gave to its containers.
 
-    async def _deliver(self, decided: _Decided, allocation: PodAllocation) -> None:
-        """2. Have the devices delivered; if that fails the pod is rejected, nothing is left."""
-        decision = decided.decision
-        try:
-            allocation = await self._state.providers.delivered(allocation)
-            decision = replace(decision, allocation=allocation)
-        except DeliveryError as error:
-            decision = Decision(
-                decision.uid,
-                self._state.ledger,
-                cause=Rejection(
-                    Reason.UNEXPECTED,
-                    f"Allocate failed due to {error.message}, which is unexpected",
-                    remedy=error.remedy,
-                    resource=error.resource,
-                    container=error.container,
-                    asked=len(error.ids),
-                ),
-                hints=decision.hints,
-                asked=decision.asked,
-                pod=decision.pod,
-            )
-        decided.request.delivered = replace(decided, decision=decision)
+        The kubelet is asked only about its own pods, of these about those that ask for a resource
+        which the agent does not provide.
+        """
+        kubelet = self._state.kubelet_devices
+        if kubelet is None or source.name != KUBELET:
+            return pod
+        provided = self._state.configured.rules.policy.devices
+        if all(
+            name in provided or extended_resource_fault(name) is not None
+            for container in pod.all_containers()
+            for name in container.resources.limits
+        ):
+            return pod
+        given = await kubelet.of(pod)
+        return replace(pod, given_devices=given) if given else pod
 
-    def _wait(
+    def preview(self, pod: Pod, source: Source, replaced: PodAllocation | None = None) -> Decision:
+        """Decide as an admission would now, but ask no plugin what it prefers.
+
+        Nothing is delivered, counted or saved.
+        """
+        return self._decision(pod, source, self._state.ledger, replaced, _UNASKED)[0]
+
+    def document(
         self,
-        request: AdmissionRequest,
-        allocation: PodAllocation | None,
-        work: Coroutine[None, None, None],
-    ) -> None:
-        """Let a pod wait for plugins, with what is reserved for it; then it is its turn again."""
-
-        async def go_on() -> None:
-            await request.run(work)
-            self._take_turn(request)
-
-        self._group.remove(request)
-        self._reserved[request] = allocation
-        task = asyncio.create_task(go_on(), context=request.context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _wait_for_others(self, request: AdmissionRequest) -> None:
-        """Let a pod wait until others do no longer: it has their name, or no room beside them."""
-        self._group.remove(request)
-        self._depending.append(request)
-        if not self._reserved.keys() - {request}:  # they have their outcome already
-            self._take_turns()
-
-    def _ended(self, request: AdmissionRequest) -> None:
-        """Free what was reserved for a request that has its outcome."""
-        if request in self._reserved:
-            del self._reserved[request]
-            self._take_turns()
-
-    def _take_turns(self) -> None:
-        depending, self._depending = self._depending, []
-        for each in reversed(depending):
-            each.context.copy().run(self._take_turn, each)
-
-    def _stop(self) -> None:
-        waiting = (*self._reserved, *self._depending)
-        _fail([each for each in waiting if each not in self._group], QueueStopped())
-
-    def waits(self, uid: str) -> bool:
-        """Return whether a pod waits for its devices, or for what becomes of others."""
-        return any(each.pod.uid == uid for each in (*self._reserved, *self._depending))
-
-    async def settled(self, uid: str) -> None:
-        """Wait until it is known what becomes of a pod that waits for its devices."""
-        if waiting := [each.outcome for each in self._reserved if each.pod.uid == uid]:
-            settled = pause()
-            try:
-                await asyncio.wait(waiting)
-            finally:
-                settled()
-
-    # --- whose turn it is -----------------------------------------------------------------------
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests whose decision has not begun."""
-        return len(self._waiting)
-
-    async def admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
-        """Admit a pod with those that wait already; raises `QueueStopped` and what fails.
-
-        A caller that is cancelled before the decision begins no longer asks for it.
-        """
-        outcome: asyncio.Future[AdmissionDocument] = asyncio.get_running_loop().create_future()
-        request = AdmissionRequest(pod, source, replace_pod, outcome)
-        decided = pause()
-        outcome.add_done_callback(lambda _: decided())
-        outcome.add_done_callback(lambda _: self._ended(request))
-        self._waiting.append(request)
-        self._queue_for(request)
-        return await outcome
-
-    def prefer(self, uid: str) -> None:
-        """Admit a pod before all others, and with a few others only, once it is asked for."""
-        self._preferred = uid
-        if any(request.pod.uid == uid for request in self._waiting):
-            self._queue_next(ahead=True)
-
-    def _take_turn(self, request: AdmissionRequest) -> None:
-        """Have a request go on that waited for plugins or others, before those that came later."""
-        if not request.outcome.done():
-            self._waiting.insert(0, request)
-            self._queue_for(request)
-
-    def _queue_for(self, request: AdmissionRequest) -> None:
-        if request.pod.uid == self._preferred:
-            self._queue_next(ahead=True)
-        elif not self._queued[request.caller]:
-            self._queue_next()
-
-    def _queue_next(self, *, ahead: bool = False) -> None:
-        """Queue an action of the present caller for the requests that wait."""
-        caller = caller_now()
-        try:
-            queued = self._steps.queue.put(self._admit_waiting, ahead=ahead)
-        except QueueStopped as error:
-            _fail(self._waiting, error)
-        except BusyError as error:
-            _fail([each for each in self._waiting if each.caller == caller], error)
-        else:
-            self._queued[caller] += 1
-            queued.add_done_callback(partial(self._done, caller))
-
-    def _taken(self) -> Iterator[AdmissionRequest]:
-        """Yield the requests of one group, each once the one before it is decided.
-
-        Callers take turns, all privileged ones together and before the others.
-        """
-        clock = self._steps.clock
-        latest = clock.monotonic() + LONGEST_GROUP
-        for number in range(MOST_AT_ONCE):
-            late = number and clock.monotonic() > latest
-            if late or (request := self._first()) is None:
-                return
-            self._waiting.remove(request)
-            self._group.append(request)
-            yield request
-            preferred = any(each.pod.uid == self._preferred for each in self._group)
-            if preferred and len(self._group) >= MOST_WITH_PREFERRED:
-                return
-
-    def _first(self) -> AdmissionRequest | None:
-        """Return the request whose turn it is; those whose callers are gone are dropped."""
-        self._waiting = [each for each in self._waiting if not each.outcome.done()]
-        taken = Counter(_turn(each) for each in self._group)
-        return min(
-            self._waiting,
-            key=lambda each: (each.pod.uid != self._preferred, taken[_turn(each)], _turn(each)[0]),
-            default=None,
+        decision: Decision,
+        allocation: PodAllocation,
+        record: PodRecord,
+        *,
+        dry_run: bool = False,
+    ) -> AdmissionDocument:
+        """Return the answer to a pod that is, or would be, admitted."""
+        # Pods that were decided together with this one may have made the pool smaller.
+        ledger = decision.ledger if dry_run else self._state.ledger
+        described = PodDescriber.of(self._state, shared_cpus(self._state.configured.rules, ledger))
+        return AdmissionDocument(
+            uid=allocation.uid,
+            name=allocation.name,
+            namespace=allocation.namespace,
+            admitted=True,
+            dry_run=dry_run,
+            already_admitted=decision.already_admitted,
+            pod=described.document(allocation, None if dry_run else record),
+            explanation=record.explanation or views.explanation_document(decision),
         )
-
-    def _done(self, caller: Caller, queued: asyncio.Future[None]) -> None:
-        """Pass on what the action raised, or that the queue stopped before it began."""
-        self._queued[caller] -= 1
-        error = EndedError() if queued.cancelled() else queued.exception()
-        if isinstance(error, QueueStopped):
-            _fail(self._waiting, error)
-        else:  # a caller without an outcome would wait for ever
-            _fail(self._group, error or EndedError())
-        if not self._queued[caller] and any(each.caller == caller for each in self._waiting):
-            self._queue_next()
 
 
 def _identities(pod: Pod) -> frozenset[str]:
     return frozenset((pod.uid, full_name(pod)))
 
 
-def _turn(request: AdmissionRequest) -> tuple[bool, str]:
-    """Return whose turn a request is of; that of privileged callers comes first."""
-    caller = request.caller
-    return (False, "") if caller.privileged else (True, caller.name)
+class _DoubleAllocationError(Exception):
+    """A decision gives a pod CPUs or devices that another one has: a defect of the agent."""
 
 
-def _fail(requests: list[AdmissionRequest], error: BaseException) -> None:
-    for request in requests:
-        request.fail(error)
-    requests.clear()
+def _check_unique(ledger: Ledger, new: set[str]) -> None:
+    """Raise `_DoubleAllocationError` if new pods have CPUs or devices of others, or each other's.
+
+    No decision does that. It is looked at before each save all the same: nothing would be worse.
+    """
+    cpus, devices = EMPTY, set[tuple[str, str]]()
+    for each in sorted(ledger.allocations.values(), key=lambda each: each.uid in new):
+        own = {
+            (resource, device)
+            for container in each.containers
+            for resource, ids in container.devices.items()
+            for device in ids
+        }
+        if each.uid in new and (cpus & each.exclusive_cpus or devices & own):
+            twice = ", ".join([str(cpus & each.exclusive_cpus), *map(str, devices & own)])
+            raise _DoubleAllocationError(f"{full_name(each)} would get what others have: {twice}")
+        cpus |= each.exclusive_cpus
+        devices |= own

@@ -1,8 +1,7 @@
 """What would let a rejected pod be admitted, and how many copies of a pod would be.
 
 Both try decisions on the present ledger and change nothing. One question is answered at a time, a
-decision in each turn of the loop, so that no other request waits for more than one; callers take
-turns.
+decision in each turn of the loop, so that no other request waits for more than one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from agent.managers.admission import remove
 from agent.managers.advice import advise, fill, free_cpus, nodes_of
 from agent.managers.decision import AdviceKind, Reason
 from agent.server.errors import BusyError
-from agent.server.queue import Turns, caller_now
+from agent.server.queue import Turns
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from agent.server.conditions import RejectedPod
     from agent.server.state import AgentState
 
-#: How many rejections of a caller may wait for their advice; the answers to all others have none.
+#: How many questions of a user may wait; of all users twice as many. A rejection beyond that is
+#: answered without advice.
 MOST_WAITING: Final = 16
 
 
@@ -40,7 +40,7 @@ class Advisor:
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
-        self._answering = Turns()
+        self._answering = Turns(MOST_WAITING, 2 * MOST_WAITING)
 
     async def advised(
         self, pod: Pod, answer: AdmissionDocument, replaced: PodAllocation | None = None
@@ -70,7 +70,7 @@ class Advisor:
         Raises `BusyError` if too many of the caller's questions wait.
         """
         rules, ledger = self._state.configured.rules, self._state.ledger
-        async with self._turn():
+        async with self._answering:
             found = await _filled(rules, ledger, pod, most)
             empty = await _filled(rules, rules.empty_ledger(), pod, most)
         rejection = None if found.cause is None else rejection_document(found.cause.explain())
@@ -97,7 +97,7 @@ class Advisor:
             ledger = remove(configured.rules, ledger, replaced.uid)
         found = []
         try:
-            async with self._turn():
+            async with self._answering:
                 for advice in advise(configured.rules, ledger, pod):
                     if advice is not None:
                         found.append(advice)
@@ -105,12 +105,6 @@ class Advisor:
         except BusyError:
             return rejection
         return replace(rejection, advice=tuple(found))
-
-    def _turn(self) -> Turns:
-        """Return what a question waits in; raises `BusyError` if too many of the caller's wait."""
-        if self._answering.waiting(caller_now()) >= MOST_WAITING:
-            raise BusyError
-        return self._answering
 
 
 class _Filled(NamedTuple):

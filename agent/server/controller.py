@@ -94,13 +94,15 @@ class Controller:
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self.clock.monotonic()
             answer = await self.admissions.admit(pod, source, replace_pod=replace_pod)
+            if source.name == API.name:  # a source goes on, and a condition tells
+                answer = await self.admissions.prepared(answer)
             self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer
 
     async def preview(self, pod: Pod, *, replace_pod: bool = False) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
         replaced = self.admissions.replaced(pod) if replace_pod else None
-        decision = await self.admissions.preview(pod, API, replaced)
+        decision = self.admissions.preview(pod, API, replaced)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
         answer = self.admissions.document(decision, decision.allocation, PodRecord(), dry_run=True)
@@ -112,13 +114,17 @@ class Controller:
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`.
 
-        One whose devices are waited for is removed once it has them.
+        One that waits for its turn is removed once it is admitted.
         """
-        await self.admissions.settled(uid)
-        self.state.allocation(uid)
-        if (owner := self.state.asked_for_by(uid)) is not None:
-            raise SourcePodError(uid, *owner)
-        return await self.release(uid)
+
+        async def remove() -> RemovalDocument:
+            self.state.allocation(uid)
+            if (owner := self.state.asked_for_by(uid)) is not None:
+                raise SourcePodError(uid, *owner)
+            return await self._remove(uid)
+
+        with operation("remove", **self._facts(uid)):
+            return await self.queue.run(remove)
 
     async def release(self, uid: str) -> RemovalDocument:
         """Remove a pod of any source; raises `PodNotFoundError`."""
@@ -155,14 +161,13 @@ class Controller:
         with operation("log level"):
             return self.state.log_level.switch(request, self.clock)
 
-    async def reconcile(self, *, insist: bool = False, ahead: bool = False) -> ReconcileDocument:
+    async def reconcile(self, *, insist: bool = False) -> ReconcileDocument:
         """Compare the kernel with the ledger and repair what differs.
 
-        Cgroups in backoff from another writer are skipped unless `insist` is set. With `ahead` the
-        action overtakes queued changes.
+        Cgroups in backoff from another writer are skipped unless `insist` is set.
         """
         with operation("reconcile"):
-            return await self.queue.run(lambda: self._reconcile(insist=insist), ahead=ahead)
+            return await self.queue.run(lambda: self._reconcile(insist=insist))
 
     async def end_pods(self) -> None:
         """End the pods whose processes or unit ended (`Endings.look`)."""
@@ -174,7 +179,7 @@ class Controller:
             await self.queue.run(lambda: self.steps.enforce_pods(*uids))
 
     async def meet(self, created: Collection[str]) -> None:
-        """Have the kernel enforce the pods in which cgroups were created, ahead of other actions.
+        """Have the kernel enforce the pods in which cgroups were created.
 
         Each moment before, a container that starts may run on its siblings' exclusive CPUs.
         """
@@ -187,7 +192,7 @@ class Controller:
                 await self.steps.enforce_started(*uids)
 
         with operation("meet"):
-            await self.queue.run(enforce, ahead=True)
+            await self.queue.run(enforce)
 
     def shared_pod(self, uid: str) -> SharedPod | None:
         """Return a rejected pod that runs in the shared pool all the same, else None.

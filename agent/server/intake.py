@@ -35,7 +35,7 @@ from agent.sources.source import (
 from agent.yaml import MISTAKES_REPORTED, Mistake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from agent.api.documents import AdmissionDocument
     from agent.pods.model import Pod
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-
-#: So long, in seconds, the others of a source wait for pods whose device plugins do not answer.
-PATIENCE: Final = 1.0
 
 #: What is said of a pod that runs shared and would be admitted now.
 _ROOM_NOW: Final = (
@@ -84,17 +81,9 @@ class SourceAdmissions:
         admissions = self._controller.admissions
         try:
             pod = await admissions.with_devices(pod, source)
-            return (await admissions.preview(pod, source)).allocation is not None
+            return admissions.preview(pod, source).allocation is not None
         except Exception as error:
             raise _failed(source, error) from error
-
-    def waits(self, uid: str) -> bool:
-        """Return whether a pod that is being admitted waits for devices."""
-        return self._controller.admissions.waits(uid)
-
-    def prefer(self, uid: str) -> None:
-        """Admit a pod before all others, once it is asked for."""
-        self._controller.admissions.prefer(uid)
 
     async def release(self, uid: str, source: Source) -> None:
         """Remove a pod that its source no longer asks for, admitted or not."""
@@ -167,15 +156,13 @@ class PodIntake:
         #: The entries that are waited for, and the syncs that go on although no caller waits.
         self._awaited: dict[str, asyncio.Future[ManifestDocument]] = {}
         self._syncing: set[asyncio.Task[None]] = set()
-        #: The entry that comes first, and those that are being settled.
-        self._preferred = ""
+        #: The entries that are being settled.
         self._settling: dict[str, asyncio.Task[None]] = {}
         #: What became of each entry in the last sync, and in the one in progress.
         self._documents: dict[str, ManifestDocument] = {}
         self._settled_now: dict[str, ManifestDocument] = {}
-        #: Whether a sync settles entries now, and what the last one reported.
+        #: Whether a sync settles entries now.
         self._settles = False
-        self._reported: tuple[dict[str, ManifestDocument], tuple[str, ...]] = ({}, ())
 
     async def sync(self) -> None:
         """Read the source, release and admit pods; report what has become of every entry.
@@ -214,15 +201,6 @@ class PodIntake:
         syncing.result()
         return self._documents.get(key)
 
-    def prefer(self, key: str) -> None:
-        """Settle an entry, once it is waited for, before the others that are waited for."""
-        self._preferred = key
-        entry = self._entries.get(key)
-        if key in self._settling and entry is not None and entry.pod is not None:
-            self._admissions.prefer(entry.pod.uid)
-        elif self._settles:  # beyond as many as are settled at once
-            self._begin(key)
-
     def try_again(self, key: str) -> None:
         """Admit an entry that runs shared, when it is settled next, if there is room now."""
         self._again.add(key)
@@ -243,51 +221,33 @@ class PodIntake:
         kept = await self._release(complete=reading.complete)
         settled = self._documents = await self._settle_all()
         documents = settled | kept | self._shared_unread(settled)
-        self._report(documents, reading.conditions)
-
-    def _report(self, documents: dict[str, ManifestDocument], conditions: tuple[str, ...]) -> None:
-        self._reported = documents, conditions
-        self._admissions.report(self.source.name, documents, conditions)
+        self._admissions.report(self.source.name, documents, reading.conditions)
 
     async def _settle_all(self) -> dict[str, ManifestDocument]:
         """Settle every entry, a few at a time, those that are waited for first.
 
-        What waits for its devices for long goes on by itself, and is reported then. Raises what one
-        of them raises, once the others that were begun are settled.
+        Raises what one of them raises, once the others that were begun are settled.
         """
         self._settled_now, self._settles = {}, True
-        self._settling = {key: task for key, task in self._settling.items() if not task.done()}
+        self._settling = {}
         left = deque(self._entries)
         try:
             while self._begin_next(left):
-                done, _ = await asyncio.wait(
-                    self._settling.values(),
-                    timeout=PATIENCE,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                begun = len(self._settling)
-                stuck = not done and self._begin_next(left) and begun == len(self._settling)
-                if stuck and not self._in_progress():
-                    break
+                await asyncio.wait(self._settling.values(), return_when=asyncio.FIRST_COMPLETED)
                 for key in [key for key, task in self._settling.items() if task.done()]:
                     self._settling.pop(key).result()
         finally:
             # Their errors are those of the first, such as a queue that stopped.
-            await asyncio.gather(*self._in_progress(), return_exceptions=True)
+            await asyncio.gather(*self._settling.values(), return_exceptions=True)
             self._settles = False
         return {key: self._settled_now[key] for key in self._entries if key in self._settled_now}
 
-    def _in_progress(self) -> list[asyncio.Task[None]]:
-        """Return the tasks that settle entries, without those that wait for devices."""
-        waits = self._admissions.waits
-        return [task for uid, task in self._uids_settling() if not waits(uid)]
-
     def _begin_next(self, left: deque[str]) -> bool:
         """Begin with the next entries of those `left`; return whether any is being settled."""
-        for key in (self._preferred, *self._awaited):
+        for key in tuple(self._awaited):
             self._begin(key)
         for _ in range(len(left)):
-            if len(self._settling) >= MOST_AT_ONCE and len(self._in_progress()) >= MOST_AT_ONCE:
+            if len(self._settling) >= MOST_AT_ONCE:
                 break
             if not self._begin(left[0]):
                 left.append(left[0])
@@ -309,33 +269,21 @@ class PodIntake:
         pod = entry.pod
         if pod is None:
             document = self._invalid(entry)
-        elif any(each == pod.uid for each, _ in self._uids_settling()):
+        elif any(task.get_name() == pod.uid for task in self._settling.values()):
             return False
         elif (known := self._known(entry, pod)) is not None:
             document = known
         else:
-            if key == self._preferred:
-                self._admissions.prefer(pod.uid)
             task = asyncio.create_task(self._settle(entry, pod), name=pod.uid)
-            # No other caller gets the error of one that goes on by itself.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._settling[key] = task
             return True
         self._settled_now[key] = document
         self._answer(key)
         return True
 
-    def _uids_settling(self) -> Iterator[tuple[str, asyncio.Task[None]]]:
-        """Yield the pods that are being settled, those of entries that are gone meanwhile, too."""
-        return ((task.get_name(), task) for task in self._settling.values())
-
     async def _settle(self, entry: SourceEntry, pod: Pod) -> None:
-        document = self._settled_now[entry.key] = await self._admitted(entry, pod)
+        self._settled_now[entry.key] = await self._admitted(entry, pod)
         self._answer(entry.key)
-        if not self._settles and entry.key in self._entries:
-            documents, conditions = self._reported
-            self._documents = self._documents | {entry.key: document}
-            self._report(documents | {entry.key: document}, conditions)
 
     def _answer(self, key: str) -> None:
         """Let those that wait for an entry have what has become of it."""

@@ -516,7 +516,7 @@ class Service:
     async def _reconcile(self) -> None:
         if await self._host_changed():
             self._rediscover.set()
-        await self._controller.reconcile(ahead=True)
+        await self._controller.reconcile()
         self._comparison.begin()
         self._end.set()
         self._follow_cgroups()

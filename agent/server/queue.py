@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 import structlog
 from msgspec import Struct, field
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: So many actions of a caller that is not privileged may wait.
-MOST_WAITING: Final = 128
+#: So many requests of a user that is not privileged may wait, and so many of all such users.
+MOST_OF_USER: Final = 128
+MOST_OF_USERS: Final = 256
+#: So many urgent requests have their turn while a normal one waits, before that has. A turn may
+#: wait seconds for a plugin: with fewer, many urgent ones would wait for as many of these.
+MOST_IN_A_ROW: Final = 8
 #: The agent's own actions, such as comparisons and those of its sources, go with root's.
 OWN: Final = Caller("the agent", privileged=True)
 _caller: ContextVar[Caller] = ContextVar("caller", default=OWN)
 
-_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Params = ParamSpec("_Params")
 
@@ -112,68 +115,91 @@ class Worker:
         self._pool.shutdown(wait=True)
 
 
-class Line(Generic[_Item]):
-    """What waits, by caller.
+class Waiting(Struct, Generic[_Result], eq=False, kw_only=True):
+    """What waits for its turn, and what its caller gets."""
 
-    Items of privileged callers alternate with those of the rest, and these come in turn by caller,
-    each caller's in the order of their arrival. So an item waits for one of each other caller.
+    outcome: asyncio.Future[_Result]
+    caller: Caller = field(default_factory=caller_now)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is of root or the agent's own; the rest are of members of the socket group."""
+        return self.caller.privileged
+
+
+_Item = TypeVar("_Item", bound=Waiting[Any])
+
+
+class Lanes(Generic[_Item]):
+    """What waits, in two lanes, each in the order of arrival.
+
+    In the urgent lane are root's requests and the agent's own, those for which a container waits
+    among them; in the normal lane those of members of the socket group. While both wait, one normal
+    turn comes after `MOST_IN_A_ROW` urgent ones. Nothing else decides whose turn it is. Of members
+    only so many may wait, of each and of all. What has its outcome already is passed over: its
+    caller is gone.
     """
 
-    def __init__(self) -> None:
-        self._privileged: deque[_Item] = deque()
-        self._others: dict[Caller, deque[_Item]] = {}
-        self._went_privileged = False
+    def __init__(self, of_user: int = MOST_OF_USER, of_users: int = MOST_OF_USERS) -> None:
+        self._most = of_user, of_users
+        self._urgent: deque[_Item] = deque()
+        self._normal: deque[_Item] = deque()
+        self._in_a_row = 0
 
     def __len__(self) -> int:
-        return len(self._privileged) + sum(map(len, self._others.values()))
+        return len(self._urgent) + len(self._normal)
 
-    def of(self, caller: Caller) -> int:
-        """Return how many items of a caller wait; all privileged ones count as one caller."""
-        return len(self._privileged if caller.privileged else self._others.get(caller, ()))
+    def append(self, item: _Item) -> None:
+        """Let an item wait; raises `BusyError` if too many of its user wait, or of all users."""
+        if item.urgent:
+            self._urgent.append(item)
+            return
+        for gone in [each for each in self._normal if each.outcome.done()]:
+            self._normal.remove(gone)
+        of_user, of_users = self._most
+        own = sum(each.caller == item.caller for each in self._normal)
+        if own >= of_user or len(self._normal) >= of_users:
+            raise BusyError
+        self._normal.append(item)
 
-    def append(self, item: _Item, caller: Caller) -> None:
-        """Add an item behind the caller's others."""
-        if caller.privileged:
-            self._privileged.append(item)
-        else:
-            self._others.setdefault(caller, deque()).append(item)
+    def popleft(self) -> _Item | None:
+        """Remove and return what has the next turn, None if nothing waits."""
+        urgent, normal = self.first(urgent=True), self.first(urgent=False)
+        if urgent is not None and (normal is None or self._in_a_row < MOST_IN_A_ROW):
+            self._in_a_row += 1
+            return self._urgent.popleft()
+        self._in_a_row = 0
+        return None if normal is None else self._normal.popleft()
 
-    def popleft(self) -> _Item:
-        """Remove and return the item whose turn it is; raises `IndexError` without any."""
-        self._went_privileged = bool(self._privileged) and not (
-            self._went_privileged and self._others
-        )
-        if self._went_privileged or not self._others:
-            return self._privileged.popleft()
-        caller = next(iter(self._others))
-        line = self._others.pop(caller)
-        item = line.popleft()
-        if line:  # behind the other callers
-            self._others[caller] = line
-        return item
+    def take(self, first: _Item) -> None:
+        """Remove what comes next in its lane: it has no turn of its own."""
+        (self._urgent if first.urgent else self._normal).remove(first)
+
+    def first(self, *, urgent: bool) -> _Item | None:
+        """Return what comes next in a lane, None if nothing waits in it."""
+        lane = self._urgent if urgent else self._normal
+        while lane and lane[0].outcome.done():
+            lane.popleft()
+        return lane[0] if lane else None
 
 
 class Turns:
-    """Lets one task at a time go on; those that wait do so in a `Line`."""
+    """A lock. Tasks that wait for it do so in two lanes; `async with` raises `BusyError`."""
 
-    def __init__(self) -> None:
-        self._line: Line[asyncio.Future[None]] = Line()
+    def __init__(self, of_user: int = MOST_OF_USER, of_users: int = MOST_OF_USERS) -> None:
+        self._lanes: Lanes[Waiting[None]] = Lanes(of_user, of_users)
         self._taken = False
-
-    def waiting(self, caller: Caller) -> int:
-        """Return how many tasks of a caller wait, with those cancelled since the last turn."""
-        return self._line.of(caller)
 
     async def __aenter__(self) -> None:
         if not self._taken:
             self._taken = True
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(turn, caller_now())
+        turn: Waiting[None] = Waiting(outcome=asyncio.get_running_loop().create_future())
+        self._lanes.append(turn)
         try:
-            await turn
+            await turn.outcome
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn came at the same moment
+            if not turn.outcome.cancelled():  # the turn came at the same moment
                 self._pass_on()
             raise
 
@@ -181,76 +207,79 @@ class Turns:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the turn to the next task that still waits."""
-        while self._line:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._taken = False
+        turn = self._lanes.popleft()
+        if turn is None:
+            self._taken = False
+        else:
+            turn.outcome.set_result(None)
 
 
-class _Job(Struct, Generic[_Result]):
+class Job(Waiting[_Result], eq=False, kw_only=True):
+    """What waits in the line: an action, and the outcome that its caller waits for."""
+
     action: Callable[[], Coroutine[None, None, _Result]]
-    outcome: asyncio.Future[_Result]
     begun: Callable[[], None] = field(default_factory=pause)
-    caller: Caller = field(default_factory=caller_now)
     context: Context = field(default_factory=copy_context)
+
+    def settle(self, result: _Result | None = None, error: BaseException | None = None) -> None:
+        """Give a caller that still waits the result or the error."""
+        if self.outcome.done():
+            return
+        if error is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(result)  # type: ignore[arg-type]  # None is a result, too
 
 
 class SerialQueue:
-    """Runs asynchronous actions strictly one after another.
+    """The line: runs asynchronous actions strictly one after another, in the order of `Lanes`.
 
-    Actions queued with `ahead` alternate with all others, which come in the order of a `Line`. So
-    no kind starves. An action is dropped if its caller was cancelled before it began, and finished
-    otherwise. `finished` counts completed actions, including failed ones.
+    An action is dropped if its caller was cancelled before it began, and finished otherwise.
+    `finished` counts completed actions, including failed ones.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.finished = 0
-        self._ahead: deque[_Job[object]] = deque()
-        self._others: Line[_Job[object]] = Line()
-        self._went_ahead = False
+        self._lanes: Lanes[Job[Any]] = Lanes()
         self._woken = asyncio.Event()
         self._stopping = False
-        #: What else ends when the queue stops: what will be queued again.
-        self.at_stop: list[Callable[[], None]] = []
         #: Owes progress while anything waits or runs.
         self._part = progress.part("queue of changes")
 
     @property
     def waiting(self) -> int:
         """The number of queued actions."""
-        return len(self._ahead) + len(self._others)
+        return len(self._lanes)
 
-    async def run(
-        self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
-    ) -> _Result:
-        """Queue an action and return its result; raises `QueueStopped`, `BusyError`."""
-        return await self.put(action, ahead=ahead)
+    async def run(self, action: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
+        """Queue an action and return its result; raises as `add` does."""
+        outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+        return await self.add(Job(action=action, outcome=outcome))
 
-    def put(
-        self, action: Callable[[], Coroutine[None, None, _Result]], *, ahead: bool = False
-    ) -> asyncio.Future[_Result]:
-        """Queue an action and return what will be its result.
+    def add(self, job: Job[_Result]) -> asyncio.Future[_Result]:
+        """Have a job wait for its turn; return its outcome.
 
-        Raises `QueueStopped`, and `BusyError` if too many of the caller's actions wait.
+        Raises `QueueStopped`, and `BusyError` if too many of the user's wait, or of all users.
         """
         if self._stopping:
             raise QueueStopped
-        outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-        job = _Job(action, outcome)
-        outcome.add_done_callback(lambda _: job.begun())
-        if ahead:
-            self._ahead.append(job)  # type: ignore[arg-type]  # a queue of any
-        elif job.caller.privileged or self._others.of(job.caller) < MOST_WAITING:
-            self._others.append(job, job.caller)  # type: ignore[arg-type]  # a queue of any
-        else:
-            raise BusyError
+        self._lanes.append(job)
+        job.outcome.add_done_callback(lambda _: job.begun())
         if not self._part.owes:
             self._part.begin()
         self._woken.set()
-        return outcome
+        return job.outcome
+
+    def following(self, job: Job[Any]) -> Job[Any] | None:
+        """Return who comes next in the lane of a job; None while an urgent one waits for it."""
+        if not job.urgent and self._lanes.first(urgent=True) is not None:
+            return None
+        return self._lanes.first(urgent=job.urgent)
+
+    def take(self, job: Job[Any]) -> None:
+        """Let who comes next have its turn within that of what runs, which settles it."""
+        self._lanes.take(job)
+        job.begun()
 
     async def serve(self) -> None:
         """Run actions until `stop`; an action that was started is finished.
@@ -269,20 +298,14 @@ class SerialQueue:
 
     async def _serve(self) -> None:
         while (job := await self._next()) is not None:
-            if job.outcome.done():  # its caller is gone
-                continue
             try:
-                result, error = await outcome_of(self._watched(job), job.context)
-                if error is None:
-                    _settle(job.outcome, result)
-                else:
-                    _settle(job.outcome, error=error)
+                job.settle(*await outcome_of(self._watched(job), job.context))
             finally:
                 # Without an outcome the caller would wait for ever.
-                _settle(job.outcome, error=EndedError())
+                job.settle(error=EndedError())
                 self.finished += 1
 
-    async def _watched(self, job: _Job[object]) -> object:
+    async def _watched(self, job: Job[_Result]) -> _Result:
         job.begun()
         with self._part.working():
             return await job.action()
@@ -290,35 +313,17 @@ class SerialQueue:
     def stop(self) -> None:
         """Accept no more actions; callers of queued ones get `QueueStopped`."""
         self._stopping = True
-        for line in (self._ahead, self._others):
-            while line:
-                _settle(line.popleft().outcome, error=QueueStopped())
-        for end in self.at_stop:
-            end()
+        while (job := self._lanes.popleft()) is not None:
+            job.settle(error=QueueStopped())
         self._woken.set()
 
-    async def _next(self) -> _Job[object] | None:
+    async def _next(self) -> Job[Any] | None:
         while not self._stopping:
-            self._went_ahead = bool(self._ahead) and not (self._went_ahead and self._others)
-            if self._went_ahead or self._others:
+            if (job := self._lanes.popleft()) is not None:
                 self._part.begin()
-                return (self._ahead if self._went_ahead else self._others).popleft()
+                return job
             self._part.rest()
             self._woken.clear()
             await self._woken.wait()
         self._part.rest()
         return None
-
-
-def _settle(
-    outcome: asyncio.Future[_Result],
-    result: _Result | None = None,
-    error: BaseException | None = None,
-) -> None:
-    """Give a caller that still waits the result or the error."""
-    if outcome.done():
-        return
-    if error is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)  # type: ignore[arg-type]  # None is a result, too

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api.documents import ConditionDocument
+from agent.api.views import unprepared_line
 from agent.clock import SystemClock
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import admits_nothing, resolve, resolve_what_fits
@@ -493,6 +494,15 @@ class AgentState(Struct):
             record = self.records.of(uid)
             for difference in without_consequences(record.unenforced, self.unenforced):
                 yield not_enforced(difference, full_name(allocation))
+            if allocation.unprepared:
+                yield ConditionDocument(
+                    ConditionType.DEVICES_DELIVERED,
+                    "NotPrepared",
+                    unprepared_line(allocation),
+                    "look at the plugin's log, then admit the pod again: the plugin is asked again",
+                    uid=uid,
+                    pod=full_name(allocation),
+                )
             if uid in intruded:
                 yield not_exclusive(allocation, intruded[uid])
             if record.not_found:

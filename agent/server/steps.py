@@ -88,8 +88,7 @@ class Steps:
     ) -> _Result:
         """Run a blocking call that changes nothing, outside of the queue.
 
-        At most one waits for the worker, so that an action waits for one at most; callers take
-        turns.
+        At most one waits for the worker, so that an action waits for one at most.
         """
         async with self._observing:
             return await self.worker.run(call, *args, **kwargs)

@@ -15,7 +15,8 @@ from agent.progress import (
     pause,
     uncancelled,
 )
-from agent.server.queue import SerialQueue, Worker
+from agent.server.limits import Caller
+from agent.server.queue import SerialQueue, Worker, called_by
 from tests.agent.server.support import FakeClock, in_loop
 
 PERIOD = 10.0
@@ -124,7 +125,8 @@ async def test_a_queue_that_does_not_begin_what_waits_is_a_failure() -> None:
     async def nothing() -> None:
         return
 
-    asking = agent.queue.put(nothing)
+    asking = asyncio.create_task(agent.queue.run(nothing))
+    await asyncio.sleep(0)
     agent.clock.advance(STALL_SECONDS + 1)
     assert agent.progress.failures().keys() == {"queue of changes"}
     agent.queue.stop()
@@ -172,7 +174,7 @@ async def test_slow_neighbours_are_no_failure_of_what_waits_for_them() -> None:
             await agent.queue.run(other)
             await agent.queue.run(slow)
 
-    first = agent.queue.put(slow)
+    first = asyncio.create_task(agent.queue.run(slow))
     await asyncio.create_task(source())
     await first
     assert failures == [None] * 20
@@ -199,11 +201,14 @@ async def test_a_queue_of_slow_actions_is_progress_and_does_not_starve_the_compa
 
     async def compare_regularly() -> None:
         while True:
-            await agent.queue.run(compare, ahead=True)
+            await agent.queue.run(compare)
             await agent.clock.sleep(PERIOD)
 
     comparing = asyncio.create_task(compare_regularly())
-    asked = [asyncio.create_task(agent.queue.run(slow)) for _ in range(200)]
+    asked = []
+    for member in ("a", "b"):
+        with called_by(Caller(member)):
+            asked += [asyncio.create_task(agent.queue.run(slow)) for _ in range(100)]
     serving = asyncio.create_task(agent.queue.serve())
     await asyncio.gather(*asked)
     comparing.cancel()

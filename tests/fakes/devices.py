@@ -23,6 +23,8 @@ class FakeProvider:
     name: str = "fake"
     devices: dict[str, tuple[PluginDevice, ...]] = field(default_factory=dict)
     preferring: frozenset[str] = frozenset()
+    #: Whether devices are prepared for each container.
+    preparing: bool = True
     lines: tuple[str, ...] = ()
     #: The preferred ids by resource.
     prefers: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -66,6 +68,9 @@ class FakeProvider:
             await self.waits()
         await self._fail(self.fails, resource)
         return Delivery(environment=MappingProxyType({f"DEVICES_{resource[-3:]}": ",".join(ids)}))
+
+    def prepares(self, resource: str) -> bool:
+        return self.preparing and resource in self.devices
 
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
         self.calls.append(("start", resource, ",".join(ids)))

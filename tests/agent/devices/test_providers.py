@@ -24,12 +24,12 @@ from agent.pods.model import ContainerKind, QosClass
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 GPU: Final = "example.com/gpu"
 NIC: Final = "example.com/nic"
-ONE: Final = (PluginDevice("one"),)
-TWO: Final = (PluginDevice("two"),)
+ONE: Final = tuple(map(PluginDevice, "abc"))
+TWO: Final = tuple(map(PluginDevice, "abcd"))
 
 
 def allocated(*containers: Mapping[str, tuple[str, ...]]) -> PodAllocation:
@@ -47,7 +47,11 @@ def allocated(*containers: Mapping[str, tuple[str, ...]]) -> PodAllocation:
 
 
 def delivered(providers: Providers, allocation: PodAllocation) -> list[dict[str, str]]:
-    found = asyncio.run(providers.delivered(allocation))
+    async def deliver() -> PodAllocation:
+        deadline = asyncio.get_running_loop().time() + 0.05
+        return await providers.delivered(allocation, deadline)
+
+    found = asyncio.run(deliver())
     return [dict(each.delivery.environment) for each in found.containers]
 
 
@@ -102,41 +106,57 @@ def test_every_container_gets_what_the_providers_of_its_devices_deliver() -> Non
     ]
 
 
-def test_devices_are_prepared_once_all_are_allocated() -> None:
-    provider = FakeProvider("plugins", {GPU: ONE})
-    delivered(Providers([provider]), allocated({GPU: ("a",)}, {GPU: ("b",)}))
+def test_devices_are_allocated_and_later_prepared() -> None:
+    provider, allocation = (
+        FakeProvider("plugins", {GPU: ONE}),
+        allocated({GPU: ("a",)}, {GPU: ("b",)}),
+    )
+    providers = Providers([provider], configured=(NIC,))
+    delivered(providers, allocation)
     assert [(call, ids) for call, _, ids in provider.calls] == [
         ("allocate", "a"),
         ("allocate", "b"),
-        ("start", "a"),
-        ("start", "b"),
     ]
+    assert providers.prepares(allocation)
+    assert not providers.prepares(allocated({NIC: ("n",)}, {}))
+    prepared(providers, allocation)
+    assert [(call, ids) for call, _, ids in provider.calls[2:]] == [("start", "a"), ("start", "b")]
 
 
-def test_a_pod_without_devices_asks_no_provider_and_stays_as_it_is() -> None:
-    provider = FakeProvider("plugins", {GPU: ONE})
-    allocation = allocated({}, {})
-    assert asyncio.run(Providers([provider]).delivered(allocation)) is allocation
-    assert provider.calls == []
+def prepared(providers: Providers, allocation: PodAllocation) -> None:
+    asyncio.run(providers.prepare(allocation))
 
 
-@pytest.mark.parametrize("attribute", ["fails", "unprepared"])
-def test_a_failure_names_container_resource_and_devices(attribute: str) -> None:
+@pytest.mark.parametrize(("attribute", "use"), [("fails", delivered), ("unprepared", prepared)])
+def test_a_failure_names_container_resource_and_devices(
+    attribute: str, use: Callable[[Providers, PodAllocation], object]
+) -> None:
     provider = FakeProvider("plugins", {GPU: ONE, NIC: TWO})
     setattr(provider, attribute, {NIC: "plugin of nic: broken"})
     with pytest.raises(DeliveryError) as caught:
-        delivered(Providers([provider]), allocated({GPU: ("a",)}, {NIC: ("c", "d")}))
+        use(Providers([provider]), allocated({GPU: ("a",)}, {NIC: ("c", "d")}))
     error = caught.value
     assert (error.container, error.resource, error.ids) == ("c1", NIC, ("c", "d"))
     assert (error.message, error.remedy) == ("plugin of nic: broken", "try another plugin")
 
 
-@pytest.mark.parametrize("attribute", ["fails", "unprepared"])
-def test_a_provider_that_never_returns_is_given_up(attribute: str) -> None:
+def test_a_provider_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.devices.providers.PREPARE_SECONDS", 0.05)
+    provider = FakeProvider("plugins", {GPU: ONE}, fails={GPU: ""}, unprepared={GPU: ""})
+    allocation = allocated({GPU: ("a",)})
+    with pytest.raises(DeliveryError, match="was not delivered in the time"):
+        delivered(Providers([provider]), allocation)
+    with pytest.raises(DeliveryError, match=r"did not prepare a of example.com/gpu within 0.05 s"):
+        prepared(Providers([provider]), allocation)
+
+
+def test_what_is_no_longer_offered_is_not_delivered() -> None:
     provider = FakeProvider("plugins", {GPU: ONE})
-    setattr(provider, attribute, {GPU: ""})
-    with pytest.raises(DeliveryError, match=r"plugins did not deliver .* within 0.05 s"):
-        delivered(Providers([provider], seconds=0.05), allocated({GPU: ("a",)}))
+    with pytest.raises(DeliveryError, match="plugins no longer offers z of "):
+        delivered(Providers([provider]), allocated({GPU: ("z",)}))
+    for use in (delivered, prepared):
+        with pytest.raises(DeliveryError, match=f"nothing offers {NIC} any more"):
+            use(Providers([provider]), allocated({NIC: ("c",)}))
 
 
 def test_the_ids_of_all_allocations_are_collected_by_resource() -> None:

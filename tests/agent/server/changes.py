@@ -128,7 +128,7 @@ def _bind_elsewhere(site: Site) -> None:
 
 
 async def _deliver(controller: Controller, _: Site) -> object:
-    """Admit a pod whose device is delivered while the agent has other changes to make."""
+    """Admit a pod whose device is delivered while another change waits."""
     [provider] = controller.state.providers.all
     assert isinstance(provider, FakeProvider)
     asked, go_on = asyncio.Event(), asyncio.Event()
@@ -142,10 +142,12 @@ async def _deliver(controller: Controller, _: Site) -> object:
     first, _pending = await asyncio.wait(
         (admission, asyncio.create_task(asked.wait())), return_when=asyncio.FIRST_COMPLETED
     )
-    if admission not in first:  # else it has the device already
-        await controller.reconcile()
-        go_on.set()
-    return await admission
+    if admission in first:  # it has the device already
+        return await admission
+    comparison = asyncio.create_task(controller.reconcile())
+    go_on.set()
+    answer, _compared = await asyncio.gather(admission, comparison)
+    return answer
 
 
 #: CPUs of the pod `ids`, of the shared pool, and a node that is cordoned as a whole.

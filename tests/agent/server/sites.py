@@ -199,7 +199,7 @@ def with_agent(
     systemd = None if site.systemd is None else CountedSystemd(site.systemd, counted)
     files = CountedFiles(site.disk, counted)
     fakes = Fakes(tree=tree, systemd=systemd, live=False, files=files)
-    devices = FakeProvider(devices=dict(site.devices))
+    devices = FakeProvider(devices=dict(site.devices), preparing=False)
     plugs = replace(PLUGS, sources=tuple(sources), providers=(lambda _inputs: devices,))
     assembly = Wiring(site.config, RecordingManager(), FakeClock(), plugs, fakes)
 

@@ -11,6 +11,8 @@ from agent.managers.advice import advise
 from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
 from agent.server.advice import MOST_WAITING
+from agent.server.limits import Caller
+from agent.server.queue import called_by
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
 from tests.fakes.devices import FakeProvider
 
@@ -129,10 +131,12 @@ async def test_where_nothing_helps_the_advice_is_empty(world: World) -> None:
 @in_loop
 async def test_beyond_a_few_rejections_at_a_time_none_waits_for_advice(world: World) -> None:
     async with running(world) as agent:
-        pods = [
-            agent.controller.advice.advised(pod, answer)
-            for pod, answer in [await rejected(agent, number) for number in range(MOST_WAITING + 3)]
-        ]
+        decided = [await rejected(agent, number) for number in range(MOST_WAITING + 3)]
+        with called_by(Caller("a member")):
+            pods = [
+                asyncio.create_task(agent.controller.advice.advised(pod, answer))
+                for pod, answer in decided
+            ]
         found = [texts(each.rejection) for each in await asyncio.gather(*pods)]
         assert found.count(None) == 2
         assert None not in found[: MOST_WAITING + 1]

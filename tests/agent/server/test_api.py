@@ -459,10 +459,11 @@ async def test_an_admission_is_finished_if_it_began_before_its_client_went_away(
             client.connect(str(world.socket))
             client.sendall(posting("/v1/pods", manifest()))
             await until(lambda: queue.waiting)
-            (request,) = agent.controller.admissions._waiting
+            request = queue._lanes.first(urgent=True)
+            assert request is not None
             if begun:
                 free.set()
-                await until(lambda: not agent.controller.admissions.waiting)
+                await until(lambda: not queue.waiting)
         if not begun:
             await until(request.outcome.cancelled)
             free.set()

@@ -135,10 +135,13 @@ async def test_a_plugin_that_registers_again_amid_a_call_stops_nothing(
             plugin.answers[method] = usual
         await plugin.register()
         answer = await admitting
-        # Without its preference the pod is admitted.
-        assert answer.admitted == (method == "GetPreferredAllocation")
+        # Without its preference the pod is admitted; without preparation it is not ready.
+        assert answer.admitted == (method != "Allocate")
         if answer.rejection is not None:
             assert "UNAVAILABLE" in answer.rejection.message
+        elif method == "PreStartContainer":
+            assert answer.pod is not None
+            assert "UNAVAILABLE" in answer.pod.enforcement.differences[0]
         await agent.controller.reconcile()
         assert agent.controller.state.progress.failure() is None
 

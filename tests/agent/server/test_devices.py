@@ -120,15 +120,13 @@ async def test_a_delivery_that_fails_rejects_the_pod_and_leaves_nothing_behind(
 
 
 @in_loop
-async def test_a_dry_run_asks_what_is_preferred_and_delivers_nothing(
-    world: World, provider: FakeProvider
-) -> None:
+async def test_a_dry_run_asks_no_provider(world: World, provider: FakeProvider) -> None:
     provider.prefers = {GPU: ("c",)}
     async with running(world) as agent:
         answer = await asyncio.to_thread(agent.client.admit, asking(1), dry_run=True)
         assert answer.pod is not None
-        assert answer.pod.containers[0].devices == {GPU: ("c",)}
-        assert [call for call, _, _ in provider.calls] == ["prefer"]
+        assert answer.pod.containers[0].devices == {GPU: ("a",)}
+        assert provider.calls == []
 
 
 @in_loop

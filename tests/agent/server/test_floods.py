@@ -331,4 +331,4 @@ async def test_whatever_a_member_asks_for_root_waits_for_one_of_the_answers(
         api = Api(agent.controller, lambda _: b"{}", Config(), MEMBERS)
         await asyncio.gather(*(ask(uid) for uid in (*[member] * 8, 0)))
         api.close()
-    assert answered == [member, 0, *[member] * 7]
+    assert answered.index(0) <= 1

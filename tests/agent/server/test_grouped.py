@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from agent.managers.decision import Reason
 from agent.server import metrics as names
-from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE, MOST_WITH_PREFERRED
+from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE
 from agent.server.errors import CheckpointFailedError
 from agent.server.limits import Caller
 from agent.server.queue import QueueStopped, called_by
 from sysfs.mask import EMPTY
-from tests.agent.server.support import FakeClock, in_loop, until
+from tests.agent.server.support import FakeClock, in_loop
 from tests.agent.server.test_controller import Recorder, disk_full, keeping, pod
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.api.documents import AdmissionDocument
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
@@ -36,6 +38,12 @@ def pods(*cpus: str) -> list[Pod]:
 
 async def together(controller: Controller, asked: list[Pod]) -> list[AdmissionDocument]:
     return list(await asyncio.gather(*map(controller.admit, asked)))
+
+
+async def turns(reached: Callable[[], bool]) -> None:
+    """Let the loop take turns, one by one, until something is reached."""
+    while not reached():  # noqa: ASYNC110  # it lasts a turn
+        await asyncio.sleep(0)
 
 
 @in_loop
@@ -81,33 +89,6 @@ async def test_pods_that_take_long_to_decide_do_not_keep_the_first_waiting() -> 
         controller.steps.clock = SlowClock()
         await together(controller, pods(*["10m"] * 8))
         assert 2 < recorder.log.count("save") < 8
-
-
-@in_loop
-async def test_a_pod_that_is_preferred_comes_next_with_a_few_others() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        last = MOST_AT_ONCE // 2
-        controller.admissions.prefer(uid(last))
-        await together(controller, pods(*["10m"] * (last + 1)))
-        groups = [[*saved.ledger.allocations] for saved in recorder.saved]
-        assert groups[0] == [uid(last), *map(uid, range(MOST_WITH_PREFERRED - 1))]
-        assert recorder.log.count("save") == 2
-        assert {*groups[1]} == {uid(number) for number in range(last + 1)}
-
-
-@in_loop
-async def test_a_pod_that_is_preferred_while_others_are_decided_is_the_next_to_be_decided() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        asked = pods(*["10m"] * MOST_AT_ONCE)
-        answers = [asyncio.create_task(controller.admit(each)) for each in asked]
-        while controller.admissions.waiting != MOST_AT_ONCE - MOST_WITH_PREFERRED:  # noqa: ASYNC110  # a turn of the loop each
-            await asyncio.sleep(0)
-        controller.admissions.prefer(asked[-1].uid)
-        await asyncio.gather(*answers)
-        group = [*map(uid, range(MOST_WITH_PREFERRED)), asked[-1].uid]
-        assert [*recorder.saved[0].ledger.allocations] == group
 
 
 @in_loop
@@ -174,16 +155,17 @@ async def test_a_pod_whose_caller_goes_after_its_decision_began_is_admitted() ->
     async with keeping(Recorder()) as controller:
         first, second = pods("1", "1")
         waiting = asyncio.create_task(controller.admit(first))
-        await until(lambda: controller.admissions.waiting == 1)
-        await until(lambda: controller.admissions.waiting == 0)
+        await turns(lambda: controller.queue.waiting == 1)
+        await turns(lambda: controller.queue.waiting == 0)
         waiting.cancel()
         await controller.admit(second)
         assert [*controller.state.ledger.allocations] == [uid(0), uid(1)]
 
 
 @in_loop
-async def test_callers_take_turns_in_a_group_and_root_comes_first() -> None:
-    async with keeping(Recorder()) as controller:
+async def test_root_comes_before_members_and_each_lane_in_the_order_of_arrival() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
         asked = pods(*"1111111")
         waiting = []
         for caller, each in zip("aaaabrr", asked, strict=True):
@@ -191,7 +173,24 @@ async def test_callers_take_turns_in_a_group_and_root_comes_first() -> None:
                 waiting.append(asyncio.create_task(controller.admit(each)))
         await asyncio.gather(*waiting)
         by_admission = [*controller.state.ledger.allocations]
-        assert by_admission == [asked[n].uid for n in (5, 0, 4, 6, 1, 2, 3)]
+        assert by_admission == [asked[n].uid for n in (5, 6, 0, 1, 2, 3, 4)]
+        # A group is of one lane.
+        assert recorder.log.count("save") == 2
+
+
+@in_loop
+async def test_members_pods_do_not_go_on_in_a_group_while_root_waits() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        first, *rest = pods(*["10m"] * 20)
+        with called_by(Caller("a")):
+            waiting = [asyncio.create_task(controller.admit(each)) for each in rest]
+        await turns(lambda: controller.queue.waiting == len(rest))
+        await turns(lambda: controller.queue.waiting == len(rest) // 2)
+        waiting.append(asyncio.create_task(controller.admit(first)))
+        await asyncio.gather(*waiting)
+        before = [*controller.state.ledger.allocations].index(first.uid)
+        assert len(rest) // 2 <= before < len(rest) - 1
 
 
 async def _allocations(asked: list[Pod], *, at_once: bool) -> list[PodAllocation]:

@@ -642,7 +642,7 @@ def test_entries_are_settled_together_unless_they_state_the_same_uid() -> None:
     asyncio.run(scenario())
 
 
-def test_an_entry_that_is_preferred_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_is_waited_for_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
 
     async def scenario() -> None:
@@ -650,13 +650,11 @@ def test_an_entry_that_is_preferred_waits_for_no_other(monkeypatch: pytest.Monke
         pods = PodIntake(Listed(), ledger)
         syncing = asyncio.create_task(pods.sync())
         assert await ledger.asked.get() == "pod0"
-        waiting = [asyncio.create_task(pods.settle(key)) for key in ("pod1", "pod2")]
-        pods.prefer("pod2")
+        waiting = asyncio.create_task(pods.settle("pod2"))
         assert await ledger.asked.get() == "pod2"
-        assert ledger.preferred == [f"2{UID[1:]}"]
         for _ in range(3):
             ledger.free.release()
-        await asyncio.gather(syncing, *waiting)
+        await asyncio.gather(syncing, waiting)
         assert ledger.asked.get_nowait() == "pod1"
 
     asyncio.run(scenario())
@@ -678,42 +676,6 @@ def test_an_entry_that_is_settled_is_answered_while_the_sync_goes_on() -> None:
         for _ in range(2):
             ledger.free.release()
         await syncing
-
-    asyncio.run(scenario())
-
-
-def test_an_entry_that_waits_for_its_devices_keeps_no_other_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(intake, "PATIENCE", 0.01)
-    monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
-
-    class Waiting(Ledger):
-        free = asyncio.Event()
-
-        async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
-            if pod.name == "pod0":
-                self.waiting.add(pod.uid)
-                await self.free.wait()
-                self.waiting.clear()
-            return await super().admit(pod, source)
-
-    async def scenario() -> None:
-        ledger = Waiting()
-        pods = PodIntake(Listed(), ledger)
-        for _ in range(2):
-            await pods.sync()
-            assert [*ledger.reported] == ["pod1", "pod2"]
-        asked = asyncio.create_task(pods.settle("pod0"))
-        await pods.sync()
-        assert not asked.done()
-        ledger.free.set()
-        document = await asked
-        assert document is not None
-        assert ledger.reported["pod0"] is document
-        await pods.sync()
-        assert [*ledger.reported] == ["pod0", "pod1", "pod2"]
-        assert ledger.log.count("admit pod0") == 1
 
     asyncio.run(scenario())
 

@@ -15,6 +15,8 @@ from agent.cluster.plugs import PLUGS
 from agent.config.model import MemoryReservationPolicy
 from agent.pods.quantity import Quantity
 from agent.server import lifecycle as service_module
+from agent.server.limits import Caller
+from agent.server.queue import called_by
 from agent.server.state import decide
 from agent.server.wiring import Fakes, Wiring
 from sysfs.described import with_offline
@@ -113,7 +115,7 @@ async def test_stopping_finishes_what_has_begun_and_answers_all_else_with_503(
             asyncio.create_task(asyncio.to_thread(world.client().admit, manifest(uid=uid)))
             for uid in uids
         ]
-        await until(lambda: agent.controller.admissions.waiting == len(asked))
+        await until(lambda: agent.controller.queue.waiting == len(asked))
         agent.service.stop()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         # All were answered while the action was still under way.
@@ -127,7 +129,7 @@ async def test_stopping_finishes_what_has_begun_and_answers_all_else_with_503(
 
 
 @in_loop
-async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: World) -> None:
+async def test_the_periodic_comparison_overtakes_the_changes_of_members(world: World) -> None:
     async with running(world) as agent:
         started = agent.controller.metrics.reconcile_duration.count
         compared: list[int] = []
@@ -136,7 +138,8 @@ async def test_the_periodic_comparison_overtakes_the_changes_that_wait(world: Wo
             compared.append(agent.controller.metrics.reconcile_duration.count - started)
 
         async with busy(agent) as go_on:
-            asked = [asyncio.create_task(agent.controller.queue.run(change)) for _ in range(9)]
+            with called_by(Caller("a member")):
+                asked = [asyncio.create_task(agent.controller.queue.run(change)) for _ in range(9)]
             await until(lambda: agent.controller.queue.waiting == len(asked))
             queue = agent.controller.queue
             await world.clock.passing(10, until(lambda: queue.waiting > len(asked)))

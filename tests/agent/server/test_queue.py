@@ -4,6 +4,7 @@ import asyncio
 import threading
 from contextvars import ContextVar
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,8 +12,10 @@ from agent.progress import EndedError, Progress
 from agent.server.errors import BusyError
 from agent.server.limits import Caller
 from agent.server.queue import (
-    MOST_WAITING,
+    MOST_IN_A_ROW,
+    MOST_OF_USER,
     OWN,
+    Job,
     QueueStopped,
     SerialQueue,
     Turns,
@@ -20,6 +23,9 @@ from agent.server.queue import (
     called_by,
 )
 from tests.agent.server.support import FakeClock, in_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 asked_by: ContextVar[str] = ContextVar("asked_by", default="")
 
@@ -99,7 +105,7 @@ async def test_a_stop_finishes_what_has_begun_and_rejects_all_that_waits() -> No
 
     asking = asyncio.create_task(queue.run(first))
     await began.wait()
-    asked = [asyncio.create_task(queue.run(later, ahead=number % 2 == 0)) for number in range(9)]
+    asked = [asyncio.create_task(queue.run(later)) for number in range(9)]
     await asyncio.sleep(0)
     assert queue.waiting == 9
     queue.stop()
@@ -114,41 +120,55 @@ async def test_a_stop_finishes_what_has_begun_and_rejects_all_that_waits() -> No
     assert done == []
 
 
+MEMBERS = Caller("user 1"), Caller("user 2")
+ROOT = Caller("user 0", privileged=True)
+
+
+def put(
+    queue: SerialQueue, action: Callable[[], Coroutine[None, None, None]], caller: Caller = OWN
+) -> asyncio.Future[None]:
+    with called_by(caller):
+        return queue.add(Job(action=action, outcome=asyncio.get_running_loop().create_future()))
+
+
 @in_loop
-async def test_what_goes_ahead_and_what_waits_take_turns() -> None:
+async def test_one_normal_turn_comes_after_eight_urgent_ones() -> None:
     queue, log = SerialQueue(Progress(FakeClock())), list[str]()
 
     async def action(name: str) -> None:
         log.append(name)
 
-    asked = [asyncio.create_task(queue.run(partial(action, f"w{n}"))) for n in range(3)]
-    asked += [
-        asyncio.create_task(queue.run(partial(action, f"a{n}"), ahead=True)) for n in range(3)
+    asked = [
+        put(queue, partial(action, f"{caller.name}: {n}"), caller)
+        for caller, count in ((MEMBERS[0], 2), (MEMBERS[1], 2), (OWN, MOST_IN_A_ROW), (ROOT, 9))
+        for n in range(count)
     ]
-    await asyncio.sleep(0)
     serving = asyncio.create_task(queue.serve())
     await asyncio.gather(*asked)
-    assert log == ["a0", "w0", "a1", "w1", "a2", "w2"]
+    own = [f"the agent: {n}" for n in range(MOST_IN_A_ROW)]
+    root = [f"user 0: {n}" for n in range(9)]
+    rest = [root[8], "user 2: 0", "user 2: 1"]
+    assert log == [*own, "user 1: 0", *root[:8], "user 1: 1", *rest]
     queue.stop()
     await serving
 
 
 @in_loop
-async def test_one_that_asks_to_go_ahead_again_and_again_does_not_keep_others_waiting() -> None:
+async def test_one_that_is_urgent_again_and_again_does_not_keep_others_waiting() -> None:
     queue, log = SerialQueue(Progress(FakeClock())), list[str]()
     serving = asyncio.create_task(queue.serve())
 
     async def again() -> None:
         log.append("again")
         if len(log) < 50:
-            asked.append(asyncio.create_task(queue.run(again, ahead=True)))
+            asked.append(put(queue, again))
 
     async def waits() -> int:
         return len(log)
 
-    asked = [asyncio.create_task(queue.run(again, ahead=True))]
-    await asyncio.sleep(0)
-    assert await queue.run(waits) <= 2
+    asked = [put(queue, again)]
+    with called_by(MEMBERS[0]):
+        assert await queue.run(waits) <= MOST_IN_A_ROW + 1
     queue.stop()
     await serving
     await asyncio.gather(*asked, return_exceptions=True)
@@ -210,30 +230,6 @@ async def test_an_action_whose_caller_went_away_before_it_began_is_dropped() -> 
     await serving
 
 
-MEMBERS = Caller("user 1"), Caller("user 2")
-
-
-@in_loop
-async def test_callers_take_turns_and_root_waits_for_one_other_action() -> None:
-    queue, log = SerialQueue(Progress(FakeClock())), list[str]()
-
-    async def action(name: str) -> None:
-        log.append(name)
-
-    asked = []
-    for member, count in zip(MEMBERS, (4, 2), strict=True):
-        with called_by(member):
-            asked += [queue.put(partial(action, f"{member.name}: {n}")) for n in range(count)]
-    with called_by(Caller("user 0", privileged=True)):
-        asked += [queue.put(partial(action, f"root: {n}")) for n in range(2)]
-    serving = asyncio.create_task(queue.serve())
-    await asyncio.gather(*asked)
-    expected = ["root: 0", "user 1: 0", "root: 1", "user 2: 0"]
-    assert log == [*expected, "user 1: 1", "user 2: 1", "user 1: 2", "user 1: 3"]
-    queue.stop()
-    await serving
-
-
 @in_loop
 async def test_those_that_wait_for_turns_go_on_one_by_one_as_actions_do() -> None:
     turns, log = Turns(), list[str]()
@@ -250,8 +246,8 @@ async def test_those_that_wait_for_turns_go_on_one_by_one_as_actions_do() -> Non
             asked += [asyncio.create_task(take(f"{caller.name}: {n}")) for n in range(count)]
     await asyncio.gather(*asked)
     assert log[::2] == log[1::2]
-    expected = ["user 1: 0", "the agent: 0", "user 1: 1", "the agent: 1", "user 2: 0"]
-    assert log[::2] == [*expected, "user 1: 2", "user 2: 1"]
+    members = ["user 1: 1", "user 1: 2", "user 2: 0", "user 2: 1"]
+    assert log[::2] == ["user 1: 0", "the agent: 0", "the agent: 1", *members]
 
 
 @in_loop
@@ -281,14 +277,16 @@ async def test_a_member_that_queues_without_end_is_rejected_and_others_are_not()
     async def action() -> None:
         return
 
-    with called_by(MEMBERS[0]):
-        asked = [queue.put(action) for _ in range(MOST_WAITING)]
-        with pytest.raises(BusyError):
-            await queue.put(action)
-    for other in (MEMBERS[1], Caller("user 0", privileged=True)):
-        with called_by(other):
-            asked.append(queue.put(action))
-    assert queue.waiting == MOST_WAITING + 2
+    asked = [put(queue, action, MEMBERS[0]) for _ in range(MOST_OF_USER)]
+    with pytest.raises(BusyError):
+        asked.append(put(queue, action, MEMBERS[0]))
+    asked += [put(queue, action, MEMBERS[1]) for _ in range(MOST_OF_USER)]
+    with pytest.raises(BusyError):  # of all users
+        asked.append(put(queue, action, Caller("user 3")))
+    asked += [put(queue, action, ROOT) for _ in range(2 * MOST_OF_USER)]
+    assert queue.waiting == 4 * MOST_OF_USER
+    asked[0].cancel()  # who is gone no longer counts
+    asked.append(put(queue, action, MEMBERS[0]))
     queue.stop()
     await asyncio.wait(asked)
 
