@@ -187,7 +187,7 @@ class Providers:
         provider = self._provider(resource)
         if provider is None:
             raise DeviceError(
-                f"nothing offers {resource} any more", "admit the pod again once it is back"
+                f"{resource} is no longer offered", "admit the pod again once it is back"
             )
         return provider
 

@@ -94,7 +94,7 @@ class Controller:
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self.clock.monotonic()
             answer = await self.admissions.admit(pod, source, replace_pod=replace_pod)
-            if source.name == API.name:  # a source goes on, and a condition tells
+            if source.name == API.name:  # a source goes on; a condition says it
                 answer = await self.admissions.prepared(answer)
             self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer

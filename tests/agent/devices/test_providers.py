@@ -155,7 +155,7 @@ def test_what_is_no_longer_offered_is_not_delivered() -> None:
     with pytest.raises(DeliveryError, match="plugins no longer offers z of "):
         delivered(Providers([provider]), allocated({GPU: ("z",)}))
     for use in (delivered, prepared):
-        with pytest.raises(DeliveryError, match=f"nothing offers {NIC} any more"):
+        with pytest.raises(DeliveryError, match=f"{NIC} is no longer offered"):
             use(Providers([provider]), allocated({NIC: ("c",)}))
 
 
