@@ -51,6 +51,7 @@ _CODES: Final = {
     "ManagedByKubelet": ExitCode.REJECTED,
     "CordonRejected": ExitCode.REJECTED,
     "NotCordoned": ExitCode.REJECTED,
+    "PodRemoved": ExitCode.REJECTED,
     "InvalidManifest": ExitCode.BAD_INPUT,
     "InvalidBinding": ExitCode.BAD_INPUT,
     "InvalidRequest": ExitCode.BAD_INPUT,

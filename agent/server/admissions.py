@@ -46,7 +46,7 @@ from agent.pods.model import extended_resource_fault, full_name
 from agent.progress import EndedError, moved
 from agent.server import metrics as names
 from agent.server.conditions import PodRecord
-from agent.server.errors import CheckpointFailedError
+from agent.server.errors import CheckpointFailedError, PodRemovedError
 from agent.server.log import allocation_fields, allocation_line
 from agent.server.queue import OWN, Job, QueueStopped, called_by, outcome_of
 from agent.server.reports import PodDescriber
@@ -189,7 +189,7 @@ class Admissions:
         latest = clock.monotonic() + LONGEST_GROUP
         ledger = group[0].decision.ledger
         while len(group) < MOST_AT_ONCE and clock.monotonic() <= latest:
-            await asyncio.sleep(0)  # the runtime and other clients are answered meanwhile
+            await clock.sleep(0)  # the runtime and other clients are answered meanwhile
             request = queue.following(group[0].request)
             if not isinstance(request, Admission) or self._is_alone(request, group):
                 return
@@ -444,14 +444,17 @@ class Admissions:
             self._preparing.pop(uid, None)
 
     async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:
-        """Return an answer once the devices of its pod are prepared, or it is known why not."""
+        """Return an answer once the devices of its pod are prepared, or it is known why not.
+
+        Raises `PodRemovedError` where it was removed meanwhile.
+        """
         preparing = self._preparing.get(answer.uid)
         if not answer.admitted or preparing is None:
             return answer
         await asyncio.wait((preparing,))
         state = self._state
         if (allocation := state.ledger.allocations.get(answer.uid)) is None:
-            return answer
+            raise PodRemovedError(f"{answer.namespace}/{answer.name}")
         described = PodDescriber.of(state).document(allocation, state.records.of(answer.uid))
         return replace(answer, pod=described)
 

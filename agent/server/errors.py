@@ -126,6 +126,18 @@ class PodNotFoundError(RequestError):
         )
 
 
+class PodRemovedError(RequestError):
+    """A pod was removed before the answer to its admission."""
+
+    code = "PodRemoved"
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(
+            f"pod {pod} was removed while its devices were being prepared; admit it again if it is"
+            " still to run"
+        )
+
+
 class SourcePodError(RequestError):
     """The pod belongs to a source, such as the manifest directory, which would bring it back."""
 

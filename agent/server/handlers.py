@@ -93,6 +93,7 @@ _STATUS: Final = {
     "ManagedByKubelet": HTTPStatus.CONFLICT,
     "CordonRejected": HTTPStatus.CONFLICT,
     "NotCordoned": HTTPStatus.CONFLICT,
+    "PodRemoved": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "Busy": HTTPStatus.SERVICE_UNAVAILABLE,
     "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
