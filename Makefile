@@ -5,6 +5,7 @@ VECTORS ?=
 INPUTS ?= 1000000
 SEED ?= 20261120
 MINUTES ?= 10
+SIZE ?= 2
 AUDIT ?=
 KUBERNETES ?=
 TARGETS ?=
@@ -13,7 +14,7 @@ CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C 
     | xargs -0 sha256sum >SHA256SUMS
 SHELL := /bin/bash
 
-.PHONY: help setup plugin prometheus browser helm demo test lint types words guest guest-kubelet bench conformance docs \
+.PHONY: help setup plugin prometheus browser helm demo test lint types words explore guest guest-kubelet bench conformance docs \
     changelog load fuzz dependencies wheel deb man image checksums audit clean site
 
 help: ## show what can be made
@@ -51,6 +52,9 @@ types: setup ## check types
 
 words: setup ## lower the counts of words that are not ours and became fewer
 	@$(BIN)/python -m tests.words --lower
+
+explore: setup ## try every order of requests, answers and one disturbance [SIZE=2, SECONDS=]
+	@$(BIN)/python -m tests.exploration $(SIZE) $(SECONDS)
 
 guest: setup ## boot NUMA guests in QEMU and run the scenarios on real cgroups
 	@$(BIN)/python -m tests.guest
