@@ -24,7 +24,7 @@ from tests.agent.server.test_controller import disk_full, rules
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Collection, Mapping
 
     from agent.managers.allocation import Delivery
     from agent.pods.model import Pod
@@ -156,18 +156,22 @@ class Disk(Store):
 class Plugin(FakeProvider):
     """Delivers, and prepares, when a choice says so."""
 
-    def __init__(self) -> None:
-        super().__init__(devices=dict(_DEVICES))
+    def __init__(self, devices: Mapping[str, tuple[PluginDevice, ...]], prepared: set[str]) -> None:
+        super().__init__(devices=dict(devices))
+        #: The resources whose device is prepared for the pod that it was allocated to last.
+        self.prepared = prepared
         #: The calls that wait for their answer.
         self.asked: list[tuple[str, asyncio.Future[None]]] = []
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
         await self._answer(resource)
+        self.prepared.discard(resource)
         return await super().allocate(resource, ids)
 
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
         await self._answer(resource)
         await super().start_container(resource, ids)
+        self.prepared.add(resource)
 
     async def _answer(self, resource: str) -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()

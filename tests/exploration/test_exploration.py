@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
+from agent.devices.providers import Providers
 from agent.server import admissions, maintenance
 from agent.server.admissions import Admission, Admissions
 from agent.server.controller import Controller
@@ -146,6 +147,10 @@ def rejected_ones_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Admissions, "_reject", mutant)
 
 
+def preparation_not_saved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Providers, "prepares", lambda *_: False)
+
+
 MUTANTS = (
     (decided_on_one_ledger, ("small", "small", "small"), "", "_DoubleAllocationError"),
     (decided_on_one_ledger_and_not_looked_at, ("small", "small"), "", "CPUs 1,9 twice"),
@@ -158,6 +163,7 @@ MUTANTS = (
     (cordoned_beside_the_line, ("comes",), "cordon", "the cordon does not list"),
     (waiting_ones_forgotten_at_a_stop, ("comes", "small"), "stop", "request 1 has no answer"),
     (rejected_ones_forgotten, ("none",), "", "request 0 has no answer"),
+    (preparation_not_saved, ("comes",), "kill", "are said to be prepared"),
 )
 
 

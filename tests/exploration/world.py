@@ -110,6 +110,7 @@ class World:
         #: The callers that have not left, by the number of their request.
         self.asked: dict[int, asyncio.Task[Answer]] = {}
         self.answers: dict[int, Answer | str] = {}
+        self.prepared: set[str] = set()
         self.disturbed = False
         self.effect: asyncio.Task[object] | None = None
         #: The uids that were admitted when the disturbance had its effect, None before.
@@ -126,8 +127,8 @@ class World:
 
     def _start(self) -> None:
         """Start an agent with what is saved."""
-        self.plugin, self.clock = Plugin(), SteppedClock()
-        self.plugin.devices = dict(self.configured.rules.policy.devices)
+        self.plugin = Plugin(self.configured.rules.policy.devices, self.prepared)
+        self.clock = SteppedClock()
         saved = self.disk.saved
         ledger = restored(self.configured.rules, saved.ledger)
         state = AgentState(self.configured, replace(saved, ledger=ledger))
@@ -321,8 +322,16 @@ class World:
         for ledger, checked in zip(ledgers, self._checked, strict=True):
             if ledger is not checked:
                 _check_unique(ledger)
+                self._check_prepared(ledger)
         self._checked = ledgers
         self._check_kernel()
+
+    def _check_prepared(self, ledger: Ledger) -> None:
+        """Raise `BrokenError` if devices pass for prepared that are not."""
+        for allocation in ledger.allocations.values():
+            for container in allocation.containers:
+                if not allocation.unprepared and container.devices.keys() - self.prepared:
+                    raise BrokenError(f"devices of {allocation.uid} are said to be prepared")
 
     def _check_kernel(self) -> None:
         """Raise `BrokenError` if the set of a pod reaches into what another has in the kernel."""
@@ -462,6 +471,7 @@ class World:
             [self._set(uid) for uid in self._known()],
             self.plugin.waiting,
             self.plugin.devices,
+            self.prepared,
             len(self.loop.calls),
             len(self.clock.pauses),
             self.before,
