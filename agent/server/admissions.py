@@ -5,8 +5,9 @@ A request waits in the line of all changes (`agent.server.queue`). In its turn, 
 1. is decided on the ledger of the state; what plugins prefer is asked first where that counts;
 2. has its devices delivered, within `PLUGIN_SECONDS`; the line stands still meanwhile;
 3. is saved, and only then is the ledger of the state another one;
-4. is enforced by the kernel, and read back;
-5. is reported and answered.
+4. is enforced by the kernel;
+5. is read back;
+6. is reported and answered.
 
 Only the line changes the ledger and the rules. So what was decided on holds until the turn ends,
 whatever the turn waits for: a cordon, a host that changed, devices that went, come after it.
@@ -161,13 +162,12 @@ class Admissions:
         try:
             decided = self._decide(first, self._state.ledger)
             self._count(decided)
+            rejected = decided.decision.allocation is None
+            alone = decided.needs_plugins or rejected or self._is_alone(first, group)
             if decided.needs_plugins:
                 decided = await self._with_plugins(decided)
-                group.append(decided)
-            elif self._is_alone(first, group) or decided.decision.allocation is None:
-                group.append(decided)
-            else:
-                group.append(decided)
+            group.append(decided)
+            if not alone:
                 await self._add_following(group)
             await self._take_effect(group)
         except BaseException as error:
@@ -320,7 +320,7 @@ class Admissions:
             allocation = state.ledger.allocations[each.pod.uid]
             write = partial(steps.worker.run, state.cdi_files.write, allocation)
             await steps.after_save(write, each.pod.uid)
-        # 5. What was read back is in the records now: report, and answer with it.
+        # 5. What was read back is in the records now. 6. Report, and answer with it.
         for each in admitted:
             self._begin_preparing(each.pod.uid)
             await each.request.answer(self._answer(each, removal))
