@@ -53,7 +53,7 @@ from agent.server.queue import OWN, Job, QueueStopped, called_by, outcome_of
 from agent.server.reports import PodDescriber
 from agent.server.state import decide
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
-from sysfs.mask import EMPTY
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -568,16 +568,25 @@ def _check_unique(ledger: Ledger, new: set[str]) -> None:
 
     No decision does that. It is looked at before each save all the same: nothing would be worse.
     """
-    cpus, devices = EMPTY, set[tuple[str, str]]()
-    for each in sorted(ledger.allocations.values(), key=lambda each: each.uid in new):
-        own = {
-            (resource, device)
-            for container in each.containers
-            for resource, ids in container.devices.items()
-            for device in ids
-        }
-        if each.uid in new and (cpus & each.exclusive_cpus or devices & own):
-            twice = ", ".join([str(cpus & each.exclusive_cpus), *map(str, devices & own)])
-            raise _DoubleAllocationError(f"{full_name(each)} would get what others have: {twice}")
-        cpus |= each.exclusive_cpus
+    pods = ledger.allocations.values()
+    added = [pod for pod in pods if pod.uid in new]
+    others = [pod for pod in pods if pod.uid not in new]
+    cpus, devices = Mask.union(pod.exclusive_cpus for pod in others), set[tuple[str, str]]()
+    if any(pod.has_devices for pod in added):
+        devices = devices.union(*map(_devices_of, others))
+    for pod in added:
+        own = _devices_of(pod)
+        if cpus & pod.exclusive_cpus or devices & own:
+            twice = ", ".join([str(cpus & pod.exclusive_cpus), *map(str, devices & own)])
+            raise _DoubleAllocationError(f"{full_name(pod)} would get what others have: {twice}")
+        cpus |= pod.exclusive_cpus
         devices |= own
+
+
+def _devices_of(pod: PodAllocation) -> set[tuple[str, str]]:
+    return {
+        (resource, device)
+        for container in pod.containers
+        for resource, ids in container.devices.items()
+        for device in ids
+    }
