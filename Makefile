@@ -14,7 +14,7 @@ CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C 
     | xargs -0 sha256sum >SHA256SUMS
 SHELL := /bin/bash
 
-.PHONY: help setup plugin prometheus browser helm demo test lint types words explore guest guest-kubelet bench conformance docs \
+.PHONY: help setup plugin prometheus browser helm demo test lint types explore guest guest-kubelet bench conformance docs \
     changelog load fuzz dependencies wheel deb man image checksums audit clean site
 
 help: ## show what can be made
@@ -41,17 +41,13 @@ demo: setup ## run the real agent against an embedded two-socket machine
 test: setup ## run every test that needs neither root nor a NUMA machine
 	@$(BIN)/pytest -q -n auto --dist loadfile
 
-lint: setup ## check style, formatting, spelling, imports between folders, and words that are not ours
+lint: setup ## check style, formatting, spelling, and imports between folders
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/codespell
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m tests.words
 
 types: setup ## check types
 	@$(BIN)/mypy
-
-words: setup ## lower the counts of words that are not ours and became fewer
-	@$(BIN)/python -m tests.words --lower
 
 explore: setup ## try every order of requests, answers and one disturbance [SIZE=2, SECONDS=]
 	@$(BIN)/python -m tests.exploration $(SIZE) $(SECONDS)
