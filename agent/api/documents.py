@@ -713,11 +713,15 @@ class CheckedDocument(Document, frozen=True):
 
 
 class CheckDocument(Document, frozen=True):
-    """The verdict of `numawarden check`; `code` is its exit code."""
+    """The verdict of `numawarden check`; `code` is its exit code.
+
+    `verification` is the comparison with every cgroup, null where it was not asked for.
+    """
 
     ok: bool
     code: int
     checks: tuple[CheckedDocument, ...]
+    verification: VerificationDocument | None = None
 
     def summary(self) -> str:
         """Return the verdict in one line."""

@@ -21,6 +21,7 @@ from agent.api.documents import (
 from agent.cli.common import agent_at, print_answer
 from agent.cli.errors import CommandError, ExitCode, counted, text_of
 from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
+from agent.cli.verification import verification_lines
 from agent.config.load import config_keys, load_config_file, yaml_text
 from agent.config.model import ConfigError
 
@@ -54,28 +55,39 @@ class _Checked(NamedTuple):
 
 @click.command()
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing: the exit code says it.")
+@click.option(
+    "--cgroups",
+    "each",
+    is_flag=True,
+    help="List each cgroup, too: what the ledger allocates, and what the kernel has.",
+)
 @output_option
 @socket_option_within(VERDICT_TIMEOUT)
-def check(output: Output, socket_path: str, *, quiet: bool) -> ExitCode:
-    """Say in one verdict whether all is well, for monitoring and for scripts.
+def check(output: Output, socket_path: str, *, quiet: bool, each: bool) -> ExitCode:
+    """Compare the kernel with the ledger now, and say in one verdict whether all is well.
 
-    Looked at are the conditions of the agent, whether the containers of the pods run in their
-    cgroups (60 s after they were admitted or ended), the cgroups (as verify does), tasks that
-    intrude on exclusive CPUs, the space for the checkpoint, and whether the configuration file is
-    still that of the running agent. Each line that is not OK says what to do.
+    For monitoring and for scripts. Looked at are the conditions of the agent, whether the
+    containers of the pods run in their cgroups (60 s after they were admitted or ended), every
+    cgroup, tasks that intrude on exclusive CPUs, the space for the checkpoint, and whether the
+    configuration file is still that of the running agent. Each line that is not OK says what to do.
+    Nothing is written.
+
+    A task intrudes if it is confined and may run on exclusive CPUs of a pod that it does not belong
+    to. Tasks that may run on every CPU (all of the system, unless AllowedCPUs= keeps it away) and
+    kernel threads are counted beside, with --cgroups; those bound to one CPU are not.
 
     Exits with 0 if all is well. Otherwise with the first of these that applies: 4 the agent does
     not answer, 7 cgroups differ, tasks intrude or containers are not found, 5 the disk is full, 3
     the configuration file changed or is wrong, 1 there are other conditions.
     """
     try:
-        found = _examined(socket_path)
+        found, verification = _examined(socket_path)
     except Unreachable as error:
-        found = [_Checked("agent", ExitCode.UNREACHABLE, str(error))]
-    codes = {each.code for each in found}
+        found, verification = [_Checked("agent", ExitCode.UNREACHABLE, str(error))], None
+    codes = {checked.code for checked in found}
     code = next((code for code in _GRAVEST if code in codes), ExitCode.OK)
     if not quiet:
-        print_answer(_document(found, code), output, _lines)
+        print_answer(_document(found, code, verification if each else None), output, _lines)
     return code
 
 
@@ -83,9 +95,13 @@ def _lines(document: CheckDocument) -> Iterator[str]:
     yield document.summary()
     for each in document.checks:
         yield f"  {'ok' if each.ok else 'NOT OK':8}{each.subject:16}{each.message}"
+    if document.verification is not None:
+        yield from verification_lines(document.verification)
 
 
-def _document(found: list[_Checked], code: ExitCode) -> CheckDocument:
+def _document(
+    found: list[_Checked], code: ExitCode, verification: VerificationDocument | None
+) -> CheckDocument:
     checks = (
         CheckedDocument(
             subject=each.subject,
@@ -94,18 +110,25 @@ def _document(found: list[_Checked], code: ExitCode) -> CheckDocument:
         )
         for each in found
     )
-    return CheckDocument(ok=code is ExitCode.OK, code=code, checks=tuple(checks))
+    return CheckDocument(code is ExitCode.OK, code, tuple(checks), verification)
 
 
-def _examined(socket_path: str) -> list[_Checked]:
-    """Return what is found of every part; raises `Unreachable` and `CommandError`."""
+def _examined(socket_path: str) -> tuple[list[_Checked], VerificationDocument | None]:
+    """Return what is found of every part, and the comparison with the kernel if there is one.
+
+    Raises `Unreachable` and `CommandError`.
+    """
     with agent_at(socket_path) as agent:
         status = agent.status()
     found = [*_agent(status), *_disk(status)]
     if status.configuration is not None:
         found.extend(_configuration(status.configuration))
-    found.extend(_kernel(socket_path))
-    return found
+    try:
+        with agent_at(socket_path) as agent:
+            answer = agent.verify()
+    except CommandError as error:
+        return [*found, _Checked("cgroups", ExitCode.NOT_ENFORCED, str(error))], None
+    return [*found, *_cgroups(answer), *_exclusive(answer), *_intruding(answer)], answer
 
 
 def _agent(status: StatusDocument) -> Iterator[_Checked]:
@@ -191,18 +214,6 @@ def _shown(value: object) -> str:
     return "empty" if value in (None, "", {}, []) else yaml_text(value, one_line=True)  # type: ignore[arg-type]  # a plain value of JSON
 
 
-def _kernel(socket_path: str) -> Iterator[_Checked]:
-    try:
-        with agent_at(socket_path) as agent:
-            answer = agent.verify()
-    except CommandError as error:
-        yield _Checked("cgroups", ExitCode.NOT_ENFORCED, str(error))
-        return
-    yield from _cgroups(answer)
-    yield from _exclusive(answer)
-    yield from _intruding(answer)
-
-
 def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
     differing = [
         *(f"{each.detail} ({each.cause})" for one in answer.cgroups for each in one.differences),
@@ -216,7 +227,7 @@ def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
     yield from _listed("cgroups", ExitCode.NOT_ENFORCED, differing)
     if differing:
         count = counted(len(differing), "difference")
-        more = f"{count}; see 'numawarden verify', which names every cgroup"
+        more = f"{count}; see 'numawarden check --cgroups', which names every cgroup"
         yield _Checked("cgroups", ExitCode.NOT_ENFORCED, more)
     else:
         yield _Checked("cgroups", ExitCode.OK, f"{len(answer.cgroups)} as allocated")
@@ -228,7 +239,7 @@ def _exclusive(answer: VerificationDocument) -> Iterator[_Checked]:
         for name, found in answer.intruding_cgroups.items()
         for each in found
     ]
-    more = "and {} more; see 'numawarden verify'"
+    more = "and {} more; see 'numawarden check --cgroups'"
     yield from _listed("exclusive CPUs", ExitCode.NOT_ENFORCED, lines, more)
     if not lines:
         yield _Checked("exclusive CPUs", ExitCode.OK, "no cgroup of others may use them")
@@ -240,7 +251,7 @@ def _intruding(answer: VerificationDocument) -> Iterator[_Checked]:
         f"end it, or move it: taskset -apc CPUS {task.pid}"
         for task in answer.intruding
     ]
-    more = "and {} more; see 'numawarden verify'"
+    more = "and {} more; see 'numawarden check --cgroups'"
     yield from _listed("intruding tasks", ExitCode.NOT_ENFORCED, lines, more)
     if not lines:
         yield _Checked("intruding tasks", ExitCode.OK, "none")

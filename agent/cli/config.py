@@ -85,12 +85,12 @@ def check(
     *,
     against_state: bool,
 ) -> ExitCode:
-    """Check a configuration file against this host and show the effective policy.
+    """Judge a configuration file, and show the effective policy.
 
-    The file is /etc/numawarden/config.yaml unless another is named. All mistakes are reported, with
-    exit code 3. What is left for pods is shown by node. Without --root it also looks at all that
-    the agent would open here (directories, sockets, certificates, cgroups, systemd), and changes
-    none of it; the exit code is 5 where the agent would not start, or not read its manifests.
+    The file is /etc/numawarden/config.yaml unless another is named. Its keys have to agree with
+    each other and with the host's CPUs and memory; all mistakes are reported, with exit code 3.
+    What is left for pods is shown by node. Whether the agent could start here is said by
+    'numawarden doctor'.
     """
     loaded = load_config_file(file, settings)
     described = root or loaded.agent.sysfs_root
@@ -118,15 +118,11 @@ def check(
     )
     for note in chain.from_iterable(notes):
         click.echo(f"  note: {note}")
-    # Of another host there is nothing to open here.
-    starts = root is not None or _could_start(loaded, file, kernel=str(described) == "/")
     valid = True
     if against_state or directory is not None:
         lines, valid = _against(directory or loaded.agent.state_directory, host, rules)
         for line in lines:
             click.echo(line)
-    if not starts:
-        return ExitCode.ENVIRONMENT
     return ExitCode.OK if valid else ExitCode.REJECTED
 
 
@@ -267,22 +263,6 @@ def _allocatable(rules: EffectivePolicy) -> Iterator[str]:
         yield f"  not looked at     {', '.join(sorted(limits.ignored))}"
     if limits.beside_kubelet:
         yield "  the kubelet's     all other extended resources"
-
-
-def _could_start(loaded: Config, file: Path, *, kernel: bool) -> bool:
-    """Report what keeps the agent from starting here; return whether nothing certainly does."""
-    from agent.cli.could_start import obstacles  # noqa: PLC0415  # 0.1 s, for this alone
-
-    found = list(obstacles(loaded, file, kernel=kernel))
-    for obstacle in found:
-        if not obstacle.certain:
-            click.echo(f"  note: {obstacle}")
-    certain = [obstacle for obstacle in found if obstacle.certain]
-    if certain:
-        click.echo(f"numawarden: error: the agent would not work with {file} here", err=True)
-        for obstacle in certain:
-            click.echo(f"  {obstacle}", err=True)
-    return not certain
 
 
 def _host(machine: Machine, root: Path | None) -> str:

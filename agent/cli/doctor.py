@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: How a verdict is shown: what keeps the agent from working stands out.
 _SHOWN: Final = {"error": "ERROR"}
+#: The key of which `obstacles` says that the host's kubelet does not fit.
+_KUBELET: Final = "agent.kubelet"
 
 
 @click.command()
@@ -41,12 +43,12 @@ _SHOWN: Final = {"error": "ERROR"}
 def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: Path) -> ExitCode:
     """Say whether this host is set up for the agent: alone, or beside the host's kubelet.
 
-    Looked at are cgroups, other programs that decide on CPUs, and whether a kubelet runs that the
-    configuration does not name; without one, also whatever keeps the agent from starting here.
-    Beside a kubelet: its managers, which must be off, and what it reserves; the cgroup drivers; the
-    container runtime, its version and NRI; where pods' specifications come from; the opt-in
-    resource. Each check names the file or socket, and the line to change. Nothing is changed. Run
-    as root: most of the files are root's.
+    Use it before a start. Looked at are cgroups, other programs that decide on CPUs, whether a
+    kubelet runs that the configuration does not name, and all that the agent opens here
+    (directories, sockets, certificates, systemd). Beside a kubelet: its managers, which must be
+    off, and what it reserves; the cgroup drivers; the container runtime, its version and NRI; where
+    pods' specifications come from; the opt-in resource. Each check names the file or socket, and
+    the line to change. Nothing is changed. Run as root: most of the files are root's.
 
     Exits with 1 if a check is an error, with which the agent would not start or could not do its
     work; warnings and what is not known leave it at 0.
@@ -58,11 +60,13 @@ def doctor(output: Output, file: Path | None, settings: tuple[str, ...], root: P
         load_config(b"{}", str(file), settings) if missing else load_config_file(file, settings)
     )
     facts = gather(config, root, with_runtime=True)
+    opened = () if missing or root != Path("/") else _for_start(config, file)
     if is_alone(config, facts):
-        own = () if missing or root != Path("/") else _for_start(config, file)
-        checks = [_file_check(file, missing=missing), *examine(config, facts), *own]
+        checks = [_file_check(file, missing=missing), *examine(config, facts), *opened]
     else:
-        checks = list(examine(config, _with_answers(config, facts, root)))
+        # What its managers and its drivers must be has checks of its own.
+        own = (check for check in opened if check.check != _KUBELET)
+        checks = [*examine(config, _with_answers(config, facts, root)), *own]
     document = _document(checks)
     print_answer(document, output, _lines)
     return ExitCode.OK if document.ok else ExitCode.REJECTED
@@ -77,7 +81,7 @@ def _file_check(file: Path, *, missing: bool) -> HostCheck:
 
 
 def _for_start(config: Config, file: Path) -> Iterator[HostCheck]:
-    """Yield what keeps the agent from starting here alone, as `config check` finds it."""
+    """Yield what keeps the agent from starting here with a configuration."""
     found = list(obstacles(config, file, kernel=True))
     for one in found:
         verdict = Verdict.ERROR if one.certain else Verdict.WARNING

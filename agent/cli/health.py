@@ -1,4 +1,4 @@
-"""`numawarden status`, `watch`, `verify`: the agent, its events, the kernel beside the ledger."""
+"""`numawarden status` and `watch`: the agent as it is now, and its events."""
 
 from __future__ import annotations
 
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
     from agent.api.documents import (
         DriftDocument,
-        IntrudingTaskDocument,
         RuntimeDocument,
         StatusDocument,
-        VerificationDocument,
-        VerifiedDocument,
     )
 
 #: How many rejected or invalid pods are listed; the document has all stored ones.
@@ -55,7 +52,7 @@ _DRIFT_SHOWN: Final = 5
 @output_option
 @socket_option_within(VERDICT_TIMEOUT)
 def status(output: Output, socket_path: str) -> int:
-    """Show the effective policies, the allocations, and all that is not as it should be.
+    """Show what is so now: the effective policies, what is allocated, and each condition.
 
     Exits with 0 if the agent is ready and has no condition, else with 1.
     """
@@ -172,78 +169,3 @@ def _line(event: EventDocument) -> str:
     when = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%SZ")
     said = (event.type, event.pod, event.message)
     return "  ".join((when, *(part for part in said if part)))
-
-
-@click.command()
-@output_option
-@socket_option
-def verify(output: Output, socket_path: str) -> ExitCode:
-    """Compare the kernel with the ledger, cgroup by cgroup, and look for intruding tasks.
-
-    Nothing is written. The exit code is 1 when a file differs from what the ledger allocates, when
-    a cgroup above lacks a controller, or when a confined task may run on exclusive CPUs of a pod
-    that it does not belong to.
-
-    Tasks that may run on every CPU (all of the system, unless AllowedCPUs= keeps it away) and
-    kernel threads are counted beside; those bound to one CPU are not.
-    """
-    with agent_at(socket_path) as agent:
-        answer = agent.verify()
-    print_answer(answer, output, _verification_lines)
-    return ExitCode.OK if answer.agrees else ExitCode.REJECTED
-
-
-def _verification_lines(answer: VerificationDocument) -> Iterator[str]:
-    pod = None
-    for cgroup in answer.cgroups:
-        if cgroup.uid != pod:
-            pod = cgroup.uid
-            yield f"{cgroup.pod} (uid {cgroup.uid})" if pod else "of no admitted pod"
-        yield from _cgroup_lines(cgroup)
-    for above in answer.ancestors:
-        if above.lacking:
-            yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
-    yield from (f"DIFFERS   {difference}" for difference in answer.differences)
-    for name, found in answer.intruding_cgroups.items():
-        yield from (f"INTRUDES  pod {name} is not exclusive: {each.message}" for each in found)
-    yield from (f"INTRUDES  {_intruding(task)}" for task in answer.intruding)
-    yield from (f"note: {note}" for note in answer.notes)
-    if answer.unconfined_tasks:
-        names = ", ".join(dict.fromkeys(task.name for task in answer.unconfined[:5]))
-        yield (
-            f"note: {answer.unconfined_tasks} threads may run on every CPU, exclusive ones too "
-            f"({names}, ...); AllowedCPUs= on system.slice, user.slice, init.scope keeps them off"
-        )
-    if answer.kernel_threads:
-        yield (
-            f"note: {answer.kernel_threads} kernel threads are not bound to one CPU; only "
-            "isolcpus= keeps them off exclusive ones"
-        )
-    count = f"{counted(len(answer.cgroups), 'cgroup')}, {len(answer.ancestors)} above them"
-    yield f"the kernel {'agrees with' if answer.agrees else 'DIFFERS from'} the ledger: {count}"
-
-
-def _cgroup_lines(cgroup: VerifiedDocument) -> Iterator[str]:
-    kernel = cgroup.kernel
-    what = cgroup.container or cgroup.role
-    yield f"  {what}  {kernel.cgroup}"
-    cpus = f"{cgroup.cpus} (inherited)" if cgroup.inherits and cgroup.cpus else cgroup.cpus
-    for name, desired, shown, effective in (
-        ("cpuset.cpus", cpus, kernel.cpus, kernel.cpus_effective),
-        ("cpuset.mems", cgroup.mems, kernel.mems, kernel.mems_effective),
-        ("cpu.max", cgroup.cpu_max, kernel.cpu_max, None),
-    ):
-        there = "has no such file" if shown is None else shown or "unset"
-        now = f", effective {effective}" if effective is not None else ""
-        yield f"    {name:11}  ledger {desired or 'any'}; kernel {there}{now}"
-    for difference in cgroup.differences:
-        writer = "" if difference.writer is None else f", {difference.writer.line()}"
-        yield f"    DIFFERS   {difference.detail} ({difference.cause}{writer})"
-
-
-def _intruding(task: IntrudingTaskDocument) -> str:
-    where = task.cgroup or "no known cgroup"
-    return (
-        f"process {task.pid} ({task.name}, {task.threads} threads in {where}) may run on CPUs "
-        f"{task.cpus} of {', '.join(task.pods)}; its affinity is {task.affinity}"
-    )

@@ -115,15 +115,12 @@ COMMANDS: Final = {
     "unbind": LazyCommand("agent.cli.pods:unbind", "Remove the binding of a container."),
     "watch": LazyCommand("agent.cli.health:watch", "Print events as they happen."),
     "history": LazyCommand("agent.cli.history:history", "Show what happened, and who did it."),
-    "verify": LazyCommand("agent.cli.health:verify", "Compare the kernel with the ledger."),
     "interference": LazyCommand(
         "agent.cli.interference:interference", "Say who else runs on exclusive CPUs."
     ),
-    "check": LazyCommand("agent.cli.check:check", "Say in one verdict whether all is well."),
-    "doctor": LazyCommand(
-        "agent.cli.doctor:doctor", "Say whether the host is set up beside its kubelet."
-    ),
-    "status": LazyCommand("agent.cli.health:status", "Show how the agent is doing."),
+    "check": LazyCommand("agent.cli.check:check", "Compare with the kernel now; one verdict."),
+    "doctor": LazyCommand("agent.cli.doctor:doctor", "Say before a start whether it can work."),
+    "status": LazyCommand("agent.cli.health:status", "Show what is so now."),
     "cordon": LazyCommand("agent.cli.maintenance:cordon", "Take CPUs or nodes out of use."),
     "uncordon": LazyCommand("agent.cli.maintenance:uncordon", "Use CPUs or nodes again."),
     "drain": LazyCommand("agent.cli.maintenance:drain", "Say which pods would have to end."),

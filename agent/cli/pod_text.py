@@ -120,7 +120,7 @@ def arguments(tool: Tool, pod: PodDocument, container: ContainerDocument) -> lis
     """
     if not pod.kernel:
         raise CommandError(
-            f"the cgroup of pod {pod.uid} was not found; see 'numawarden verify'",
+            f"the cgroup of pod {pod.uid} was not found; see 'numawarden check --cgroups'",
             ExitCode.NOT_ENFORCED,
         )
     delivery = container.delivery or DeliveryDocument()

@@ -78,7 +78,7 @@ def not_fitting(observed: Observation, plan: Plan) -> Iterator[Difference]:
         item = owners[each.cgroup]
         detail = (
             f"{each.file} of /{each.cgroup} cannot be {each.desired}: /{each.above} above it is to "
-            f"have {each.given}; 'numawarden verify' shows both"
+            f"have {each.given}; 'numawarden check --cgroups' shows both"
         )
         yield Difference(
             each.cgroup, detail, Cause.PARENT_TOO_NARROW, item.pod, item.container, each.file

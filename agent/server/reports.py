@@ -616,7 +616,7 @@ class OutcomeReporter:
             self._publish("DriftFound", uid or None, pod or None, message, settings)
         if more:
             message = (
-                f"{more} more settings differ; 'numawarden verify' lists those that still differ"
+                f"{more} more settings differ; 'numawarden check --cgroups' lists all that still do"
             )
             self._publish("DriftFound", message=message)
 

@@ -455,7 +455,7 @@ touched, and the directory is removed when you leave (exit, or Ctrl-D).
   numawarden show mixed                  what the pod has, why, and what the kernel says
   numawarden admit pods/too-large.yaml   a rejection, with advice that was tried
   numawarden fit --count pods/mixed.yaml   how many more of them would fit
-  echo 0 > $(cgroup-of mixed)/cpuset.cpus; numawarden verify    another process interferes
+  echo 0 > $(cgroup-of mixed)/cpuset.cpus; numawarden check --cgroups    another process interferes
   numawarden history mixed               what happened to the pod, and who did it
   crash-agent; numawarden list           the agent is killed and started again; pods stay
   agent-log                              what the agent says of all this

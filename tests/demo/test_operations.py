@@ -185,7 +185,7 @@ class Incidents:
             yield self._ask("admit", f"{EXAMPLES}/empty-pool.yaml", code=1)
             (self.host.cgroups / "machine/cpuset.cpus").write_text("0-2\n")
             yield self._ask("admit", f"{EXAMPLES}/guaranteed.yaml", code=7)
-            yield self._ask("verify", code=1)
+            yield self._ask("check", "--cgroups", code=7)
             self.host.client().reconcile()
             (self.host.cgroups / "machine/cpuset.cpus").write_text("0-31\n")
             yield from self._maintenance()

@@ -207,6 +207,6 @@ def test_of_many_intruding_tasks_the_first_are_listed(shell: Watched) -> None:
     code, out, _ = shell.run("check")
     assert code == ExitCode.NOT_ENFORCED
     assert out.count("process 20") == 16
-    assert "and 1 more; see 'numawarden verify'" in out
+    assert "and 1 more; see 'numawarden check --cgroups'" in out
     del shell.world.tasks[-1]
     assert "more; see" not in shell.run("check")[1]

@@ -106,7 +106,6 @@ def test_what_pods_cannot_have_of_this_host_is_said(
     monkeypatch.setattr("agent.cli.config.discover", lambda _, **__: host)
     opened = partial(KernelTree, require_kernel=False)
     monkeypatch.setattr("agent.cli.config.KernelTree", opened)
-    monkeypatch.setattr("agent.cli.config._could_start", lambda *_, **__: True)
     mount = f"--set=agent.cgroupMount={kernel.root}"
     file.write_text("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4-7\n")
     assert run_command(["config", "check", str(file), mount]) == ExitCode.OK

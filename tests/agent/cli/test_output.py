@@ -224,7 +224,9 @@ def test_what_is_about_one_pod_is_named_by_it(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("pods")
-@pytest.mark.parametrize("arguments", [("show", "web"), ("status",), ("verify",), ("map",)])
+@pytest.mark.parametrize(
+    "arguments", [("show", "web"), ("status",), ("check", "--cgroups"), ("map",)]
+)
 def test_a_document_is_the_same_in_json_and_yaml(shell: Shell, arguments: tuple[str, ...]) -> None:
     def stable(document: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in document.items() if key != "lastReconcile"}
@@ -235,7 +237,7 @@ def test_a_document_is_the_same_in_json_and_yaml(shell: Shell, arguments: tuple[
 
 @pytest.mark.usefixtures("agent")
 def test_table_is_another_word_for_text_where_there_are_no_columns(shell: Shell) -> None:
-    assert shell.run("verify", "-o", "table") == shell.run("verify", "-o", "text")
+    assert shell.run("check", "-o", "table") == shell.run("check", "-o", "text")
 
 
 @pytest.mark.usefixtures("pods")

@@ -474,7 +474,7 @@ def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("list",), ("status",), ("verify",), ("watch",), ("show", "x"), ("remove", "x")]
+    "arguments", [("list",), ("status",), ("watch",), ("show", "x"), ("remove", "x")]
 )
 def test_without_an_agent_it_says_so_in_a_line(shell: Shell, arguments: tuple[str, ...]) -> None:
     code, out, err = shell.run(*arguments)

@@ -360,7 +360,7 @@ async def test_an_ephemeral_container_runs_in_the_nodes_pool_within_the_quota_of
         assert not cluster.cpus("dbg") & own
         assert cluster.cpus("app") == own
         assert cluster.quota(cluster.runtime.cgroup_of("dbg")) == quota
-        assert "is an ephemeral container" in await printed(cluster, capsys, "verify")
+        assert "is an ephemeral container" in await printed(cluster, capsys, "check", "--cgroups")
         assert drift(cluster) == 0
 
 

@@ -146,9 +146,9 @@ def _debug(node: Node, name: str, millicores: int | None) -> None:
     widened = {each: before[each] for each in cgroups}
     checks.equal(f"{name}: its containers keep theirs", facts(cgroups), widened)
     debugger = kubelet.cgroup(uid, "debugger")
-    said = attempt(PROGRAM, "verify")
+    said = attempt(PROGRAM, "check", "--cgroups")
     checks.check(
-        f"{name}: verify says so",
+        f"{name}: check --cgroups says so",
         f"{debugger.path.name} of pod {uid} is an ephemeral" in said.stdout,
         said,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tests.guest.inside import kernel, snapshot
 from tests.guest.inside.agent import CONFIG, PROGRAM, SERVICE, Agent
+from tests.guest.inside.api import ask
 from tests.guest.inside.commands import Outcome, attempt
 from tests.guest.inside.commands import run as command
 from tests.guest.inside.examples import start
@@ -176,7 +177,7 @@ def _start_pods(checks: Checks, agent: Agent) -> tuple[Workload, ...]:
     started = [
         start(checks, agent, starters[example.name], example)[1] for example in (BACKGROUND, MIXED)
     ]
-    command(COMMAND, "verify")
+    checks.check("what pods have is enforced", *_verified())
     return tuple(workload for pod in started for workload in pod.values())
 
 
@@ -196,9 +197,9 @@ def _check_change(
     checks.check(f"{what}: what pods have is enforced", *_verified())
 
 
-def _verified() -> tuple[bool, Outcome]:
-    outcome = attempt(COMMAND, "verify")
-    return outcome.ok, outcome
+def _verified() -> tuple[bool, dict[str, Any]]:
+    document = ask("GET", "verify")
+    return document["agrees"], document
 
 
 def _summary(pods: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

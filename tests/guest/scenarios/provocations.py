@@ -425,9 +425,9 @@ def _offline(story: Story, gone: list[int], allocated: list[int]) -> None:
         story.checks.equal(f"{what}: runs on what is left", story.own.cgroup.cpus, left)
         cause = story.drift().get(OFFLINE, 0) - before.get(OFFLINE, 0)
         story.checks.equal(f"{what}: counted once for the pod and the container", cause, 2)
-        shown = attempt(PROGRAM, "verify")
-        story.checks.equal(f"{what}: numawarden verify exits with", shown.status, 1)
-        story.checks.check(f"{what}: numawarden verify says why", OFFLINE in shown.stdout, shown)
+        shown = attempt(PROGRAM, "check", "--cgroups")
+        story.checks.equal(f"{what}: check exits with", shown.status, 7)
+        story.checks.check(f"{what}: check --cgroups says why", OFFLINE in shown.stdout, shown)
     else:
         budget = story.pod.cpus - frozenset(gone)
         story.checks.equal(f"{what}: runs in its budget", story.own.cgroup.cpus, budget)

@@ -1,0 +1,69 @@
+"""The text of a comparison of the kernel with the ledger, cgroup by cgroup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.cli.errors import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.api.documents import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
+
+
+def verification_lines(answer: VerificationDocument) -> Iterator[str]:
+    """Yield each cgroup with what the ledger allocates and what the kernel has, then the rest."""
+    pod = None
+    for cgroup in answer.cgroups:
+        if cgroup.uid != pod:
+            pod = cgroup.uid
+            yield f"{cgroup.pod} (uid {cgroup.uid})" if pod else "of no admitted pod"
+        yield from _cgroup_lines(cgroup)
+    for above in answer.ancestors:
+        if above.lacking:
+            yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
+    yield from (f"DIFFERS   {difference}" for difference in answer.differences)
+    for name, found in answer.intruding_cgroups.items():
+        yield from (f"INTRUDES  pod {name} is not exclusive: {each.message}" for each in found)
+    yield from (f"INTRUDES  {_intruding(task)}" for task in answer.intruding)
+    yield from (f"note: {note}" for note in answer.notes)
+    if answer.unconfined_tasks:
+        names = ", ".join(dict.fromkeys(task.name for task in answer.unconfined[:5]))
+        yield (
+            f"note: {answer.unconfined_tasks} threads may run on every CPU, exclusive ones too "
+            f"({names}, ...); AllowedCPUs= on system.slice, user.slice, init.scope keeps them off"
+        )
+    if answer.kernel_threads:
+        yield (
+            f"note: {answer.kernel_threads} kernel threads are not bound to one CPU; only "
+            "isolcpus= keeps them off exclusive ones"
+        )
+    count = f"{counted(len(answer.cgroups), 'cgroup')}, {len(answer.ancestors)} above them"
+    yield f"the kernel {'agrees with' if answer.agrees else 'DIFFERS from'} the ledger: {count}"
+
+
+def _cgroup_lines(cgroup: VerifiedDocument) -> Iterator[str]:
+    kernel = cgroup.kernel
+    what = cgroup.container or cgroup.role
+    yield f"  {what}  {kernel.cgroup}"
+    cpus = f"{cgroup.cpus} (inherited)" if cgroup.inherits and cgroup.cpus else cgroup.cpus
+    for name, desired, shown, effective in (
+        ("cpuset.cpus", cpus, kernel.cpus, kernel.cpus_effective),
+        ("cpuset.mems", cgroup.mems, kernel.mems, kernel.mems_effective),
+        ("cpu.max", cgroup.cpu_max, kernel.cpu_max, None),
+    ):
+        there = "has no such file" if shown is None else shown or "unset"
+        now = f", effective {effective}" if effective is not None else ""
+        yield f"    {name:11}  ledger {desired or 'any'}; kernel {there}{now}"
+    for difference in cgroup.differences:
+        writer = "" if difference.writer is None else f", {difference.writer.line()}"
+        yield f"    DIFFERS   {difference.detail} ({difference.cause}{writer})"
+
+
+def _intruding(task: IntrudingTaskDocument) -> str:
+    where = task.cgroup or "no known cgroup"
+    return (
+        f"process {task.pid} ({task.name}, {task.threads} threads in {where}) may run on CPUs "
+        f"{task.cpus} of {', '.join(task.pods)}; its affinity is {task.affinity}"
+    )
