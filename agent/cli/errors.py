@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     meaning: str
 
     OK = 0, "Done; a pod is admitted and enforced."
-    REJECTED = 1, "A pod was rejected, a comparison found differences, or there are conditions."
+    REJECTED = 1, "Rejected; a difference; conditions (status, check); an error (doctor)."
     USAGE = 2, "The command line is wrong."
     BAD_INPUT = 3, "A manifest, configuration, state or host tree is wrong or cannot be read."
     UNREACHABLE = 4, "The agent does not respond: not running, no permission, or disconnected."

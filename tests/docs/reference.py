@@ -1,7 +1,7 @@
 """The reference of the configuration, from the declarations of its keys.
 
-`make docs` writes `docs/configuration.md` and the commented example `deploy/config.yaml`, and the
-OpenAPI document of the API beside them.
+`make docs` writes `docs/configuration.md` and the commented example `deploy/config.yaml`, beside
+them the OpenAPI document of the API and the table of exit codes in the README.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from agent.cli.errors import ExitCode
 from agent.config.load import yaml_text
 from agent.config.model import Config
 from tests.docs.hosts import ROOT
@@ -98,10 +99,22 @@ def configuration_page() -> str:
 
 
 #: What is written from declarations, by the name for `python -m tests.docs`.
+_EXIT_CODES: Final = "| exit code | meaning |\n|---|---|\n"
+
+
+def readme_text() -> str:
+    """Return the README with the table of exit codes, which are declared in `agent.cli.errors`."""
+    before, _, rest = (ROOT / "README.md").read_text().partition(_EXIT_CODES)
+    rows = "".join(f"| {code.value} | {code.meaning} |\n" for code in ExitCode)
+    _, _, after = rest.partition("\n\n")
+    return f"{before}{_EXIT_CODES}{rows}\n{after}"
+
+
 REFERENCES: Final[Mapping[str, tuple[Path, Callable[[], str]]]] = {
     "configuration": (ROOT / "docs/configuration.md", configuration_page),
     "example": (ROOT / "deploy/config.yaml", example_file),
     "openapi": (ROOT / "docs/openapi.json", openapi_text),
+    "readme": (ROOT / "README.md", readme_text),
 }
 
 
