@@ -1,16 +1,23 @@
 """The intake: keeps the ledger's pods in agreement with what one source of pods asks for.
 
-A running pod is never decided again. So an entry that changed but has the uid of its running pod is
-reported as a conflict, until it is removed and added again. An entry that can no longer be read
-keeps its pod, and so does a source that cannot be read at all: only what is certainly removed
-releases its pod. A pod belongs to the entry that asked for it first, in this source or another.
+In go the readings of the source, and keys whose outcome a container waits for. Out come admissions
+and removals of pods, and for each key the `ManifestDocument` of what became of it. All that is
+known of a key is one `Entry`. Always true:
+
+- A running pod is never decided again. An entry that changed but has the uid of its running pod is
+  reported as a conflict, until it is removed and added again.
+- Only what is certainly removed releases its pod. An entry that can no longer be read keeps its
+  pod, and so does a source that cannot be read at all.
+- A pod belongs to the entry that asked for it first, in this source or another.
+- An entry does not change while its pod is being admitted: the reading waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from enum import Enum, auto
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 from msgspec import Struct
@@ -18,7 +25,7 @@ from msgspec import Struct
 from agent.api.documents import ManifestDocument, RequesterDocument
 from agent.managers.allocation import Source
 from agent.managers.decision import Reason
-from agent.pods.model import END, UNIT, End, ManifestError, lifetime_of
+from agent.pods.model import END, UNIT, End, ManifestError, PodIdentity, lifetime_of
 from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import PodNotFoundError, RequestError
 from agent.server.events import requested_by
@@ -30,6 +37,7 @@ from agent.sources.source import (
     REJECTED,
     SHARED,
     EntryFailedError,
+    SourceEntry,
     printable,
 )
 from agent.yaml import MISTAKES_REPORTED, Mistake
@@ -38,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.api.documents import AdmissionDocument
-    from agent.pods.model import Pod
+    from agent.pods.model import Named, Pod
     from agent.server.controller import Controller
-    from agent.sources.source import PodSource, SourceEntry, SourceReading
+    from agent.sources.source import PodSource, SourceReading
     from agent.state.checkpoint import SharedPod
 
 log = structlog.get_logger(__name__)
@@ -131,12 +139,67 @@ class SourceAdmissions:
         self._controller.state.note_source(name, documents, conditions)
 
 
-class _Tried(Struct, frozen=True):
-    """The last attempt to admit an entry's pod: the pod, `generation`, and the result."""
+class State(Enum):
+    """How far an entry is; `Entry` says what leads from one to the next."""
 
-    pod: Pod
-    generation: int
+    UNREAD = auto()
+    TO_SETTLE = auto()
+    SETTLING = auto()
+    SETTLED = auto()
+    REMOVED = auto()
+
+
+class Outcome(Struct, frozen=True):
+    """What became of an entry last."""
+
     document: ManifestDocument
+    #: The pod that was tried; None if none was, or it is to be tried again whatever happens.
+    pod: Pod | None = None
+    #: `SourceAdmissions.generation` when the pod was tried.
+    generation: int = 0
+
+
+class Entry(Struct, eq=False):
+    """All that is known of one key of a source.
+
+    | state | what it means | what leads out of it |
+    |---|---|---|
+    | `UNREAD` | a pod of an earlier run has the key; no reading named it | a reading |
+    | `TO_SETTLE` | the source asks for a pod that was not tried | a sync: `SETTLING` |
+    | `SETTLING` | the pod is being admitted | `SETTLED`; after an error `TO_SETTLE` |
+    | `SETTLED` | `outcome` is that of the pod | a reading; if the ledger changed, a sync |
+    | `REMOVED` | the source no longer asks for a pod | a reading that names the key |
+
+    An entry that is unread or removed is forgotten once no pod has its key.
+    """
+
+    key: str
+    #: What the source says of the key now.
+    says: SourceEntry | Literal[State.UNREAD, State.REMOVED] = State.UNREAD
+    outcome: Outcome | None = None
+    #: Whether a container of the pod starts: if it runs shared, it is admitted where there is room.
+    again: bool = False
+    #: The admission of the pod, while that goes on.
+    task: asyncio.Task[Outcome] | None = None
+
+    @property
+    def pod(self) -> Pod | None:
+        """The pod that the source asks for, None if it asks for none or that cannot be read."""
+        return self.says.pod if isinstance(self.says, SourceEntry) else None
+
+    @property
+    def state(self) -> State:
+        """How far the entry is."""
+        if not isinstance(self.says, SourceEntry):
+            return self.says
+        if self.task is not None:
+            return State.SETTLING
+        tried = self.outcome is not None and self.outcome.pod == self.pod
+        return State.SETTLED if tried else State.TO_SETTLE
+
+    def keeps(self, uid: str) -> bool:
+        """Return whether a pod of the key stays: neither removed nor replaced by another one."""
+        return self.says is not State.REMOVED if self.pod is None else self.pod.uid == uid
 
 
 class PodIntake:
@@ -145,301 +208,238 @@ class PodIntake:
     def __init__(self, source: PodSource, admissions: SourceAdmissions) -> None:
         self.source = source
         self._admissions = admissions
-        self._entries: dict[str, SourceEntry] = {}
-        self._removed: set[str] = set()
-        self._tried: dict[str, _Tried] = {}
-        #: The entries that run shared and are admitted if there is room.
-        self._again: set[str] = set()
+        #: By key, in the order of the last reading.
+        self._entries: dict[str, Entry] = {}
+        #: What the last reading could not find out; None until the source was resumed.
+        self._conditions: tuple[str, ...] | None = None
+        #: For one reading at a time, and whether a call waits for one that has not begun.
         self._turn = asyncio.Lock()
-        self._begun = self._done = 0
-        self._resumed = False
-        #: The entries that are waited for, and the syncs that go on although no caller waits.
-        self._awaited: dict[str, asyncio.Future[ManifestDocument]] = {}
-        self._syncing: set[asyncio.Task[None]] = set()
-        #: The entries that are being settled.
-        self._settling: dict[str, asyncio.Task[None]] = {}
-        #: What became of each entry in the last sync, and in the one in progress.
-        self._documents: dict[str, ManifestDocument] = {}
-        self._settled_now: dict[str, ManifestDocument] = {}
-        #: Whether a sync settles entries now.
-        self._settles = False
+        self._due = False
 
     async def sync(self) -> None:
-        """Read the source, release and admit pods; report what has become of every entry.
+        """Read the source, release and admit pods; report what became of every entry.
 
-        One at a time; of the calls that come meanwhile, one does it for all. Raises what the source
-        raises if it cannot be read, without having changed anything.
+        Raises what the source raises if it cannot be read, without having changed anything. Raises
+        what the admission of one pod raises, once those that were begun have ended.
         """
-        begun = self._begun
-        async with self._turn:
-            if self._done > begun:  # begun after this call, by another one
-                return
-            self._begun += 1
-            await self._sync()
-            self._done = self._begun
+        await self._read()
+        # Begun only when drawn: a pod that a container waits for comes after no more than these.
+        tasks = filter(None, map(self._begin, tuple(self._entries.values())))
+        while group := [*islice(tasks, MOST_AT_ONCE)]:
+            await asyncio.wait(group)
+            for task in group:
+                task.result()
+        self._report()
 
     async def settle(self, key: str) -> ManifestDocument | None:
-        """Sync with one entry before all others; return what has become of the entry.
+        """Read the source, release pods, and admit one pod before all others that wait.
 
-        Returns as soon as that is known, and the sync goes on; None without such an entry. Raises
-        as `sync` does.
+        Returns what became of the entry, None without one. Raises as `sync` does.
         """
-        if key not in self._awaited:
-            self._awaited[key] = asyncio.get_running_loop().create_future()
-        found, syncing = self._awaited[key], asyncio.create_task(self.sync())
-        self._syncing.add(syncing)
-        syncing.add_done_callback(self._synced)
-        if self._settles:  # what has become of it may be known already
-            self._begin(key)
-        await asyncio.wait((found, syncing), return_when=asyncio.FIRST_COMPLETED)
-        if not found.done() and key in self._settling:
-            waiting = (found, self._settling[key])
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if found.done():
-            return found.result()
-        self._awaited.pop(key, None)
-        syncing.result()
-        return self._documents.get(key)
+        await self._read()
+        entry = self._entries.get(key) or Entry(key)
+        task = self._begin(entry)
+        outcome = entry.outcome if task is None else await asyncio.shield(task)
+        self._report()
+        return None if outcome is None else outcome.document
 
     def try_again(self, key: str) -> None:
         """Admit an entry that runs shared, when it is settled next, if there is room now."""
-        self._again.add(key)
+        self._entries.setdefault(key, Entry(key)).again = True
 
-    def _synced(self, task: asyncio.Task[None]) -> None:
-        """Forget a sync; what it raised is raised by the next one, too, and reported there."""
-        self._syncing.discard(task)
-        if not task.cancelled():
-            task.exception()
+    # --- readings -------------------------------------------------------------------------------
 
-    async def _sync(self) -> None:
-        if not self._resumed:
-            owned = self._admissions.owned(self.source.name).values()
-            self.source.resume([key for key in owned if self.source.covers(key)])
-            self._resumed = True
-        reading = await self._admissions.read(self.source)
-        self._take(reading)
-        kept = await self._release(complete=reading.complete)
-        settled = self._documents = await self._settle_all()
-        documents = settled | kept | self._shared_unread(settled)
-        self._admissions.report(self.source.name, documents, reading.conditions)
+    async def _read(self) -> None:
+        """Have a reading that begins after this call; of several calls, one reads for all."""
+        self._due = True
+        async with self._turn:
+            if not self._due:
+                return
+            self._due = False
+            try:
+                if self._conditions is None:
+                    self.source.resume([*self._owned().values()])
+                    self._conditions = ()
+                reading = await self._admissions.read(self.source)
+                await self._take(reading)
+                await self._release()
+            except BaseException:
+                self._due = True
+                raise
 
-    async def _settle_all(self) -> dict[str, ManifestDocument]:
-        """Settle every entry, a few at a time, those that are waited for first.
+    def _owned(self) -> dict[str, str]:
+        """Return the key of every pod that the source, as configured now, answers for, by uid."""
+        owned = self._admissions.owned(self.source.name)
+        return {uid: key for uid, key in owned.items() if self.source.covers(key)}
 
-        Raises what one of them raises, once the others that were begun are settled.
+    async def _take(self, reading: SourceReading) -> None:
+        """Let the entries say what a reading says, once those that it changes are settled."""
+        owned, named = self._owned(), {says.key: says for says in reading.entries}
+        keys = dict.fromkeys((*named, *self._entries, *owned.values()))
+        self._entries = {key: self._entries.get(key) or Entry(key) for key in keys}
+        changes = dict[str, SourceEntry | Literal[State.REMOVED]](named)
+        for key in keys if reading.complete else reading.removed:
+            changes.setdefault(key, State.REMOVED)
+        entries = self._entries.values()
+        changed = [entry for entry in entries if changes.get(entry.key, entry.says) != entry.says]
+        while tasks := [entry.task for entry in changed if entry.task is not None]:
+            await asyncio.wait(tasks)
+        for entry in changed:
+            entry.says = changes[entry.key]
+            if entry.says is State.REMOVED:
+                entry.outcome, entry.again = None, False
+        for uid, key in owned.items():
+            entry, shared = self._entries[key], self._admissions.shared(uid)
+            if entry.state is State.UNREAD and shared is not None:
+                entry.outcome = Outcome(self._document(key, SHARED, shared.why, shared))
+        self._conditions = reading.conditions
+
+    async def _release(self) -> None:
+        """Release the pods that no entry asks for, then forget the entries without any.
+
+        The pod of a removed entry whose uid another entry has moves there when that is settled.
         """
-        self._settled_now, self._settles = {}, True
-        self._settling = {}
-        left = deque(self._entries)
-        try:
-            while self._begin_next(left):
-                await asyncio.wait(self._settling.values(), return_when=asyncio.FIRST_COMPLETED)
-                for key in [key for key, task in self._settling.items() if task.done()]:
-                    self._settling.pop(key).result()
-        finally:
-            # Their errors are those of the first, such as a queue that stopped.
-            await asyncio.gather(*self._settling.values(), return_exceptions=True)
-            self._settles = False
-        return {key: self._settled_now[key] for key in self._entries if key in self._settled_now}
-
-    def _begin_next(self, left: deque[str]) -> bool:
-        """Begin with the next entries of those `left`; return whether any is being settled."""
-        for key in tuple(self._awaited):
-            self._begin(key)
-        for _ in range(len(left)):
-            if len(self._settling) >= MOST_AT_ONCE:
-                break
-            if not self._begin(left[0]):
-                left.append(left[0])
-            left.popleft()
-        return bool(self._settling)
-
-    def _begin(self, key: str) -> bool:
-        """Begin to settle an entry; return False if its uid is being settled for another entry.
-
-        On what has become of the first of these others may depend. Nearly always it is known what
-        has become of an entry: then nothing is begun.
-        """
-        entry = self._entries.get(key)
-        if entry is None or key in self._settling:
-            return True
-        if key in self._settled_now:
-            self._answer(key)
-            return True
-        pod = entry.pod
-        if pod is None:
-            document = self._invalid(entry)
-        elif any(task.get_name() == pod.uid for task in self._settling.values()):
-            return False
-        elif (known := self._known(entry, pod)) is not None:
-            document = known
-        else:
-            task = asyncio.create_task(self._settle(entry, pod), name=pod.uid)
-            self._settling[key] = task
-            return True
-        self._settled_now[key] = document
-        self._answer(key)
-        return True
-
-    async def _settle(self, entry: SourceEntry, pod: Pod) -> None:
-        self._settled_now[entry.key] = await self._admitted(entry, pod)
-        self._answer(entry.key)
-
-    def _answer(self, key: str) -> None:
-        """Let those that wait for an entry have what has become of it."""
-        awaited = self._awaited.pop(key, None)
-        if awaited is not None:
-            awaited.set_result(self._settled_now[key])
-
-    def _take(self, reading: SourceReading) -> None:
-        known = {} if reading.complete else self._entries
-        kept = {key: entry for key, entry in known.items() if key not in reading.removed}
-        self._entries = kept | {entry.key: entry for entry in reading.entries}
-        self._removed = (self._removed | reading.removed) - self._entries.keys()
-        self._tried = {key: tried for key, tried in self._tried.items() if key in self._entries}
-        self._again &= self._entries.keys()
-
-    async def _release(self, *, complete: bool) -> dict[str, ManifestDocument]:
-        """Release the pods of removed entries; return those that could not be released."""
-        kept: dict[str, ManifestDocument] = {}
-        named = {
-            entry.pod.uid: (entry, entry.pod)
-            for entry in self._entries.values()
-            if entry.pod is not None
-        }
-        for uid, key in self._admissions.owned(self.source.name).items():
-            if not self.source.covers(key):
+        uids = {entry.pod.uid for entry in self._entries.values() if entry.pod is not None}
+        for uid, key in self._owned().items():
+            entry = self._entries.setdefault(key, Entry(key))
+            if entry.keeps(uid) or (entry.state is State.REMOVED and uid in uids):
                 continue
-            entry = self._entries.get(key)
-            gone = entry is None and (complete or key in self._removed)
-            if gone and uid in named:
-                await self._move(uid, *named[uid], key)
-            elif gone or (entry is not None and entry.pod is not None and entry.pod.uid != uid):
-                try:
-                    await self._admissions.release(uid, self._source(key))
-                except EntryFailedError as error:
-                    kept[key] = self._kept(key, uid, error)
-        self._removed &= kept.keys()
-        return kept
+            try:
+                await self._admissions.release(uid, self._source(key))
+            except EntryFailedError as error:
+                message = f"its pod is no longer asked for but could not be removed: {error}"
+                entry.outcome = Outcome(self._document(key, INVALID, message, PodIdentity(uid)))
+        keys = {*self._owned().values()}
+        for key, entry in tuple(self._entries.items()):
+            if key not in keys and not isinstance(entry.says, SourceEntry):
+                del self._entries[key]
 
-    async def _move(self, uid: str, entry: SourceEntry, pod: Pod, former: str) -> None:
-        """Move a pod to the entry that has its uid now; another specification is a new pod."""
-        document = self._known(entry, pod) or await self._admitted(entry, pod)
-        if document.state == CONFLICT:
-            await self._admissions.release(uid, self._source(former))
-            self._tried.pop(entry.key, None)
+    # --- entries --------------------------------------------------------------------------------
 
-    async def _admitted(self, entry: SourceEntry, pod: Pod) -> ManifestDocument:
-        """Have the pod of an entry admitted; return what has become of it.
+    def _begin(self, entry: Entry) -> asyncio.Task[Outcome] | None:
+        """Return the admission of an entry's pod; None if there is none, then `outcome` holds."""
+        says = entry.says
+        if entry.task is not None or not isinstance(says, SourceEntry):
+            return entry.task
+        if says.pod is None:
+            entry.outcome = Outcome(self._invalid(says))
+        elif (outcome := self._outcome(entry, says.pod)) is not None:
+            entry.outcome = outcome
+        else:
+            entry.task = asyncio.create_task(self._settle(entry, says.pod))
+            # An error is for those that wait, if any does; the next sync meets it again.
+            entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return entry.task
+
+    def _outcome(self, entry: Entry, pod: Pod) -> Outcome | None:
+        """Return the outcome of an entry without an admission, None if its pod needs one."""
+        key = entry.key
+        if lifetime_of(pod.annotations).end is not End.REMOVAL:
+            # The pod would be admitted again as soon as it had ended.
+            message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
+            return Outcome(self._document(key, INVALID, f"{message} over the API", pod))
+        outcome = entry.outcome if entry.state is State.SETTLED else None
+        state = None if outcome is None else outcome.document.state
+        same = outcome is not None and outcome.generation == self._admissions.generation()
+        if self._admissions.shared(pod.uid) is not None:
+            return outcome if same and state == SHARED and not entry.again else None
+        if (first := self._first(pod.uid)) is not entry:
+            message = f"states the same uid as {first.key}, which came first"
+            return Outcome(self._document(key, CONFLICT, message, pod))
+        stands = self._holder(pod.uid) is entry if state == ADMITTED else same
+        return outcome if stands else None
+
+    def _first(self, uid: str) -> Entry:
+        """Return the entry that a uid belongs to, of those that have it."""
+        holder = self._holder(uid)
+        if holder is not None and holder.keeps(uid):
+            return holder
+        entries = self._entries.values()
+        return next(entry for entry in entries if entry.pod is not None and entry.pod.uid == uid)
+
+    def _holder(self, uid: str) -> Entry | None:
+        """Return the entry that an admitted pod belongs to, None if it is not of this source."""
+        owner = self._admissions.owner(uid)
+        if owner is None or owner.name != self.source.name:
+            return None
+        return self._entries.get(owner.key)
+
+    async def _settle(self, entry: Entry, pod: Pod) -> Outcome:
+        try:
+            entry.outcome = outcome = await self._attempt(entry, pod)
+            return outcome
+        finally:
+            entry.task = None
+
+    async def _attempt(self, entry: Entry, pod: Pod) -> Outcome:
+        """Have a pod admitted.
 
         A pod that runs shared is admitted only while its containers start, so that they have their
         CPUs from the start.
         """
-        generation, source = self._admissions.generation(), self._source(entry.key)
-        shared, again = self._admissions.shared(pod.uid), entry.key in self._again
-        self._again.discard(entry.key)
+        key, generation = entry.key, self._admissions.generation()
+        shared, again, entry.again = self._admissions.shared(pod.uid), entry.again, False
         try:
-            room = shared is None or await self._admissions.fits(pod, source)
+            room = shared is None or await self._admissions.fits(pod, self._source(key))
             if shared is not None and not (room and again):
-                message = f"{shared.why}; {_ROOM_NOW}" if room else shared.why
-                document = self._document(entry, SHARED, message)
+                state, message = SHARED, f"{shared.why}; {_ROOM_NOW}" if room else shared.why
             else:
-                document = self._outcome(entry, await self._admissions.admit(pod, source))
+                state, message = _verdict(await self._admit(pod, key))
         except EntryFailedError as error:
-            return self._document(entry, INVALID, str(error))
-        if shared is not None and document.state == REJECTED:  # the room was taken meanwhile
-            document = self._document(entry, SHARED, shared.why)
-        self._tried[entry.key] = _Tried(pod, generation, document)
-        return document
+            return Outcome(self._document(key, INVALID, str(error), pod))
+        if shared is not None and state == REJECTED:  # the room was taken meanwhile
+            message, state = shared.why, SHARED
+        return Outcome(self._document(key, state, message, pod), pod, generation)
 
-    def _known(self, entry: SourceEntry, pod: Pod) -> ManifestDocument | None:
-        """Return what has become of the pod of an entry, None if it is to be admitted."""
-        if lifetime_of(pod.annotations).end is not End.REMOVAL:
-            # The pod would be admitted again as soon as it had ended.
-            message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
-            return self._document(entry, INVALID, f"{message} over the API")
-        tried = self._tried.get(entry.key)
-        if tried is not None and tried.pod != pod:
-            tried = None
-        if self._admissions.shared(pod.uid) is not None:
-            if tried is None or tried.document.state != SHARED or entry.key in self._again:
-                return None
-            return tried.document if tried.generation == self._admissions.generation() else None
-        own, owner = self._source(entry.key), self._admissions.owner(pod.uid)
-        if owner is not None and owner.name == own.name and owner != own:
-            first = self._entries.get(owner.key)
-            if first is not None and (first.pod is None or first.pod.uid == pod.uid):
-                message = f"states the same uid as {owner.key}, which came first"
-                return self._document(entry, CONFLICT, message)
-        if tried is not None:
-            admitted = tried.document.state == ADMITTED
-            if owner == own if admitted else tried.generation == self._admissions.generation():
-                return tried.document
-        return None
+    async def _admit(self, pod: Pod, key: str) -> AdmissionDocument:
+        """Admit a pod; that of a removed entry with another specification is released for it."""
+        answer = await self._admissions.admit(pod, self._source(key))
+        holder = self._holder(pod.uid)
+        if _verdict(answer)[0] != CONFLICT or holder is None or holder.state is not State.REMOVED:
+            return answer
+        await self._admissions.release(pod.uid, self._source(holder.key))
+        return await self._admissions.admit(pod, self._source(key))
 
     def _source(self, key: str) -> Source:
         return Source(self.source.name, key)
 
     # --- documents ------------------------------------------------------------------------------
 
-    def _outcome(self, entry: SourceEntry, answer: AdmissionDocument) -> ManifestDocument:
-        if answer.rejection is None:
-            return self._document(entry, ADMITTED, "")
-        state = CONFLICT if answer.rejection.reason == Reason.CONFLICT else REJECTED
-        message = f"{answer.rejection.reason}: {answer.rejection.message}"
-        return self._document(entry, state, message)
+    def _report(self) -> None:
+        entries = self._entries.items()
+        documents = {key: entry.outcome.document for key, entry in entries if entry.outcome}
+        self._admissions.report(self.source.name, documents, self._conditions or ())
 
-    def _document(self, entry: SourceEntry, state: str, message: str) -> ManifestDocument:
-        pod = entry.pod
+    def _document(
+        self, key: str, state: str, message: str, pod: Named, details: tuple[Mistake, ...] = ()
+    ) -> ManifestDocument:
         return ManifestDocument(
-            file=printable(entry.key),
+            file=printable(key),
             state=state,
-            uid=None if pod is None else pod.uid,
+            uid=pod.uid or None,
             message=message,
-            name="" if pod is None else pod.name,
-            namespace="" if pod is None else pod.namespace,
-            source=self.source.name,
-        )
-
-    def _shared_unread(
-        self, settled: Mapping[str, ManifestDocument]
-    ) -> dict[str, ManifestDocument]:
-        """Return the documents of pods that run shared and that the source has not read yet."""
-        return {
-            key: ManifestDocument(
-                file=printable(key),
-                state=SHARED,
-                uid=uid,
-                message=shared.why,
-                name=shared.name,
-                namespace=shared.namespace,
-                source=self.source.name,
-            )
-            for uid, key in self._admissions.owned(self.source.name).items()
-            if key not in settled and (shared := self._admissions.shared(uid)) is not None
-        }
-
-    def _kept(self, key: str, uid: str, error: EntryFailedError) -> ManifestDocument:
-        message = f"its pod is no longer asked for but could not be removed: {error}"
-        return ManifestDocument(
-            file=printable(key), state=INVALID, uid=uid, message=message, source=self.source.name
-        )
-
-    def _invalid(self, entry: SourceEntry) -> ManifestDocument:
-        identity, details = entry.identity, tuple[Mistake, ...]()
-        if isinstance(entry.error, ManifestError):
-            identity = entry.error.identity
-            details = entry.error.problems[:MISTAKES_REPORTED]
-        return ManifestDocument(
-            file=printable(entry.key),
-            state=INVALID,
-            uid=identity.uid or None,
-            message=_without(entry.key, str(entry.error).partition("\n")[0]),
             details=details,
-            name=identity.name,
-            namespace=identity.namespace,
+            name=pod.name,
+            namespace=pod.namespace,
             source=self.source.name,
         )
+
+    def _invalid(self, says: SourceEntry) -> ManifestDocument:
+        identity, details = says.identity, tuple[Mistake, ...]()
+        if isinstance(says.error, ManifestError):
+            identity = says.error.identity
+            details = says.error.problems[:MISTAKES_REPORTED]
+        message = _without(says.key, str(says.error).partition("\n")[0])
+        return self._document(says.key, INVALID, message, identity, details)
+
+
+def _verdict(answer: AdmissionDocument) -> tuple[str, str]:
+    """Return the state of an entry whose pod had this answer, and the message for it."""
+    rejection = answer.rejection
+    if rejection is None:
+        return ADMITTED, ""
+    state = CONFLICT if rejection.reason == Reason.CONFLICT else REJECTED
+    return state, f"{rejection.reason}: {rejection.message}"
 
 
 def _without(key: str, message: str) -> str:
