@@ -219,16 +219,18 @@ class PodIntake:
     async def sync(self) -> None:
         """Read the source, release and admit pods; report what became of every entry.
 
-        Raises what the source raises if it cannot be read, without having changed anything. Raises
-        what the admission of one pod raises, once those that were begun have ended.
+        Raises what the source raises if it cannot be read, without having changed anything; and
+        what the admission of one pod raises, while those that were begun go on.
         """
         await self._read()
         # Begun only when drawn: a pod that a container waits for comes after no more than these.
         tasks = filter(None, map(self._begin, tuple(self._entries.values())))
-        while group := [*islice(tasks, MOST_AT_ONCE)]:
-            await asyncio.wait(group)
-            for task in group:
+        going = {*islice(tasks, MOST_AT_ONCE)}
+        while going:
+            done, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
                 task.result()
+            going.update(islice(tasks, MOST_AT_ONCE - len(going)))
         self._report()
 
     async def settle(self, key: str) -> ManifestDocument | None:
@@ -372,11 +374,7 @@ class PodIntake:
             entry.task = None
 
     async def _attempt(self, entry: Entry, pod: Pod) -> Outcome:
-        """Have a pod admitted.
-
-        A pod that runs shared is admitted only while its containers start, so that they have their
-        CPUs from the start.
-        """
+        """Admit a pod; one that runs shared only while its containers start, then on its CPUs."""
         key, generation = entry.key, self._admissions.generation()
         shared, again, entry.again = self._admissions.shared(pod.uid), entry.again, False
         try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from agent.api.documents import AdmissionDocument, RejectionDocument
 from agent.managers.allocation import Source
 from agent.managers.decision import Reason
 from agent.pods.manifest import load_pod
-from agent.pods.model import PodIdentity, spec_digest
+from agent.pods.model import END, PodIdentity, spec_digest
 from agent.server import intake
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.queue import QueueStopped
@@ -52,17 +53,9 @@ class Ledger(SourceAdmissions):
     #: The uids of pods at which it fails.
     failing: set[str] = field(default_factory=set)
 
-    #: The uids that were to be admitted before all others.
-    preferred: list[str] = field(default_factory=list)
     #: What was reported last.
     reported: dict[str, ManifestDocument] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
-
-    #: The uids of pods that wait for their devices.
-    waiting: set[str] = field(default_factory=set)
-
-    def waits(self, uid: str) -> bool:
-        return uid in self.waiting
 
     async def read(self, source: PodSource) -> SourceReading:
         return source.read()
@@ -79,9 +72,6 @@ class Ledger(SourceAdmissions):
         self.sharing.pop(pod.uid, None)
         self.owners[pod.uid] = source
         return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
-
-    def prefer(self, uid: str) -> None:
-        self.preferred.append(uid)
 
     @staticmethod
     def _rejected(pod: Pod, reason: Reason) -> AdmissionDocument:
@@ -386,10 +376,24 @@ class Incremental:
     ) -> dict[str, str]:
         """Pass on additions and removals; return the state of each entry."""
         self.ledger.log.clear()
+        self.say(*added, removed=removed, conditions=conditions)
+        asyncio.run(self.intake.sync())
+        return self.states
+
+    def say(
+        self,
+        *added: SourceEntry,
+        removed: tuple[str, ...] = (),
+        conditions: tuple[str, ...] = (),
+    ) -> None:
+        """Have the source say something at its next reading."""
         reading = SourceReading(added, False, frozenset(removed), conditions)  # noqa: FBT003
         self.source.news.append(reading)
-        asyncio.run(self.intake.sync())
-        return {key: found.state for key, found in self.ledger.reported.items()}
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The state of each entry as it was reported last."""
+        return {key: document.state for key, document in self.ledger.reported.items()}
 
 
 def added(key: str, uid: str = UID, name: str = "web") -> SourceEntry:
@@ -476,6 +480,17 @@ def test_a_source_is_handed_once_which_of_its_keys_have_pods_before_it_is_read()
     feed.sync()
     feed.sync()
     assert feed.source.resumed == [["a", "b"]]
+
+
+def test_a_source_that_cannot_be_read_at_first_resumes_once() -> None:
+    source, ledger = Listed(), Ledger()
+    source.broken = True
+    pods = PodIntake(source, ledger)
+    with pytest.raises(SourceUnreadableError):
+        asyncio.run(pods.sync())
+    source.broken = False
+    asyncio.run(pods.sync())
+    assert source.resumed == [[]]
 
 
 def sharing(feed: Incremental, key: str = "a") -> None:
@@ -660,6 +675,24 @@ def test_an_entry_that_is_waited_for_waits_for_no_other(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
+def test_a_pod_whose_admission_takes_long_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 2)
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        ledger = Gated(gates={"pod0": gate})
+        syncing = asyncio.create_task(PodIntake(Listed(), ledger).sync())
+        await turns()
+        assert ledger.log == ["admit pod1", "admit pod2"]
+        gate.set()
+        await syncing
+        assert [*ledger.reported] == ["pod0", "pod1", "pod2"]
+
+    asyncio.run(scenario())
+
+
 def test_an_entry_that_is_settled_is_answered_while_the_sync_goes_on() -> None:
     async def scenario() -> None:
         ledger = Stepwise()
@@ -680,7 +713,7 @@ def test_an_entry_that_is_settled_is_answered_while_the_sync_goes_on() -> None:
     asyncio.run(scenario())
 
 
-def test_an_error_of_one_entry_is_raised_once_the_others_are_settled() -> None:
+def test_an_error_of_one_entry_is_raised_while_others_that_were_begun_are_settled() -> None:
     class Stopping(Ledger):
         async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
             if pod.name == "pod0":
@@ -741,3 +774,331 @@ def test_a_caller_gets_its_answer_although_the_sync_of_another_failed() -> None:
         await asyncio.gather(second, return_exceptions=True)
 
     asyncio.run(scenario())
+
+
+@dataclass
+class Gated(Ledger):
+    """A ledger that admits pods of some names only once a test opens their gates."""
+
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)
+    #: What it raises once the gate is open.
+    error: Exception | None = None
+
+    async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+        if (gate := self.gates.get(pod.name)) is not None:
+            await gate.wait()
+        if self.error is not None:
+            raise self.error
+        return await super().admit(pod, source)
+
+
+async def turns() -> None:
+    """Let all others go on until they wait for a gate."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_a_pod_that_is_waited_for_is_read_and_admitted_while_a_sync_goes_on() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        feed = Incremental(Gated(gates={"web": gate}))
+        feed.say(added("a"))
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        feed.say(added("b", OTHER_UID, "db"), conditions=("the socket is closed",))
+        document = await feed.intake.settle("b")
+        assert document is not None
+        assert document.state == ADMITTED
+        assert feed.ledger.reported == {"b": document}
+        assert feed.ledger.conditions == ("the socket is closed",)
+        assert not syncing.done()
+        gate.set()
+        await syncing
+        assert feed.states == {"a": ADMITTED, "b": ADMITTED}
+        assert feed.ledger.log == ["admit db", "admit web"]
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_that_is_waited_for_has_the_room_of_those_removed_and_comes_alone() -> None:
+    feed = Incremental()
+    feed.ledger.room = 1
+    feed.sync(added("a"))
+    feed.say(added("c", UID[::-1], "late"), added("b", OTHER_UID, "db"), removed=("a",))
+    document = asyncio.run(feed.intake.settle("b"))
+    assert document is not None
+    assert document.state == ADMITTED
+    assert feed.ledger.log == ["admit web", "release 1", "admit db"]
+    assert feed.sync() == {"c": "rejected", "b": ADMITTED}
+
+
+def test_all_that_wait_for_a_pod_share_its_admission_which_no_cancellation_ends() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        feed = Incremental(Gated(gates={"web": gate}))
+        feed.say(added("a"))
+        callers = [asyncio.create_task(feed.intake.settle("a")) for _ in range(3)]
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        callers.pop().cancel()
+        syncing.cancel()
+        await turns()
+        gate.set()
+        first, second = await asyncio.gather(*callers)
+        assert first is second
+        assert feed.states == {"a": ADMITTED}
+        assert feed.ledger.log == ["admit web"]
+
+    asyncio.run(scenario())
+
+
+def test_an_error_that_no_caller_waits_for_is_that_of_the_next_sync_alone() -> None:
+    async def scenario() -> None:
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        gate = asyncio.Event()
+        ledger = Gated(gates={"web": gate}, error=QueueStopped())
+        feed = Incremental(ledger)
+        feed.say(added("a"))
+        caller = asyncio.create_task(feed.intake.settle("a"))
+        await turns()
+        caller.cancel()
+        gate.set()
+        await turns()
+        del caller  # it has the admission still
+        gc.collect()
+        assert faults == []
+        with pytest.raises(QueueStopped):
+            await feed.intake.sync()
+        with pytest.raises(QueueStopped):
+            await feed.intake.settle("a")
+        ledger.error = None
+        await feed.intake.sync()
+        assert feed.states == {"a": ADMITTED}
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_is_removed_while_its_pod_is_admitted_is_released_afterwards() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        feed = Incremental(Gated(gates={"web": gate}))
+        feed.say(added("a"), added("b", OTHER_UID, "db"))
+        waiting = asyncio.create_task(feed.intake.settle("a"))
+        await turns()
+        feed.say(removed=("a",))
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        gate.set()
+        await asyncio.gather(waiting, syncing)
+        assert feed.ledger.log == ["admit web", "release 1", "admit db"]
+        assert feed.states == {"b": ADMITTED}
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_that_appears_while_a_reading_waits_is_left_to_the_next() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        feed = Incremental(Gated(gates={"web": gate}))
+        feed.say(added("a"))
+        waiting = asyncio.create_task(feed.intake.settle("a"))
+        await turns()
+        feed.say(removed=("a",))
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        feed.ledger.owners[OTHER_UID] = Source(feed.source.name, "b")
+        gate.set()
+        await asyncio.gather(waiting, syncing)
+        assert [*feed.ledger.owners] == [OTHER_UID]
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_changes_while_its_pod_is_admitted_has_its_new_pod_admitted() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        feed = Incremental(Gated(gates={"web": gate}))
+        feed.say(added("a"))
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        feed.say(added("a", OTHER_UID, "db"))
+        waiting = asyncio.create_task(feed.intake.settle("a"))
+        await turns()
+        gate.set()
+        document, _ = await asyncio.gather(waiting, syncing)
+        assert document is not None
+        assert (document.state, document.uid) == (ADMITTED, OTHER_UID)
+        assert feed.ledger.log == ["admit web", "release 1", "admit db"]
+
+    asyncio.run(scenario())
+
+
+def test_a_sync_goes_on_with_what_the_source_says_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        feed = Incremental(Gated(gates={"web": gate}))
+        feed.say(added("a"), added("b", OTHER_UID, "db"))
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        feed.intake.try_again("c")
+        feed.say(removed=("b",))
+        assert await feed.intake.settle("b") is None
+        gate.set()
+        await syncing
+        assert feed.ledger.log == ["admit web"]
+        assert feed.states == {"a": ADMITTED}
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_cannot_be_read_or_was_not_read_yet_keeps_its_pod_from_others() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    again = Incremental(feed.ledger)
+    assert again.sync(added("b")) == {"b": CONFLICT}
+    assert again.ledger.reported["b"].message == "states the same uid as a, which came first"
+    assert again.sync(SourceEntry("a", error=ValueError("?"))) == {"a": INVALID, "b": CONFLICT}
+    assert again.ledger.owners[UID].key == "a"
+    assert again.sync(removed=("a",)) == {"b": ADMITTED}
+    assert again.ledger.log == ["admit web"]
+    assert again.ledger.owners[UID].key == "b"
+
+
+def test_of_entries_whose_pod_has_no_room_only_the_first_with_a_uid_is_tried() -> None:
+    feed = Incremental()
+    feed.ledger.room = 0
+    assert feed.sync(added("a"), added("b", name="db")) == {"a": "rejected", "b": CONFLICT}
+    assert feed.ledger.log == ["admit web"]
+    assert feed.sync(removed=("a",)) == {"b": "rejected"}
+    assert feed.ledger.log == ["admit db"]
+
+
+def test_a_uid_that_an_entry_gives_up_is_that_of_another_entry_at_once() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    assert feed.sync(added("b"), added("a", OTHER_UID, "db")) == {"b": ADMITTED, "a": ADMITTED}
+    assert feed.ledger.log == ["release 1", "admit web", "admit db"]
+
+
+def test_a_pod_moves_from_an_entry_that_gave_it_up_and_could_not_release_it() -> None:
+    class Stuck(Ledger):
+        async def release(self, uid: str, source: Source) -> None:
+            raise EntryFailedError(str(source), KeyError(uid))
+
+    feed = Incremental(Stuck())
+    feed.sync(added("a"))
+    assert feed.sync(added("a", OTHER_UID, "db")) == {"a": ADMITTED}
+    assert feed.sync(added("b")) == {"b": ADMITTED, "a": ADMITTED}
+    assert feed.ledger.log == ["admit web", "admit db"]
+
+
+def test_a_pod_stays_whose_uid_an_entry_has_that_may_not_be_admitted() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    pod = replace(load_pod(manifest("job"), "b"), annotations={END: "processes"})
+    assert feed.sync(SourceEntry("b", pod), removed=("a",)) == {"b": INVALID}
+    assert feed.ledger.log == []
+    assert feed.sync(removed=("b",)) == {}
+    assert feed.ledger.log == ["release 1"]
+
+
+def test_a_pod_of_another_source_with_another_specification_is_a_conflict_and_stays() -> None:
+    feed = Incremental()
+    feed.ledger.owners[UID], feed.ledger.pods[UID] = Source("manifests", "a"), "digest"
+    assert feed.sync(added("b")) == {"b": CONFLICT}
+    assert feed.sync(removed=("b",)) == {}
+    assert feed.ledger.pods == {UID: "digest"}
+
+
+def test_entries_are_reported_in_the_order_of_their_source(here: Here) -> None:
+    here.write("b.yaml", manifest())
+    here.sync()
+    here.write("a.yaml", manifest("db", OTHER_UID))
+    assert [*here.sync()] == ["a.yaml", "b.yaml"]
+
+
+def test_a_start_of_a_pod_that_runs_shared_counts_although_its_source_was_not_read() -> None:
+    feed = Incremental()
+    sharing(feed)
+    feed.intake.try_again("a")
+    assert feed.sync(added("a")) == {"a": ADMITTED}
+
+
+def test_a_start_is_forgotten_with_its_pod_and_when_its_entry_is_removed() -> None:
+    feed = Incremental()
+    feed.intake.try_again("a")
+    feed.sync()
+    sharing(feed)
+    assert feed.sync(added("a")) == {"a": "shared"}
+    feed.intake.try_again("a")
+    feed.ledger.failing = {UID}
+    assert feed.sync(removed=("a",)) == {"a": INVALID}
+    feed.ledger.failing = set()
+    assert feed.sync(added("a")) == {"a": "shared"}
+
+
+def test_a_pod_that_runs_shared_still_is_when_its_room_was_taken_meanwhile() -> None:
+    class Optimist(Ledger):
+        async def fits(self, pod: Pod, source: Source) -> bool:
+            return await super().fits(pod, source) or True
+
+    feed = Incremental(Optimist(room=0))
+    sharing(feed)
+    feed.intake.try_again("a")
+    assert feed.sync(added("a")) == {"a": "shared"}
+    assert feed.ledger.reported["a"].message == "no node has 2 CPUs"
+    assert feed.ledger.log == ["tried web for a", "admit web"]
+
+
+def test_a_pod_that_runs_shared_and_is_in_conflict_is_reported_so() -> None:
+    feed = Incremental()
+    sharing(feed)
+    feed.ledger.pods[UID] = "digest"
+    feed.intake.try_again("a")
+    assert feed.sync(added("a")) == {"a": CONFLICT}
+
+
+def test_a_pod_that_runs_shared_and_cannot_be_tried_is_tried_again() -> None:
+    class Broken(Ledger):
+        broken = True
+
+        async def fits(self, pod: Pod, source: Source) -> bool:
+            if self.broken:
+                raise EntryFailedError(str(source), KeyError())
+            return await super().fits(pod, source)
+
+    ledger = Broken(room=0)
+    feed = Incremental(ledger)
+    sharing(feed)
+    assert feed.sync(added("a")) == {"a": INVALID}
+    ledger.broken = False
+    assert feed.sync() == {"a": "shared"}
+
+
+def test_a_pod_that_ran_shared_is_no_longer_reported_once_it_ended_before_it_was_read() -> None:
+    feed = Incremental()
+    sharing(feed)
+    assert feed.sync() == {"a": "shared"}
+    document = asyncio.run(feed.intake.settle("a"))
+    assert document == feed.ledger.reported["a"]
+    feed.ledger.sharing.clear()
+    assert feed.sync() == {}
+
+
+def test_a_pod_that_was_admitted_before_is_reported_once_its_source_was_read() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    again = Incremental(feed.ledger)
+    assert again.sync() == {}
+    assert asyncio.run(again.intake.settle("a")) is None
+
+
+def test_what_waits_for_an_entry_that_cannot_be_read_learns_so() -> None:
+    feed = Incremental()
+    feed.say(SourceEntry("a", error=ValueError("unknown")))
+    document = asyncio.run(feed.intake.settle("a"))
+    assert document is not None
+    assert (document.state, document.message) == (INVALID, "unknown")
