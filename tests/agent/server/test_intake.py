@@ -1102,3 +1102,27 @@ def test_what_waits_for_an_entry_that_cannot_be_read_learns_so() -> None:
     document = asyncio.run(feed.intake.settle("a"))
     assert document is not None
     assert (document.state, document.message) == (INVALID, "unknown")
+
+
+def test_a_rejected_pod_that_runs_shared_since_is_reported_so() -> None:
+    feed = Incremental()
+    feed.ledger.room = 0
+    assert feed.sync(added("a")) == {"a": "rejected"}
+    sharing(feed)
+    assert feed.sync() == {"a": "shared"}
+
+
+def test_an_admitted_pod_is_not_tried_again_when_something_was_freed() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    feed.ledger.releases += 1
+    assert feed.sync() == {"a": ADMITTED}
+    assert feed.ledger.log == []
+
+
+def test_a_pod_that_another_source_took_over_is_asked_for_again_whatever_its_key_there() -> None:
+    feed = Incremental()
+    feed.sync(added("a"))
+    feed.ledger.owners[UID] = Source("manifests", "a")
+    assert feed.sync() == {"a": ADMITTED}
+    assert feed.ledger.log == ["admit web"]
