@@ -390,10 +390,10 @@ class PodIntake:
         return Outcome(self._document(key, state, message, pod), pod, generation)
 
     async def _admit(self, pod: Pod, key: str) -> AdmissionDocument:
-        """Admit a pod; that of a removed entry with another specification is released for it."""
+        """Admit a pod; one of a removed entry that does not move to this one is released for it."""
         answer = await self._admissions.admit(pod, self._source(key))
         holder = self._holder(pod.uid)
-        if _verdict(answer)[0] != CONFLICT or holder is None or holder.state is not State.REMOVED:
+        if holder is None or holder.state is not State.REMOVED:
             return answer
         await self._admissions.release(pod.uid, self._source(holder.key))
         return await self._admissions.admit(pod, self._source(key))

@@ -26,12 +26,14 @@ from agent.sources.source import (
     SourceEntry,
     SourceReading,
     SourceUnreadableError,
+    printable,
 )
 from agent.state.checkpoint import SharedPod
+from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
     from pathlib import Path
 
     from agent.api.documents import ManifestDocument
@@ -95,6 +97,8 @@ class Ledger(SourceAdmissions):
     async def release(self, uid: str, source: Source) -> None:
         if uid in self.failing:
             raise EntryFailedError(str(source), KeyError())
+        shared = self.sharing.get(uid)
+        assert source == (self.owners[uid] if shared is None else shared.source)
         self.log.append(f"release {uid[:1]}")
         if self.sharing.pop(uid, None) is None:
             del self.pods[uid]
@@ -307,8 +311,17 @@ def test_mistakes_are_reported_with_their_paths(here: Here) -> None:
     here.write("a.yaml", manifest().replace(b"name: c0", b"name: C_0"))
     here.sync()
     (document,) = here.ledger.reported.values()
+    assert (document.uid, document.name, document.namespace) == (UID, "web", "shop")
     assert document.message.startswith("line 9: spec.containers[0].name: ")
     assert [(each.path, each.line) for each in document.details] == [("spec.containers[0].name", 9)]
+
+
+def test_of_many_mistakes_some_are_reported(here: Here) -> None:
+    mistaken = manifest(containers=MISTAKES_REPORTED + 1).replace(b"name: c", b"name: C_")
+    here.write("a.yaml", mistaken)
+    here.sync()
+    (document,) = here.ledger.reported.values()
+    assert len(document.details) == MISTAKES_REPORTED
 
 
 def test_a_pod_that_fails_to_be_admitted_costs_no_other_and_is_tried_again(here: Here) -> None:
@@ -465,9 +478,9 @@ def test_what_a_source_could_not_read_is_reported_until_the_next_reading() -> No
 def test_an_entry_with_an_error_of_another_kind_is_invalid_and_says_its_first_line() -> None:
     feed = Incremental()
     feed.sync(added("a"))
-    assert feed.sync(SourceEntry("a", error=KeyError("one\ntwo"))) == {"a": INVALID}
+    assert feed.sync(SourceEntry("a", error=ValueError("one\ntwo"))) == {"a": INVALID}
     (document,) = feed.ledger.reported.values()
-    assert (document.uid, document.message) == (None, repr("one\ntwo"))
+    assert (document.uid, document.message) == (None, "one")
     assert list(feed.ledger.pods) == [UID]
 
 
@@ -1108,6 +1121,9 @@ def test_a_rejected_pod_that_runs_shared_since_is_reported_so() -> None:
     feed = Incremental()
     feed.ledger.room = 0
     assert feed.sync(added("a")) == {"a": "rejected"}
+    document = feed.ledger.reported["a"]
+    assert document.message == f"{Reason.TOPOLOGY_AFFINITY}: no"
+    assert (document.uid, document.name, document.namespace) == (UID, "web", "shop")
     sharing(feed)
     assert feed.sync() == {"a": "shared"}
 
@@ -1126,3 +1142,74 @@ def test_a_pod_that_another_source_took_over_is_asked_for_again_whatever_its_key
     feed.ledger.owners[UID] = Source("manifests", "a")
     assert feed.sync() == {"a": ADMITTED}
     assert feed.ledger.log == ["admit web"]
+
+
+def test_a_pod_is_tried_again_if_something_was_freed_while_it_was_rejected() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        ledger = Gated(room=0, gates={"web": gate})
+        feed = Incremental(ledger)
+        feed.say(added("a"))
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        ledger.releases += 1
+        gate.set()
+        await syncing
+        await feed.intake.sync()
+        await feed.intake.sync()
+        assert ledger.log == ["admit web", "admit web"]
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_that_is_tried_again_is_reported_as_before_meanwhile() -> None:
+    async def scenario() -> None:
+        ledger = Gated(room=0)
+        feed = Incremental(ledger)
+        feed.say(added("a"))
+        await feed.intake.sync()
+        ledger.gates["web"] = gate = asyncio.Event()
+        ledger.releases += 1
+        syncing = asyncio.create_task(feed.intake.sync())
+        await turns()
+        feed.say(added("b", OTHER_UID, "db"))
+        await feed.intake.settle("b")
+        assert feed.states == {"a": "rejected", "b": "rejected"}
+        gate.set()
+        await syncing
+
+    asyncio.run(scenario())
+
+
+def test_a_key_is_reported_as_a_text_that_can_be_shown() -> None:
+    feed = Incremental()
+    feed.sync(added("a\udce9\n"))
+    (document,) = feed.ledger.reported.values()
+    assert document.file == printable("a\udce9\n") != "a\udce9\n"
+
+
+@pytest.mark.parametrize("shown", [str, printable])
+def test_a_message_does_not_repeat_the_key(shown: Callable[[str], str]) -> None:
+    feed, key = Incremental(), "a\udce9"
+    feed.sync(SourceEntry(key, error=ValueError(f"{shown(key)}: torn")))
+    assert feed.ledger.reported[key].message == "torn"
+
+
+def test_a_sync_begins_no_more_admissions_at_once_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 2)
+    going, most = set[str](), list[int]()
+
+    class Counting(Ledger):
+        async def admit(self, pod: Pod, source: Source) -> AdmissionDocument:
+            going.add(pod.uid)
+            most.append(len(going))
+            for _ in range(int(pod.name[1:])):
+                await asyncio.sleep(0)
+            going.remove(pod.uid)
+            return await super().admit(pod, source)
+
+    feed = Incremental(Counting())
+    feed.sync(*(added(name, f"{name}-uid", name) for name in ("p50", "p1", "p2", "p3", "p4")))
+    assert max(most) == 2
