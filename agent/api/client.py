@@ -31,7 +31,6 @@ from agent.api.map import MapDocument
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.views import SnapshotDocument
 
 _Document = TypeVar("_Document", bound=wire.Document)
 
@@ -204,12 +203,6 @@ class AgentClient:
     def map(self) -> MapDocument:
         """Return who uses which CPU, memory and device."""
         return self._call("GET", "/v1/map", MapDocument)
-
-    def snapshot(self) -> SnapshotDocument:
-        """Return what the agent's decisions are based on."""
-        from agent.api.views import SnapshotDocument  # noqa: PLC0415  # imports all managers
-
-        return self._call("GET", "/v1/snapshot", SnapshotDocument)
 
     def history(self, *, pod: str = "", since: float = 0.0, limit: int) -> HistoryDocument:
         """Return the latest entries of the history, the latest first: at most `limit`.

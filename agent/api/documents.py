@@ -953,7 +953,7 @@ class HistoryEntry(Document, frozen=True):
     "" for what is of no pod. `requester` is null for what the agent does by itself. `differences`
     are the settings of cgroups that differed, of a `DriftFound`. `kubelet_devices` are those that
     the kubelet beside the agent had given when a pod was admitted or rejected, by container
-    (`agent.api.documents.ContainerDocument`): what a replay needs beside the manifest.
+    (`agent.api.documents.ContainerDocument`).
     """
 
     type: str

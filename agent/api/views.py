@@ -5,16 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from agent.api import documents as status_wire
 from agent.api import documents as wire
-from agent.api.documents import CordonDocument, Document, delivery_document
-from agent.config.load import config_yaml
-from agent.managers.cpu.topology import CpuTopology
-from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource, devices_of
-from agent.managers.machine import Machine, MachineNode
+from agent.api.documents import CordonDocument, delivery_document
+from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.sharing import shares, unused_budget
 from agent.managers.topology.many_nodes import HintFamily, best_few
 from agent.pods.model import CPU, MEMORY, full_name
@@ -23,17 +19,15 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.config.model import Config
     from agent.managers.allocation import ContainerAllocation, Cordons, MemoryBlock, PodAllocation
     from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection, Violation
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion, Judgement
-    from agent.managers.rules import EffectivePolicy
     from agent.managers.sharing import Share, UnusedBudget
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import Hints, ProviderHints
-    from agent.pods.model import GivenDevice, GivenDevices, Pod
+    from agent.pods.model import GivenDevice, GivenDevices
     from sysfs.host import WithheldCpus
 
 
@@ -211,17 +205,17 @@ def _container(  # each is a part of the document
         shared_cpus=str(share.cpus),
         shared_with=share.others,
         others={k: part for k, part in allocation.others.items() if k != KUBELET_DEVICES},
-        kubelet_devices=given_document(given),
+        kubelet_devices=_given_document(given),
         delivery=delivery_document(allocation.delivery, cdi_name),
     )
 
 
 def given_documents(given: GivenDevices) -> dict[str, dict[str, dict[str, str]]]:
     """Return the devices that the kubelet gave to containers, by the name of the container."""
-    return {name: given_document(devices) for name, devices in given.items()}
+    return {name: _given_document(devices) for name, devices in given.items()}
 
 
-def given_document(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
+def _given_document(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
     """Return devices of the kubelet: their NUMA nodes by id by resource."""
     return {resource: dict(nodes) for resource, nodes in by_resource(devices).items()}
 
@@ -324,77 +318,3 @@ def replacing_answer(
         notes = tuple(dict.fromkeys((*own.notes, *removal.notes)))
         pod = replace(pod, enforcement=enforcement_document(differences, notes))
     return replace(answer, pod=pod, replaced=replaced.uid)
-
-
-# --- snapshot -------------------------------------------------------------------------------------
-# The agent's input to a decision: what `numawarden replay --from-live` decides on.
-#
-# Configuration, machine and allocations are those in effect when the snapshot was made. From them
-# the client makes the same values, and decides with the same functions.
-
-#: Of no pod.
-NOTHING_GIVEN: Final[Mapping[str, GivenDevices]] = MappingProxyType({})
-
-
-class SnapshotDocument(Document, frozen=True):
-    """What decisions are based on.
-
-    `config` is a configuration file (YAML) with every key; `agent.devices` are the devices that can
-    be allocated now, those of device plugins and of the host included. `cpus` has a list
-    `[cpu, core, package, node, uncore cache]` for each CPU that pods can have, `offline` all other
-    CPUs. `checkpoint` is the checkpoint (`docs/state-files.md`), which has the allocations.
-    `mismatches` are settings that do not fit the host, `preferring` the resources whose device
-    plugins are asked which devices they prefer, which a replay cannot do. `kubelet_devices` are the
-    devices that the kubelet beside the agent gave, by container (`ContainerDocument`) by the
-    `namespace/name` of the pod, admitted or not.
-    """
-
-    version: str
-    config: str
-    cpus: tuple[tuple[int, int, int, int, int], ...]
-    nodes: tuple[MachineNode, ...]
-    offline: str
-    checkpoint: msgspec.Raw
-    mismatches: tuple[str, ...] = ()
-    preferring: tuple[str, ...] = ()
-    kubelet_devices: dict[str, dict[str, dict[str, dict[str, str]]]] = msgspec.field(
-        default_factory=dict
-    )
-
-    def given(self, pod: Pod) -> GivenDevices:
-        """Return the devices that the kubelet gave to the containers of a pod."""
-        found = self.kubelet_devices.get(full_name(pod), {})
-        return {container: tuple(devices_of(part)) for container, part in found.items()}
-
-    def machine(self) -> Machine:
-        """Return the machine; raises `CpuTopologyError` for rows that describe none."""
-        return Machine(CpuTopology.from_rows(self.cpus), self.nodes)
-
-
-def snapshot_document(
-    config: Config,
-    rules: EffectivePolicy,
-    offline: Mask,
-    checkpoint: bytes,
-    *,
-    version: str,
-    mismatches: tuple[str, ...] = (),
-    given: Mapping[str, GivenDevices] = NOTHING_GIVEN,
-) -> SnapshotDocument:
-    """Return the snapshot of an agent; `checkpoint` are the bytes that would be saved.
-
-    `given` are the devices of pods that the kubelet gave, by `namespace/name`.
-    """
-    offered = replace(config.agent, devices=rules.policy.devices)
-    return SnapshotDocument(
-        version=version,
-        config=config_yaml(replace(config, agent=offered)),
-        cpus=tuple((row.cpu, row.core, row.socket, row.node, row.uncore)
-                   for row in rules.machine.cpus.rows),
-        nodes=rules.machine.nodes,
-        offline=str(offline),
-        checkpoint=msgspec.Raw(checkpoint.strip()),
-        mismatches=mismatches,
-        preferring=tuple(sorted(rules.policy.preferring)),
-        kubelet_devices={name: given_documents(devices) for name, devices in given.items()},
-    )  # fmt: skip

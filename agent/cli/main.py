@@ -131,7 +131,6 @@ COMMANDS: Final = {
     "topology": LazyCommand("agent.cli.host:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand("agent.cli.host:capture", "Archive what the agent reads of a host."),
     "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),
-    "replay": LazyCommand("agent.cli.replay:replay", "Decide pods on a described host."),
     "playground": LazyCommand("agent.cli.lab:playground", "Try the agent on an embedded host."),
     "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
     "unpublish": LazyCommand(

@@ -458,7 +458,7 @@ def _quantity(text: str) -> Quantity:
     return quantity
 
 
-def quantity_at(reader: Reader, at: Field) -> Quantity | None:
+def _quantity_at(reader: Reader, at: Field) -> Quantity | None:
     """Return an amount that is not negative; None beside a note where there is none."""
     text = reader.amount(at)
     try:
@@ -468,9 +468,9 @@ def quantity_at(reader: Reader, at: Field) -> Quantity | None:
         return None
 
 
-def bytes_at(reader: Reader, at: Field, lowest: int, highest: int) -> int | None:
+def _bytes_at(reader: Reader, at: Field, lowest: int, highest: int) -> int | None:
     """Return a number of bytes within bounds, both included; None beside a note."""
-    quantity = quantity_at(reader, at)
+    quantity = _quantity_at(reader, at)
     whole = None if quantity is None else quantity.as_int64()
     if quantity is not None and (whole is None or not lowest <= whole <= highest):
         low, high = Quantity.of_bytes(lowest), Quantity.of_bytes(highest)
@@ -483,7 +483,7 @@ def byte_size(lowest: int, highest: int) -> Kind[int]:
     """Return the kind of a number of bytes within bounds, both included, written as a quantity."""
 
     def read(reader: KeyReader, at: Field, base: int) -> int:
-        size = bytes_at(reader, at, lowest, highest)
+        size = _bytes_at(reader, at, lowest, highest)
         return base if size is None else size
 
     low, high = Quantity.of_bytes(lowest), Quantity.of_bytes(highest)
@@ -569,7 +569,7 @@ def _reserved(reader: KeyReader, name: str, entry: Field) -> Quantity:
         )
     elif name != "pid":
         _reject_name(reader, entry, name)
-    return quantity_at(reader, entry) or ZERO
+    return _quantity_at(reader, entry) or ZERO
 
 
 #: `systemReserved` and `kubeReserved`: amounts by resource.
@@ -616,7 +616,7 @@ def _threshold(reader: KeyReader, signal: str, entry: Field) -> Threshold:
     if text is None:
         return Threshold(ZERO)
     if not text.endswith("%"):
-        return Threshold(quantity_at(reader, entry) or ZERO)
+        return Threshold(_quantity_at(reader, entry) or ZERO)
     share = text.removesuffix("%")
     if not _PERCENT.fullmatch(share) or float(share) > _WHOLE:
         reader.reject(entry, f"{shown(text)} is not a share from 0% to 100%")
@@ -679,7 +679,7 @@ def _reserved_amount(reader: KeyReader, name: str, entry: Field) -> Quantity:
         reader.reject(entry, f"{shown(name)} is not a memory type; memory and hugepages-* are")
         return ZERO
     _reject_name(reader, entry, name)
-    amount = quantity_at(reader, entry)
+    amount = _quantity_at(reader, entry)
     if amount is not None and (not amount or amount.as_int64() is None):
         reader.reject(entry, f"{amount} is not a positive whole number of bytes")
     return amount or ZERO

@@ -242,7 +242,7 @@ def load_manifest(
     if problems:
         raise ManifestError(source, tuple(problems), identity_of(document, DEFAULT_NAMESPACE))
     try:
-        pod = checked_pod(document, source, pod_level=pod_level)
+        pod = _checked_pod(document, source, pod_level=pod_level)
     except ManifestError as error:
         error.identity = identity_of(document, DEFAULT_NAMESPACE)
         raise
@@ -260,10 +260,10 @@ def pod_from_document(
         document = from_plain(value)
     except RecursionError as error:
         raise ManifestError(source, (Mistake("", "values are nested too deep"),)) from error
-    return checked_pod(document, source, defaults=defaults, pod_level=pod_level)
+    return _checked_pod(document, source, defaults=defaults, pod_level=pod_level)
 
 
-def checked_pod(
+def _checked_pod(
     document: Node, source: str, *, defaults: bool = True, pod_level: bool = True
 ) -> Pod:
     """Return the validated pod of a document that need not state apiVersion and kind.

@@ -16,10 +16,8 @@ import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
-from agent import __version__
 from agent.api import documents as wire
 from agent.api.documents import CordonRequest, LogLevelRequest, RequesterDocument
-from agent.api.views import snapshot_document
 from agent.managers.allocation import API
 from agent.managers.node_fit import not_allocated
 from agent.pods.manifest import API_SOURCE, load_manifest
@@ -42,8 +40,7 @@ from agent.server.log import LimitedLog, shortened
 from agent.server.maintenance import drain_plan
 from agent.server.peers import own_user, peer_of
 from agent.server.queue import QueueStopped, Turns, Worker, called_by
-from agent.server.reports import given_by_kubelet, map_now, pods_now, status_document
-from agent.state.checkpoint import encode
+from agent.server.reports import map_now, pods_now, status_document
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
 from cgroupfs.writers import command_of
@@ -159,7 +156,6 @@ class Api:
                 ("GET", "/v1/verify", self._verify),
                 ("GET", "/v1/topology", self._get_topology),
                 ("GET", "/v1/map", self._map),
-                ("GET", "/v1/snapshot", self._snapshot),
                 ("GET", "/v1/history", self._history),
                 ("POST", "/v1/reconcile", self._reconcile),
                 ("POST", "/v1/cordon", self._cordon),
@@ -312,24 +308,6 @@ class Api:
     async def _map(self, _request: Request) -> Response:
         draw = map_now(self._controller.state, self._controller.clock.time())
         return await self._apart(lambda: _json(draw()))
-
-    async def _snapshot(self, _request: Request) -> Response:
-        state = self._controller.state
-        configured, saved = state.configured, state.to_save(state.durable)
-        given = given_by_kubelet(state)
-
-        def taken() -> wire.Document:
-            return snapshot_document(
-                self._config,
-                configured.rules,
-                configured.host.offline | configured.host.withheld_cpus,
-                encode(saved),
-                version=__version__,
-                mismatches=configured.mismatches,
-                given=given,
-            )
-
-        return await self._apart(lambda: _json(taken()))
 
     async def _history(self, request: Request) -> Response:
         asked = dict(reversed(request.target.query))

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import GivenDevices, Named, Pod
+    from agent.pods.model import Named, Pod
     from agent.reconcile.report import EnforcementReport
     from agent.server.conditions import PodRecord
     from agent.server.errors import InvalidManifestError
@@ -152,21 +152,6 @@ class PodDescriber(Struct, frozen=True):
             cdi_names=self.cdi_files.names(allocation),
             kubelet=self.kubelet,
         )
-
-
-def given_by_kubelet(state: AgentState) -> dict[str, GivenDevices]:
-    """Return the devices that the kubelet beside the agent gave, by `namespace/name` of the pod.
-
-    Those with which a pod was decided go before those that are listed now.
-    """
-    listing = state.kubelet_listing
-    found = {"/".join(name): given for name, given in listing.pods.items()}
-    for allocation in state.ledger.allocations.values():
-        found[full_name(allocation)] = listing.of(allocation)
-    for rejected in state.records.rejections.values():
-        if rejected.pod is not None and rejected.pod.given_devices:
-            found[full_name(rejected.pod)] = rejected.pod.given_devices
-    return {name: given for name, given in found.items() if given}
 
 
 def pods_now(state: AgentState) -> Callable[[], tuple[PodDocument, ...]]:

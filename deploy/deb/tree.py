@@ -42,7 +42,7 @@ COPIED: Final[Mapping[str, Path]] = {
 #: The documentation and what it links to; below `DOCUMENTATION` it lies as in the checkout.
 DOCUMENTS: Final = (
     *("*.md", "docs/**/*", "deploy/config.yaml", "deploy/*.conf", "deploy/*.service"),
-    *("deploy/examples/**/*", "deploy/grafana/*", "deploy/kubernetes/**/*"),
+    *("deploy/examples/*", "deploy/grafana/*", "deploy/kubernetes/**/*"),
     *("deploy/prometheus/*", "deploy/slurm/*.py", "deploy/slurm/*.sh"),
     *("deploy/evidence/*.sh", "deploy/evidence/compare.py", "deploy/evidence/items/*"),
     *("deploy/image/health.py", "deploy/image/packages"),

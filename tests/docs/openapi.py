@@ -46,7 +46,6 @@ CORE: Final[Mapping[str, str]] = {
     "Advice": "AdviceDocument",
     "DeviceNode": "DeviceNodeDocument",
     "FreeCpus": "FreeCpusDocument",
-    "MachineNode": "SnapshotNodeDocument",
     "Mistake": "ErrorDetail",
     "Mount": "MountDocument",
     "Shortage": "ShortageDocument",

@@ -8,45 +8,42 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
-from click.testing import CliRunner
 
-from agent.cli.main import numawarden
 from agent.config.load import load_config
-from sysfs.mask import Mask
+from agent.config.resolve import managers_beside_kubelet, resolve
+from agent.managers.admission import admit
+from agent.managers.allocation import Isolation
+from agent.managers.machine import Machine
+from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
+from agent.pods.manifest import load_pod
+from agent.pods.model import QosClass
+from sysfs.described import regular_host
 from tests.docs.hosts import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from agent.managers.allocation import PodAllocation
 
 PAGE: Final = (ROOT / "docs/kubernetes.md").read_text()
 BASE: Final = ROOT / "deploy/kubernetes/base/config.yaml"
+#: A host of two nodes in one package.
+MACHINE: Final = Machine.of(regular_host(1, 2, 8, 2, 32 << 30))
 CONFIG, POD, LIMITS = (
     yaml.safe_load(block)
     for block in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 )
 
 
-def admitted(folder: Path, pod: dict[str, Any]) -> dict[str, Any]:
-    """Return what a replay says of a pod on a host of two nodes, with the DaemonSet's settings."""
-    document = {
-        "host": {
-            "shape": {
-                "packages": 1,
-                "nodesPerPackage": 2,
-                "coresPerNode": 8,
-                "threads": 2,
-                "memory": "32Gi",
-            }
-        },
-        "config": yaml.safe_load(BASE.read_text()),
-        "steps": [{"admit": pod}],
-    }
-    file = folder / "replay.json"
-    file.write_text(json.dumps(document))
-    done = CliRunner().invoke(numawarden, ["replay", str(file), "--output", "jsonl"])
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.output.splitlines()[0])
-    return found
+def admitted(pod: dict[str, Any]) -> PodAllocation:
+    """Decide a pod on an empty host of two nodes, with the DaemonSet's settings."""
+    config = load_config(BASE.read_text(), "the DaemonSet")
+    managers = (*managers_beside_kubelet(config), *MANAGERS)
+    rules = EffectivePolicy(MACHINE, resolve(config, MACHINE), managers)
+    manifest = json.dumps(pod).encode()
+    asked = load_pod(manifest, "the page", pod_level=config.gates.pod_level_resources)
+    allocation = admit(rules, rules.empty_ledger(), asked).allocation
+    assert allocation is not None
+    return allocation
 
 
 def test_the_configuration_is_one_for_an_agent_beside_a_kubelet() -> None:
@@ -56,17 +53,15 @@ def test_the_configuration_is_one_for_an_agent_beside_a_kubelet() -> None:
     assert config.agent.cdi_directory is None
 
 
-def test_the_pod_gets_what_is_said_of_it(tmp_path: Path) -> None:
-    found = admitted(tmp_path, POD)
-    assert found["admitted"] is True
-    got = {
-        one["name"]: (one["isolation"], one["cpus"]) for one in found["allocation"]["containers"]
+def test_the_pod_gets_what_is_said_of_it() -> None:
+    containers = admitted(POD).containers
+    assert {each.name: each.isolation for each in containers} == {
+        "worker": Isolation.CONTAINER,
+        "logs": Isolation.POD,
     }
-    worker, logs = (Mask.parse(cpus) for _, cpus in got.values())
-    assert {name: isolation for name, (isolation, _) in got.items()} == {
-        "worker": "container",
-        "logs": "pod",
-    }
+    worker, logs = (each.cpus for each in containers)
+    assert worker is not None
+    assert logs is not None
     assert (len(worker), len(logs)) == (2, 1)
     assert not worker & logs
 
@@ -80,26 +75,23 @@ def without(pod: dict[str, Any], *, containers: bool = False) -> dict[str, Any]:
     return other
 
 
-def test_without_pod_level_requests_the_pod_is_burstable_and_has_nothing_exclusive(
-    tmp_path: Path,
-) -> None:
-    allocation = admitted(tmp_path, without(POD))["allocation"]
-    assert (allocation["qos"], allocation["cpus"]) == ("Burstable", None)
-    assert {each["isolation"] for each in allocation["containers"]} == {"host"}
+def test_without_pod_level_requests_the_pod_is_burstable_and_has_nothing_exclusive() -> None:
+    allocation = admitted(without(POD))
+    assert (allocation.qos, allocation.cpus) == (QosClass.BURSTABLE, None)
+    assert {each.isolation for each in allocation.containers} == {Isolation.HOST}
 
 
-def test_without_any_requests_the_pod_level_limits_are_the_requests(tmp_path: Path) -> None:
-    allocation = admitted(tmp_path, without(POD, containers=True))["allocation"]
-    assert allocation["qos"] == "Guaranteed"
-    assert len(Mask.parse(allocation["cpus"])) == 3
+def test_without_any_requests_the_pod_level_limits_are_the_requests() -> None:
+    allocation = admitted(without(POD, containers=True))
+    assert (allocation.qos, len(allocation.cpus or ())) == (QosClass.GUARANTEED, 3)
 
 
-def test_container_requests_that_sum_up_to_the_pod_level_limits_are_enough(tmp_path: Path) -> None:
+def test_container_requests_that_sum_up_to_the_pod_level_limits_are_enough() -> None:
     pod = without(POD)
     logs = pod["spec"]["containers"][1]
     logs["resources"] = {"requests": {"cpu": "1", "memory": "512Mi"}}
-    allocation = admitted(tmp_path, pod)["allocation"]
-    assert (allocation["qos"], len(Mask.parse(allocation["cpus"]))) == ("Guaranteed", 3)
+    allocation = admitted(pod)
+    assert (allocation.qos, len(allocation.cpus or ())) == (QosClass.GUARANTEED, 3)
 
 
 def test_a_pod_opts_in_in_the_limits_of_a_container() -> None:

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import pytest
-import yaml
 
+from agent.config.load import load_config
+from agent.config.resolve import resolve
+from agent.managers.admission import admit
 from agent.managers.allocation import Isolation
-from agent.tools.replay.play import play
-from agent.tools.replay.reading import read_sequence
-from agent.yaml import read_document
+from agent.managers.machine import Machine
+from agent.managers.registry import MANAGERS
+from agent.managers.rules import EffectivePolicy
+from agent.pods.manifest import load_pod
+from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.docs.consoles import changed_settings, settings_in
 from tests.docs.hosts import ROOT
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 TEXT: Final = (ROOT / "docs/scopes.md").read_text()
 EXAMPLES: Final = ROOT / "deploy/examples"
 POD, CONTAINER = "pod", "container"
+#: A machine of the page.
+MACHINE: Final = Machine.of(regular_host(cores_per_node=8, threads=2, memory_bytes=16 << 30))
 
 Placed = Mapping[str, Isolation]
 OWN, PODS, NODES = Isolation.CONTAINER, Isolation.POD, Isolation.HOST
@@ -64,22 +70,21 @@ EXPECTED: Final[Mapping[str, tuple[Placed | None, Placed | None]]] = {
 }
 
 
-def decided(pod: object, scope: str, policy: str = "restricted") -> PodAllocation | None:
-    """Decide a pod, or the file of one, on an empty machine of the page."""
+def decided(pod: bytes, scope: str, policy: str = "restricted") -> PodAllocation | None:
+    """Decide the pod of a manifest on an empty machine of the page."""
     changes = [("topologyManagerScope", scope), ("topologyManagerPolicy", policy)]
-    sequence = {
-        "host": {"shape": {"packages": 2, "coresPerNode": 8, "threads": 2, "memory": "16Gi"}},
-        "config": yaml.safe_load(changed_settings(settings_in(TEXT), changes)),
-        "steps": [{"admit": pod}],
-    }
-    document = read_document(json.dumps(sequence))
-    (outcome,) = play(read_sequence(document, "a test", EXAMPLES))
-    assert outcome.decision is not None
-    return outcome.decision.allocation
+    config = load_config(changed_settings(settings_in(TEXT), changes), "the page")
+    rules = EffectivePolicy(MACHINE, resolve(config, MACHINE), MANAGERS)
+    asked = load_pod(pod, "a test", pod_level=config.gates.pod_level_resources)
+    return admit(rules, rules.empty_ledger(), asked).allocation
+
+
+def example_of(name: str) -> bytes:
+    return (EXAMPLES / f"{name}.yaml").read_bytes()
 
 
 def allocated(example: str, scope: str, policy: str = "restricted") -> PodAllocation:
-    allocation = decided(f"{example}.yaml", scope, policy)
+    allocation = decided(example_of(example), scope, policy)
     assert allocation is not None
     return allocation
 
@@ -102,8 +107,8 @@ def test_every_example_is_tried() -> None:
 @pytest.mark.parametrize("example", EXPECTED)
 def test_an_example_is_decided_as_expected_in_both_scopes(example: str) -> None:
     in_pod_scope, in_container_scope = EXPECTED[example]
-    assert isolations(decided(f"{example}.yaml", POD)) == in_pod_scope
-    assert isolations(decided(f"{example}.yaml", CONTAINER)) == in_container_scope
+    assert isolations(decided(example_of(example), POD)) == in_pod_scope
+    assert isolations(decided(example_of(example), CONTAINER)) == in_container_scope
 
 
 # --- what the page says of single examples ------------------------------------------------------
@@ -149,7 +154,7 @@ def test_each_container_is_beside_its_device_in_container_scope() -> None:
 
 
 def test_best_effort_admits_in_pod_scope_what_no_node_can_hold() -> None:
-    assert decided("two-devices.yaml", POD, "best-effort") is not None
+    assert decided(example_of("two-devices"), POD, "best-effort") is not None
 
 
 def test_memory_is_pinned_for_all_in_pod_scope_and_for_exclusive_containers_in_the_other() -> None:
@@ -168,14 +173,15 @@ def test_policy_none_gives_no_budget_rejects_nothing_and_heeds_no_scope(example:
     assert in_pod_scope.containers == allocated(example, CONTAINER, "none").containers
 
 
-def pod_of(*requests: str, budget: str | None = None) -> Mapping[str, object]:
-    """Return a pod of containers with these CPUs (and a GiB each), "" for no requests."""
+def pod_of(*requests: str, budget: str | None = None) -> bytes:
+    """Return the manifest of a pod with a container for each amount of CPUs ("": no requests)."""
     containers = [
         {"name": f"c{number}", **(amounts(asked, "1Gi") if asked else {})}
         for number, asked in enumerate(requests)
     ]
     spec = {"containers": containers, **(amounts(budget, "8Gi") if budget else {})}
-    return {"metadata": {"name": "pod"}, "spec": spec}
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+    return json.dumps(manifest).encode()
 
 
 def amounts(cpu: str, memory: str) -> Mapping[str, object]:

@@ -14,7 +14,6 @@ from tests.fuzz.kubelet import STATE_FILES
 from tests.fuzz.names import NAMES
 from tests.fuzz.nri import NRI_FRAMES
 from tests.fuzz.pods import MANIFESTS
-from tests.fuzz.replays import REPLAYS
 from tests.fuzz.runtimes import RUNTIME_FILES
 from tests.fuzz.sockets import MESSAGES
 from tests.fuzz.texts import LISTS, QUANTITIES
@@ -32,7 +31,6 @@ TARGETS: Final = (
     BUSES,
     RUNTIME_FILES,
     NAMES,
-    REPLAYS,
     MESSAGES,
     BINDINGS,
     REGISTRATIONS,

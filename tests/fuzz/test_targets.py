@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,16 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.config.load import load_config
-from agent.managers.admission import admit
 from agent.pods.quantity import Quantity
-from agent.tools.replay import play
 from sysfs.mask import Mask
-from tests.fuzz import checkpoints, configs, pods, replays
+from tests.fuzz import checkpoints, configs, pods
 from tests.fuzz.__main__ import run
 from tests.fuzz.checkpoints import STATE, check_checkpoint, sealed
 from tests.fuzz.configs import check_config
 from tests.fuzz.pods import check_manifest
-from tests.fuzz.replays import check_replay
 from tests.fuzz.target import Nonsense
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.texts import LISTS, QUANTITIES, check_list, check_quantity
@@ -32,10 +27,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from agent.config.model import Config
-    from agent.managers.decision import Decision
-    from agent.managers.ledger import Ledger
-    from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
     from tests.fuzz.target import Check, Target
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -56,7 +47,6 @@ def test_a_fixed_number_of_damaged_inputs_breaks_nothing(target: Target, check: 
 SOUND: Final = [
     *((check_manifest, text.encode()) for text in pods.BASES),
     *((check_config, text.encode()) for text in configs.BASES),
-    *((check_replay, text.encode()) for text in replays.BASES),
     (check_checkpoint, sealed(STATE.encode())),
 ]
 
@@ -94,19 +84,6 @@ def test_a_configuration_that_is_read_otherwise_than_it_is_written_is_found(
     monkeypatch.setattr(configs, "load_config", unreserved)
     with pytest.raises(Nonsense, match="not '0,8'"):
         check_config(configs.BASES[1].encode())
-
-
-def test_a_replay_whose_pods_hold_a_cpu_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
-        decision = admit(rules, rules.empty_ledger(), pod)
-        allocations = {**ledger.allocations, **decision.ledger.allocations}
-        return replace(
-            decision, ledger=replace(decision.ledger, allocations=MappingProxyType(allocations))
-        )
-
-    monkeypatch.setattr(play, "admit", forgetful)
-    with pytest.raises(Nonsense):
-        deque(map(check_replay, (text.encode() for text in replays.BASES)))
 
 
 @each_target

@@ -30,7 +30,6 @@ from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import KubeletStateError, UnfitStateError
 from agent.tools.kubelet_state.importing import take_over
 from agent.tools.kubelet_state.memory import MEMORY_FORMAT, MemoryNode, MemoryState
-from agent.tools.replay.reading import ReplayError, read_sequence
 from agent.yaml import UnreadableError, read_document
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
@@ -51,7 +50,7 @@ _MOST: Final = 2 * LONGEST
 #: Values are many and their parsers simple: what is quadratic shows here.
 _VALUE: Final = 1 << 16
 _REJECTIONS: Final = (
-    CgroupError, ConfigError, KubeletStateError, ManifestError, QuantityError, ReplayError,
+    CgroupError, ConfigError, KubeletStateError, ManifestError, QuantityError,
     SystemdError, UnreadableError, UnusableCheckpointError, ValueError,
 )  # fmt: skip
 
@@ -201,10 +200,6 @@ STATE_FILES: Final[dict[str, tuple[Callable[[bytes], object], Callable[[int], by
     "binding": (
         lambda data: wire.decode(data, wire.BindRequest),
         repeated('{"cgroup":"', "/a", '"}'),
-    ),
-    "replay of steps": (
-        lambda data: read_sequence(read_document(data, max_bytes=_MOST), "replay", _PATH),
-        repeated("steps:\n", "- {remove: a}\n"),
     ),
     "uevent": (hotplug_of, repeated("change@/a\0SUBSYSTEM=cpu\0", "A=1\0")),
 }

@@ -119,12 +119,7 @@ _WHY: Final = {True: "the kubelet gave it devices", False: "the kubelet gave it 
 
 def given_devices(container: ContainerAllocation) -> Iterator[GivenDevice]:
     """Yield the devices of the kubelet that an allocation records."""
-    return devices_of(container.part(KUBELET_DEVICES) or {})
-
-
-def devices_of(part: Part) -> Iterator[GivenDevice]:
-    """Yield the devices of a container (`by_resource`)."""
-    for resource, devices in part.items():
+    for resource, devices in (container.part(KUBELET_DEVICES) or {}).items():
         for device, nodes in devices.items():
             yield GivenDevice(resource, device, Mask.parse(nodes))
 

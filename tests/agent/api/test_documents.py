@@ -8,16 +8,12 @@ import pytest
 
 from agent.api import documents as status_wire
 from agent.api import documents as wire
-from agent.api.views import SnapshotDocument
-from agent.managers.machine import MachineNode
 
 DOCUMENTS = [
     kind
     for kind in (
         *vars(wire).values(),
         *(each for name, each in vars(status_wire).items() if name not in vars(wire)),
-        SnapshotDocument,
-        MachineNode,
     )
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not wire.Document
 ]

@@ -295,7 +295,6 @@ BARE = [
     ("GET", "/v1/verify"),
     ("GET", "/v1/topology"),
     ("GET", "/v1/map"),
-    ("GET", "/v1/snapshot"),
     ("GET", "/v1/history"),
     ("POST", "/v1/reconcile"),
     ("POST", "/v1/fit"),

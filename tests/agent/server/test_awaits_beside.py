@@ -668,7 +668,7 @@ def _requests(client: AgentClient) -> Iterator[Callable[[], object]]:
     yield partial(client.drain, "5")
     yield partial(client.uncordon, cordon)
     yield from (client.pods, client.status, client.verify, client.reconcile, client.log_level)
-    yield from (client.topology, client.map, client.snapshot)
+    yield from (client.topology, client.map)
     yield partial(client.history, limit=1)
     yield partial(client.remove, OTHER_UID)
 

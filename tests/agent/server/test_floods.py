@@ -301,7 +301,6 @@ async def test_members_of_the_group_do_not_lock_root_out_of_the_agent(
         ("GET", "/v1/verify"),
         ("GET", "/v1/topology"),
         ("GET", "/v1/map"),
-        ("GET", "/v1/snapshot"),
         ("GET", "/v1/history"),
         ("POST", "/v1/pods?dryRun=true"),
         ("POST", "/v1/reconcile"),

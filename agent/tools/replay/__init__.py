@@ -1,1 +1,0 @@
-"""Replay: sequences of pods decided on a described host."""
