@@ -25,16 +25,13 @@ from agent.cli.common import (
 )
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import (
-    DOCUMENT,
     Output,
     host_option,
-    output_of,
     output_option,
     socket_option,
     watch_option,
 )
 from agent.tools.map.parts import painted, plain
-from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, map_lines
 from sysfs.capture import capture as write_capture
 from sysfs.discover import discover
@@ -50,7 +47,7 @@ if TYPE_CHECKING:
 @click.command("map")
 @pod_argument(required=False)
 @watch_option
-@output_of(Output.TEXT, *DOCUMENT, Output.SVG)
+@output_option
 @click.option(
     "--full", is_flag=True, help="Show every core of a large host, and every pod and warning."
 )
@@ -70,8 +67,6 @@ def show_map(pod: str | None, output: Output, socket_path: str, *, watch: bool, 
 def _print(document: MapDocument, output: Output, focus: str | None, *, full: bool) -> None:
     if output.is_document:
         print_document(document, output)
-    elif output is Output.SVG:
-        click.echo(svg_of(document, focus, full=full))
     else:
         draw_map(document, focus=focus, full=full)
 

@@ -108,7 +108,6 @@ class Output(StrEnum):
     YAML = "yaml"
     JSONPATH = "jsonpath"
     NAME = "name"
-    SVG = "svg"
     PROMETHEUS = "prometheus"
 
     @property
@@ -171,8 +170,6 @@ def _help(forms: Sequence[Output]) -> str:
     parts.append("the document of docs/api.md, values of the document as kubectl prints them")
     if Output.NAME in forms:
         parts.append("namespace/name alone")
-    if Output.SVG in forms:
-        parts.append("a picture for a browser")
     if Output.PROMETHEUS in forms:
         parts.append("metrics in Prometheus' text format")
     return f"{', '.join(parts[:-1])} or {parts[-1]}."

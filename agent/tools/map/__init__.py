@@ -1,1 +1,1 @@
-"""Drawing a map as text and as SVG."""
+"""Drawing a map as text."""

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -116,13 +115,7 @@ def test_json_is_the_document_of_the_api(shell: Shell) -> None:
     assert document["pods"][0]["notFound"] == ["c0"]
 
 
-def test_svg_is_a_document_of_its_own(shell: Shell) -> None:
-    code, out, _ = shell.run("map", "--output", "svg")
-    assert code == ExitCode.OK
-    assert ET.fromstring(out).tag.endswith("svg")  # noqa: S314  # our own text
-
-
-@pytest.mark.parametrize("output", ["json", "yaml", "svg"])
+@pytest.mark.parametrize("output", ["json", "yaml"])
 def test_watching_draws_text(shell: Shell, output: str) -> None:
     code, _, err = shell.run("map", "-w", "--output", output)
     assert code == ExitCode.USAGE

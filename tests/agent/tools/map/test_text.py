@@ -11,7 +11,6 @@ from agent.api.map import CpuUse, MapDocument, map_of_allocations, map_of_host
 from agent.managers.device.kubelet import KubeletListing
 from agent.pods.model import GivenDevice
 from agent.tools.map.parts import painted, plain
-from agent.tools.map.svg import svg_of
 from agent.tools.map.text import MapLayout, id_list, map_lines
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
@@ -357,7 +356,6 @@ def test_withheld_cpus_stand_in_their_core_and_are_no_pods() -> None:
     }  # fmt: skip
     assert any("1 of 2 CPUs allocated" in line for line in lines)
     assert any("withheld by another cgroup" in line for line in lines)
-    assert '<rect class="cpu withheld" data-cpu="2"' in svg_of(document)
 
 
 def test_devices_stand_by_their_node_and_pods_beside_what_they_have() -> None:
@@ -426,4 +424,3 @@ def test_devices_of_the_kubelet_stand_at_their_nodes_with_their_pods() -> None:
         "x.org/nic (kubelet): n2 (shop/pod-1 main), n3 (else/where)",
         "nodes 0-1  x.org/nic (kubelet): n4",
     ]
-    assert all(line in svg_of(document) for line in found)
