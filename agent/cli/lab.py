@@ -7,17 +7,21 @@ import logging
 import os
 import signal
 import sys
+import time
 import webbrowser
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at
+from agent.api.client import AgentError
+from agent.cli.common import agent_at, moment
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import socket_option
+from agent.tools.dashboard.saved import saved_answers, saved_page
 from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, listen, new_token
 from agent.tools.playground import (
     WELCOME,
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
+#: Entries of the history in a saved page; a served one asks for as many.
+SAVED_ENTRIES: Final = 100
 #: A page that leads to the address. A browser's command line, which all users can see, names this
 #: file, which only the user can read.
 _REDIRECT: Final = """\
@@ -50,14 +56,30 @@ _REDIRECT: Final = """\
     help="Port of 127.0.0.1; 0 takes a free one.",
 )
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
+@click.option(
+    "--save",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the page with what it shows now to FILE, for a ticket, and serve nothing.",
+)
 @socket_option
-def dashboard(port: int, socket_path: str, *, no_open: bool) -> None:
+def dashboard(port: int, file: Path | None, socket_path: str, *, no_open: bool) -> None:
     """Serve a web page for yourself: who has which CPU, live, and a box that tries a pod.
 
     The page is served on 127.0.0.1 until this command is interrupted, and only to a browser that
     has the whole address, with its token. Nothing can be changed there. From another machine:
     forward the port with ssh -L.
+
+    With --save one HTML file is written, which needs neither an agent nor a network. It is not
+    live, and has no box that tries a pod.
     """
+    if file is not None:
+        if port or no_open:
+            message = "--save writes a file and serves nothing: leave out --port and --no-open"
+            raise click.UsageError(message)
+        _save(file, socket_path)
+        return
     with agent_at(socket_path) as agent:
         seconds = agent.timeout
         agent.status()  # an agent that does not answer is reported here, not in a browser
@@ -72,6 +94,31 @@ def dashboard(port: int, socket_path: str, *, no_open: bool) -> None:
         click.echo(f"the dashboard is at {address}")
         click.echo("until Ctrl-C; the address has a token: do not pass it on")
         asyncio.run(_serve(socket_path, token, seconds, listening))
+
+
+def _save(file: Path, socket_path: str) -> None:
+    """Write a new file that only its owner can read: the socket is not for every user either."""
+    with agent_at(socket_path) as agent:
+        drawn, pods, status = agent.map(), agent.pods(), agent.status()
+        try:
+            history = agent.history(limit=SAVED_ENTRIES)
+        except AgentError as error:
+            if error.status != HTTPStatus.NOT_FOUND:  # which says that none is kept
+                raise
+            history = None
+    when = moment(time.time())
+    page = saved_page(saved_answers(drawn, pods, status, history), when)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        message = f"{file} exists; remove it, or name another file"
+        raise CommandError(message, ExitCode.BAD_INPUT) from error
+    except OSError as error:
+        message = f"{file} cannot be written: {error.strerror}; name another file"
+        raise CommandError(message, ExitCode.ENVIRONMENT) from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+        written.write(page)
+    click.echo(f"{file}: the dashboard of {drawn.hostname or 'the host'}, saved {when}")
 
 
 async def _serve(socket_path: str, token: str, seconds: float, listening: socket.socket) -> None:

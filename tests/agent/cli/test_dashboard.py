@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 
 import pytest
+from msgspec.structs import replace
 
 from agent.cli import lab
 from agent.cli.errors import ExitCode
-from tests.agent.server.support import PATIENCE
+from agent.config.model import HistoryConfig
+from tests.agent.cli.shell import in_background
+from tests.agent.server.support import PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,3 +126,69 @@ def test_a_browser_is_opened_where_there_is_a_display(
 ) -> None:
     monkeypatch.setattr(os, "environ", environment)
     assert lab._has_display() is expected
+
+
+def test_a_saved_page_is_a_file_of_its_owner_with_what_the_agent_answers(
+    agent: Running, shell: Shell, tmp_path: Path
+) -> None:
+    agent.client.admit(manifest())
+    file = tmp_path / "saved.html"
+    code, out, err = shell.run("dashboard", "--save", str(file))
+    assert (code, err) == (ExitCode.OK, "")
+    said = re.fullmatch(rf"{file}: the dashboard of .+, saved (\d{{4}}-\S+ \S+Z)\n", out)
+    assert said is not None
+    assert file.stat().st_mode & 0o777 == 0o600
+    page = file.read_text()
+    assert f"saved {said[1]}</p>" in page
+    data = re.search(r'id="saved">(.*?)</script>', page)
+    assert data is not None
+    saved = json.loads(data[1])
+    assert [pod["uid"] for pod in saved["pods"]] == [UID]
+    assert saved["status"]["pid"] == agent.client.status().pid
+    assert "PodAdmitted" in {entry["type"] for entry in saved["history"]["entries"]}
+
+
+def test_without_a_history_a_page_is_saved_as_well(
+    world: World, shell: Shell, tmp_path: Path
+) -> None:
+    settings = replace(world.config.agent, history=HistoryConfig(max_bytes=0))
+    world.config = replace(world.config, agent=settings)
+    file = tmp_path / "saved.html"
+    with in_background(world):
+        assert shell.run("dashboard", "--save", str(file))[0] == ExitCode.OK
+    assert '"history":null}' in file.read_text()
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_file_that_exists_is_not_written_over(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "saved.html"
+    file.write_text("mine")
+    code, out, err = shell.run("dashboard", "--save", str(file))
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    assert f"{file} exists; remove it, or name another file" in err
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(
+    shell: Shell, tmp_path: Path
+) -> None:
+    file = tmp_path / "none" / "saved.html"
+    code, _, err = shell.run("dashboard", "--save", str(file))
+    assert code == ExitCode.ENVIRONMENT
+    assert f"{file} cannot be written: No such file or directory; name another file" in err
+
+
+@pytest.mark.parametrize("option", [("--port", "8080"), ("--no-open",)])
+def test_a_saved_page_is_not_served(shell: Shell, option: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "saved.html"
+    code, _, err = shell.run("dashboard", "--save", str(file), *option)
+    assert code == ExitCode.USAGE
+    assert "--save writes a file and serves nothing: leave out --port and --no-open" in err
+    assert not file.exists()
+
+
+def test_without_an_agent_no_page_is_saved(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "saved.html"
+    assert shell.run("dashboard", "--save", str(file))[0] == ExitCode.UNREACHABLE
+    assert not file.exists()

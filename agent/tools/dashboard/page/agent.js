@@ -25,6 +25,12 @@ export function takeToken() {
   return sessionStorage.getItem(KEPT) ?? "";
 }
 
+/** Return the answers that `numawarden dashboard --save` wrote into the page, null in one that is served. */
+export function savedAnswers() {
+  const saved = document.getElementById("saved");
+  return saved === null ? null : JSON.parse(saved.textContent);
+}
+
 export class Agent {
   #headers;
 

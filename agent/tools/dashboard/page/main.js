@@ -1,6 +1,7 @@
-// The page: follows the agent's events, and asks again for what they may have changed.
+// The page: follows the agent's events, and asks again for what they may have changed; or shows what
+// was saved into it.
 
-import { Agent, AnswerError, takeToken } from "./agent.js";
+import { Agent, AnswerError, savedAnswers, takeToken } from "./agent.js";
 import { byId, counted, element, renderList, setAttribute, setText, timeText } from "./elements.js";
 import { Labels } from "./labels.js";
 import { MapView } from "./map.js";
@@ -32,7 +33,7 @@ const LEGEND = [
 const PATTERNED = ["use-exclusive hue0 pattern1", "J", "a corner or an edge: another pod of that colour"];
 
 class Page {
-  #agent = new Agent(takeToken());
+  #agent;
   #labels = new Labels();
   #select = (uid) => this.select(uid);
   #map = new MapView(byId("parts"), byId("readout"), this.#labels, this.#select);
@@ -46,13 +47,10 @@ class Page {
   #ended = false;
 
   constructor() {
-    new Trial(this.#agent, this.#map, this.#select);
     this.#drawSizes();
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.select(null);
     });
-    document.addEventListener("visibilitychange", () => this.#ask());
-    setInterval(() => this.#ask(), ASK_AGAIN_MS);
   }
 
   /** Select a pod everywhere; null ends the selection. */
@@ -63,8 +61,20 @@ class Page {
     this.#pods.select(uid);
   }
 
+  /** Show what was saved: nothing of it changes, and no agent tries a pod. */
+  showSaved({ picture, pods, status, history }) {
+    byId("trial-card").remove();
+    this.#show(picture, pods, status);
+    if (history === null) byId("events-card").remove();
+    else this.#showPast(history, history.more ? "the latest" : "");
+  }
+
   /** Follow the agent for as long as the page is open. */
-  async follow() {
+  async follow(agent) {
+    this.#agent = agent;
+    new Trial(agent, this.#map, this.#select);
+    document.addEventListener("visibilitychange", () => this.#ask());
+    setInterval(() => this.#ask(), ASK_AGAIN_MS);
     await this.#showHistory();
     for (let failed = 0; !this.#ended; failed += 1) {
       try {
@@ -87,12 +97,15 @@ class Page {
     this.#events.since(`since ${now}`);
     try {
       const past = await this.#agent.history();
-      if (past === null) return;
-      this.#events.add(past.entries.toReversed());
-      this.#events.since(past.more ? "the latest, and as they happen" : "as they happen");
+      if (past !== null) this.#showPast(past, past.more ? "the latest, and as they happen" : "as they happen");
     } catch (error) {
       this.#failed(error);
     }
+  }
+
+  #showPast({ entries }, since) {
+    this.#events.add(entries.toReversed());
+    this.#events.since(since);
   }
 
   #heard(event) {
@@ -113,6 +126,8 @@ class Page {
       const [picture, pods, status] = await Promise.all(
         [this.#agent.picture(), this.#agent.pods(), this.#agent.status()]);
       this.#show(picture, pods, status);
+      showBanner("");
+      showState(status.ready ? "live" : "waiting", status.ready ? "live" : "agent not ready");
     } catch (error) {
       this.#failed(error);
     } finally {
@@ -137,8 +152,6 @@ class Page {
     showConditions(status, map, this.#select);
     this.#showSize(map, new Set(picture.sharedCores));
     showHost(map);
-    showBanner("");
-    showState(status.ready ? "live" : "waiting", status.ready ? "live" : "agent not ready");
     // To the frame after the next one: the first is drawn from what was changed here.
     requestAnimationFrame(() => setTimeout(() => {
       if (performance.getEntriesByType("measure").length > MOST_MEASURES) performance.clearMeasures();
@@ -190,4 +203,6 @@ class Page {
   }
 }
 
-new Page().follow();
+const saved = savedAnswers();
+if (saved === null) new Page().follow(new Agent(takeToken()));
+else new Page().showSaved(saved);
