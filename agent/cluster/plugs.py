@@ -133,7 +133,7 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
 
         trust = (kubelet.token_file, kubelet.ca_file, kubelet.verify_certificate)
         endpoint = PodsEndpoint(EndpointAccess(kubelet.pods_endpoint, *trust))
-    ways = KubeletWays(PodsApi(kubelet.directory), endpoint, kubelet.directory)
+    ways = KubeletWays(PodsApi(kubelet.directory), endpoint)
     gate = inputs.config.gates.pod_level_resources
     awaits = DeviceCheckpoint(kubelet.directory, kubelet.exclusive_resource).awaits
     return KubeletPods(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class PodsUnavailableError(Exception):
     """One way to the kubelet's pods does not work: `way` names it, `found` says why.
 
-    `expected`: its file does not exist, which alone is not a fault. `code` is gRPC's name of the
+    `expected`: its socket does not exist, which alone is not a fault. `code` is gRPC's name of the
     status, "" without one.
     """
 
@@ -52,7 +52,7 @@ class UnreadablePodError(Exception):
 
 
 class SpecificationUnknownError(Exception):
-    """A pod runs whose specification, or the kinds of whose containers, no way reports."""
+    """A pod runs whose specification no way reports."""
 
 
 # --- reported pods --------------------------------------------------------------------------------

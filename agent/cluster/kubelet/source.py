@@ -1,10 +1,9 @@
 """The pods of the kubelet beside the agent, as a source of pods.
 
-Three ways lead to their specifications, tried in this order, and again from the first as long as a
-later one is used: the Pods API, which is watched; the kubelet's endpoint `/pods`, which is asked
-from time to time; and the file `allocated_pods_state`, which says in part what a pod asks for. A
-pod whose specification no way gives is an entry that cannot be read: nothing exclusive is
-allocated to it.
+Two ways lead to their specifications: the Pods API, which is watched, and the kubelet's endpoint
+`/pods`, which is asked from time to time. The endpoint is used while the API does not answer, and
+the API is tried again as long as that lasts. A pod whose specification neither way gives is an
+entry that cannot be read: nothing exclusive is allocated to it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import structlog
 from msgspec import Struct
 
 from agent.cluster.kubelet.pods import PodsUnavailableError, UnreadablePodError
-from agent.cluster.kubelet.pods_api import FILE_NAME, AllocatedPods, EventType, read_allocated
+from agent.cluster.kubelet.pods_api import EventType
 from agent.cluster.kubelet.tracked import TrackedPods
 from agent.managers.allocation import KUBELET
 from agent.pods.model import full_name
@@ -27,7 +26,6 @@ from agent.sources.source import SourceEntry, SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
-    from pathlib import Path
 
     from agent.clock import Clock
     from agent.cluster.kubelet.pods import ReportedPods
@@ -76,14 +74,10 @@ class KubeletDeadlines(Struct, frozen=True):
 
 
 class KubeletWays(Struct, frozen=True):
-    """The ways to a kubelet's pods: its Pods API, its endpoint (None: not configured), its files.
-
-    `directory` is the kubelet's directory.
-    """
+    """The ways to a kubelet's pods: its Pods API and its endpoint (None: not configured)."""
 
     api: PodsApi
     endpoint: PodsEndpoint | None
-    directory: Path
     deadlines: KubeletDeadlines = KubeletDeadlines()
 
 
@@ -121,7 +115,6 @@ class KubeletPods:
         self._changed = asyncio.Event()
         self._fetching: asyncio.Task[None] | None = None
         self._in_use = ""
-        self._in_part = False
         #: Whether a list of the kubelet's pods is to be expected, since the last was asked for.
         self._lists = True
         self._faults: dict[str, PodsUnavailableError] = {}
@@ -252,7 +245,7 @@ class KubeletPods:
         while True:
             if await self._watch():
                 pause = FIRST_PAUSE
-            await self._read_others()
+            await self._read_endpoint()
             self._changed.set()
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -270,7 +263,6 @@ class KubeletPods:
                         seconds = self._ways.deadlines.listing
                         await self._take(partial(_patiently, partial(api.pods, seconds), seconds))
                         self._use(api.way)
-                        self._tracked.allocated(AllocatedPods())
                         synced = True
                     else:
                         self._note(event)
@@ -282,29 +274,16 @@ class KubeletPods:
             self._failed(error)
         return synced
 
-    async def _read_others(self) -> None:
-        """Read the endpoint, or else the file."""
+    async def _read_endpoint(self) -> None:
         endpoint = self._ways.endpoint
-        if endpoint is not None:
-            try:
-                await self._take(partial(endpoint.pods, self._ways.deadlines.listing))
-            except PodsUnavailableError as error:
-                self._failed(error)
-            else:
-                self._use(endpoint.way)
-                return
-        await self._read_file()
-
-    async def _read_file(self) -> None:
+        if endpoint is None:
+            return
         try:
-            found = await asyncio.to_thread(read_allocated, self._ways.directory)
+            await self._take(partial(endpoint.pods, self._ways.deadlines.listing))
         except PodsUnavailableError as error:
             self._failed(error)
-            self._in_part = False
         else:
-            self._faults.pop(str(self._ways.directory / FILE_NAME), None)
-            self._tracked.allocated(found)
-            self._in_part = True
+            self._use(endpoint.way)
 
     async def _confirm(self) -> None:
         """Have pods read again that may have ended; list those missing from the last of a watch."""
@@ -327,8 +306,6 @@ class KubeletPods:
             log.debug("kubelet pod not answered", uid=uid, why=str(error))
         if self._ways.endpoint is not None:
             await self._ask_endpoint(uid, self._ways.endpoint)
-        if self._tracked.pod(uid) is None:
-            await self._read_file()
 
     async def _ask_endpoint(self, uid: str, endpoint: PodsEndpoint) -> None:
         """Wait for one answer of the endpoint that was asked for after the pod came.
@@ -429,8 +406,7 @@ class KubeletPods:
         faults = tuple(self._faults.values())
         if not self._in_use and faults:
             ways = "; ".join(map(str, faults))
-            known = f"known in part, from {FILE_NAME}" if self._in_part else "not known"
-            yield f"specifications of the kubelet's pods are {known}: {ways}; {remedy}"
+            yield f"specifications of the kubelet's pods are not known: {ways}; {remedy}"
         elif self._in_use != self._ways.api.way:
             for error in faults:
                 if not error.expected:

@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.cluster.kubelet.pods import SpecificationUnknownError, UnreadablePodError, pod_of
-from agent.cluster.kubelet.pods_api import AllocatedPods
 from agent.pods.model import ManifestError, PodIdentity, full_name, spec_digest
 
 if TYPE_CHECKING:
@@ -139,7 +138,6 @@ class TrackedPods:
     def __init__(self, *, pod_level: bool) -> None:
         self._pod_level = pod_level
         self._pods: dict[str, _Tracked] = {}
-        self._allocated = AllocatedPods()
         #: When the pods ended, those first that ended first.
         self._ended: dict[str, float] = {}
         self._overflow = False
@@ -208,17 +206,6 @@ class TrackedPods:
                 if pod.evidence.unlisted is None:
                     pod.evidence = replace(pod.evidence, missing=None)
 
-    def allocated(self, found: AllocatedPods) -> None:
-        """Take over what the kubelet's file says, in place of what it said before.
-
-        Pods may be in it that ended long ago, so it counts only for pods that have a sandbox or a
-        cgroup.
-        """
-        with self._lock:
-            self._allocated = found
-            for pod in self._pods.values():
-                self._read_allocated(pod)
-
     # --- what the runtime and the kernel show ---------------------------------------------------
 
     def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
@@ -228,7 +215,6 @@ class TrackedPods:
                 pod.sandboxes.add(sandbox)
                 pod.started, pod.name = True, name or pod.name
                 pod.evidence = NOTHING
-                self._read_allocated(pod)
 
     def sandbox_removed(self, uid: str, sandbox: str, now: float) -> None:
         """Take over that a sandbox was removed; it counts if the pod has no other one."""
@@ -252,7 +238,6 @@ class TrackedPods:
                     pod.sandboxes = set(found)
                     pod.name = next(filter(None, found.values()), pod.name)
                     pod.evidence = replace(pod.evidence, sandbox=None)
-                    self._read_allocated(pod)
             for uid, pod in list(self._pods.items()):
                 if not pod.sandboxes or uid in sandboxes:
                     continue
@@ -269,10 +254,6 @@ class TrackedPods:
         was, but for a boot of the host since.
         """
         with self._lock:
-            for uid in self._allocated.uids & frozenset(uids):
-                if (pod := self._tracked(uid)) is not None:
-                    pod.with_cgroup = True
-                    self._read_allocated(pod)
             for uid, pod in self._pods.items():
                 before = pod.with_cgroup or pod.evidence.cgroup is not None
                 pod.with_cgroup = uid in uids
@@ -409,30 +390,18 @@ class TrackedPods:
             pod.pod, pod.error = read, None
         pod.changed = _changes(pod.pod, read)
 
-    def _read_allocated(self, pod: _Tracked) -> None:
-        whole = self._allocated.pods.get(pod.uid)
-        if pod.pod is None and whole is not None and (pod.sandboxes or pod.with_cgroup):
-            self._read(pod, whole)
-
     def _facts(self) -> Iterator[PodFacts]:
         for uid, pod in self._pods.items():
             error = pod.error
             if pod.pod is None and error is None:
                 if pod.resumed or not (pod.started or pod.with_cgroup):
                     continue
-                in_part = uid in self._allocated.uids
-                words = _IN_PART if in_part else _UNKNOWN
-                error = SpecificationUnknownError(words)
+                error = SpecificationUnknownError(_UNKNOWN)
             namespace, _, name = pod.name.partition("/")
             begun = pod.resumed or pod.with_cgroup or bool(pod.sandboxes)
             yield PodFacts(PodIdentity(uid, name, namespace), pod.pod, error, pod.changed, begun)
 
 
-_IN_PART: Final = (
-    "specification known in part: allocated_pods_state does not say which containers are init "
-    "containers, so the pod runs in the shared pool; enable the kubelet's feature gate PodsAPI, or "
-    "set agent.kubelet.podsEndpoint"
-)
 _UNKNOWN: Final = (
     "specification unknown: the pod has a sandbox, and neither the Pods API nor the kubelet's "
     "endpoint reports the pod, so it runs in the shared pool; see the conditions of the source"

@@ -63,7 +63,6 @@ class KubeletFiles(Struct, frozen=True):
     config: HostFile
     cpu_state: HostFile
     memory_state: HostFile
-    allocated_pods: HostFile
     device_checkpoint: HostFile
     pods_api: HostPath
     plugin_directory: HostPath

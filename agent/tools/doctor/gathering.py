@@ -94,7 +94,6 @@ def _kubelet(config: Config, root: Path, process: HostProcess | None) -> Kubelet
         config=HostFile(default) if named is None and inside else read_file(root, named or default),
         cpu_state=read_file(root, directory / "cpu_manager_state", LARGEST_CHECKPOINT),
         memory_state=read_file(root, directory / "memory_manager_state", LARGEST_CHECKPOINT),
-        allocated_pods=read_file(root, directory / "allocated_pods_state", LARGEST_CHECKPOINT),
         device_checkpoint=read_file(
             root, directory / "device-plugins/kubelet_internal_checkpoint", LARGEST_CHECKPOINT
         ),

@@ -478,27 +478,10 @@ def _source_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
     elif not kubelet.pods_api.there:
         failed.append(f"there is no Pods API at {kubelet.pods_api.path}")
     change = _ENDPOINT if kubelet.pods_api.there else _set_gate(settings)
-    stored = _stored_pods(kubelet)
-    if not stored:
-        failed.append(f"what is left, {kubelet.allocated_pods.path}, says it in part")
-        return HostCheck(check, Verdict.WARNING, "; ".join(failed), change)
-    failed.append(stored)
     if kubelet.process is None:
         return HostCheck(check, Verdict.UNKNOWN, "; ".join(("no kubelet runs", *failed)))
     found = "; ".join((*failed, "pods whose specification is not known run shared"))
     return HostCheck(check, Verdict.ERROR, found, change)
-
-
-def _stored_pods(kubelet: KubeletFiles) -> str:
-    """Return why `allocated_pods_state` cannot be used, "" where it can."""
-    file = kubelet.allocated_pods
-    if file.text is None:
-        return f"{file.path} {f'cannot be read: {file.problem}' if file.problem else 'is absent'}"
-    try:
-        document = msgspec.json.decode(file.text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return f"{file.path} is not JSON ({error})"
-    return "" if isinstance(document, dict) else f"{file.path} is not the kubelet's"
 
 
 def _gate_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:

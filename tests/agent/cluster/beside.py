@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
@@ -28,6 +27,7 @@ from tests.fakes.pods_api import pod_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+    from pathlib import Path
 
     from agent.cluster.kubelet.pods import ReportedPod, ReportedPods
     from agent.cluster.kubelet.pods_api import PodsApi
@@ -128,7 +128,7 @@ class Api:
 
 def kubelet_pods(api: Api) -> KubeletPods:
     """Return the source over an API, on a host where the cgroup of the pod `big` stands."""
-    ways = KubeletWays(cast("PodsApi", api), None, Path("/nowhere"))
+    ways = KubeletWays(cast("PodsApi", api), None)
     return KubeletPods(
         ways,
         FakeClock(),

@@ -23,7 +23,6 @@ from agent.cluster.kubelet.source import (
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.pods.model import PodIdentity
 from agent.rpc import CallError
-from tests.agent.cluster.kubelet.test_allocated_pods import v1, v2, write
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
 from tests.fakes.kubelet_devices import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
@@ -150,7 +149,7 @@ async def followed(
 ) -> AsyncIterator[Host]:
     kubelet, clock, cgroups = FakePodsApi(directory), FakeClock(), set[str]()
     kubelet.pods.update(pods or {})
-    ways = KubeletWays(PodsApi(directory), endpoint, directory, deadlines)  # type: ignore[arg-type]  # a fake
+    ways = KubeletWays(PodsApi(directory), endpoint, deadlines)  # type: ignore[arg-type]  # a fake
     # What the kubelet's plugins gave is in its file, which is not there before the first device.
     awaits = DeviceCheckpoint(directory, OPT_IN).awaits
     idle = set[str]()
@@ -577,50 +576,14 @@ async def test_a_pods_api_that_never_completes_its_list_is_not_used(tmp_path: Pa
 async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path: Path) -> None:
     async with followed(tmp_path, endpoint=Endpoint(), started=False) as host:
         await until(lambda: bool(host.read().conditions))
-        await until(lambda: "no such file" in host.read().conditions[0])
+        await until(lambda: "HTTP status" in host.read().conditions[0])
         (condition,) = host.read().conditions
         for words in (
             "pods-api.sock): there is no such socket",
             "kubelet endpoint (here): HTTP status 403",
-            "allocated_pods_state: there is no such file",
             "enable the kubelet's feature gate PodsAPI",
         ):
             assert words in condition
-
-
-@in_loop
-async def test_a_pod_that_only_the_file_names_is_an_error_once_it_has_a_sandbox_or_a_cgroup(
-    tmp_path: Path,
-) -> None:
-    """Of 1.36 the file does not say which containers are init containers; it may be old, too."""
-    write(tmp_path, v1(UID, OTHER_UID, "third"))
-    async with followed(tmp_path, started=False) as host:
-        await until(lambda: bool(host.read().conditions))
-        assert host.knows()
-        await until(lambda: "known in part, from allocated_pods_state" in host.said())
-        host.cgroups.add(UID)
-        host.source.sandbox_started(OTHER_UID, "s", "shop/db")
-        assert host.knows(UID, OTHER_UID)
-        entries = host.read().entries
-        assert [entry.pod for entry in entries] == [None, None]
-        for entry in entries:
-            assert isinstance(entry.error, SpecificationUnknownError)
-            assert "specification known in part" in str(entry.error)
-        assert {entry.identity.name for entry in entries} == {"", "db"}
-
-
-@in_loop
-async def test_a_pod_that_the_file_of_a_later_kubelet_has_whole_is_an_entry_with_its_pod(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path, v2(pod_message(UID), pod_message(OTHER_UID)))
-    async with followed(tmp_path, started=False) as host:
-        await until(lambda: "known in part, from allocated_pods_state" in host.said())
-        assert host.knows()
-        host.source.sandbox_started(UID)
-        (pod,) = host.entries().values()
-        assert pod is not None
-        assert pod.uid == UID
 
 
 @in_loop
@@ -656,7 +619,7 @@ async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_p
     def unreadable(_: object) -> set[str]:
         raise OSError(5, "Input/output error")
 
-    ways = KubeletWays(PodsApi(tmp_path), None, tmp_path)
+    ways = KubeletWays(PodsApi(tmp_path), None)
     awaits = DeviceCheckpoint(tmp_path).awaits
     source = KubeletPods(
         ways, FakeClock(), unreadable, pod_level=True, awaits=awaits, same_boot=True

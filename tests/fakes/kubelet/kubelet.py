@@ -2,8 +2,8 @@
 
 Its pods are files of a directory, one JSON manifest (with a uid) each: a new file is a new pod, a
 removed one a deleted pod, a changed one a resize in place. Admissions are serial: a pod is listed,
-its devices are allocated, `allocated_pods_state` is written, then watchers hear of it and its
-worker starts. What it does goes to `timeline.jsonl`, what it knows to `state.json`.
+its devices are allocated, then watchers hear of it and its worker starts. What it does goes to
+`timeline.jsonl`, what it knows to `state.json`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.rpc import CallError
 from systemd.units import SystemdError
 from tests.fakes.device_manager import FakeDeviceManager
-from tests.fakes.kubelet import allocated_pods, cri, device_shares
+from tests.fakes.kubelet import cri, device_shares
 from tests.fakes.kubelet.device_shares import DeviceShares
 from tests.fakes.kubelet.pod_resources import PodResources
 from tests.fakes.kubelet.pods import ENDED, KubeletPod, Pods
@@ -181,7 +181,6 @@ class FakeKubelet:
             self._reject(pod, error)
             return
         pod.admitted = True
-        self._write_allocated()
         self.timeline.add("admitted", pod.name)
         self.pods.announce(pod)
         self._start_worker(pod)
@@ -212,18 +211,12 @@ class FakeKubelet:
             return
         self.pods.announce(pod)
         self._workers.pop(pod.uid).change()
-        self._write_allocated()
 
     def _resize(self, pod: KubeletPod, manifest: dict[str, object]) -> None:
         pod.manifest = manifest
-        self._write_allocated()
         self.pods.announce(pod)
         if worker := self._workers.get(pod.uid):
             worker.change()
-
-    def _write_allocated(self) -> None:
-        admitted = [pod for pod in self.pods if pod.admitted and not pod.ending]
-        allocated_pods.write(self._directory, admitted)
 
     async def _follow_runtime(self) -> None:
         """Wake the workers of pods whose sandboxes or containers changed, as PLEG does."""

@@ -333,25 +333,6 @@ async def test_list_and_get_show_a_pod_as_it_was_asked_for(node: Node) -> None:
 
 
 @in_loop
-async def test_the_allocated_state_has_pods_from_their_admission_to_their_deletion(
-    node: Node,
-) -> None:
-    file = node.directory / "allocated_pods_state"
-    node.put(manifest(resources={"limits": {"cpu": "2", "memory": "64Mi"}}))
-
-    def entries() -> dict[str, Any]:
-        return json.loads(json.loads(file.read_text())["data"])["entries"]  # type: ignore[no-any-return]
-
-    async with node.running():
-        await until(lambda: node.phase() == "Running")
-        assert entries()[UID]["ContainerResources"]["app"]["limits"]["cpu"] == "2"
-        assert entries()[UID]["PodLevelResources"]["limits"]["cpu"] == "2"
-        assert file.stat().st_mode & 0o777 == 0o600
-        node.remove("mixed")
-        await until(lambda: not entries())
-
-
-@in_loop
 async def test_the_endpoint_lists_pods_to_bearers_of_the_token(node: Node, tmp_path: Path) -> None:
     node.put(manifest())
     kubelet = node.make()

@@ -42,7 +42,6 @@ _FILES = {
     CONFIG: SETTINGS,
     CPU_STATE: '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}',
     MEMORY_STATE: '{"policyName":"None","machineState":{},"checksum":4236770233}',
-    f"{KUBELET}/allocated_pods_state": '{"Data":"{}","Checksum":1}',
     f"{KUBELET}/device-plugins/kubelet_internal_checkpoint": '{"Data":{"PodDeviceEntries":null,'
     '"RegisteredDevices":{"numawarden.dev/exclusive":["0","1"]}},"Checksum":1}',
     CONTAINERD: f"version = 3\n{_VALIDATOR}",

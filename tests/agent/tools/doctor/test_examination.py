@@ -477,8 +477,11 @@ TOPOLOGY = "kubelet topology manager"
         (
             removed(f"{hosts.KUBELET}/pods-api/pods-api.sock"),
             "pod source",
-            WARNING,
-            f"what is left, {hosts.KUBELET}/allocated_pods_state, says it in part",
+            ERROR,
+            (
+                f"there is no Pods API at {hosts.KUBELET}/pods-api/pods-api.sock; pods whose "
+                "specification is not known run shared"
+            ),
             f"write `featureGates: {{PodsAPI: true}}` in {hosts.CONFIG} and restart the kubelet",
         ),
         (
@@ -489,24 +492,11 @@ TOPOLOGY = "kubelet topology manager"
             "see `journalctl -u kubelet`",
         ),
         (
-            both(
-                asked(AskedWay("the Pods API", problem="DEADLINE_EXCEEDED")),
-                removed(f"{hosts.KUBELET}/allocated_pods_state"),
-            ),
+            asked(AskedWay("the Pods API", problem="DEADLINE_EXCEEDED")),
             "pod source",
             ERROR,
             "the Pods API: DEADLINE_EXCEEDED",
             "set agent.kubelet.podsEndpoint",
-        ),
-        (
-            both(
-                removed(f"{hosts.KUBELET}/pods-api/pods-api.sock"),
-                removed(f"{hosts.KUBELET}/allocated_pods_state"),
-            ),
-            "pod source",
-            ERROR,
-            "pods whose specification is not known run shared",
-            "PodsAPI",
         ),
         (
             both(
