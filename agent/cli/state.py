@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 from msgspec import Struct
-from msgspec.structs import replace
 
 from agent import __version__
 from agent.cli.common import warn
@@ -95,8 +94,9 @@ def import_(
 ) -> None:
     """Import the kubelet's state into the agent's.
 
-    Nothing is changed if files are damaged, or do not fit this host and configuration. With
-    agent.kubelet.enabled devices stay with the kubelet, whose device manager goes on.
+    Nothing is changed if files are damaged, or do not fit this host and configuration. Devices
+    are not taken over: end pods that have devices first, but with agent.kubelet.enabled, where
+    devices stay with the kubelet.
     """
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
@@ -128,15 +128,13 @@ def export(
 ) -> None:
     """Write the agent's state as the kubelet's files.
 
-    The formats of 1.36 depend on featureGates.PodLevelResourceManagers. With agent.kubelet.enabled
-    the file of the device manager is left as it is: the kubelet allocated its devices all the time.
+    The formats of 1.36 depend on featureGates.PodLevelResourceManagers. The file of the device
+    manager is left as it is.
     """
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
         ledger = _saved_ledger(store, place.rules)
         found = kubelet_state(place.rules, ledger)
-        if place.config.agent.kubelet.enabled:
-            found = replace(found, devices=None)
         chosen = release_of(directory) if release is None else KubeletRelease(release)
         pod_level = place.rules.policy.pod_level_managers
         contents = encode_files(found, pod_level=pod_level, release=chosen)
@@ -175,17 +173,13 @@ def _opened(config: Config) -> Iterator[Store]:
         yield store
 
 
-def _pods(
-    path: Path | None, found: KubeletState, rules: EffectivePolicy
-) -> Mapping[str, Pod] | None:
+def _pods(path: Path | None, found: KubeletState, rules: EffectivePolicy) -> Mapping[str, Pod]:
     if path is None:
-        return None
+        return {}
     desired: set[str] = set()
     for part in (found.cpu, found.memory):
         if part is not None:
             desired |= {*part.containers, *part.pods}
-    if found.devices is not None:
-        desired |= {entry.uid for entry in found.devices.entries}
     return read_pods(path, desired, pod_level=rules.policy.gates.pod_level_resources)
 
 

@@ -5,8 +5,8 @@ Of an imported or recovered allocation (`Origin`) the specification is not known
 fits completes it: names, kinds, isolation levels and limits are filled in, the allocation counts as
 decided from then on, and its CPUs and memory stay where they are. The kubelet's state files state
 CPUs and memory of each container, so an imported allocation has to be exactly what the
-specification requests. Cgroups show less: a recovered allocation is matched with containers by name
-and size, and what does not run gets a part of the rest.
+specification requests of these; devices are not in it. Cgroups show less: a recovered allocation is
+matched with containers by name and size, and what does not run gets a part of the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.managers.allocation import DEVICES, NOTHING, Isolation, MemoryBlock, Origin
+from agent.managers.allocation import Isolation, MemoryBlock, Origin
 from agent.managers.cpu.manager import with_idle_siblings
 from agent.managers.decision import Decision, Reason, Rejection, cpus_text
 from agent.managers.demand import PodPart, make_allocation
@@ -120,12 +120,7 @@ def match_imported(rules: EffectivePolicy, imported: PodAllocation, pod: Pod) ->
         raise NotMatchedError(differences)
     hints = {container.name: container.hint for container in imported.containers}
     parts = {manager.name: _part(manager.name, imported) for manager in rules.managers}
-    matched = make_allocation(rules.policy, demand, parts, hints)
-    delivered = {container.name: container.delivery for container in imported.containers}
-    containers = (
-        replace(each, delivery=delivered.get(each.name, NOTHING)) for each in matched.containers
-    )
-    return replace(matched, containers=tuple(containers))
+    return make_allocation(rules.policy, demand, parts, hints)
 
 
 def _part(manager: str, allocation: PodAllocation) -> PodPart:
@@ -146,23 +141,6 @@ def _differences(
         yield from _cpu_differences(imported, demand)
     if rules.static_memory:
         yield from _memory_differences(imported, demand)
-    if imported.has_devices:
-        yield from _device_differences(imported, demand)
-
-
-def _device_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
-    """Compare numbers; of a pod without any device it is not known whether it had some."""
-    for container in demand.containers:
-        allocation = imported.container(container.name)
-        devices = allocation.devices if allocation is not None else {}
-        asked = container.part(DEVICES)
-        for resource in sorted({*devices, *asked}):
-            number, found = asked.get(resource, 0), len(devices.get(resource, ()))
-            if number != found:
-                yield (
-                    f"container {container.name} asks for {number} {resource},"
-                    f" allocated are {found}"
-                )
 
 
 def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:

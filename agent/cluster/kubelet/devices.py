@@ -2,8 +2,7 @@
 
 The kubelet's device manager replaces the file whenever a container got devices. Read is what says
 where the devices are. The checksum is not compared: the file is never half written (it is renamed
-into its place), and a kubelet that adds a field to it computes the sum in another way. Where a
-state is taken over, `agent.tools.kubelet_state.devices` compares it.
+into its place), and a kubelet that adds a field to it computes the sum in another way.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from agent.managers.cpu.manager import idle_siblings, shared_pool
 from agent.managers.memory.state import memory_charge
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems
-from agent.tools.kubelet_state.devices import NO_NODE, DeviceEntry, DeviceState, response_of
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import CannotExportError
 from agent.tools.kubelet_state.memory import (
@@ -21,11 +20,9 @@ from agent.tools.kubelet_state.memory import (
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from agent.managers.allocation import ContainerAllocation
     from agent.managers.ledger import Ledger
-    from agent.managers.policy import PluginDevice
     from agent.managers.rules import EffectivePolicy
 
 _UINT64: Final = 1 << 64
@@ -34,10 +31,9 @@ _UINT64: Final = 1 << 64
 def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     """Return what a kubelet of the same configuration would have in its files.
 
-    The device manager's file is among them if there are devices. Raises `CannotExportError` with
-    every reason why the kubelet would not start with them, such as allocations of CPUs that are no
-    longer online, or budgets without the gate PodLevelResourceManagers; and `MissingExtraError` if
-    writing what device plugins returned needs protobuf.
+    Devices are not in them. Raises `CannotExportError` with every reason why the kubelet would not
+    start with them, such as allocations of CPUs that are no longer online, or budgets without the
+    gate PodLevelResourceManagers.
     """
     cpu, memory = _cpu_state(rules, ledger), _memory_state(rules, ledger)
     reasons = [
@@ -46,7 +42,7 @@ def kubelet_state(rules: EffectivePolicy, ledger: Ledger) -> KubeletState:
     ]
     if reasons:
         raise CannotExportError("a kubelet would not start with this state", reasons)
-    return KubeletState(cpu, memory, _device_state(rules, ledger))
+    return KubeletState(cpu, memory)
 
 
 def export_notes(state: KubeletState, ledger: Ledger) -> Iterator[str]:
@@ -69,6 +65,12 @@ def export_notes(state: KubeletState, ledger: Ledger) -> Iterator[str]:
             " such a pod at each of their starts, or give it a second budget"
             " (kubernetes/kubernetes#140989);"
             " end them before the kubelet starts"
+        )
+    if with_devices := [uid for uid, pod in ledger.allocations.items() if pod.has_devices]:
+        yield (
+            f"pods with devices ({', '.join(sorted(with_devices))}): the files do not have them, so"
+            " a kubelet may give these devices to other pods; end these pods before the kubelet"
+            " starts"
         )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):
         yield (
@@ -112,49 +114,6 @@ def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:
             if allocation.memory
         },
     )
-
-
-def _device_state(rules: EffectivePolicy, ledger: Ledger) -> DeviceState | None:
-    """Return the state of all devices, None where no pod has any and none could.
-
-    A resource with allocated devices counts as registered: the kubelet then waits for its plugin.
-    """
-    inventory = rules.policy.devices
-    entries = [
-        entry
-        for uid, allocation in sorted(ledger.allocations.items())
-        for container in allocation.containers
-        for entry in _device_entries(uid, container, inventory)
-    ]
-    registered = {
-        resource: {device.id for device in devices if device.healthy}
-        for resource, devices in inventory.items()
-    }
-    for entry in entries:
-        if entry.resource not in inventory:
-            registered.setdefault(entry.resource, set()).update(entry.ids)
-    if not entries and not registered:
-        return None
-    listed = {resource: tuple(sorted(ids)) for resource, ids in registered.items()}
-    return DeviceState(tuple(entries), listed)
-
-
-def _device_entries(
-    uid: str, container: ContainerAllocation, inventory: Mapping[str, tuple[PluginDevice, ...]]
-) -> Iterator[DeviceEntry]:
-    """Yield the entries of a container; the first has all that the container gets.
-
-    What each of several resources contributed is not known; the kubelet merges it in any case.
-    """
-    response = response_of(container.delivery)
-    for resource, ids in sorted(container.devices.items()):
-        places = {device.id: device.nodes for device in inventory.get(resource, ())}
-        by_node: dict[int, tuple[str, ...]] = {}
-        for device in ids:
-            for node in places.get(device, EMPTY) or (NO_NODE,):
-                by_node[node] = (*by_node.get(node, ()), device)
-        yield DeviceEntry(uid, container.name, resource, by_node, response)
-        response = b""
 
 
 def _node(rules: EffectivePolicy, ledger: Ledger, node: int) -> MemoryNode:

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from agent.state.store import Files, OsFiles
 from agent.tools.kubelet_state.cpu import CPU_FILE, CPU_FORMAT
-from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state, write_device_state
 from agent.tools.kubelet_state.format import (
     NoStateFilesError,
     StateDocument,
@@ -27,13 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.tools.kubelet_state.cpu import CpuState
-    from agent.tools.kubelet_state.devices import DeviceState
     from agent.tools.kubelet_state.memory import MemoryState
 
-#: As the kubelet makes the folder of device plugins.
-_FOLDER_MODE: Final = 0o750
 _SUFFIX: Final = ".numawarden-new"
-_NAMES: Final = (CPU_FILE, MEMORY_FILE, DEVICE_FILE)
+_NAMES: Final = (CPU_FILE, MEMORY_FILE)
 
 
 class KubeletRelease(StrEnum):
@@ -48,7 +44,6 @@ class KubeletState(Struct, frozen=True):
 
     cpu: CpuState | None = None
     memory: MemoryState | None = None
-    devices: DeviceState | None = None
 
 
 def encode_files(
@@ -66,8 +61,6 @@ def encode_files(
         files[CPU_FILE] = CPU_FORMAT.write(state.cpu, form)
     if state.memory is not None:
         files[MEMORY_FILE] = MEMORY_FORMAT.write(state.memory, form)
-    if state.devices is not None:
-        files[DEVICE_FILE] = write_device_state(state.devices)
     return files
 
 
@@ -78,14 +71,13 @@ def read_directory(directory: Path, files: Files | None = None) -> KubeletState:
     """
     system = OsFiles() if files is None else files
     paths = [directory / name for name in _NAMES]
-    of_cpu, of_memory, of_devices = (_content(system, path) for path in paths)
-    cpu_path, memory_path, device_path = paths
-    if of_cpu is None and of_memory is None and of_devices is None:
+    of_cpu, of_memory = (_content(system, path) for path in paths)
+    cpu_path, memory_path = paths
+    if of_cpu is None and of_memory is None:
         raise NoStateFilesError(directory, _NAMES)
     return KubeletState(
         cpu=None if of_cpu is None else CPU_FORMAT.read(of_cpu, cpu_path),
         memory=None if of_memory is None else MEMORY_FORMAT.read(of_memory, memory_path),
-        devices=None if of_devices is None else read_device_state(of_devices, device_path),
     )
 
 
@@ -108,9 +100,8 @@ def write_directory(
 ) -> None:
     """Write files by name, each whole or not at all; on return they are on the disk.
 
-    A folder that is not there is created, as the kubelet does. No file is replaced before all are
-    written beside their places. Raises `StateFileExistsError` where one is there and `force` is not
-    given, and `StateFileIOError`.
+    No file is replaced before all are written beside their places. Raises `StateFileExistsError`
+    where one is there and `force` is not given, and `StateFileIOError`.
     """
     system = OsFiles() if files is None else files
     targets = {directory / name: data for name, data in contents.items()}
@@ -119,7 +110,6 @@ def write_directory(
     written: list[Path] = []
     try:
         for path, data in targets.items():
-            _make_folder(path.parent, directory)
             written.append(_beside(path))
             _write(system, path, data)
         for path in targets:
@@ -128,19 +118,9 @@ def write_directory(
         _remove(system, written)
         raise
     try:
-        for folder in sorted({directory, *(path.parent for path in targets)}):
-            system.sync_directory(folder)
+        system.sync_directory(directory)
     except OSError as error:
         raise StateFileIOError("flushing", directory, error) from error
-
-
-def _make_folder(folder: Path, directory: Path) -> None:
-    if folder == directory:
-        return
-    try:
-        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-    except OSError as error:
-        raise StateFileIOError("creating", folder, error) from error
 
 
 def _content(files: Files, path: Path) -> bytes | None:

@@ -19,7 +19,6 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from agent.config.load import INSTALL_GRPC
 from sysfs.mask import MAX_ID
 
 if TYPE_CHECKING:
@@ -245,20 +244,6 @@ class UnfitStateError(ReasonsError):
 
 class CannotExportError(ReasonsError):
     """The kubelet would not start with what the ledger holds; nothing was written."""
-
-
-class UnreadableResponseError(KubeletStateError):
-    """A device plugin's response in the device manager's file cannot be read."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"the response of the device plugin cannot be read: {problem}")
-
-
-class MissingExtraError(KubeletStateError):
-    """The device manager's file has what only a package of the extra grpc can read or write."""
-
-    def __init__(self, package: str) -> None:
-        super().__init__(f"responses of device plugins: {package} is not installed; {INSTALL_GRPC}")
 
 
 class NoStateFilesError(KubeletStateError):

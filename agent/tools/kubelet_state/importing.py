@@ -1,29 +1,22 @@
 """From the kubelet's files to a ledger.
 
-The files know pod uids, container names, CPUs, memory and devices, the main part of an allocation.
-The rest (the pod's name, kinds of containers, isolation, limits) comes from the pods' manifests or
-a list of the cluster's pods where these are given, and otherwise with the pod's next admission
-(`agent.managers.readmission`).
+The files know pod uids, container names, CPUs and memory, the main part of an allocation. The rest
+(the pod's name, kinds of containers, isolation, limits) comes from the pods' manifests or a list of
+the cluster's pods where these are given, and otherwise with the pod's next admission
+(`agent.managers.readmission`). Which devices a pod has is not taken over.
 """
 
 from __future__ import annotations
 
 import json
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.files import read_bounded
-from agent.managers.allocation import (
-    NOTHING,
-    ContainerAllocation,
-    Isolation,
-    Origin,
-    PodAllocation,
-    merged,
-)
+from agent.managers.allocation import ContainerAllocation, Isolation, Origin, PodAllocation
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.readmission import NotMatchedError, match_imported
@@ -34,20 +27,13 @@ from agent.pods.model import (
     ContainerKind,
     ManifestError,
     QosClass,
+    extended_resource_fault,
     full_name,
     label_fault,
     uid_fault,
 )
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems, inert_budgets
-from agent.tools.kubelet_state.devices import (
-    DEVICE_FILE,
-    DeviceState,
-    delivery_of,
-    device_problems,
-    misnamed_devices,
-    request_differences,
-)
-from agent.tools.kubelet_state.format import UnfitStateError, UnreadableResponseError
+from agent.tools.kubelet_state.format import UnfitStateError
 from agent.tools.kubelet_state.memory import MEMORY_FILE, MemoryState, is_fresh, memory_problems
 from agent.yaml import Mistake, Plain, UnreadableError, plain, read_document, shown
 
@@ -55,14 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from agent.managers.allocation import Delivery
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from agent.tools.kubelet_state.files import KubeletState
 
 _NOT_TAKEN_OVER: Final = "the kubelet's state is not taken over"
-#: The resources and the delivery of each container with devices, by uid and name.
-_Devices: TypeAlias = "dict[str, dict[str, tuple[dict[str, tuple[str, ...]], Delivery]]]"
 
 
 class Imported(Struct, frozen=True):
@@ -73,49 +56,34 @@ class Imported(Struct, frozen=True):
 
 
 def take_over(
-    rules: EffectivePolicy, state: KubeletState, pods: Mapping[str, Pod] | None = None
+    rules: EffectivePolicy, state: KubeletState, pods: Mapping[str, Pod] = MappingProxyType({})
 ) -> Imported:
     """Return the ledger of a kubelet's state; `pods` by uid complete what they describe.
 
-    `pods` are all pods of the host, None if these are not known. Raises `UnfitStateError` with
-    every reason why the state cannot be taken over, and `MissingExtraError` if reading responses of
-    device plugins needs protobuf.
+    Raises `UnfitStateError` with every reason why the state cannot be taken over.
     """
     cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
     memory = state.memory or MemoryState(str(rules.policy.memory.policy))
-    devices, left_out = _without_ignored(rules, state.devices or DeviceState())
     # First, because the following messages contain names of pods and containers.
-    if misnamed := list(_misnamed(cpu, memory, devices)):
+    if misnamed := list(_misnamed(cpu, memory)):
         raise UnfitStateError(_NOT_TAKEN_OVER, misnamed)
-    devices, ended = _without_ended(cpu, memory, devices, pods)
     reasons = [
         *(f"{CPU_FILE}: {why}" for why in cpu_problems(rules, cpu)),
         *(f"{MEMORY_FILE}: {why}" for why in memory_problems(rules, memory)),
-        *(
-            f"{DEVICE_FILE}: {why}"
-            for why in (
-                *device_problems(rules, devices),
-                *_unknown_class(cpu, memory, devices, pods),
-            )
-        ),
     ]
     if reasons:
         raise UnfitStateError(_NOT_TAKEN_OVER, reasons)
-    found = tuple(_allocations(rules, cpu, memory, _devices(devices)))
+    found = tuple(_allocations(rules, cpu, memory))
     allocations = {allocation.uid: allocation for allocation in found}
-    completed = _completed(rules, allocations, pods or {}, devices)
+    completed = _completed(rules, allocations, pods)
     ledger = restored(rules, Ledger.of(completed.values(), {}))
     return Imported(
         ledger.with_part(MEMORY, _charge(rules, memory)),
-        (
-            *_notes(rules, state, completed, pods or {}),
-            *_device_notes(rules, devices, ended),
-            *left_out,
-        ),
+        (*_notes(rules, state, completed, pods), *_device_notes(rules, completed, pods)),
     )
 
 
-def _misnamed(cpu: CpuState, memory: MemoryState, devices: DeviceState) -> Iterator[str]:
+def _misnamed(cpu: CpuState, memory: MemoryState) -> Iterator[str]:
     """Yield the invalid names of pods and containers."""
     files = (
         (CPU_FILE, {*cpu.containers, *cpu.pods}, cpu.containers.values()),
@@ -128,93 +96,21 @@ def _misnamed(cpu: CpuState, memory: MemoryState, devices: DeviceState) -> Itera
         for name in sorted({name for members in containers for name in members}):
             if fault := label_fault(name):
                 yield f"{file}: {shown(name)} is not a valid name of a container: {fault}"
-    for why in misnamed_devices(devices):
-        yield f"{DEVICE_FILE}: {why}"
-
-
-def _without_ignored(
-    rules: EffectivePolicy, devices: DeviceState
-) -> tuple[DeviceState, tuple[str, ...]]:
-    """Return the devices without those of ignored resources, and a note about each of these."""
-    limits = rules.allocatable
-    if limits is None:
-        return devices, ()
-    found = {entry.resource for entry in devices.entries if limits.ignores(entry.resource)}
-    left = tuple(entry for entry in devices.entries if entry.resource not in found)
-    why = (
-        f"agent.ignoredResources lists {each}"
-        if each in limits.ignored
-        else f"{each} is a resource of the kubelet's plugins (agent.kubelet.enabled)"
-        for each in sorted(found)
-    )
-    return replace(devices, entries=left), tuple(
-        f"{each}: its devices are left out" for each in why
-    )
-
-
-def _without_ended(
-    cpu: CpuState, memory: MemoryState, devices: DeviceState, pods: Mapping[str, Pod] | None
-) -> tuple[DeviceState, tuple[str, ...]]:
-    """Return the devices without those of pods that have ended, and the uids of these pods.
-
-    The kubelet keeps the entries of ended pods until it allocates a device again. A pod that has
-    nothing but devices and is not among all `pods` has ended.
-    """
-    if pods is None:
-        return devices, ()
-    known = {*pods, *cpu.containers, *memory.containers}
-    ended = {entry.uid for entry in devices.entries} - known
-    left = tuple(entry for entry in devices.entries if entry.uid not in ended)
-    return replace(devices, entries=left), tuple(sorted(ended))
-
-
-def _unknown_class(
-    cpu: CpuState, memory: MemoryState, devices: DeviceState, pods: Mapping[str, Pod] | None
-) -> Iterator[str]:
-    """Yield the pods whose QoS class, and so whose cgroup, is not known without their manifest."""
-    known = {*(pods or ()), *cpu.containers, *memory.containers}
-    for uid in sorted({entry.uid for entry in devices.entries} - known):
-        yield (
-            f"pod {uid} has devices alone, so its QoS class is not known; describe it, and all"
-            " other pods, with --pods"
-        )
-
-
-def _devices(state: DeviceState) -> _Devices:
-    """Return what each container has; raises `UnfitStateError` for unreadable responses."""
-    found: _Devices = {}
-    reasons: list[str] = []
-    for entry in sorted(state.entries, key=lambda one: (one.uid, one.container, one.resource)):
-        try:
-            delivery = delivery_of(entry.response)
-        except UnreadableResponseError as error:
-            what = f"{entry.resource} of container {entry.container} of pod {entry.uid}"
-            reasons.append(f"{DEVICE_FILE}: {what}: {error}")
-            continue
-        if not entry.ids:
-            continue
-        containers = found.setdefault(entry.uid, {})
-        devices, earlier = containers.get(entry.container, ({}, NOTHING))
-        both = merged((earlier, delivery))
-        containers[entry.container] = ({**devices, entry.resource: entry.ids}, both)
-    if reasons:
-        raise UnfitStateError(_NOT_TAKEN_OVER, reasons)
-    return found
 
 
 def _allocations(
-    rules: EffectivePolicy, cpu: CpuState, memory: MemoryState, devices: _Devices
+    rules: EffectivePolicy, cpu: CpuState, memory: MemoryState
 ) -> Iterator[PodAllocation]:
     inert = inert_budgets(cpu)
     budgets = {uid: cpus for uid, cpus in cpu.pods.items() if uid not in inert}
-    for uid in sorted({*cpu.containers, *budgets, *memory.containers, *devices}):
-        containers = tuple(_containers(rules, uid, cpu, memory, devices))
+    for uid in sorted({*cpu.containers, *budgets, *memory.containers}):
+        containers = tuple(_containers(rules, uid, cpu, memory))
         if containers or uid in budgets:
             yield PodAllocation(
                 uid=uid,
                 name="",
                 namespace="",
-                qos=QosClass.GUARANTEED,  # of others, which have devices alone, there is a manifest
+                qos=QosClass.GUARANTEED,  # no other pod has CPUs or memory of its own
                 spec_digest="",
                 containers=containers,
                 cpus=budgets.get(uid),
@@ -225,7 +121,7 @@ def _allocations(
 
 
 def _containers(
-    rules: EffectivePolicy, uid: str, cpu: CpuState, memory: MemoryState, devices: _Devices
+    rules: EffectivePolicy, uid: str, cpu: CpuState, memory: MemoryState
 ) -> Iterator[ContainerAllocation]:
     """Yield the containers of a pod; which of a pod-level budget share their CPUs is not known.
 
@@ -234,18 +130,14 @@ def _containers(
     """
     cpus, blocks = cpu.containers.get(uid, {}), memory.containers.get(uid, {})
     lifted = rules.policy.gates.disable_cpu_quota_with_exclusive_cpus and uid not in cpu.pods
-    plugged = devices.get(uid, {})
-    for name in sorted({*cpus, *blocks, *plugged}):
+    for name in sorted({*cpus, *blocks}):
         own = cpus.get(name)
-        ids, delivery = plugged.get(name, ({}, NOTHING))
         yield ContainerAllocation(
             name=name,
             kind=ContainerKind.APP,
             isolation=Isolation.HOST if own is None else Isolation.CONTAINER,
             cpus=own,
             memory=blocks.get(name, ()),
-            devices=MappingProxyType(ids),
-            delivery=delivery,
             quota_disabled=own is not None and lifted,
         )
 
@@ -254,7 +146,6 @@ def _completed(
     rules: EffectivePolicy,
     allocations: Mapping[str, PodAllocation],
     pods: Mapping[str, Pod],
-    devices: DeviceState,
 ) -> dict[str, PodAllocation]:
     """Complete allocations by manifests; still without a digest, which the first admission sets.
 
@@ -269,24 +160,14 @@ def _completed(
             continue
         who = f"pod {full_name(pod)} ({uid}): by its manifest"
         try:
-            completed[uid] = _described(match_imported(rules, allocation, pod), allocation)
+            matched = match_imported(rules, allocation, pod)
         except NotMatchedError as error:
             reasons.append(f"{who} {error}")
-        own = tuple(entry for entry in devices.entries if entry.uid == uid)
-        differences = request_differences(rules, pod, own)
-        reasons.extend(f"{who} {difference}" for difference in differences)
+        else:
+            completed[uid] = replace(matched, spec_digest="", origin=Origin.IMPORTED)
     if reasons:
         raise UnfitStateError("the manifests do not fit the kubelet's state", reasons)
     return completed
-
-
-def _described(matched: PodAllocation, imported: PodAllocation) -> PodAllocation:
-    """Return an allocation without a digest, with what device plugins returned for it."""
-    deliveries = {container.name: container.delivery for container in imported.containers}
-    containers = (
-        replace(each, delivery=deliveries.get(each.name, NOTHING)) for each in matched.containers
-    )
-    return replace(matched, spec_digest="", origin=Origin.IMPORTED, containers=tuple(containers))
 
 
 def _charge(rules: EffectivePolicy, memory: MemoryState) -> Mapping[int, NodeMemory]:
@@ -331,16 +212,31 @@ def _notes(
 
 
 def _device_notes(
-    rules: EffectivePolicy, devices: DeviceState, ended: tuple[str, ...]
+    rules: EffectivePolicy, allocations: Mapping[str, PodAllocation], pods: Mapping[str, Pod]
 ) -> Iterator[str]:
-    for uid in ended:
-        yield f"pod {uid} is left out: it only has devices, and --pods does not have it"
-    for resource in sorted({entry.resource for entry in devices.entries}):
-        if resource not in rules.policy.devices:
+    """Yield the pods whose devices the agent would give again; a kubelet's plugins are no matter.
+
+    Only of pods with a manifest is it known whether they have devices.
+    """
+    for uid in sorted({*allocations} & {*pods}):
+        if resources := sorted(_asked_devices(rules, pods[uid])):
             yield (
-                f"agent.devices does not list {resource}: its devices are unknown until their"
-                " plugin registers with the agent"
+                f"pod {full_name(pods[uid])} has devices ({', '.join(resources)}) that are not"
+                " taken over, so another pod may be given them; end this pod before one asks for"
+                " them"
             )
+
+
+def _asked_devices(rules: EffectivePolicy, pod: Pod) -> set[str]:
+    limits = rules.allocatable
+    return {
+        resource
+        for container in pod.all_containers()
+        for resource, amount in container.resources.limits.items()
+        if amount.value
+        and extended_resource_fault(resource) is None
+        and not (limits is not None and limits.ignores(resource))
+    }
 
 
 def _missing_files(rules: EffectivePolicy, state: KubeletState) -> Iterator[str]:

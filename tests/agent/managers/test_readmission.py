@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocation import Delivery, MemoryBlock, Origin
+from agent.managers.allocation import MemoryBlock, Origin
 from agent.managers.decision import Reason
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, Policy
@@ -142,47 +142,12 @@ def test_what_no_manager_gives_is_not_compared() -> None:
 
 
 GPU = "example.com/gpu"
-WITH_DEVICES = make_rules(
-    scope=CONTAINER, devices={GPU: (PluginDevice("g0"), PluginDevice("g1"), PluginDevice("g2"))}
-)
 
 
-def with_devices(*numbers: int) -> Pod:
-    return pod(
-        *(
-            app(f"c{place}", guaranteed(f"cpu=1 memory=1Gi {GPU}={number}"))
-            for place, number in enumerate(numbers)
-        )
-    )
-
-
-def devices_imported(*numbers: int) -> PodAllocation:
-    rules = WITH_DEVICES
-    allocation = admit(rules, rules.empty_ledger(), with_devices(*numbers)).allocation
-    assert allocation is not None
-    delivery = Delivery(environment={"GPU": "0"})
-    containers = tuple(replace(each, delivery=delivery) for each in allocation.containers)
-    return replace(allocation, containers=containers, spec_digest="", origin=Origin.IMPORTED)
-
-
-def test_what_was_delivered_with_imported_devices_is_kept() -> None:
-    found = match_imported(WITH_DEVICES, devices_imported(2), with_devices(2))
-    assert found.containers[0].delivery.environment == {"GPU": "0"}
-    assert found.containers[0].devices == {GPU: ("g0", "g1")}
-
-
-def test_a_specification_asks_for_as_many_devices_as_were_imported() -> None:
-    assert differences(devices_imported(1, 2), with_devices(2, 2), WITH_DEVICES) == (
-        f"container c0 asks for 2 {GPU}, allocated are 1",
-    )
-    without = pod(app("c0", guaranteed("cpu=1 memory=1Gi")))
-    assert differences(devices_imported(1), without, WITH_DEVICES) == (
-        f"container c0 asks for 0 {GPU}, allocated are 1",
-    )
-
-
-def test_where_no_device_was_imported_none_is_compared() -> None:
-    allocation = devices_imported(1)
-    container = replace(allocation.containers[0], devices={})
-    unknown = replace(allocation, containers=(container,))
-    assert match_imported(WITH_DEVICES, unknown, with_devices(1)).containers[0].devices == {}
+def test_devices_are_not_compared_since_no_import_knows_them() -> None:
+    rules = make_rules(scope=CONTAINER, devices={GPU: (PluginDevice("g0"),)})
+    asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {GPU}=1")))
+    allocation = imported(pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
+    (container,) = match_imported(rules, allocation, asked).containers
+    assert container.devices == {}
+    assert container.cpus == allocation.containers[0].cpus

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from agent.cluster.kubelet import devices as module
 from agent.cluster.kubelet.devices import FILE, DeviceCheckpoint, DeviceCheckpointError
 from agent.pods.model import GivenDevice
-from agent.tools.kubelet_state.devices import DeviceEntry, DeviceState, write_device_state
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, init, pod, resources
 from tests.fakes.kubelet_devices import write_device_checkpoint
@@ -28,6 +27,22 @@ if TYPE_CHECKING:
 NIC, GPU = "example.com/nic", "example.com/gpu"
 
 
+#: Byte for byte as kubelet v1.36 writes it.
+FILE_OF_A_KUBELET = (
+    b'{"Data":{"PodDeviceEntries":['
+    b'{"PodUID":"u-1","ContainerName":"a","ResourceName":"example.com/nic",'
+    b'"DeviceIDs":{"0":["nic0","nic1"]},"AllocResp":"CgA="},'
+    b'{"PodUID":"u-1","ContainerName":"a","ResourceName":"example.com/gpu",'
+    b'"DeviceIDs":{"0":["gpu0"],"1":["gpu0"]},"AllocResp":""},'
+    b'{"PodUID":"u-1","ContainerName":"b","ResourceName":"example.com/gpu",'
+    b'"DeviceIDs":{"-1":["gpu1"]},"AllocResp":""},'
+    b'{"PodUID":"u-2","ContainerName":"a","ResourceName":"example.com/nic",'
+    b'"DeviceIDs":{"1":["nic2"]},"AllocResp":""}],'
+    b'"RegisteredDevices":{"example.com/gpu":[],"example.com/nic":["nic0"]}},'
+    b'"Checksum":1024309195}'
+)
+
+
 def written(directory: Path, content: bytes) -> DeviceCheckpoint:
     path = directory / FILE
     path.parent.mkdir(exist_ok=True)
@@ -36,15 +51,7 @@ def written(directory: Path, content: bytes) -> DeviceCheckpoint:
 
 
 def test_the_devices_of_a_pod_are_known_with_their_nodes(tmp_path: Path) -> None:
-    """Read is what a kubelet writes, byte for byte (`agent.tools.kubelet_state`)."""
-    entries = (
-        DeviceEntry("u-1", "a", NIC, {0: ("nic0", "nic1")}, b"\x0a\x00"),
-        DeviceEntry("u-1", "a", GPU, {0: ("gpu0",), 1: ("gpu0",)}),
-        DeviceEntry("u-1", "b", GPU, {-1: ("gpu1",)}),
-        DeviceEntry("u-2", "a", NIC, {1: ("nic2",)}),
-    )
-    content = write_device_state(DeviceState(entries, {NIC: ("nic0",), GPU: ()}))
-    found = written(tmp_path, content).read()
+    found = written(tmp_path, FILE_OF_A_KUBELET).read()
     assert found.of("u-1") == {
         "a": (
             GivenDevice(NIC, "nic0", Mask.of(0)),

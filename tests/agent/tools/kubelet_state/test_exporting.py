@@ -10,13 +10,11 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, remove, start_container
 from agent.managers.allocation import Origin
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
-from agent.managers.policy import IsolationMode
+from agent.managers.policy import IsolationMode, PluginDevice
 from agent.managers.topology.hint import NO_AFFINITY
 from agent.tools.kubelet_state.cpu import CPU_FORMAT
-from agent.tools.kubelet_state.devices import DEVICE_FILE, read_device_state
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.format import CannotExportError
@@ -41,18 +39,11 @@ BUDGET = pod(app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2 
 def through_files(rules: EffectivePolicy, ledger: Ledger) -> tuple[KubeletState, dict[str, bytes]]:
     """Return what is read from the files of a ledger, and the files."""
     contents = encode_files(kubelet_state(rules, ledger), pod_level=rules.policy.pod_level_managers)
-    devices = contents.get(DEVICE_FILE)
     read = KubeletState(
         CPU_FORMAT.read(contents["cpu_manager_state"], PATH),
         MEMORY_FORMAT.read(contents["memory_manager_state"], PATH),
-        None if devices is None else read_device_state(devices, PATH),
     )
     return read, contents
-
-
-def of_managers(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files of the CPU and memory managers."""
-    return {name: data for name, data in contents.items() if name != DEVICE_FILE}
 
 
 @given(rules=rule_sets(), data=st.data())
@@ -77,19 +68,18 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
         ledger = start_container(rules, ledger, uid, last)
 
     read, contents = through_files(rules, ledger)
-    taken = take_over(rules, KubeletState(read.cpu, read.memory))
+    taken = take_over(rules, read)
 
     assert exclusive_cpus(taken.ledger) == exclusive_cpus(ledger)
     assert memory_charge(taken.ledger) == memory_charge(ledger)
-    assert of_managers(through_files(rules, taken.ledger)[1]) == of_managers(contents)
+    assert through_files(rules, taken.ledger)[1] == contents
     for uid in taken.ledger.allocations:
         confirmed = admit(rules, taken.ledger, asked[uid])
         assert confirmed.already_admitted, confirmed.rejection
-        assert confirmed.allocation == without_devices(what_files_hold(ledger.allocations[uid]))
-        assert of_managers(through_files(rules, confirmed.ledger)[1]) == of_managers(contents)
+        assert confirmed.allocation == what_files_hold(ledger.allocations[uid])
+        assert through_files(rules, confirmed.ledger)[1] == contents
     completed = take_over(rules, read, asked).ledger
     assert through_files(rules, completed)[1] == contents
-    assert allocated_devices(completed) == allocated_devices(ledger)
     assert {uid: what_files_hold(replace(
         allocation, spec_digest=ledger.allocations[uid].spec_digest, origin=Origin.DECIDED
     ))
@@ -99,20 +89,11 @@ def test_there_and_back_is_the_same_and_the_pods_confirm_it(
 
 
 def what_files_hold(allocation: PodAllocation) -> PodAllocation:
-    """Return an allocation without its hints, which no file has, and with its devices sorted."""
+    """Return an allocation without what no file has: its hints and its devices."""
     containers = tuple(
-        replace(
-            each,
-            hint=NO_AFFINITY,
-            devices={resource: tuple(sorted(ids)) for resource, ids in each.devices.items()},
-        )
+        replace(each, hint=NO_AFFINITY, devices={}, device_nodes={})
         for each in allocation.containers
     )
-    return replace(allocation, containers=containers)
-
-
-def without_devices(allocation: PodAllocation) -> PodAllocation:
-    containers = tuple(replace(each, devices={}, device_nodes={}) for each in allocation.containers)
     return replace(allocation, containers=containers)
 
 
@@ -155,3 +136,12 @@ def test_pods_that_a_kubelet_would_not_keep_are_named() -> None:
     (note,) = export_notes(kubelet_state(rules, ledger), ledger)
     assert BUDGET.uid in note
     assert "end them before the kubelet starts" in note
+
+
+def test_pods_whose_devices_a_kubelet_would_give_again_are_named() -> None:
+    gpu = "example.com/gpu"
+    rules = make_rules(memory=False, devices={gpu: (PluginDevice("g0"),)})
+    asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")))
+    ledger = admitted(rules, asked, pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="u-2"))
+    (note,) = export_notes(kubelet_state(rules, ledger), ledger)
+    assert note.startswith(f"pods with devices ({asked.uid}): the files do not have them")

@@ -9,6 +9,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.allocation import Isolation, Origin
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason
+from agent.managers.policy import NodeFit
 from agent.pods.model import ContainerKind, ManifestError, QosClass, spec_digest
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import UnfitStateError
@@ -149,6 +150,26 @@ def test_a_missing_file_is_reported() -> None:
 def test_pods_without_a_description_are_listed() -> None:
     notes = take_over(RULES, files("0,3-15", {"u": {"a": "1-2"}})).notes
     assert notes == ("known by uid alone until they are asked for: 1 pods (u)",)
+
+
+GPU = "example.com/gpu"
+USING = pod(app("a", guaranteed(f"cpu=2 memory=1Gi {GPU}=1")))
+
+
+def test_a_pod_whose_devices_the_agent_would_give_again_is_named() -> None:
+    taken = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}}), {"u-1": USING})
+    (note,) = taken.notes
+    assert note.startswith(f"pod default/p has devices ({GPU}) that are not taken over")
+    assert "end this pod" in note
+
+
+@pytest.mark.parametrize(
+    "fit", [NodeFit(ignored=frozenset({GPU})), NodeFit(beside_kubelet=True)], ids=str
+)
+def test_devices_that_others_provide_are_no_matter(fit: NodeFit) -> None:
+    rules = make_rules(memory=False, fit=fit)
+    taken = take_over(rules, files("0,3-15", {"u-1": {"a": "1-2"}}), {"u-1": USING})
+    assert taken.notes == ()
 
 
 @pytest.mark.parametrize("uid", ["../../x", "a/b", "..", "a\x1b]0;b", "n\nb", "\u202e", "a" * 300])
