@@ -223,13 +223,17 @@ class Field(Struct, frozen=True):
         return Field(join(self.path, key), node)
 
 
-def guesses() -> Callable[[str, Iterable[str]], str]:
+def guesses(cutoff: float = 0.6) -> Callable[[str, Iterable[str]], str]:
     """Return `guess` for the mistakes of one document: it finds nothing after `MISTAKES_REPORTED`.
 
     A search takes a third of a millisecond, and a text can have thousands of unknown words.
     """
     searches = count()
-    return lambda word, known: guess(word, known) if next(searches) < MISTAKES_REPORTED else ""
+
+    def bounded(word: str, known: Iterable[str]) -> str:
+        return guess(word, known, cutoff=cutoff) if next(searches) < MISTAKES_REPORTED else ""
+
+    return bounded
 
 
 def guess(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

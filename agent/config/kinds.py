@@ -540,10 +540,10 @@ def option_texts(names: Iterable[str]) -> Kind[Mapping[str, str]]:
 
 
 def gate_switches(names: Iterable[str]) -> Kind[Mapping[str, bool]]:
-    """Return the kind of feature gates, on or off; `agent.config.load` judges their names."""
+    """Return the kind of feature gates, on or off: those of `names`, and any other."""
     return mapping_kind(
         "mapping of feature gates to true or false",
-        {"enum": [*names]},
+        {"type": "string", "examples": [*names]},
         {"type": "boolean"},
         lambda reader, _, entry: reader.boolean(entry) is True,
         bool,

@@ -29,9 +29,9 @@ from agent.config.model import (
     MemoryReservationPolicy,
     NodeAllocatable,
     cpu_option_problems,
+    gate_notes,
     gate_problems,
     host_problems,
-    ignored_gates,
     topology_option_problems,
 )
 from agent.files import read_bounded
@@ -500,8 +500,7 @@ def notes_on(config: Config) -> Iterator[str]:
     )
     if config.memory_throttling_factor is not None and not config.memory_qos:
         yield f"memoryThrottlingFactor changes nothing without the feature gate {MEMORY_QOS}"
-    for gate in ignored_gates(config.feature_gates):
-        yield f"featureGates.{gate} changes nothing here"
+    yield from gate_notes(config.feature_gates)
     options = config.topology_manager_policy_options
     if MAX_NODES in options:
         yield f"{MAX_NODES} is not needed: the number of NUMA nodes is not limited"

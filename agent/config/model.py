@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 # --- features -------------------------------------------------------------------------------------
-# Policy options and feature gates: which there are, what they exclude, which change nothing here.
+# Policy options and feature gates: which change anything here, what they exclude.
 #
 # Stages and defaults are those of the version of Kubernetes that a configuration names. Sources of
 # the options: KEP-2625 (CPU manager policy options), KEP-3545 (topology manager policy options),
@@ -169,210 +169,16 @@ LOCKED_ON: Final = frozenset(
     }
 )
 
-#: Gates of Kubernetes on which no decision here depends.
-IGNORED: Final = frozenset(
-    {
-        "AllowDNSOnlyNodeCSR",
-        "AllowInsecureKubeletCertificateSigningRequests",
-        "AllowOverwriteTerminationGracePeriodSeconds",
-        "AllowServiceExternalIPs",
-        "AnyVolumeDataSource",
-        "AppArmor",
-        "AppArmorFields",
-        "AuthorizeNodeWithSelectors",
-        "AuthorizePodWebsocketUpgradeCreatePermission",
-        "CRIListStreaming",
-        "CSIMigrationPortworx",
-        "CSIServiceAccountTokenSecrets",
-        "CSIVolumeHealth",
-        "ChangeContainerStatusOnKubeletRestart",
-        "ClearingNominatedNodeNameAfterBinding",
-        "ClusterTrustBundle",
-        "ClusterTrustBundleProjection",
-        "ComponentFlagz",
-        "ComponentStatusz",
-        "ContainerCheckpoint",
-        "ContainerRestartRules",
-        "ContainerStopSignals",
-        "ContextualLogging",
-        "CoordinatedLeaderElection",
-        "CrossNamespaceVolumeDataSource",
-        "CustomCPUCFSQuotaPeriod",
-        "DRAAdminAccess",
-        "DRAConsumableCapacity",
-        "DRADeviceBindingConditions",
-        "DRADeviceTaintRules",
-        "DRADeviceTaints",
-        "DRAExtendedResource",
-        "DRAListTypeAttributes",
-        "DRANodeAllocatableResources",
-        "DRAPartitionableDevices",
-        "DRAPrioritizedList",
-        "DRAResourceClaimDeviceStatus",
-        "DRAResourceClaimGranularStatusAuthorization",
-        "DRAResourcePoolStatus",
-        "DRASchedulerFilterTimeout",
-        "DRAWorkloadResourceClaims",
-        "DeploymentReplicaSetTerminatingReplicas",
-        "DisableAllocatorDualWrite",
-        "DisableCloudProviders",
-        "DisableKubeletCloudCredentialProviders",
-        "DisableNodeKubeProxyVersion",
-        "DynamicResourceAllocation",
-        "EnvFiles",
-        "EventedPLEG",
-        "ExecProbeTimeout",
-        "ExtendWebSocketsToKubelet",
-        "ExternalServiceAccountTokenSigner",
-        "GangScheduling",
-        "GenericWorkload",
-        "GitRepoVolumeDriver",
-        "GracefulNodeShutdown",
-        "GracefulNodeShutdownBasedOnPodPriority",
-        "HPAConfigurableTolerance",
-        "HPAScaleToZero",
-        "HostnameOverride",
-        "HugePageStorageMediumSize",
-        "ImageMaximumGCAge",
-        "ImageVolume",
-        "ImageVolumeWithDigest",
-        "InPlacePodLevelResourcesVerticalScaling",
-        "InPlacePodVerticalScaling",
-        "InPlacePodVerticalScalingAllocatedStatus",
-        "InPlacePodVerticalScalingExclusiveCPUs",
-        "InPlacePodVerticalScalingExclusiveMemory",
-        "InPlacePodVerticalScalingInitContainers",
-        "InTreePluginPortworxUnregister",
-        "JobBackoffLimitPerIndex",
-        "JobManagedBy",
-        "JobPodReplacementPolicy",
-        "JobSuccessPolicy",
-        "KubeletCgroupDriverFromCRI",
-        "KubeletCrashLoopBackOffMax",
-        "KubeletEnsureSecretPulledImages",
-        "KubeletFineGrainedAuthz",
-        "KubeletInUserNamespace",
-        "KubeletPSI",
-        "KubeletPodResourcesDynamicResources",
-        "KubeletPodResourcesGet",
-        "KubeletPodResourcesListUseActivePods",
-        "KubeletRegistrationGetOnExistsOnly",
-        "KubeletSeparateDiskGC",
-        "KubeletServiceAccountTokenForCredentialProviders",
-        "KubeletTracing",
-        "LocalStorageCapacityIsolation",
-        "LocalStorageCapacityIsolationFSQuotaMonitoring",
-        "LogarithmicScaleDown",
-        "LoggingAlphaOptions",
-        "LoggingBetaOptions",
-        "MatchLabelKeysInPodAffinity",
-        "MatchLabelKeysInPodTopologySpread",
-        "MatchLabelKeysInPodTopologySpreadSelectorMerge",
-        "MaxUnavailableStatefulSet",
-        "MultiCIDRServiceAllocator",
-        "MutableCSINodeAllocatableCount",
-        "MutablePVNodeAffinity",
-        "MutablePodResourcesForSuspendedJobs",
-        "MutableSchedulingDirectivesForSuspendedJobs",
-        "NFTablesProxyMode",
-        "NativeHistograms",
-        "NodeDeclaredFeatures",
-        "NodeInclusionPolicyInPodTopologySpread",
-        "NodeLogQuery",
-        "NodeSwap",
-        "NominatedNodeNameForExpectation",
-        "OpportunisticBatching",
-        "OrderedNamespaceDeletion",
-        "PLEGOnDemandRelist",
-        "PerPodPIDLimit",
-        "PersistentVolumeClaimUnusedSinceTime",
-        "PodAndContainerStatsFromCRI",
-        "PodCertificateRequest",
-        "PodDeletionCost",
-        "PodHostIPs",
-        FIX_QOS_CLASS,
-        "PodLifecycleSleepAction",
-        "PodLifecycleSleepActionAllowZero",
-        "PodLogsQuerySplitStreams",
-        "PodObservedGenerationTracking",
-        "PodReadyToStartContainersCondition",
-        "PodSchedulingReadiness",
-        "PodTopologyLabelsAdmission",
-        "PodsAPI",
-        "PortForwardWebsockets",
-        "PreferSameTrafficDistribution",
-        "PreventStaticPodAPIReferences",
-        "ProcMountType",
-        "QOSReserved",
-        "RecoverVolumeExpansionFailure",
-        "RecursiveReadOnlyMounts",
-        "ReduceDefaultCrashLoopBackOffDecay",
-        "RelaxedDNSSearchValidation",
-        "RelaxedEnvironmentVariableValidation",
-        "RelaxedServiceNameValidation",
-        "ReloadKubeletClientCAFile",
-        "ReloadKubeletServerCertificateFile",
-        "ResourceHealthStatus",
-        "ResourceHealthStatusMessage",
-        "RestartAllContainersOnContainerExits",
-        "RotateKubeletServerCertificate",
-        "RuntimeClassInImageCriApi",
-        "SELinuxChangePolicy",
-        "SELinuxMount",
-        "SELinuxMountReadWriteOncePod",
-        "SchedulerAsyncAPICalls",
-        "SchedulerAsyncPreemption",
-        "SchedulerPopFromBackoffQ",
-        "SchedulerQueueingHints",
-        "SeparateTaintEvictionController",
-        "ServiceAccountNodeAudienceRestriction",
-        "ServiceAccountTokenJTI",
-        "ServiceAccountTokenNodeBinding",
-        "ServiceAccountTokenNodeBindingValidation",
-        "ServiceAccountTokenPodNodeInfo",
-        "ServiceCIDRStatusFieldWiping",
-        "SizeMemoryBackedVolumes",
-        "StaleControllerConsistencyDaemonSet",
-        "StaleControllerConsistencyJob",
-        "StaleControllerConsistencyReplicaSet",
-        "StaleControllerConsistencyStatefulSet",
-        "StatefulSetSemanticRevisionComparison",
-        "StorageCapacityScoring",
-        "StorageNamespaceIndex",
-        "StorageVersionMigrator",
-        "StreamingCollectionEncodingToJSON",
-        "StreamingCollectionEncodingToProtobuf",
-        "StrictIPCIDRValidation",
-        "SupplementalGroupsPolicy",
-        "SystemdWatchdog",
-        "TaintTolerationComparisonOperators",
-        "TopologyAwareWorkloadScheduling",
-        "TopologyManagerPolicyAlphaOptions",
-        "TopologyManagerPolicyBetaOptions",
-        "TranslateStreamCloseWebsocketRequests",
-        "UserNamespacesHostNetworkSupport",
-        "UserNamespacesPodSecurityStandards",
-        "UserNamespacesSupport",
-        "VolumeAttributesClass",
-        "VolumeLimitScaling",
-        "WatchList",
-        "WinDSR",
-        "WinOverlay",
-        "WindowsCPUAndMemoryAffinity",
-        "WindowsGracefulNodeShutdown",
-        "WindowsHostNetwork",
-        "WorkloadAwarePreemption",
-        "WorkloadWithJob",
-    }
-)
-
 #: The default of `memoryThrottlingFactor` up to v1.36.
 _OLD_FACTOR: Final = 0.9
 #: A gate that changes no decision, but what is written into cgroups.
 MEMORY_QOS: Final = "MemoryQoS"
 
-#: Every gate that a configuration may name, those first that change anything.
-KNOWN_GATES: Final = (*GATES, MEMORY_QOS, *_WHOLE_STAGES, *sorted(LOCKED_ON), *sorted(IGNORED))
+#: Every gate that changes anything here.
+OWN_GATES: Final = (*GATES, MEMORY_QOS, *_WHOLE_STAGES)
+#: How alike a name has to be to be taken for a mistyped one of these: a letter too much or too few
+#: leaves 0.93 of the shortest, and TopologyManagerPolicyAlphaOptions, not ours, is 0.85 like one.
+_MISTYPED: Final = 0.9
 
 
 def gate_meanings() -> dict[str, str]:
@@ -416,8 +222,10 @@ def gates_of(gates: Mapping[str, bool], version: KubernetesVersion = NEWEST) -> 
 def gate_problems(
     gates: Mapping[str, bool], version: KubernetesVersion = NEWEST
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the gates that were set, as (gate, message)."""
-    guess = guesses()
+    """Yield what is wrong with the gates that were set, as (gate, message).
+
+    Any other gate than ours is accepted: `gate_notes` says that it changes nothing.
+    """
     for name, enabled in gates.items():
         if name in GATES and version < GATES[name].since:
             came = f"it came with Kubernetes {GATES[name].since}"
@@ -427,11 +235,8 @@ def gate_problems(
         if locked and version >= locked and not enabled:
             why = f"it cannot be switched off from Kubernetes {locked} on; remove it"
             yield name, f"{why}, or write kubernetesVersion: v1.36"
-        if name in LOCKED_ON:
-            if not enabled:
-                yield name, "this feature has graduated and cannot be switched off; remove it"
-        elif name not in KNOWN_GATES:
-            yield name, f"unknown feature gate{guess(name, KNOWN_GATES)}"
+        if name in LOCKED_ON and not enabled:
+            yield name, "this feature has graduated and cannot be switched off; remove it"
     resolved = gates_of(gates, version)
     if resolved.pod_level_resources:
         return
@@ -446,9 +251,16 @@ def gate_problems(
             yield name, f"{needs}; switch both on, or this one off"
 
 
-def ignored_gates(gates: Mapping[str, bool]) -> tuple[str, ...]:
-    """Return the gates that were set and change nothing here, in the order they were given."""
-    return tuple(name for name in gates if name in IGNORED or name in LOCKED_ON)
+def gate_notes(gates: Mapping[str, bool]) -> Iterator[str]:
+    """Yield a line for each gate that changes nothing here, with the one of ours that it is like.
+
+    Which gates Kubernetes has is not known here: it differs by version.
+    """
+    guess = guesses(_MISTYPED)
+    for name in gates:
+        if name not in OWN_GATES:
+            near = "" if name in LOCKED_ON else guess(name, OWN_GATES)
+            yield f"featureGates.{name} changes nothing here{near}"
 
 
 # --- Policy options ------------------------------------------------------------------------------
@@ -1198,9 +1010,10 @@ class Config(Section, frozen=True):
     )
     feature_gates: Mapping[str, bool] = key(
         MappingProxyType({}),
-        gate_switches(KNOWN_GATES),
+        gate_switches(OWN_GATES),
         "Feature gates by the names of Kubernetes, with the defaults of kubernetesVersion. "
-        "Other gates of a kubelet than these change nothing.",
+        "Any other gate is accepted and changes nothing, as a note of `config check` and of the "
+        "agent's start says.",
         title="Features",
         values=gate_meanings(),
     )

@@ -11,6 +11,7 @@ import structlog
 
 from agent import __version__
 from agent.clock import SystemClock
+from agent.config.model import gate_notes
 from agent.server import log as logs
 from agent.server.lifecycle import ServiceManager
 from agent.server.memory import settle_memory
@@ -49,6 +50,8 @@ def run(
     logs.configure(config.agent.logging.format, config.agent.logging.level, journal=journal)
     manager = ServiceManager.of(os.environ)
     log.info("starting", version=__version__, pid=os.getpid())
+    for note in gate_notes(config.feature_gates):
+        log.warning("feature gate changes nothing", note=note)
     wiring = Wiring(config, manager, SystemClock(), plugs, fakes)
     wiring.controller.state.configuration = configuration
     with wiring as service:

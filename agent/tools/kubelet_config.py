@@ -15,9 +15,8 @@ from agent.config.kinds import KeyReader
 from agent.config.load import config_of_document, yaml_text
 from agent.config.model import (
     GATES,
-    IGNORED,
-    KNOWN_GATES,
     LOCKED_ON,
+    OWN_GATES,
     VERSION_KEY,
     Config,
     ConfigError,
@@ -193,9 +192,7 @@ def _gate(name: str) -> str:
     """Return why a feature gate is left out, "" for one that changes a decision of the agent."""
     if name in LOCKED_ON:
         return "the feature has graduated and is always on"
-    if name in IGNORED:
-        return "no decision of the agent depends on this gate"
-    return "" if name in KNOWN_GATES else "not a feature gate of Kubernetes that the agent knows"
+    return "" if name in OWN_GATES else "no decision of the agent depends on this gate"
 
 
 def _mistakes(name: str, node: Node) -> tuple[str, ...]:

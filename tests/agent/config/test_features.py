@@ -8,15 +8,15 @@ import pytest
 from agent.config.model import (
     CPU_OPTIONS,
     GATES,
-    IGNORED,
     LOCKED_ON,
+    OWN_GATES,
     Config,
     cpu_option_problems,
     cpu_options,
+    gate_notes,
     gate_problems,
     gates_of,
     host_problems,
-    ignored_gates,
     prefers_closest,
     topology_option_problems,
 )
@@ -66,8 +66,6 @@ def test_a_whole_stage_can_be_switched_and_a_named_gate_wins() -> None:
 @pytest.mark.parametrize(
     ("gates", "gate", "words"),
     [
-        ({"PodLevelResourceManager": True}, "PodLevelResourceManager", "did you mean"),
-        ({"Qwx": True}, "Qwx", "unknown feature gate"),
         ({"CPUManagerPolicyOptions": False}, "CPUManagerPolicyOptions", "cannot be switched off"),
         (
             {"PodLevelResourceManagers": True, "PodLevelResources": False},
@@ -89,7 +87,7 @@ def test_gates_that_cannot_be_are_rejected(gates: dict[str, bool], gate: str, wo
 
 def test_the_nearest_gate_is_looked_for_as_often_as_mistakes_are_reported() -> None:
     gates = {f"PodLevelResources{n}": True for n in range(MISTAKES_REPORTED + 50)}
-    hints = ["did you mean" in message for _name, message in gate_problems(gates)]
+    hints = ["did you mean" in note for note in gate_notes(gates)]
     assert hints == [True] * MISTAKES_REPORTED + [False] * 50
 
 
@@ -109,15 +107,25 @@ def test_a_gate_of_a_later_version_is_rejected() -> None:
     assert not list(gate_problems(both, V1_37))
 
 
-def test_other_gates_of_a_kubelet_are_accepted_and_named_as_ignored() -> None:
-    gates = {"PodsAPI": True, "NodeSwap": False, "MemoryManager": True, "AllAlpha": False}
+def test_any_other_gate_is_accepted_with_a_note() -> None:
+    others = ("PodsAPI", "NotYetInvented", "TopologyManagerPolicyAlphaOptions", "MemoryManager")
+    gates = {**dict.fromkeys(others, True), **dict.fromkeys(OWN_GATES, True)}
     assert not list(gate_problems(gates))
-    assert ignored_gates(gates) == ("PodsAPI", "NodeSwap", "MemoryManager")
+    assert list(gate_notes(gates)) == [
+        f"featureGates.{name} changes nothing here" for name in others
+    ]
+
+
+@pytest.mark.parametrize("name", OWN_GATES)
+def test_a_mistyped_gate_is_taken_for_the_one_that_was_meant(name: str) -> None:
+    middle = len(name) // 2
+    for mistyped in (name[:middle] + name[middle + 1 :], f"{name}s", name.lower()):
+        (note,) = gate_notes({mistyped: True})
+        assert note == f'featureGates.{mistyped} changes nothing here; did you mean "{name}"?'
 
 
 def test_no_gate_is_in_two_lists() -> None:
-    assert LOCKED_ON.isdisjoint(GATES)
-    assert IGNORED.isdisjoint({*GATES, *LOCKED_ON})
+    assert LOCKED_ON.isdisjoint(OWN_GATES)
 
 
 _ALL_GATES = FeatureGates(cpu_manager_policy_alpha_options=True)

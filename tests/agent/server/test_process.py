@@ -115,6 +115,14 @@ def test_an_interrupt_stops_it_as_cleanly(place: Path) -> None:
         assert process.end(signal.SIGINT)[0] == ExitCode.OK
 
 
+def test_a_gate_that_changes_nothing_is_said_once_at_the_start(place: Path) -> None:
+    with started(place, "--set", "featureGates={NodeSwap: true}") as process:
+        process.wait_for("READY=1")
+        _, log = process.end(signal.SIGTERM)
+    (note,) = [e["note"] for e in log if e["message"] == "feature gate changes nothing"]
+    assert note == "featureGates.NodeSwap changes nothing here"
+
+
 def test_a_hangup_has_it_look_at_everything_again(place: Path) -> None:
     manifests = place / "manifests"
     manifests.mkdir(mode=0o755)
