@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +20,8 @@ from agent.managers.decision import Decision
 from agent.managers.ledger import Ledger
 from agent.pods.model import Pod
 from agent.reconcile.diff import Difference
-from agent.server import intake
 from agent.server.admissions import Admission, _Decided
-from agent.server.intake import PodIntake
+from agent.server.intake import Entry, Outcome, PodIntake
 from agent.server.queue import Job, SerialQueue, Turns, Waiting
 from agent.server.state import ConfiguredHost
 from agent.sources.source import SourceEntry
@@ -150,7 +150,8 @@ _RULES: Final[Mapping[type, Callable[[Any], Plain]]] = {
     SerialQueue: _line,
     Turns: lambda turns: (turns._taken, _all(turns._lanes._urgent), _all(turns._lanes._normal)),
     PodIntake: _fields,
-    intake._Tried: lambda tried: (_of(tried.pod), tried.generation, _of(tried.document)),
+    Entry: lambda entry: _all((entry.says, entry.outcome, entry.again, entry.task is None)),
+    Outcome: lambda outcome: _all((outcome.pod, outcome.generation, outcome.document)),
     SourceEntry: lambda entry: (entry.key, _of(entry.pod)),
     ManifestDocument: lambda document: (document.file, document.state),
     AdmissionDocument: lambda answer: (answer.uid, answer.admitted),
@@ -162,4 +163,5 @@ _BASES: Final[tuple[tuple[type, Callable[[Any], Plain]], ...]] = (
     (asyncio.Event, lambda event: event.is_set()),
     (asyncio.Lock, lambda lock: lock.locked()),
     (BaseException, repr),
+    (Enum, str),
 )
