@@ -1,8 +1,9 @@
 """The connections of a listener: accepting, turns between requests, and shutdown.
 
 Every connection costs a file descriptor, and an agent without descriptors cannot write cgroups. So
-a listener has a limit of connections (`agent.server.limits`); a connection that does not
-send a complete request head, or does not read its response, is closed after a timeout.
+users other than root have caps (`agent.server.limits`); a connection that does not send a complete
+request head, or does not read its response, is closed after a timeout. In go connections and the
+handler of requests; out come answers. Of such users' requests one begins at a time, root's at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import errno
 import re
 import select
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -33,7 +35,7 @@ from agent.server.http import (
     one_line,
     plain_failure,
 )
-from agent.server.limits import RETRY_SECONDS, FullError, Places, Room
+from agent.server.limits import RETRY_SECONDS, FullError, demand_room, displaced, place
 from agent.server.log import LimitedLog
 
 if TYPE_CHECKING:
@@ -53,10 +55,8 @@ log = structlog.get_logger(__name__)
 
 #: How long to wait after accept(2) failed, in seconds.
 PAUSE_SECONDS: Final = 1.0
-#: How many connections are accepted, and how many requests of others than root are begun, before
-#: the event loop runs other tasks.
+#: How many connections are accepted before the event loop runs other tasks.
 AT_A_TIME: Final = 64
-BEGUN_AT_A_TIME: Final = 4
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
 #: Why a connection is closed whose request was not begun.
 _GIVES_WAY: Final = "too many connections; this one was idle for longest, and nothing was begun"
@@ -82,8 +82,6 @@ class Connections:
     ) -> None:
         self.limits = limits
         self.lines = LimitedLog(log)
-        self.bodies: Room[HttpConnection] = Room(limits.bodies)
-        self.answers: Room[HttpConnection] = Room(limits.answers)
         self.failed = failed
         #: So the peer knows that a request which it has sent, and which was not read, did nothing.
         self._gives_way = _raw(failed(HTTPStatus.SERVICE_UNAVAILABLE, _GIVES_WAY))
@@ -93,12 +91,10 @@ class Connections:
         self._listening = listening
         self._caller = caller
         self._tls = tls
-        self._asking: Places[HttpConnection] = Places(
-            limits.requests, cut_answers=limits.cut_answers
-        )
-        self._watching: Places[HttpConnection] = Places(limits.watchers, cut_answers=True)
-        self._beginning = asyncio.Semaphore(BEGUN_AT_A_TIME)
-        self._openings: dict[HttpConnection, asyncio.Task[None]] = {}
+        #: In the order of their last activity.
+        self._connections: dict[HttpConnection, None] = {}
+        #: Locked while a request begins whose caller is not privileged.
+        self._beginning = asyncio.Lock()
         # The action that a gone client waits for is dropped if it has not begun.
         self._server = Server(self._answer, handler_cancellation=True)
         self._accepting: asyncio.Task[None] | None = None
@@ -139,26 +135,21 @@ class Connections:
         await self._stop_accepting()
         # A connection accepted at this moment gets its transport first, which closes it.
         await asyncio.sleep(0)
-        for opening in tuple(self._openings.values()):
-            opening.cancel()
         self._server.pre_shutdown()
         await self._until_answered(seconds)
         await self._server.shutdown(_END_SECONDS)
-        for connection in self._all():
+        for connection in self._connections:
             connection.cut()
         self.lines.flush()
 
     async def _until_answered(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                while any(connection.answering for connection in self._all()):
+                while any(connection.answering for connection in self._connections):
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
             return
-
-    def _all(self) -> list[HttpConnection]:
-        return [*self._asking, *self._watching]
 
     # --- accepting ------------------------------------------------------------------------------
 
@@ -181,7 +172,7 @@ class Connections:
         """Add a new connection; the connection displaced by it is closed."""
         try:
             connection = HttpConnection(self._server, self, self._caller(client))
-            leaving = self._asking.enter(connection)
+            self._make_place(connection)
         except OSError as error:  # already closed by the peer
             log.debug("connection setup failed", reason=str(error))
             client.close()
@@ -193,74 +184,77 @@ class Connections:
             self.lines.error("connection failed", exc_info=error)
             client.close()
         else:
-            self._cut(leaving)
-            opening = asyncio.create_task(self._open(client, connection))
-            self._openings[connection] = opening
-            opening.add_done_callback(lambda _: self._openings.pop(connection))
+            self._connections[connection] = None
+            self._open(client, connection)
 
-    async def _open(self, client: socket.socket, connection: HttpConnection) -> None:
-        """Create the transport of a connection; a failed TLS handshake ends it."""
-        loop = asyncio.get_running_loop()
+    def _open(self, client: socket.socket, connection: HttpConnection) -> None:
+        """Begin to make the transport of a connection; a failed TLS handshake ends it."""
         seconds = None if self._tls is None else self.limits.head_seconds
-        try:
-            if self.limits.open_in_turn and not connection.caller.privileged:
-                await self._begin()
-            await loop.connect_accepted_socket(
+        opening = asyncio.create_task(
+            asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
             )
-        except OSError as error:
-            log.debug("connection setup failed", reason=str(error))
-        except asyncio.CancelledError:
-            if self._tls is None:
-                _turn_away(client, self._gives_way)
-            raise
-        finally:
+        )
+
+        def opened(_: asyncio.Task[Any]) -> None:
+            if opening.cancelled():
+                _turn_away(client, self._gives_way if self._tls is None else b"")
+            elif isinstance(error := opening.exception(), OSError):
+                log.debug("connection setup failed", reason=str(error))
+            elif error is not None:
+                self.lines.error("connection failed", exc_info=error)
             if connection.transport is None:
                 self.lost(connection)
 
-    def _cut(self, leaving: HttpConnection | None) -> None:
-        if leaving is None:
-            return
-        opening = self._openings.get(leaving)
-        if opening is not None:
-            opening.cancel()
-        leaving.cut(self._gives_way)
+        connection.opening = opening
+        opening.add_done_callback(opened)
+
+    def _make_place(self, newcomer: HttpConnection) -> None:
+        """Close another connection for a newcomer if there are too many; raises `FullError`."""
+        leaving = place(newcomer, self._connections, self.limits)
+        if leaving is not None:
+            self._close(leaving)
+
+    def _close(self, connection: HttpConnection) -> None:
+        del self._connections[connection]
+        connection.cut(self._gives_way)
 
     # --- what connections report ----------------------------------------------------------------
 
     def lost(self, connection: HttpConnection) -> None:
         """Remove a closed connection."""
-        self._asking.leave(connection)
-        self._watching.leave(connection)
+        self._connections.pop(connection, None)
         self._idle.set()
 
     def active(self, connection: HttpConnection) -> None:
-        """Record activity of a connection."""
-        self._asking.touch(connection)
-        self._watching.touch(connection)
+        """Record activity of a connection; one that was closed is ignored."""
+        if connection in self._connections:
+            del self._connections[connection]
+            self._connections[connection] = None
         if not connection.answering:
             self._idle.set()
 
     def watching(self, connection: HttpConnection) -> None:
         """Count a connection as a watcher from now on."""
-        self._asking.leave(connection)
-        self._cut(self._watching.enter(connection))
+        connection.watching = True
+        self._make_place(connection)
+
+    def receiving(self, connection: HttpConnection, size: int) -> None:
+        """Count so many bytes more of a body; raises `NoRoomError`."""
+        demand_room(connection, size, self._connections, self.limits)
+        connection.body_size += size
 
     def sending(self, connection: HttpConnection, size: int) -> None:
         """Count the bytes of a response; connections that read nothing are closed for them."""
-        for leaving in self.answers.claim(connection, size):
+        for leaving in displaced(connection, size, self._connections, self.limits):
             self.lines.warning("slow reader disconnected", caller=leaving.caller.name)
-            leaving.cut()
+            self._close(leaving)
+        connection.unread = size
 
     # --- answering ------------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
-        """Wait until fewer than `BEGUN_AT_A_TIME` have gone on since the loop ran other tasks."""
-        async with self._beginning:
-            await asyncio.sleep(0)
-
     async def _answer(self, request: BaseRequest) -> StreamResponse:
-        """Answer one request in its turn.
+        """Answer one request; let the event loop run other tasks before each.
 
         Otherwise all pipelined requests of a connection would be served before any other
         connection, since nothing between them waits for the network.
@@ -270,10 +264,8 @@ class Connections:
             raise TypeError(f"aiohttp made a connection of its own: {connection!r}")
         connection.begin_answer(request.content)
         try:
-            if connection.caller.privileged:
+            async with nullcontext() if connection.caller.privileged else self._beginning:
                 await asyncio.sleep(0)
-            else:
-                await self._begin()
             return await Exchange(request, connection, self._handler, self.failed).run()
         finally:
             connection.end_answer()
@@ -322,11 +314,7 @@ _TOO_MANY: Final = "Too many headers"
 
 
 class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
-    """A connection of a listener, with its deadline.
-
-    `answering` is true from a request's whole head until its answer is there, `half_closed` from
-    the moment when the peer has said that it sends no more, `body_cut_off` if that was amid a body.
-    """
+    """A connection of a listener, with its deadline."""
 
     def __init__(self, manager: Server, owner: Connections, caller: Caller) -> None:
         limits = owner.limits
@@ -347,9 +335,15 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         self._msg_queue_resume_size = MAX_WAITING - 1
         self.caller = caller
         self.limits: Limits = limits
-        self.answering = False
+        # What `agent.server.limits.Connection` explains.
+        self.answering = self.watching = False
+        self.body_size = self.unread = 0
+        #: From the moment when the peer has said that it sends no more.
         self.half_closed = False
+        #: Whether that was amid a body.
         self.body_cut_off = False
+        #: Makes the transport, after a TLS handshake.
+        self.opening: asyncio.Task[Any] | None = None
         self._sending = False
         self._begun = False  # any request
         self._waiting = False  # a request with a whole head is not begun
@@ -459,6 +453,7 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         """Start the timeout to read a response of so many bytes."""
         self.answering = False
         self._sending = True
+        self.body_size = 0
         self._expect(self.limits.idle_seconds)
         self.owner.active(self)
         self.owner.sending(self, size)
@@ -466,6 +461,7 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
     def end_answer(self) -> None:
         """Start the timeout of the next request, if there can be one."""
         self.answering = self._sending = False
+        self.unread = 0
         if self.half_closed:
             self.close()  # aiohttp closes after it has finished this request
         seconds = self.limits.head_seconds if self._head_begun else self.limits.idle_seconds
@@ -487,6 +483,8 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         If none of its requests was begun, the peer gets the last bytes, as far as it takes them.
         """
         if self._wire is None:
+            if self.opening is not None:
+                self.opening.cancel()
             return
         if last is not None and not self._begun and self.ssl_context is None:
             self._wire.write(last)
@@ -613,20 +611,18 @@ class Exchange:
 
         The whole response is written when this returns, unless the peer stops reading.
         """
-        with self._connection.owner.bodies.space(self._connection):
-            answer = await self._answer()
+        answer = await self._answer()
         if isinstance(answer, Stream):
             return await self._follow(answer)
         response = StreamResponse(status=answer.status, headers=_headers(answer))
         response.content_length = len(answer.body)
         if self._connection.half_closed or self._has_odd_frame():
             response.force_close()
-        with self._connection.owner.answers.space(self._connection):
-            self._connection.begin_sending(len(answer.body))
-            try:
-                await self._send(response, answer.body)
-            except ConnectionError as error:
-                log.debug("peer disconnected during the response", reason=str(error))
+        self._connection.begin_sending(len(answer.body))
+        try:
+            await self._send(response, answer.body)
+        except ConnectionError as error:
+            log.debug("peer disconnected during the response", reason=str(error))
         return response
 
     async def _answer(self) -> Answer:
@@ -652,7 +648,7 @@ class Exchange:
             for start in range(0, len(body), PIECE_BYTES):
                 await response.write(memoryview(body)[start : start + PIECE_BYTES])
                 await self._request.writer.drain()
-                self._connection.owner.answers.progressed(self._connection)
+                self._connection.owner.active(self._connection)
         await response.write_eof()
 
     def _has_odd_frame(self) -> bool:
@@ -698,7 +694,7 @@ class Exchange:
         """Reserve `more` bytes for a body that has `size` bytes including them."""
         if size > self._max_bytes:
             raise BodyTooLargeError(self._max_bytes)
-        self._connection.owner.bodies.take(self._connection, more)
+        self._connection.owner.receiving(self._connection, more)
 
     async def _send_continue(self) -> None:
         """Send `100 Continue` to a peer that expects it (RFC 9110 section 10.1.1)."""

@@ -275,10 +275,9 @@ METRICS_LIMITS: Final = Limits(
     answers=ANSWERS,
     head_seconds=10.0,
     idle_seconds=15.0,
-    cut_answers=True,
 )
-#: The API listener has commands, which may wait long for a response, and watchers, which do not
-#: count as idle. `bodies` counts bodies of the largest size.
+#: The API listener has commands, which may wait long for a response, and watchers. `bodies` counts
+#: bodies of the largest size.
 ADMISSION_LIMITS: Final = Limits(
     requests=Limit(everyone=256, caller=128),
     watchers=Limit(everyone=128, caller=64),
@@ -286,7 +285,6 @@ ADMISSION_LIMITS: Final = Limits(
     answers=ANSWERS,
     head_seconds=10.0,
     idle_seconds=120.0,
-    open_in_turn=True,
 )
 
 

@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.server import connections
-from agent.server.connections import AT_A_TIME, BEGUN_AT_A_TIME, Connections, HttpConnection
+from agent.server.connections import Connections
 from agent.server.http import Request, Response
 from agent.server.limits import Caller, Limit, Limits
 from agent.server.sockets import Address, open_tcp, tls_context
@@ -36,11 +35,9 @@ BYTES = Limit(1 << 30, 1 << 30)
 AT_ONCE = 0.05
 
 
-def limits(
-    connections: int, *, idle: float = FOREVER, head: float = FOREVER, cut_answers: bool = True
-) -> Limits:
+def limits(connections: int, *, idle: float = FOREVER, head: float = FOREVER) -> Limits:
     bound = Limit(everyone=connections, caller=connections)
-    return Limits(bound, bound, BYTES, BYTES, head, idle, cut_answers=cut_answers)
+    return Limits(bound, bound, BYTES, BYTES, head, idle)
 
 
 class OpenListener:
@@ -54,10 +51,10 @@ class OpenListener:
         self.cancelled = asyncio.Event()
         self.port = 0
         self.caller = USER
-        self.handled: Callable[[], None] = lambda: None
+        self.handled: Callable[[Request], None] = lambda _: None
 
-    async def handle(self, _request: Request) -> Response:
-        self.handled()
+    async def handle(self, request: Request) -> Response:
+        self.handled(request)
         self.asked.set()
         try:
             await self.free.wait()
@@ -137,7 +134,7 @@ async def test_silent_users_lock_out_neither_each_other_nor_root() -> None:
         visitor = await listener.enter()
         assert await answered(visitor)
         listener.caller = ROOT
-        roots = [await listener.enter() for _ in range(4)]
+        roots = [await listener.enter() for _ in range(6)]
         for ends in roots:
             assert await answered(ends)
         assert await answered(visitor)  # root took no other's place
@@ -148,8 +145,8 @@ async def test_silent_users_lock_out_neither_each_other_nor_root() -> None:
 
 
 @in_loop
-async def test_who_waits_for_answers_everywhere_learns_so_where_answers_matter() -> None:
-    async with opened(limits(2, cut_answers=False)) as listener:
+async def test_a_caller_whose_connections_all_wait_for_answers_gets_no_more() -> None:
+    async with opened(limits(2)) as listener:
         listener.free.clear()
         patient = [await listener.enter() for _ in range(2)]
         for ends in patient:
@@ -160,7 +157,7 @@ async def test_who_waits_for_answers_everywhere_learns_so_where_answers_matter()
             too_many = await listener.enter()
             answer = await ended(too_many)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"a user has 2 connections" in answer
+        assert b"a user: 2 wait for responses already" in answer
         found = [(line["event"], line["connections"]) for line in said]
         assert found == [("too many connections", 2)]
         listener.free.set()
@@ -171,8 +168,25 @@ async def test_who_waits_for_answers_everywhere_learns_so_where_answers_matter()
 
 
 @in_loop
+async def test_as_many_as_may_connect_are_let_in_of_those_that_come_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with opened(limits(2), unix=path):
+        # No other task runs before all of them are connected.
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+        for client in clients:
+            client.connect(str(path))
+            client.send(REQUEST)
+            client.settimeout(0)
+        receive = asyncio.get_running_loop().sock_recv
+        statuses = [(await receive(client, 1000))[9:12] for client in clients]
+        assert statuses == [b"503"] * 4 + [b"200"] * 2
+        for client in clients:
+            client.close()
+
+
+@in_loop
 async def test_requests_in_a_row_of_many_leave_turns_to_all_others() -> None:
-    async with opened(limits(3 * BEGUN_AT_A_TIME)) as listener:
+    async with opened(limits(12)) as listener:
         loop = asyncio.get_running_loop()
         begun = [0]
 
@@ -180,47 +194,43 @@ async def test_requests_in_a_row_of_many_leave_turns_to_all_others() -> None:
             begun.append(0)
             loop.call_soon(next_turn)
 
-        listener.handled = lambda: begun.__setitem__(-1, begun[-1] + 1)
-        pipelining = [await listener.enter() for _ in range(3 * BEGUN_AT_A_TIME)]
+        listener.handled = lambda _: begun.__setitem__(-1, begun[-1] + 1)
+        pipelining = [await listener.enter() for _ in range(12)]
         loop.call_soon(next_turn)
         for _, writer in pipelining:
             writer.write(REQUEST * 20)
         for reader, _ in pipelining:
             for _ in range(20):
                 await reader.readuntil(b"hello")
-        assert sum(begun) == 60 * BEGUN_AT_A_TIME
-        assert max(begun) == BEGUN_AT_A_TIME
+        assert sum(begun) == 240
+        assert max(begun) == 1
         for ends in pipelining:
             await left(ends)
 
 
 @in_loop
-async def test_root_is_let_in_before_all_of_a_user_who_came_earlier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    many = AT_A_TIME - 1
-    callers = iter([USER] * many + [ROOT])
-    let_in: list[Caller] = []
+async def test_a_request_of_root_waits_for_one_of_those_of_users_that_came_earlier() -> None:
+    async with opened(limits(12)) as listener:
+        asked: list[int] = []
 
-    def connection_made(connection: HttpConnection, transport: asyncio.BaseTransport) -> None:
-        let_in.append(connection.caller)
-        made(connection, transport)
+        def note(request: Request) -> None:
+            assert request.connection is not None
+            asked.append(request.connection.getpeername()[1])
 
-    made = HttpConnection.connection_made
-    monkeypatch.setattr(HttpConnection, "connection_made", connection_made)
-    in_turn = replace(limits(2 * many), open_in_turn=True)
-    async with opened(in_turn, unix=tmp_path / "socket", caller=lambda _: next(callers)):
-        # No other task runs before all of them are connected.
-        clients = [socket.socket(socket.AF_UNIX) for _ in range(many + 1)]
-        for client in clients:
-            client.connect(str(tmp_path / "socket"))
-            client.send(REQUEST)
-        ends = [await asyncio.open_unix_connection(sock=client) for client in clients]
-        for reader, _ in reversed(ends):
-            assert await reader.readuntil(b"hello")
-        assert let_in == [ROOT] + [USER] * many
-        for each in ends:
-            await left(each)
+        listener.handled = note
+        users = [await listener.enter() for _ in range(12)]
+        listener.caller = ROOT
+        root = await listener.enter()
+        assert await answered(root)
+        asked.clear()
+        for _, writer in (*users, root):
+            writer.write(REQUEST)
+        for reader, _ in (*users, root):
+            await reader.readuntil(b"hello")
+        assert len(asked) == 13
+        assert asked.index(root[1].get_extra_info("sockname")[1]) <= 1
+        for ends in (*users, root):
+            await left(ends)
 
 
 @in_loop
@@ -320,6 +330,16 @@ async def test_a_tls_handshake_that_never_comes_makes_room(certificate: Path) ->
         garbage[1].write(b"no handshake at all")
         await ended(garbage)
         await left(garbage)
+
+
+@in_loop
+async def test_a_tls_handshake_that_never_comes_gives_way(certificate: Path) -> None:
+    tls = tls_context(Address("127.0.0.1", 0, certificate, certificate))
+    async with opened(limits(1), tls) as listener:
+        silent, other = await listener.enter(), await listener.enter()
+        assert await ended(silent) == b""
+        for ends in (silent, other):
+            await left(ends)
 
 
 @in_loop

@@ -1,236 +1,208 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.server.limits import Caller, FullError, Limit, NoRoomError, Places, Room
+from agent.server.lifecycle import ADMISSION_LIMITS, METRICS_LIMITS
+from agent.server.limits import (
+    Caller,
+    FullError,
+    Limit,
+    Limits,
+    NoRoomError,
+    demand_room,
+    displaced,
+    place,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ONE, TWO, THREE = Caller("user 1"), Caller("user 2"), Caller("user 3")
 ROOT = Caller("user 0", privileged=True)
+CALLERS = st.sampled_from((ONE, TWO, THREE, ROOT))
 
 
 @dataclass(eq=False)
 class FakeConnection:
     caller: Caller
     answering: bool = False
+    watching: bool = False
+    body_size: int = 0
+    unread: int = 0
 
 
-def places(everyone: int, caller: int, *, cut_answers: bool = False) -> Places[FakeConnection]:
-    return Places(Limit(everyone, caller), cut_answers=cut_answers)
+def limits(
+    requests: tuple[int, int] = (0, 0),
+    watchers: tuple[int, int] = (0, 0),
+    bodies: tuple[int, int] = (0, 0),
+    answers: tuple[int, int] = (0, 0),
+) -> Limits:
+    """Return limits of everyone and of a caller."""
+    return Limits(Limit(*requests), Limit(*watchers), Limit(*bodies), Limit(*answers), 1.0, 1.0)
 
 
-def entered(room: Places[FakeConnection], *callers: Caller) -> list[FakeConnection]:
-    fakes = [FakeConnection(caller) for caller in callers]
-    assert [room.enter(fake) for fake in fakes] == [None] * len(fakes)
-    return fakes
+def idle(*callers: Caller) -> list[FakeConnection]:
+    return [FakeConnection(caller) for caller in callers]
 
 
-def test_the_longest_idle_of_the_same_caller_gives_way() -> None:
-    room = places(10, 2)
-    first, second, other = entered(room, ONE, ONE, TWO)
-    room.touch(first)
-    assert room.enter(FakeConnection(ONE)) is second
-    assert set(room) >= {first, other}
-    assert len(room) == 3
+def of(present: Sequence[FakeConnection], caller: Caller) -> list[FakeConnection]:
+    return [connection for connection in present if connection.caller == caller]
 
 
-def test_the_caller_with_the_most_gives_way_when_all_places_are_taken() -> None:
-    room = places(3, 2)
-    _, first, _ = entered(room, TWO, ONE, ONE)
-    assert room.enter(FakeConnection(THREE)) is first
+# --- connections ----------------------------------------------------------------------------------
 
 
-def test_who_waits_for_an_answer_does_not_give_way_to_its_own_caller() -> None:
-    room = places(10, 2)
-    busy, idle = entered(room, ONE, ONE)
-    busy.answering = True
-    assert room.enter(FakeConnection(ONE)) is idle
-    for connection in room:
-        connection.answering = True
-    with pytest.raises(FullError) as caught:
-        room.enter(FakeConnection(ONE))
+def test_at_the_cap_of_a_caller_its_longest_idle_connection_is_closed() -> None:
+    present = idle(TWO, ONE, ONE)
+    assert place(FakeConnection(ONE), present, limits(requests=(10, 2))) is present[1]
+    assert place(FakeConnection(ONE), present, limits(requests=(10, 3))) is None
+    assert place(FakeConnection(TWO), present, limits(requests=(10, 2))) is None
+
+
+def test_at_the_cap_of_all_the_longest_idle_connection_of_any_is_closed() -> None:
+    present = idle(TWO, ONE, ONE)
+    assert place(FakeConnection(THREE), present, limits(requests=(3, 2))) is present[0]
+
+
+def test_a_connection_that_waits_for_an_answer_is_not_closed() -> None:
+    present = idle(TWO, ONE, ONE)
+    present[1].answering = True
+    assert place(FakeConnection(ONE), present, limits(requests=(10, 2))) is present[2]
+    present[2].answering = True
+    with pytest.raises(FullError, match="user 1: 2 wait for responses already") as caught:
+        place(FakeConnection(ONE), present, limits(requests=(10, 2)))
     assert (caught.value.caller, caught.value.count) == (ONE, 2)
-    assert len(room) == 2
+    assert place(FakeConnection(THREE), present, limits(requests=(3, 2))) is present[0]
+    present[0].answering = True
+    with pytest.raises(FullError, match="user 3: 3 wait for responses already"):
+        place(FakeConnection(THREE), present, limits(requests=(3, 2)))
 
 
-def test_who_waits_for_an_answer_gives_way_where_answers_are_cheap() -> None:
-    room = places(10, 2, cut_answers=True)
-    first, second = entered(room, ONE, ONE)
-    first.answering = second.answering = True
-    assert room.enter(FakeConnection(ONE)) is first
+def test_root_is_neither_counted_nor_capped_nor_closed() -> None:
+    full, present = limits(requests=(2, 2)), idle(*[ROOT] * 9, ONE, TWO)
+    assert place(FakeConnection(ROOT), present, full) is None
+    assert place(FakeConnection(THREE), present, full) is present[9]
+    assert place(FakeConnection(TWO), present[:10], full) is None
 
 
-def test_who_holds_more_than_its_share_gives_way_to_others_whatever_it_waits_for() -> None:
-    room = places(4, 4)
-    connected = entered(room, ONE, ONE, ONE, ONE)
-    for connection in connected:
-        connection.answering = True
-    assert room.enter(FakeConnection(TWO, answering=True)) is connected[0]
-    assert room.enter(FakeConnection(TWO, answering=True)) is connected[1]
-    with pytest.raises(FullError):  # two each: no caller has more than its share
-        room.enter(FakeConnection(TWO))
+def test_watchers_are_counted_apart_and_closed_in_the_order_of_their_last_event() -> None:
+    bounds = limits(requests=(2, 2), watchers=(2, 2))
+    asking = idle(ONE, ONE)
+    watching = [FakeConnection(ONE, answering=True, watching=True) for _ in range(3)]
+    assert place(FakeConnection(ONE), watching, bounds) is None
+    assert place(watching[2], [*asking, watching[0], watching[2]], bounds) is None
+    assert place(watching[2], [*asking, *watching], bounds) is watching[0]
 
 
-def test_privileged_callers_take_no_place_of_others_and_lose_none_to_them() -> None:
-    room = places(2, 2)
-    entered(room, ROOT, ROOT, ONE, TWO)
-    assert len(room) == 4
-    for _ in range(5):
-        leaving = room.enter(FakeConnection(THREE))
-        assert leaving is not None
-        assert not leaving.caller.privileged
-    leaving = room.enter(FakeConnection(ROOT))
-    assert leaving is not None
-    assert leaving.caller is ROOT
-
-
-def test_a_place_is_given_back_once() -> None:
-    room = places(1, 1)
-    (connection,) = entered(room, ONE)
-    room.leave(connection)
-    room.leave(connection)
-    room.touch(connection)
-    assert len(room) == 0
-    entered(room, TWO)
-
-
-@given(st.lists(st.tuples(st.sampled_from([ONE, TWO, THREE, ROOT]), st.booleans()), max_size=60))
-def test_bounds_hold_and_a_caller_without_a_place_always_gets_one(
+@given(st.lists(st.tuples(CALLERS, st.booleans()), max_size=60))
+def test_no_cap_of_connections_is_exceeded_and_a_caller_at_its_own_displaces_none_of_others(
     arrivals: list[tuple[Caller, bool]],
 ) -> None:
     everyone, each = 5, 3
-    room = places(everyone, each)
+    present: list[FakeConnection] = []
     for caller, answering in arrivals:
-        present = list(room)
         newcomer = FakeConnection(caller, answering)
+        at_its_cap = len(of(present, caller)) == each
         try:
-            leaving = room.enter(newcomer)
+            leaving = place(newcomer, present, limits(requests=(everyone, each)))
         except FullError:
-            assert any(connection.caller == caller for connection in present)
-            assert list(room) == present
-        else:
-            assert set(room) == {*present, newcomer} - {leaving}
-        common = [connection.caller for connection in room if not connection.caller.privileged]
-        assert len(common) <= everyone
-        assert all(common.count(caller) <= each for caller in common)
+            scope = of(present, caller) if at_its_cap else present
+            assert all(other.answering for other in scope if not other.caller.privileged)
+            continue
+        if leaving is not None:
+            assert not leaving.answering
+            assert not caller.privileged
+            assert leaving.caller == caller or not at_its_cap
+            present.remove(leaving)
+        present.append(newcomer)
+        capped = [connection for connection in present if not connection.caller.privileged]
+        assert len(capped) <= everyone
+        assert all(len(of(capped, user)) <= each for user in (ONE, TWO, THREE))
 
 
-ONE, TWO, THREE = Caller("user 1"), Caller("user 2"), Caller("user 3")
+@pytest.mark.parametrize("listener", [METRICS_LIMITS, ADMISSION_LIMITS])
+def test_one_caller_reaches_its_own_cap_before_that_of_all(listener: Limits) -> None:
+    for limit in (listener.requests, listener.watchers, listener.bodies, listener.answers):
+        assert limit.caller < limit.everyone or limit == Limit(0, 0)
 
 
-def taken(room: Room[FakeConnection], caller: Caller, size: int) -> FakeConnection:
-    connection = FakeConnection(caller)
-    room.take(connection, size)
-    return connection
+# --- bytes of bodies ------------------------------------------------------------------------------
 
 
-def test_a_caller_takes_no_more_than_its_share() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=100, caller=40))
-    taken(room, ONE, 30)
-    with pytest.raises(NoRoomError, match="no room for 11 bytes: unfinished requests use 30"):
-        taken(room, ONE, 11)
-    taken(room, ONE, 10)
-    taken(room, TWO, 40)
-    assert (room.used(ONE), room.used(TWO), room.used()) == (40, 40, 80)
+def test_bodies_of_a_caller_have_a_cap_and_those_of_all() -> None:
+    bounds = limits(bodies=(50, 40))
+    present = [FakeConnection(ONE, body_size=30)]
+    with pytest.raises(NoRoomError, match=r"for 11 bytes of user 1: .* use 30 already"):
+        demand_room(present[0], 11, present, bounds)
+    demand_room(present[0], 10, present, bounds)
+    demand_room(FakeConnection(TWO), 20, present, bounds)
+    with pytest.raises(NoRoomError, match=r"for 21 bytes of user 2: .* use 30 already"):
+        demand_room(FakeConnection(TWO), 21, present, bounds)
 
 
-def test_all_callers_together_take_no_more_than_there_is_and_root_gets_in() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=50, caller=40))
-    taken(room, ONE, 40)
-    with pytest.raises(NoRoomError):
-        taken(room, TWO, 11)
-    taken(room, ROOT, 50)
-    with pytest.raises(NoRoomError):
-        taken(room, ROOT, 1)
-    taken(room, TWO, 10)  # the common room has nothing of root in it
+def test_bodies_of_root_are_neither_counted_nor_capped() -> None:
+    bounds = limits(bodies=(50, 40))
+    present = [FakeConnection(ROOT, body_size=1000)]
+    demand_room(FakeConnection(ROOT), 1000, present, bounds)
+    demand_room(FakeConnection(ONE), 40, present, bounds)
 
 
-def test_what_does_not_fit_says_when_to_ask_again() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=1, caller=1))
+def test_a_body_that_does_not_fit_says_when_to_ask_again() -> None:
     with pytest.raises(NoRoomError) as caught:
-        taken(room, ONE, 2)
+        demand_room(FakeConnection(ONE), 2, [], limits(bodies=(1, 1)))
     assert (caught.value.status, caught.value.headers) == (503, (("Retry-After", "1"),))
 
 
-def test_all_that_a_connection_took_is_given_back() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=10, caller=10))
-    connection = FakeConnection(ONE)
-    with room.space(connection):
-        room.take(connection, 4)
-        room.take(connection, 6)
-        assert room.used() == 10
-    assert (room.used(), room.used(ONE)) == (0, 0)
+# --- bytes of answers -----------------------------------------------------------------------------
 
 
-def test_who_makes_no_progress_for_longest_gives_way_to_its_own_caller() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=100, caller=30))
-    first, second, other = taken(room, ONE, 15), taken(room, ONE, 15), taken(room, TWO, 30)
-    room.progressed(first)
+def test_answers_that_are_read_for_longest_without_progress_make_room() -> None:
+    present = [FakeConnection(user, unread=15) for user in (TWO, ONE, ONE)]
     newcomer = FakeConnection(ONE)
-    assert room.claim(newcomer, 10) == [second]
-    assert room.claim(FakeConnection(ONE), 30) == [first, newcomer]
-    assert (room.used(ONE), room.used(TWO)) == (30, 30)
-    room.progressed(other)
-    room.progressed(second)  # which holds nothing
-    assert room.used(ONE) == 30
+    assert displaced(newcomer, 10, [*present, newcomer], limits(answers=(100, 40))) == []
+    assert displaced(newcomer, 11, [*present, newcomer], limits(answers=(100, 40))) == [present[1]]
+    assert displaced(newcomer, 40, [*present, newcomer], limits(answers=(100, 40))) == present[1:]
+    assert displaced(newcomer, 11, [*present, newcomer], limits(answers=(55, 50))) == [present[0]]
 
 
-def test_the_caller_with_the_most_gives_way_when_all_room_is_taken() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=50, caller=40))
-    taken(room, ONE, 10)
-    largest = taken(room, TWO, 40)
-    root = taken(room, ROOT, 50)
-    assert room.claim(FakeConnection(THREE), 5) == [largest]
-    assert room.claim(FakeConnection(ROOT), 5) == [root]
+def test_a_connection_without_an_unread_answer_makes_no_room() -> None:
+    present = [FakeConnection(ONE), FakeConnection(ONE, unread=5)]
+    assert displaced(FakeConnection(ONE), 10, present, limits(answers=(10, 10))) == [present[1]]
 
 
-def test_what_is_larger_than_all_room_is_alone_in_it() -> None:
-    room: Room[FakeConnection] = Room(Limit(everyone=50, caller=40))
-    small = taken(room, ONE, 10)
-    assert room.claim(FakeConnection(ONE), 1000) == [small]
-    assert room.used() == 1000
+def test_answers_of_root_are_neither_counted_nor_capped_nor_cut_off() -> None:
+    bounds = limits(answers=(50, 40))
+    present = [FakeConnection(ROOT, unread=1000), FakeConnection(ONE, unread=40)]
+    assert displaced(FakeConnection(ROOT), 1000, present, bounds) == []
+    assert displaced(FakeConnection(TWO), 40, present, bounds) == [present[1]]
 
 
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(("take", "claim", "leave", "progressed")),
-            st.integers(0, 7),
-            st.integers(0, 60),
-        ),
-        max_size=60,
-    )
-)
-def test_no_bound_is_exceeded_whatever_comes_and_goes(steps: list[tuple[str, int, int]]) -> None:
-    limit = Limit(everyone=100, caller=60)
-    room: Room[FakeConnection] = Room(limit)
-    connections = [FakeConnection((ONE, TWO, THREE, ROOT)[number % 4]) for number in range(8)]
-    naive: dict[FakeConnection, int] = {}
-    for kind, number, size in steps:
-        connection = connections[number]
-        if kind == "take":
-            try:
-                room.take(connection, size)
-            except NoRoomError:
-                continue
-            naive[connection] = naive.get(connection, 0) + size
-        elif kind == "claim" and connection not in naive:
-            for leaving in room.claim(connection, size):
-                del naive[leaving]
-            naive[connection] = size
-        elif kind == "leave":
-            with room.space(connection):
-                naive.pop(connection, None)
-        else:
-            room.progressed(connection)
-        for caller in (ONE, TWO, THREE, ROOT):
-            own = sum(size for connection, size in naive.items() if connection.caller == caller)
-            assert room.used(caller) == own
-            assert own <= (limit.everyone if caller.privileged else limit.caller)
-        assert room.used() == sum(
-            s for connection, s in naive.items() if not connection.caller.privileged
-        )
-        assert room.used() <= limit.everyone
+def test_an_answer_above_the_cap_is_sent_alone() -> None:
+    present = [FakeConnection(ONE, unread=10), FakeConnection(TWO, unread=20)]
+    bounds = limits(answers=(50, 40))
+    assert displaced(FakeConnection(ONE), 1000, present, bounds) == present
+    assert displaced(FakeConnection(ONE), 1000, [], bounds) == []
+
+
+@given(st.lists(st.tuples(CALLERS, st.integers(1, 80)), max_size=60))
+def test_no_cap_of_answers_is_exceeded_by_answers_below_it(
+    arrivals: list[tuple[Caller, int]],
+) -> None:
+    everyone, each = 100, 80
+    present: list[FakeConnection] = []
+    for caller, size in arrivals:
+        newcomer = FakeConnection(caller)
+        for leaving in displaced(newcomer, size, present, limits(answers=(everyone, each))):
+            assert not leaving.caller.privileged
+            present.remove(leaving)
+        newcomer.unread = size
+        present.append(newcomer)
+        capped = [connection for connection in present if not connection.caller.privileged]
+        assert sum(connection.unread for connection in capped) <= everyone
+        for user in (ONE, TWO, THREE):
+            assert sum(connection.unread for connection in of(capped, user)) <= each
