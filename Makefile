@@ -14,7 +14,7 @@ CHECKSUMS := cd $(DIST) && find * -type f ! -name SHA256SUMS -print0 | LC_ALL=C 
     | xargs -0 sha256sum >SHA256SUMS
 SHELL := /bin/bash
 
-.PHONY: help setup plugin prometheus browser helm demo test lint types explore guest guest-kubelet bench conformance docs \
+.PHONY: help setup plugin prometheus browser helm demo test lint types nightly explore guest guest-kubelet bench conformance docs \
     changelog load fuzz dependencies wheel deb man image checksums audit clean site
 
 help: ## show what can be made
@@ -48,6 +48,12 @@ lint: setup ## check style, formatting, spelling, and imports between folders
 
 types: setup ## check types
 	@$(BIN)/mypy
+
+nightly: setup ## what is long, random or measured: its tests, explore with three requests, fuzz, load, bench; some hours
+	@$(BIN)/pytest -q -n auto --dist loadfile -m nightly
+	@NUMAWARDEN_DEATHS=2000 $(BIN)/pytest -q tests/agent/server/test_random_deaths.py
+	@$(BIN)/python -m tests.exploration 3 3600
+	@$(MAKE) --no-print-directory fuzz load bench
 
 explore: setup ## try every order of requests, answers and one disturbance [SIZE=2, SECONDS=]
 	@$(BIN)/python -m tests.exploration $(SIZE) $(SECONDS)

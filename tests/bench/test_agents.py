@@ -6,12 +6,16 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Final
 
+import pytest
+
 from tests.bench import agents
 
 if TYPE_CHECKING:
     from types import FrameType
 
 #: Of functions in Python and in C, by a pod of five containers that are as desired.
+pytestmark = pytest.mark.nightly
+
 _MOST_CALLS: Final = 135
 
 

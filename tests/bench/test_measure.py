@@ -5,10 +5,15 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.bench.measure import Yardstick, in_turns, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+pytestmark = pytest.mark.nightly
 
 
 def ticking(*steps_ns: int) -> Callable[[], int]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+import pytest
+
 from tests.bench.panels import Panel, picture
+
+pytestmark = pytest.mark.nightly
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 #: Of functions in Python and in C, each of which takes about an eighth of a microsecond.
+pytestmark = pytest.mark.nightly
+
 _MOST_CALLS: Final = 270
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.bench.measure import Figure, Rest
 from tests.bench.targets import verdicts
 
+pytestmark = pytest.mark.nightly
+
 
 def figure(name: str, p50_ms: float, p99_ms: float) -> Figure:
     return Figure(name, 100, p50_ms * 1000, p99_ms * 1000, p99_ms * 1000)

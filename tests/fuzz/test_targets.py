@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from agent.config.model import Config
     from tests.fuzz.target import Check, Target
 
+pytestmark = pytest.mark.nightly
+
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
 

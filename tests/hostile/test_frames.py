@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import struct
 
+import pytest
+
 from agent.cluster.nri.protocol import LONGEST_RECEIVED, Demultiplexer, MessageReader
 from tests.fakes.nri_runtime import frame, ttrpc_message
 from tests.hostile.growth import demand_quick
+
+pytestmark = pytest.mark.nightly
 
 
 def read(pieces: list[bytes]) -> int:

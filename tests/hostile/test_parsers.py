@@ -44,6 +44,8 @@ from tests.hostile.growth import LONGEST, demand_quick
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.nightly
+
 _RULES: Final = make_rules(SMT)
 _PATH: Final = Path("file")
 _MOST: Final = 2 * LONGEST

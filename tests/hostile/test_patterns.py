@@ -11,6 +11,8 @@ import pytest
 from tests.hostile.growth import demand_quick
 from tests.hostile.patterns import Used, hidden_uses, hostile_texts, patterns
 
+pytestmark = pytest.mark.nightly
+
 USED = tuple(patterns())
 #: Bytes of the longest text; `NUMAWARDEN_LONGEST=4194304` asks for the whole of what is accepted.
 _LONGEST: Final = int(os.environ.get("NUMAWARDEN_LONGEST", str(1 << 15)))

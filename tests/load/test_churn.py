@@ -5,6 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from typing import TYPE_CHECKING
 
+import pytest
+
 from cgroupfs.names import Driver
 from tests.agent.server.support import in_loop, running
 from tests.load.churn import Churn, HostSystemd, Pace, busy_world
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: What some hundred operations may leave: caches that fill up, the last answers, the metrics.
+pytestmark = pytest.mark.nightly
+
 _SLACK = 512 << 10
 
 

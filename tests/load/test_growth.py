@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 def test_every_part_of_an_admission_is_measured_once_a_round(tmp_path: Path, kind: str) -> None:
     times = _measure(tmp_path, kind, pods=3, containers=2, rounds=2)

@@ -88,6 +88,8 @@ if TYPE_CHECKING:
     from cgroupfs.emulated.kernel import EmulatedKernel
     from tests.agent.server.support import World
 
+pytestmark = pytest.mark.nightly
+
 GPU: Final = "example.com/gpu"
 EXCLUSIVE: Final = "numawarden.dev/exclusive"
 VF: Final = "example.com/vf"
