@@ -157,9 +157,8 @@ def _exceeded(
     """Return the connections whose cap `more` of a caller would exceed; None if it fits."""
     if caller.privileged:
         return None
+    of_caller = [connection for connection in sizes if connection.caller == caller]
+    if sum(map(sizes.__getitem__, of_caller)) + more > limit.caller:
+        return of_caller
     of_all = [connection for connection in sizes if not connection.caller.privileged]
-    of_caller = [connection for connection in of_all if connection.caller == caller]
-    for scope, most in ((of_caller, limit.caller), (of_all, limit.everyone)):
-        if sum(sizes[connection] for connection in scope) + more > most:
-            return scope
-    return None
+    return of_all if sum(map(sizes.__getitem__, of_all)) + more > limit.everyone else None
