@@ -27,7 +27,7 @@ from agent.api.documents import (
     encode,
 )
 from agent.cli.errors import CommandError, ExitCode, reader_is_gone
-from agent.cli.options import DEFAULT_SOCKET, TEMPLATE, TIMEOUT, Output
+from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
 from agent.files import LARGEST, read_bounded, take
 from agent.pods.model import full_name
 
@@ -164,19 +164,14 @@ def print_answer(
 
 
 def print_document(document: Document, output: Output) -> None:
-    """Print a document as the API sends it (indented JSON, or YAML), or values of it."""
+    """Print a document as the API sends it (indented JSON, or YAML)."""
     print_encoded(encode(document), output)
 
 
 def print_encoded(text: bytes, output: Output) -> None:
-    """Print a JSON text: indented JSON, YAML, or values of it in a template."""
+    """Print a JSON text: indented JSON, or YAML."""
     if output is Output.YAML:
         click.echo(yaml_of(msgspec.json.decode(text)), nl=False)
-    elif output is Output.JSONPATH:
-        from agent.cli.jsonpath import filled  # noqa: PLC0415  # loaded with the template
-
-        said = filled(click.get_current_context().meta[TEMPLATE], msgspec.json.decode(text))
-        click.echo(said, nl=bool(said) and not said.endswith("\n"))
     else:
         click.echo(msgspec.json.format(text, indent=2))
 

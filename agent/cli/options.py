@@ -21,8 +21,6 @@ DEFAULT_TIMEOUT: Final = 60.0
 VERDICT_TIMEOUT: Final = 15.0
 #: The key of the context's `meta` that has the seconds of `--timeout`.
 TIMEOUT: Final = "numawarden.timeout"
-#: The same, with the parts of the template of `-o jsonpath=TEMPLATE`.
-TEMPLATE: Final = "numawarden.template"
 
 #: The configuration of the agent that runs as a service.
 CONFIG_FILE: Final = Path("/etc/numawarden/config.yaml")
@@ -106,44 +104,30 @@ class Output(StrEnum):
     WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
-    JSONPATH = "jsonpath"
     NAME = "name"
     PROMETHEUS = "prometheus"
 
     @property
     def is_document(self) -> bool:
-        """Whether the document of the API is printed, as it is or values of it."""
+        """Whether the document of the API is printed."""
         return self in DOCUMENT
 
 
 #: The forms of a command that has a document.
-DOCUMENT: Final = (Output.JSON, Output.YAML, Output.JSONPATH)
+DOCUMENT: Final = (Output.JSON, Output.YAML)
 
 
 class _OutputType(click.Choice[Output]):
-    """The forms of one command; one without tables takes `table` for its text.
-
-    The template of `jsonpath` is in the context then; `common.print_encoded` takes it from there.
-    """
+    """The forms of one command; one without tables takes `table` for its text."""
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Output:
-        template = ""
         if isinstance(value, str):
             value = value.removeprefix("=")  # kubectl takes -o=json, too
-            if value.startswith(f"{Output.JSONPATH}="):
-                value, _, template = value.partition("=")
         if value == Output.TABLE and Output.TABLE not in self.choices:
             return Output.TEXT
-        output = super().convert(value, param, ctx)
-        if output is Output.JSONPATH:
-            if not template:
-                self.fail("give a template, such as -o jsonpath='{.pods[*].name}'", param, ctx)
-            from agent.cli.jsonpath import template_of  # noqa: PLC0415  # no other form needs it
-
-            click.get_current_context().meta[TEMPLATE] = template_of(template)
-        return output
+        return super().convert(value, param, ctx)
 
     def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
         del ctx
@@ -158,7 +142,6 @@ def output_of(*forms: Output) -> Callable[[_Command], _Command]:
         type=_OutputType(forms),
         default=forms[0].value,  # help shows the name of an Enum's member
         show_default=True,
-        metavar=f"[{'|'.join(forms)}]".replace("jsonpath", "jsonpath=TEMPLATE"),
         help=_help(forms),
     )
 
@@ -167,7 +150,7 @@ def _help(forms: Sequence[Output]) -> str:
     parts = ["Text"]
     if Output.WIDE in forms:
         parts.append("a table, one with more columns")
-    parts.append("the document of docs/api.md, values of the document as kubectl prints them")
+    parts.append("the document of docs/api.md")
     if Output.NAME in forms:
         parts.append("namespace/name alone")
     if Output.PROMETHEUS in forms:

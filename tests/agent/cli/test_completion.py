@@ -85,9 +85,9 @@ def test_an_agent_that_does_not_answer_is_not_waited_for(
 
 
 def test_forms_of_output_are_completed() -> None:
-    forms = ["text", "table", "wide", "json", "yaml", "jsonpath", "name"]
+    forms = ["text", "table", "wide", "json", "yaml", "name"]
     assert completions("list", "-o", "") == forms
-    assert completions("list", "-o", "jsonpath={.pods", "--so") == ["--socket"]
+    assert completions("list", "-o", "json", "--so") == ["--socket"]
 
 
 def test_the_argument_pod_is_completed_wherever_it_is_taken() -> None:
