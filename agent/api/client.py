@@ -22,8 +22,6 @@ from agent.api.documents import (
     CordonsDocument,
     DrainDocument,
     HistoryDocument,
-    LogLevelDocument,
-    LogLevelRequest,
     VerificationDocument,
 )
 from agent.api.map import MapDocument
@@ -189,12 +187,6 @@ class AgentClient:
         """Return which pods would have to end before a target is empty."""
         body = wire.encode(CordonRequest(target=target))
         return self._call("POST", "/v1/drain?dryRun=true", DrainDocument, body)
-
-    def log_level(self, request: LogLevelRequest | None = None) -> LogLevelDocument:
-        """Return the level of the log, after it was changed if a request is given."""
-        if request is None:
-            return self._call("GET", "/v1/log-level", LogLevelDocument)
-        return self._call("POST", "/v1/log-level", LogLevelDocument, wire.encode(request))
 
     def topology(self) -> bytes:
         """Return the observed host as JSON (`numawarden topology --output json`)."""

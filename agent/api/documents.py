@@ -595,21 +595,6 @@ class DrainDocument(Document, frozen=True):
     rejection: str = ""
 
 
-class LogLevelRequest(Document, frozen=True):
-    """The level to log from now on; after `seconds` the configured one again (null: until then)."""
-
-    level: str
-    seconds: float | None = None
-
-
-class LogLevelDocument(Document, frozen=True):
-    """The level of the log, the configured one, and until when it differs (Unix time or null)."""
-
-    level: str
-    configured: str
-    until: float | None = None
-
-
 # --- status ---------------------------------------------------------------------------------------
 # The status document: what is allocated, and what is not as it should be.
 
@@ -877,7 +862,7 @@ class StatusDocument(Document, frozen=True):
     `drift` the latest settings that another process changed. `unready` says why no pod can be
     admitted, "" if `ready`. `state` and `configuration` are null where the agent has none.
     `cordons` are what an operator took out of use, `cordoned_cpus` the online CPUs among that.
-    `log_level` is that of the log. `runtime` is null where the agent is not asked over NRI.
+    `runtime` is null where the agent is not asked over NRI.
     `hostname` is the host's as the agent sees it, `time` the Unix time of the answer.
     `kubernetes_version` is the version of Kubernetes whose rules hold, `kubernetes_version_source`
     what says so. `withheld` are the CPUs among `online_cpus` that pods cannot have.
@@ -906,7 +891,6 @@ class StatusDocument(Document, frozen=True):
     configuration: ConfigurationDocument | None = None
     cordons: tuple[CordonDocument, ...] = ()
     cordoned_cpus: str = ""
-    log_level: LogLevelDocument | None = None
     runtime: RuntimeDocument | None = None
     hostname: str = ""
     time: float = 0.0

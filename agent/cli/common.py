@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.api.documents import CordonDocument, LogLevelDocument
+    from agent.api.documents import CordonDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
     _Answer = TypeVar("_Answer", bound=Document)
@@ -128,14 +128,6 @@ def typed_name(pod: PodDocument | FailedPodDocument | AdmissionDocument | Remova
 def moment(seconds: float) -> str:
     """Return a Unix time as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def level_text(level: LogLevelDocument) -> str:
-    """Return the level of the log, with the configured one where they differ."""
-    if level.level == level.configured:
-        return level.level
-    until = "until the agent ends" if level.until is None else f"until {moment(level.until)}"
-    return f"{level.level} {until}, configured is {level.configured}"
 
 
 def cordon_line(cordon: CordonDocument) -> str:

@@ -12,7 +12,6 @@ from agent.cli.common import (
     agent_at,
     agent_ended,
     cordon_line,
-    level_text,
     moment,
     print_answer,
     print_document,
@@ -86,9 +85,6 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"
     yield from (f"  cordoned   {cordon_line(cordon)}" for cordon in answer.cordons)
-    level = answer.log_level
-    if level is not None and level.level != level.configured:
-        yield f"  log level  {level_text(level)}"
     if answer.runtime is not None:
         yield f"  runtime    {_runtime(answer.runtime)}"
     yield f"  pods       {answer.pods} with {counted(answer.containers, 'container')}"

@@ -124,7 +124,6 @@ COMMANDS: Final = {
     "cordon": LazyCommand("agent.cli.maintenance:cordon", "Take CPUs or nodes out of use."),
     "uncordon": LazyCommand("agent.cli.maintenance:uncordon", "Use CPUs or nodes again."),
     "drain": LazyCommand("agent.cli.maintenance:drain", "Say which pods would have to end."),
-    "log-level": LazyCommand("agent.cli.maintenance:log_level", "Log more for a while."),
     "isolation": LazyCommand(
         "agent.cli.isolation:isolation", "Show or restore what was set for exclusive CPUs."
     ),

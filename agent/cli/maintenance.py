@@ -1,4 +1,4 @@
-"""`numawarden cordon`, `uncordon`, `drain` and `log-level`."""
+"""`numawarden cordon`, `uncordon` and `drain`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from agent.api.documents import (
     CordonsDocument,
     DrainDocument,
     DrainedPodDocument,
-    LogLevelRequest,
 )
-from agent.cli.common import agent_at, cordon_line, level_text, print_answer
+from agent.cli.common import agent_at, cordon_line, print_answer
 from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
-from agent.config.kinds import seconds_of
 from agent.pods.model import full_name
 
 if TYPE_CHECKING:
@@ -96,33 +94,6 @@ def drain(target: str, output: Output, socket_path: str, *, dry_run: bool) -> in
     print_answer(answer, output, drain_lines)
     fits = not answer.rejection and all(pod.outcome == "fits" for pod in answer.pods)
     return ExitCode.OK if fits else ExitCode.REJECTED
-
-
-@click.command("log-level")
-@click.argument("level", required=False, metavar="[debug|info|warning|error]")
-@click.option("--for", "time", metavar="TIME", help="Then the configured level: 10m, 1h30m, 90s.")
-@output_option
-@socket_option
-def log_level(level: str | None, time: str | None, output: Output, socket_path: str) -> None:
-    """Show the level of the agent's log, or log at another LEVEL.
-
-    Without --for the level stays until the agent ends; the configuration (agent.logging.level)
-    stays as it is.
-    """
-    if time is not None and level is None:
-        raise click.UsageError("--for needs a LEVEL")
-    seconds = None if time is None else _seconds(time)
-    with agent_at(socket_path) as agent:
-        asked = None if level is None else LogLevelRequest(level=level, seconds=seconds)
-        answer = agent.log_level(asked)
-    print_answer(answer, output, lambda level: [level_text(level)])
-
-
-def _seconds(text: str) -> float:
-    seconds = seconds_of(text)
-    if seconds is None:
-        raise click.BadParameter(f"{text!r} is not a duration such as 10m", param_hint="--for")
-    return seconds
 
 
 def cordons_lines(answer: CordonsDocument) -> Iterator[str]:

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from agent.api.documents import (
         CordonRequest,
         CordonsDocument,
-        LogLevelDocument,
-        LogLevelRequest,
         ReconcileDocument,
         VerificationDocument,
     )
@@ -155,11 +153,6 @@ class Controller:
         """Use CPUs or nodes again; raises `RequestError`s (`maintenance.uncordon`)."""
         with operation("uncordon", target=request.target):
             return await self.queue.run(lambda: maintenance.uncordon(self.steps, request))
-
-    def switch_log_level(self, request: LogLevelRequest) -> LogLevelDocument:
-        """Log at another level; raises `RequestError`."""
-        with operation("log level"):
-            return self.state.log_level.switch(request, self.clock)
 
     async def reconcile(self, *, insist: bool = False) -> ReconcileDocument:
         """Compare the kernel with the ledger and repair what differs.

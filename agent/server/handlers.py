@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
 from agent.api import documents as wire
-from agent.api.documents import CordonRequest, LogLevelRequest, RequesterDocument
+from agent.api.documents import CordonRequest, RequesterDocument
 from agent.managers.allocation import API
 from agent.managers.node_fit import not_allocated
 from agent.pods.manifest import API_SOURCE, load_manifest
@@ -161,8 +161,6 @@ class Api:
                 ("POST", "/v1/cordon", self._cordon),
                 ("POST", "/v1/uncordon", self._uncordon),
                 ("POST", "/v1/drain", self._drain),
-                ("GET", "/v1/log-level", self._log_level),
-                ("POST", "/v1/log-level", self._switch_log_level),
             ],
             parameters={
                 ("POST", "/v1/drain"): ("dryRun",),
@@ -340,17 +338,6 @@ class Api:
             raise errors.RequestError(message, (Mistake("dryRun", "true"),))
         asked = _cordon_request(await _body(request))
         return _json(await drain_plan(self._controller.state, asked.target))
-
-    async def _log_level(self, _request: Request) -> Response:
-        return _json(self._controller.state.log_level.document())
-
-    async def _switch_log_level(self, request: Request) -> Response:
-        try:
-            asked = wire.decode(await _body(request), LogLevelRequest)
-        except msgspec.DecodeError as error:
-            expected = 'expected {"level": "debug", "seconds": 600}'
-            raise errors.RequestError(f"{error}; {expected}") from error
-        return _json(self._controller.switch_log_level(asked))
 
     async def _manifest_of(self, body: bytes) -> Manifest:
         gates = self._controller.state.configured.rules.policy.gates

@@ -495,7 +495,6 @@ class Service:
             yield stream[0], self._pump(*stream)
         for companion in around.companions:
             yield companion.name, self._accompany(companion)
-        yield "log level", self._controller.state.log_level.serve(self._clock)
         if self._manager.ping_seconds is not None:
             yield "watchdog", self._ping(self._manager.ping_seconds)
 

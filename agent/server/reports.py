@@ -438,7 +438,6 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         manifests=tuple(state.entries()),
         conditions=state.dated_conditions(now),
         drift=state.drift,
-        log_level=state.log_level.document(),
         runtime=None if state.runtime is None else state.runtime(),
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),

@@ -50,7 +50,6 @@ from agent.server.conditions import (
 )
 from agent.server.errors import ContainerNotFoundError, PodNotFoundError
 from agent.server.gauges import GaugeInput
-from agent.server.log import LogLevelSwitch
 from agent.sources.source import ADMITTED, ENTRY_STATES, PodNames
 from agent.state.checkpoint import host_facts, policy_summary
 
@@ -268,8 +267,8 @@ class AgentState(Struct):
     removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
     deliver, `assigned_files` say to containers what they have (None: not configured).
     `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without one.
-    `runtime` describes the session with the container runtime, None without one. `log_level` is
-    that of the log. `history` is None if none is kept. `isolation` has the host-wide settings.
+    `runtime` describes the session with the container runtime, None without one.
+    `history` is None if none is kept. `isolation` has the host-wide settings.
     `changed_before` is what changed since the last run of the agent. `conditions` are all others,
     by subject, beside the parts of `progress` that stand still. `last_publication` is the Unix time
     at which the topology was last published to a cluster. `reconcile_period` (in seconds) and
@@ -303,7 +302,6 @@ class AgentState(Struct):
     runtime: Callable[[], RuntimeDocument] | None = None
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
     assigned_files: AssignedFiles | None = None
-    log_level: LogLevelSwitch = field(default_factory=LogLevelSwitch)
     history: HistoryRecorder | None = None
     isolation: HostIsolation | None = None
     changed_before: FormerChanges = FormerChanges()

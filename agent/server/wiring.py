@@ -55,7 +55,6 @@ from agent.server.lifecycle import (
     directory_changes,
     directory_names,
 )
-from agent.server.log import LogLevelSwitch
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
@@ -482,7 +481,6 @@ class Wiring:
             started=clock.time(),
             changed_before=changed,
             progress=progress,
-            log_level=LogLevelSwitch(config.agent.logging.level),
             providers=self._providers,
             kubelet_devices=self._plugs.given_devices(config, worker),
             directory=config.agent.state_directory,

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 import pytest
 import structlog
 
-from agent.server.log import OURS
 from sysfs.described import write_tree
 from tests.agent.server.support import PATIENCE, make_world, two_packages
 from tests.fakes.certificate import write_certificate
@@ -64,13 +62,3 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(tmp_path: Path, host_root: Path) -> World:
     """Return a host with its kernel and a configuration, in which an agent can be run."""
     return make_world(tmp_path, host_root)
-
-
-@pytest.fixture
-def log_levels() -> Iterator[None]:
-    """Give the loggers back the levels that they had."""
-    loggers = [logging.getLogger(), *map(logging.getLogger, OURS)]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)

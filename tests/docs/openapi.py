@@ -24,7 +24,6 @@ from agent.api.documents import (
     CordonRequest,
     Document,
     ErrorDocument,
-    LogLevelRequest,
     PodListDocument,
 )
 from agent.api.map import TopologyView
@@ -63,7 +62,6 @@ BODIES: Final[Mapping[tuple[str, str], type]] = {
     ("POST", "/v1/cordon"): CordonRequest,
     ("POST", "/v1/uncordon"): CordonRequest,
     ("POST", "/v1/drain"): CordonRequest,
-    ("POST", "/v1/log-level"): LogLevelRequest,
 }
 #: Query parameters that are more than text.
 QUERY: Final[Mapping[str, Mapping[str, object]]] = {

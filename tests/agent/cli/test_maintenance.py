@@ -75,18 +75,3 @@ def test_the_map_marks_what_is_cordoned(shell: Shell) -> None:
     _, text, _ = shell.run("map")
     assert "cordoned  node 1, CPUs 1-2,4-7,12-15, still allocated 1" in text
     assert "/ cordoned" in text
-
-
-@pytest.mark.usefixtures("log_levels")
-def test_the_log_level_is_shown_changed_and_named_in_the_status(shell: Shell) -> None:
-    assert shell.run("log-level")[1] == "info\n"
-    code, out, _ = shell.run("log-level", "warning", "--for", "1m30s")
-    assert (code, out) == (
-        ExitCode.OK,
-        "warning until 2023-11-14 22:31:30Z, configured is info\n",
-    )
-    assert "  log level  warning until 2023-11-14 22:31:30Z" in shell.run("status")[1]
-    assert shell.run("log-level", "info")[1] == "info\n"
-    assert shell.run("log-level", "loud")[0] == ExitCode.BAD_INPUT
-    assert shell.run("log-level", "debug", "--for", "soon")[0] == ExitCode.USAGE
-    assert shell.run("log-level", "--for", "1m")[0] == ExitCode.USAGE

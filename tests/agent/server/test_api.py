@@ -301,8 +301,6 @@ BARE = [
     ("POST", "/v1/cordon"),
     ("POST", "/v1/uncordon"),
     ("POST", "/v1/drain"),
-    ("GET", "/v1/log-level"),
-    ("POST", "/v1/log-level"),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest, CordonRequest, LogLevelRequest
+from agent.api.documents import BindRequest, CordonRequest
 from agent.config.model import CgroupDriver, PodResourcesConfig
 from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
@@ -108,7 +108,6 @@ class Story:
         self.manifests.mkdir()
         self.provider.breaks = ""
         self.world.socket.unlink(missing_ok=True)
-        controller.switch_log_level(LogLevelRequest("debug", 5.0))
         db, gpu = load_pod(manifest("db", OTHER_UID), "test"), _asking("gpu", GPU_UID)
         elsewhere = self.systemd.start_scope("elsewhere.scope", "system.slice", 2)
         self.systemd.start_service(SERVICE, 3)

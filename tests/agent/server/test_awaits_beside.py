@@ -28,7 +28,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentClient, AgentError, Unreachable
-from agent.api.documents import BindRequest, CordonRequest, LogLevelRequest
+from agent.api.documents import BindRequest, CordonRequest
 from agent.cluster import publishing
 from agent.cluster.kubelet.pods_api import V1ALPHA1
 from agent.cluster.kubelet.source import CONFIRM_PERIOD
@@ -662,14 +662,13 @@ def _requests(client: AgentClient) -> Iterator[Callable[[], object]]:
     yield partial(client.failed, UID)
     yield partial(client.fit, body, 2)
     yield partial(client.fit, manifest("big", UID, cpu="40"), 1)
-    yield partial(client.log_level, LogLevelRequest("debug", 1.0))
     yield partial(client.bind, OTHER_UID, "c0", BindRequest(cgroup="/x"))
     yield partial(client.unbind, OTHER_UID, "c0")
     yield partial(client.pod, OTHER_UID)
     yield partial(client.cordon, cordon)
     yield partial(client.drain, "5")
     yield partial(client.uncordon, cordon)
-    yield from (client.pods, client.status, client.verify, client.reconcile, client.log_level)
+    yield from (client.pods, client.status, client.verify, client.reconcile)
     yield from (client.topology, client.map)
     yield partial(client.history, limit=1)
     yield partial(client.remove, OTHER_UID)
