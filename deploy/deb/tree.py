@@ -43,12 +43,10 @@ COPIED: Final[Mapping[str, Path]] = {
 DOCUMENTS: Final = (
     *("*.md", "docs/**/*", "deploy/config.yaml", "deploy/*.conf", "deploy/*.service"),
     *("deploy/examples/*", "deploy/grafana/*", "deploy/kubernetes/**/*"),
-    *("deploy/prometheus/*", "deploy/slurm/*.py", "deploy/slurm/*.sh"),
-    *("deploy/evidence/*.sh", "deploy/evidence/compare.py", "deploy/evidence/items/*"),
-    *("deploy/image/health.py", "deploy/image/packages"),
+    *("deploy/prometheus/*", "deploy/image/health.py", "deploy/image/packages"),
 )
 #: What of it is not for users, and the changelog, which has a name of its own (`changelogs`).
-LEFT_OUT: Final = ("CHANGELOG.md", "deploy/prometheus/alerts.test.yaml", "deploy/slurm/__init__.py")
+LEFT_OUT: Final = ("CHANGELOG.md", "deploy/prometheus/alerts.test.yaml")
 
 #: Manual pages, in a directory for each section.
 MANUALS: Final = Path("usr/share/man")

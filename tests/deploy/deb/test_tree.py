@@ -85,17 +85,12 @@ def test_every_link_of_the_documentation_leads_to_a_file_of_the_package(root: Pa
     assert missing == []
 
 
-def test_the_package_has_dashboards_alerts_hooks_and_opt_ins_but_no_tests(root: Path) -> None:
+def test_the_package_has_dashboards_alerts_and_opt_ins_but_no_tests(root: Path) -> None:
     below = root / tree.DOCUMENTATION
     for name in (
         *("docs/api.md", "docs/moving-a-node.md", "docs/openapi.json", "examples/mixed.yaml"),
         *("deploy/grafana/host.json", "deploy/grafana/fleet.json", "deploy/prometheus/alerts.yaml"),
-        *("deploy/writers.conf", "deploy/slurm/prolog.py", "deploy/slurm/task.py"),
-        *(
-            "deploy/slurm/epilog.sh",
-            "deploy/evidence/measure.sh",
-            "deploy/evidence/items/kernel-threads",
-        ),
+        "deploy/writers.conf",
     ):
         assert (below / name).is_file(), name
     assert not list(below.rglob("*test*"))

@@ -5,7 +5,6 @@ Under each cgroup driver; units and podman's quadlets need systemd's.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -32,14 +31,13 @@ POD_SLICE: Final = f"kubepods-pod{UID.replace('-', '_')}.slice"
 
 
 def run(guest: Guest) -> None:
-    """Run commands under both drivers; attach a unit; start a quadlet and a job of Slurm."""
+    """Run commands under both drivers; attach a unit; start a quadlet."""
     agent = Agent(guest)
     agent.start()
     stopped = _unit(guest.checks, agent)
     # The pod of a unit that was stopped is freed after half a minute: meanwhile there is time.
     _commands(guest.checks, agent, "systemd", beside=stopped)
     _quadlet(guest, agent, beside=stopped)
-    _slurm(guest, agent, beside=stopped)
     _unit_again(guest.checks, agent)
     agent.stop()
     agent.configure(cgroupDriver="cgroupfs")
@@ -202,38 +200,3 @@ def _quadlet(guest: Guest, agent: Agent, beside: str) -> None:
 def _sleeping(cgroup: kernel.Cgroup) -> list[int]:
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in cgroup.processes}
     return [pid for pid, name in names.items() if name in ("sleep", "busybox")]
-
-
-def _slurm(guest: Guest, agent: Agent, beside: str) -> None:
-    """Run Slurm's scripts as slurmd does, for a task in a cgroup as its plugin makes them."""
-    checks, scripts = guest.checks, guest.job / "deploy/slurm"
-    scontrol = guest.work / "scontrol"
-    one, two = ({"set": True, "infinite": False, "number": count} for count in (1, 2))
-    shown = {"job_id": 7, "name": "x NumCPUs=9", "node_count": one, "cpus": two,
-             "tres_alloc_str": "cpu=2,mem=256M,node=1"}  # fmt: skip
-    scontrol.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps({'jobs': [shown]})}\nEND\n")
-    scontrol.chmod(0o755)
-    variables = ("env", "-i", "SLURM_JOB_ID=7", "SLURM_JOB_UID=1000", f"SCONTROL={scontrol}")
-    prolog = attempt(*variables, "PATH=/usr/bin:/bin", scripts / "prolog.py")
-    checks.require("slurm: prolog", prolog.ok, prolog)
-    names = [pod["name"] for pod in agent.pods() if pod["uid"] != beside]
-    checks.equal("slurm: admitted", names, ["slurm-7"], prolog)
-    with subprocess.Popen(["/bin/sleep", "100000"], user=1000) as task:
-        step = kernel.Cgroup("system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
-        step.path.mkdir(parents=True)
-        step.write("cgroup.procs", str(task.pid))
-        other = attempt("env", "-i", "SUDO_UID=1001", scripts / "task.py", str(task.pid))
-        checks.check("slurm: another user's task", "is not user 1001's" in other.stderr, other)
-        bound = attempt("env", "-i", "SUDO_UID=1000", scripts / "task.py", str(task.pid))
-        own = kernel.ids(agent.show("slurm-7")["exclusiveCpus"])
-        checks.equal("slurm: the task is pinned", kernel.affinity(task.pid), own)
-        checks.equal("slurm: on two CPUs", len(own), 2)
-        listed = [line for line in bound.stdout.splitlines() if "NUMAWARDEN_CPUS=" in line]
-        said = [kernel.ids(line.partition("=")[2]) for line in listed]
-        checks.equal("slurm: its environment", said, [own], bound)
-        task.kill()
-    epilog = attempt(*variables, scripts / "epilog.sh")
-    checks.check("slurm: epilog", epilog.ok, epilog)
-    _freed(checks, agent, "slurm: the epilog", beside)
-    again = attempt(*variables, scripts / "epilog.sh")
-    checks.check("slurm: an epilog without a pod", again.ok, again)

@@ -1,1 +1,0 @@
-"""A kit that measures what disturbs exclusive CPUs, with and without each item of isolation."""

@@ -1,1 +1,0 @@
-"""Slurm's hooks: an allocation for each job, by `Prolog=`, `TaskProlog=` and `Epilog=`."""
