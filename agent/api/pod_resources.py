@@ -1,10 +1,10 @@
 """The ledger's values as messages of the podresources API (kubelet v1.36; KEP-5526 for pods).
 
 Listed are the containers that run as long as their pod. What containers share of their pod's budget
-stands at each of them, as in kubelet v1.36, or at the pod and not at the containers, as in v1.37
-(`PodResourcesVersion`); the node's shared pool stands nowhere. Beside a kubelet its
-devices and claims (DRA) stand with the CPUs and memory of the agent, and pods that only the kubelet
-has are listed.
+stands at each of them, or at the pod and not at the containers: a rule of the kubelet as which it
+answers (`VersionRules.budgets_are_listed_at_pods`). The node's shared pool stands nowhere. Beside a
+kubelet its devices and claims (DRA) stand with the CPUs and memory of the agent, and pods that only
+the kubelet has are listed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
-from agent.config.model import PodResourcesVersion
 from agent.managers.allocation import Isolation
 from agent.managers.cpu.manager import idle_siblings
 from agent.managers.device.kubelet import NO_CLAIMS, NOT_LISTED, listed_name
 from agent.managers.sharing import is_specified
+from agent.managers.versions import OLDEST
 from agent.pods.model import NO_GIVEN_DEVICES, ContainerKind
 from agent.rpc import V1
 from sysfs.mask import EMPTY, Mask
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     #: The NUMA nodes of each device by id, by resource.
     Places: TypeAlias = "Mapping[str, Mapping[str, Mask]]"
+    from agent.managers.versions import KubernetesVersion
 
 _POD: Final = V1["PodResources"]
 _LISTED: Final = V1["ListPodResourcesResponse"]
@@ -55,8 +56,8 @@ class Listing:
     encoding of a repeated field), and the one to Get has the same encoding as a list of one.
     """
 
-    def __init__(self, version: PodResourcesVersion = PodResourcesVersion.V1_36) -> None:
-        self._by_pod = version is PodResourcesVersion.V1_37
+    def __init__(self, version: KubernetesVersion = OLDEST) -> None:
+        self._by_pod = version.rules.budgets_are_listed_at_pods
         self._inventory: Mapping[str, tuple[PluginDevice, ...]] | None = None
         self._places: Places = {}
         self._kubelet = NOT_LISTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 from msgspec import Struct
@@ -23,7 +23,7 @@ from agent.state.checkpoint import Checkpoint, StateDirectoryLockedError, host_f
 from agent.state.store import Store, peek
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
 from agent.tools.kubelet_state.files import (
-    KubeletRelease,
+    RELEASES,
     KubeletState,
     encode_files,
     read_directory,
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from sysfs.host import Host
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+#: The kubelets that an export can be for, by their numbers.
+_BY_NUMBER: Final = {version.removeprefix("v"): version for version in RELEASES}
 
 
 @click.group()
@@ -112,9 +116,9 @@ def import_(
 @click.option(
     "--for",
     "release",
-    type=click.Choice(["1.36", "1.37"]),
+    type=click.Choice(list(_BY_NUMBER)),
     help="Write the formats of this kubelet; later ones read them as well [default: those of the "
-    "files that are there, else 1.36].",
+    f"files that are there, else {next(iter(_BY_NUMBER))}].",
 )
 @click.option("--force", is_flag=True, help="Replace files that are already there.")
 def export(
@@ -128,18 +132,18 @@ def export(
 ) -> None:
     """Write the agent's state as the kubelet's files.
 
-    The formats of 1.36 depend on featureGates.PodLevelResourceManagers. The file of the device
+    The oldest formats depend on featureGates.PodLevelResourceManagers. The file of the device
     manager is left as it is.
     """
     place = _situate(file, settings, root)
     with _opened(place.config) as store:
         ledger = _saved_ledger(store, place.rules)
         found = kubelet_state(place.rules, ledger)
-        chosen = release_of(directory) if release is None else KubeletRelease(release)
+        chosen = release_of(directory) if release is None else _BY_NUMBER[release]
         pod_level = place.rules.policy.pod_level_managers
         contents = encode_files(found, pod_level=pod_level, release=chosen)
         write_directory(directory, contents, force=force)
-    written = (f"{directory / name}: written for kubelet v{chosen}" for name in contents)
+    written = (f"{directory / name}: written for kubelet {chosen}" for name in contents)
     _print_lines(written, export_notes(found, ledger))
 
 

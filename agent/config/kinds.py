@@ -80,28 +80,33 @@ def marker(*allowed: str) -> Kind[str]:
     return Kind(f"one of {', '.join(allowed)}", {"type": "string", "enum": [*allowed]}, read, str)
 
 
-def one_of(choices: type[Choice]) -> Kind[Choice]:
-    """Return the kind of one of the values of an enumeration."""
+def one_of(choices: Iterable[Choice]) -> Kind[Choice]:
+    """Return the kind of one of the values of an enumeration, or of some of these."""
+    by_name = {str(choice): choice for choice in choices}
 
     def read(reader: KeyReader, at: Field, base: Choice) -> Choice:
-        name = reader.choice(at, choices)
-        return base if name is None else choices(name)
+        name = reader.choice(at, by_name)
+        return base if name is None else by_name[name]
 
-    names = list(map(str, choices))
+    names = list(by_name)
     return Kind(f"one of {', '.join(names)}", {"type": "string", "enum": names}, read, str)
 
 
-def some_of(choices: type[Choice]) -> Kind[frozenset[Choice]]:
-    """Return the kind of a list of values of an enumeration; it replaces that of the base."""
+def some_of(choices: Iterable[Choice]) -> Kind[frozenset[Choice]]:
+    """Return the kind of a list of values of an enumeration, or of some of these.
+
+    A list replaces that of the base.
+    """
+    by_name = {str(choice): choice for choice in choices}
 
     def read(reader: KeyReader, at: Field, _: object) -> frozenset[Choice]:
-        names = (reader.choice(item, choices) for item in reader.items(at))
-        return frozenset(choices(name) for name in names if name is not None)
+        names = (reader.choice(item, by_name) for item in reader.items(at))
+        return frozenset(by_name[name] for name in names if name is not None)
 
     def written(value: frozenset[Choice]) -> Plain:
-        return [str(choice) for choice in choices if choice in value]
+        return [name for name, choice in by_name.items() if choice in value]
 
-    names = list(map(str, choices))
+    names = list(by_name)
     schema = {"type": "array", "items": {"type": "string", "enum": names}}
     return Kind(f"list of {', '.join(names)}", schema, read, written)
 

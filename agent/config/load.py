@@ -24,6 +24,7 @@ from agent.config.model import (
     ALIGN_BY_SOCKET,
     MAX_NODES,
     MEMORY_QOS,
+    METRIC_NAMES,
     Config,
     ConfigError,
     MemoryReservationPolicy,
@@ -387,7 +388,8 @@ def _exclusive_resource_problems(config: Config) -> Iterator[Mistake]:
 def _metrics_problems(config: Config) -> Iterator[Mistake]:
     metrics = config.agent.metrics
     if not metrics.names:
-        yield Mistake("agent.metrics.names", "the list is empty; name v1.36, v1.37 or both")
+        known = ", ".join(METRIC_NAMES)
+        yield Mistake("agent.metrics.names", f"the list is empty; name one or more of {known}")
     if (metrics.tls_certificate is None) != (metrics.tls_key is None):
         missing = "tlsKey" if metrics.tls_key is None else "tlsCertificate"
         yield Mistake("agent.metrics", f"{missing} is missing: TLS needs tlsCertificate and tlsKey")

@@ -54,14 +54,21 @@ from agent.config.kinds import (
     whole_number,
 )
 from agent.managers.policy import (
-    NEWEST,
     CpuManagerPolicy,
     CpuPolicyOptions,
     FeatureGates,
-    KubernetesVersion,
     MemoryManagerPolicy,
     TopologyManagerPolicy,
     TopologyManagerScope,
+)
+from agent.managers.versions import (
+    MEANINGS,
+    NEWEST,
+    OLDEST,
+    KubernetesVersion,
+    before,
+    since,
+    steps,
 )
 from agent.pods.model import CPU
 from agent.pods.quantity import ZERO, Quantity
@@ -72,6 +79,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from agent.managers.policy import PluginDevice
+    from agent.managers.versions import Rule, VersionRules
     from sysfs.mask import Mask
 
 
@@ -99,16 +107,20 @@ class Gate(Struct, frozen=True):
     #: The stage in which it came.
     stage: GateStage
     meaning: str
-    #: The version that brought it; the oldest one that is known where an earlier one did.
-    since: KubernetesVersion = KubernetesVersion.V1_36
-    #: The version from which on it is beta, where it came as alpha.
-    beta_since: KubernetesVersion | None = None
-    #: The version from which on it is on and cannot be switched off.
-    locked_since: KubernetesVersion | None = None
+    #: Whether a version has it; None: all that are known do.
+    came: Rule | None = None
+    #: Whether it is beta, where it came as alpha.
+    is_beta: Rule | None = None
+    #: Whether it is on and cannot be switched off.
+    is_locked: Rule | None = None
+
+    def is_in(self, version: KubernetesVersion) -> bool:
+        """Return whether a version of Kubernetes has the gate."""
+        return self.came is None or bool(self.came(version.rules))
 
     def stage_in(self, version: KubernetesVersion) -> GateStage:
         """Return how mature the feature is in a version of Kubernetes."""
-        grown = self.beta_since is not None and version >= self.beta_since
+        grown = self.is_beta is not None and self.is_beta(version.rules)
         return GateStage.BETA if grown else self.stage
 
     def is_on(self, gates: FeatureGates) -> bool:
@@ -132,19 +144,20 @@ GATES: Final[Mapping[str, Gate]] = {
         "pod_level_resource_managers",
         GateStage.ALPHA,
         "exclusive parts of them (KEP-5526)",
-        beta_since=KubernetesVersion.V1_37,
+        is_beta=lambda rules: rules.pod_level_managers_are_beta,
     ),
     FIX_DEFAULTING: Gate(
         "pod_level_resources_fix_defaulting",
         GateStage.BETA,
         "limits of spec.resources follow from those of all containers",
-        since=KubernetesVersion.V1_37,
+        came=lambda rules: rules.pod_limits_follow_containers,
     ),
     "DisableCPUQuotaWithExclusiveCPUs": Gate(
         "disable_cpu_quota_with_exclusive_cpus",
         GateStage.DEPRECATED,
-        "no CPU quota on exclusive CPUs; cannot be switched off from v1.37 on",
-        locked_since=KubernetesVersion.V1_37,  # kubernetes/kubernetes#139351
+        "no CPU quota on exclusive CPUs; cannot be switched off from "
+        f"{since(lambda rules: rules.exclusive_cpus_never_have_quotas)} on",
+        is_locked=lambda rules: rules.exclusive_cpus_never_have_quotas,
     ),
     ALPHA_OPTIONS: Gate(
         "cpu_manager_policy_alpha_options", GateStage.ALPHA, "see cpuManagerPolicyOptions"
@@ -169,8 +182,15 @@ LOCKED_ON: Final = frozenset(
     }
 )
 
-#: The default of `memoryThrottlingFactor` up to v1.36.
-_OLD_FACTOR: Final = 0.9
+
+def _memory_qos_is_beta(rules: VersionRules) -> bool:
+    return rules.memory_qos_is_beta
+
+
+def _slows_none(rules: VersionRules) -> bool:
+    return rules.memory_throttling_factor is None
+
+
 #: A gate that changes no decision, but what is written into cgroups.
 MEMORY_QOS: Final = "MemoryQoS"
 
@@ -185,7 +205,7 @@ def gate_meanings() -> dict[str, str]:
     """Return what each gate that changes a decision does, with its default."""
     default = FeatureGates()
     came = {
-        name: "" if gate.since is KubernetesVersion.V1_36 else f" (from {gate.since} on)"
+        name: "" if gate.came is None else f" (from {since(gate.came)} on)"
         for name, gate in GATES.items()
     }
     return {
@@ -193,7 +213,7 @@ def gate_meanings() -> dict[str, str]:
         for name, gate in GATES.items()
     } | {
         MEMORY_QOS: "memoryReservationPolicy and memoryThrottlingFactor; default: true, and false "
-        "with kubernetesVersion v1.36",
+        f"with kubernetesVersion {before(_memory_qos_is_beta)}",
         **{
             whole: f"switches the gates of stage {stage} that are not named"
             for whole, stage in _WHOLE_STAGES.items()
@@ -208,7 +228,7 @@ def gates_of(gates: Mapping[str, bool], version: KubernetesVersion = NEWEST) -> 
     """
     values: dict[str, bool] = {}
     for name, gate in GATES.items():
-        if version < gate.since:
+        if not gate.is_in(version):
             values[gate.field] = False
             continue
         for whole, stage in _WHOLE_STAGES.items():
@@ -227,14 +247,15 @@ def gate_problems(
     Any other gate than ours is accepted: `gate_notes` says that it changes nothing.
     """
     for name, enabled in gates.items():
-        if name in GATES and version < GATES[name].since:
-            came = f"it came with Kubernetes {GATES[name].since}"
+        gate = GATES.get(name)
+        if gate is not None and gate.came is not None and not gate.is_in(version):
+            came = f"it came with Kubernetes {since(gate.came)}"
             yield name, f"{came}, and kubernetesVersion is {version}; remove one of the two"
             continue
-        locked = name in GATES and GATES[name].locked_since
-        if locked and version >= locked and not enabled:
-            why = f"it cannot be switched off from Kubernetes {locked} on; remove it"
-            yield name, f"{why}, or write kubernetesVersion: v1.36"
+        locked = None if gate is None else gate.is_locked
+        if locked is not None and locked(version.rules) and not enabled:
+            why = f"it cannot be switched off from Kubernetes {since(locked)} on; remove it"
+            yield name, f"{why}, or write kubernetesVersion: {before(locked)}"
         if name in LOCKED_ON and not enabled:
             yield name, "this feature has graduated and cannot be switched off; remove it"
     resolved = gates_of(gates, version)
@@ -450,20 +471,10 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-class PodResourcesVersion(StrEnum):
-    """The kubelet whose answers those of podresources are."""
-
-    #: Each container that shares its pod's budget lists what it shares.
-    V1_36 = "v1.36"
-    #: A pod lists its budget, a container only what is its own (KEP-5526).
-    V1_37 = "v1.37"
-
-
-class MetricNames(StrEnum):
-    """The kubelet whose names metrics have that were renamed."""
-
-    V1_36 = "v1.36"
-    V1_37 = "v1.37"
+#: The kubelets whose names metrics can have that were renamed.
+METRIC_NAMES: Final = steps(lambda rules: rules.manager_metrics_name_kubelet)
+#: The kubelets whose answers those of podresources can be.
+POD_RESOURCES: Final = steps(lambda rules: rules.budgets_are_listed_at_pods)
 
 
 class MemoryReservationPolicy(StrEnum):
@@ -513,14 +524,16 @@ class MetricsConfig(Section, frozen=True):
         "How many containers have metrics of their own at most, with the names of pods; two "
         "series or more for each.",
     )
-    names: frozenset[MetricNames] = key(
-        frozenset(MetricNames),
-        some_of(MetricNames),
-        "The kubelets whose names the metrics of KEP-5526 have, which v1.37 renamed; with both "
-        "they are exported twice.",
+    names: frozenset[KubernetesVersion] = key(
+        frozenset(METRIC_NAMES),
+        some_of(METRIC_NAMES),
+        f"The kubelets whose names the metrics of KEP-5526 have, which {METRIC_NAMES[-1]} renamed; "
+        "with both they are exported twice.",
         values={
-            "v1.36": "resource_manager_allocations_total and the like",
-            "v1.37": "kubelet_resource_manager_allocations_total and the like",
+            version: "kubelet_resource_manager_allocations_total and the like"
+            if version.rules.manager_metrics_name_kubelet
+            else "resource_manager_allocations_total and the like"
+            for version in METRIC_NAMES
         },
     )
 
@@ -551,13 +564,15 @@ class PodResourcesConfig(Section, frozen=True):
         "The socket, such as /run/numawarden/pod-resources/kubelet.sock. It needs the extra "
         "grpc. See docs/devices.md.",
     )
-    version: PodResourcesVersion = key(
-        PodResourcesVersion.V1_36,
-        one_of(PodResourcesVersion),
+    version: KubernetesVersion = key(
+        OLDEST,
+        one_of(POD_RESOURCES),
         "As which kubelet's the answers are.",
         values={
-            "v1.36": "each container lists what it shares of its pod's budget",
-            "v1.37": "the pod lists the budget, the container only what is its own",
+            version: "the pod lists the budget, the container only what is its own"
+            if version.rules.budgets_are_listed_at_pods
+            else "each container lists what it shares of its pod's budget"
+            for version in POD_RESOURCES
         },
     )
 
@@ -931,8 +946,10 @@ class Config(Section, frozen=True):
         FRACTION,
         "From which part of what it may use beyond its request on (without a limit: what is "
         "allocatable) a container that is not Guaranteed is slowed down (memory.high), such as "
-        '0.9. "" slows none down, as kubelets from v1.37 on; with kubernetesVersion v1.36 it is '
-        "0.9 where the feature gate MemoryQoS is on.",
+        f'0.9. "" slows none down, as kubelets from {since(_slows_none)} on; with '
+        f"kubernetesVersion {before(_slows_none)} it is "
+        f"{before(_slows_none).rules.memory_throttling_factor} where the feature gate MemoryQoS is "
+        "on.",
     )
     topology_manager_policy: TopologyManagerPolicy = key(
         TopologyManagerPolicy.NONE,
@@ -1021,16 +1038,12 @@ class Config(Section, frozen=True):
         None,
         any_of(KubernetesVersion),
         "The version of Kubernetes whose rules hold where those of versions differ "
-        '(docs/differences.md). With "" it is v1.37, and beside a kubelet the kubelet\'s own '
+        f'(docs/differences.md). With "" it is {NEWEST}, and beside a kubelet the kubelet\'s own '
         "(`kubelet --version`), also after an upgrade; until the kubelet says one, that of the "
         "last decision; of a version that is not known the nearest one, which is a condition. "
         "`numawarden status` says whose rules hold and why. "
         "Pods keep what they have when this changes. The kubelet has no such key.",
-        values={
-            "v1.36": "the version whose decisions are recorded",
-            "v1.37": "the newest that is released",
-            "v1.38": "what was merged for it by September 2026; it is not released",
-        },
+        values=MEANINGS,
     )
     cgroup_driver: CgroupDriver = key(
         CgroupDriver.CGROUPFS,
@@ -1074,17 +1087,16 @@ class Config(Section, frozen=True):
 
     @property
     def memory_qos(self) -> bool:
-        """Whether the feature gate of Memory QoS is on: beta and by default from v1.37 on."""
-        beta = self.version >= KubernetesVersion.V1_37
+        """Whether the feature gate of Memory QoS is on, which it is by default as beta."""
+        beta = self.version.rules.memory_qos_is_beta
         stage = self.feature_gates.get("AllBeta" if beta else "AllAlpha", beta)
         return self.feature_gates.get(MEMORY_QOS, stage)
 
     @property
     def throttling_factor(self) -> float | None:
         """`memoryThrottlingFactor`, or its default; None where memory.high is not set."""
-        old = self.version < KubernetesVersion.V1_37
-        factor = self.memory_throttling_factor or (_OLD_FACTOR if old else None)
-        return factor if self.memory_qos else None
+        default = self.version.rules.memory_throttling_factor
+        return (self.memory_throttling_factor or default) if self.memory_qos else None
 
     @property
     def cpu_options(self) -> CpuPolicyOptions:

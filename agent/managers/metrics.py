@@ -41,7 +41,7 @@ class MetricSpec(Struct, frozen=True):
     labels: tuple[str, ...] = ()
     domain: tuple[tuple[str, ...], ...] = ()
     buckets: tuple[float, ...] = ()
-    #: The full name from kubelet v1.37 on, "" where that did not change.
+    #: The full name where metrics name the kubelet (`VersionRules`), "" where it is the same.
     later_name: str = ""
 
     @property
@@ -82,7 +82,7 @@ def counter(name: str, text: str, later_name: str = "", **labels: tuple[str, ...
 
 
 # --- counters that decisions increment; those of the kubelet have its names -----------------------
-# From v1.37 on those of KEP-5526 belong to the subsystem `kubelet` (kubernetes/kubernetes#138770).
+# Those of KEP-5526 have a later name (`VersionRules.manager_metrics_name_kubelet`).
 
 CPU_PINNING_REQUESTS: Final = counter(
     "kubelet_cpu_manager_pinning_requests_total",

@@ -8,27 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.managers.versions import NEWEST, KubernetesVersion
 from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, allows_memory
 from agent.values import Saved
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-class KubernetesVersion(StrEnum):
-    """`kubernetesVersion`: whose rules hold where those of versions differ; later ones are greater.
-
-    docs/differences.md lists what differs.
-    """
-
-    V1_36 = "v1.36"
-    V1_37 = "v1.37"
-    V1_38 = "v1.38"
-
-
-#: The newest version that is released and whose rules are known.
-NEWEST: Final = KubernetesVersion.V1_37
 
 
 class CpuManagerPolicy(StrEnum):

@@ -46,10 +46,10 @@ def has_pod_level_resources(pod: Pod) -> bool:
 def with_pod_level_limits(pod: Pod) -> Pod:
     """Return a defaulted pod with the pod-level limits that follow from its containers'.
 
-    As the API server from v1.37 on (DefaultPodLevelResources; kubernetes pull request 140514).
-    Where `spec.resources` states any amount: 1. requests of cpu and memory that it lacks are what
-    the containers request together; 2. limits that it lacks, of what all containers limit, are
-    what they limit together, and no less than the request.
+    As the API server of a version with `VersionRules.pod_limits_follow_containers` does
+    (DefaultPodLevelResources). Where `spec.resources` states any amount: 1. requests of cpu and
+    memory that it lacks are what the containers request together; 2. limits that it lacks, of what
+    all containers limit, are what they limit together, and no less than the request.
     """
     stated = pod.resources
     if stated is None or not has_pod_level_resources(pod):

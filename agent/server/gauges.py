@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from agent.api.map import owners_of, shared_by
-from agent.config.model import MetricNames
+from agent.config.model import METRIC_NAMES
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
 from agent.isolation.resctrl import OCCUPANCY
 from agent.managers.advice import free_cpus
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agent.managers.quality import Intrusion, Judgement
     from agent.managers.resource_manager import ResourceManager
     from agent.managers.rules import EffectivePolicy
+    from agent.managers.versions import KubernetesVersion
 
     #: What may use exclusive CPUs of other pods, by the uid of these pods.
     _Intrusions: TypeAlias = Mapping[str, tuple[Intrusion, ...]]
@@ -338,7 +339,7 @@ class Metrics:
     def __init__(
         self,
         managers: Sequence[ResourceManager],
-        versions: Collection[MetricNames] = frozenset(MetricNames),
+        versions: Collection[KubernetesVersion] = METRIC_NAMES,
     ) -> None:
         self._allocations = AllocationSamples()
         self.counters = Counters(managers, versions)

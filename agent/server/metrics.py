@@ -3,7 +3,7 @@
 `agent.managers.decision.Decision.counters` uses `name` and the label values in the order of
 `labels`. The `kubelet_` and `resource_manager_` metrics keep the names, types, labels and buckets
 of the kubelet (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboards carry
-over; where v1.37 renamed one, the exposition has the names of `agent.metrics.names`.
+over; where a kubelet renamed one, the exposition has the names of `agent.metrics.names`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from agent.config.model import MetricNames
+from agent.config.model import METRIC_NAMES
 from agent.devices.plugin_limits import (
     ALLOCATION_DURATION,
     CALLS,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from agent.managers.metrics import CounterKey
     from agent.managers.resource_manager import ResourceManager
+    from agent.managers.versions import KubernetesVersion
 
 
 CAUSES: Final = tuple(str(cause) for cause in Cause)
@@ -494,7 +495,7 @@ class Counters:
     def __init__(
         self,
         managers: Iterable[ResourceManager],
-        versions: Collection[MetricNames] = frozenset(MetricNames),
+        versions: Collection[KubernetesVersion] = METRIC_NAMES,
     ) -> None:
         self._versions = versions
         self._metrics = {metric.name: metric for metric in counters_of(managers)}
@@ -537,11 +538,12 @@ class Counters:
                 yield _counter_family(metric, name, self._values[metric.name])
 
 
-def _exported(metric: MetricSpec, versions: Collection[MetricNames]) -> Iterator[str]:
+def _exported(metric: MetricSpec, versions: Collection[KubernetesVersion]) -> Iterator[str]:
     """Yield the names under which a metric is exported."""
-    if MetricNames.V1_36 in versions or not metric.later_name:
+    later = {version.rules.manager_metrics_name_kubelet for version in versions}
+    if False in later or not metric.later_name:
         yield metric.name
-    if MetricNames.V1_37 in versions and metric.later_name:
+    if True in later and metric.later_name:
         yield metric.later_name
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.pod_resources import Listing, allocatable_message
-from agent.config.model import PodResourcesVersion
+from agent.managers.versions import OLDEST
 from agent.rpc import FIRST_LISTER, POD_RESOURCES_LISTER, V1, CallError, server
 from agent.server import metrics as names
 from agent.server.errors import StartError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.managers.metrics import MetricSpec
+    from agent.managers.versions import KubernetesVersion
     from agent.rpc import Handler, Message, MessageClass
     from agent.server.metrics import Counters
     from agent.server.state import AgentState
@@ -97,7 +98,7 @@ class PodResourcesListener:
         state: AgentState,
         counters: Counters,
         clock: Clock,
-        version: PodResourcesVersion = PodResourcesVersion.V1_36,
+        version: KubernetesVersion = OLDEST,
     ) -> None:
         make_room(path)
         self._path = path

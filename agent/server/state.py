@@ -26,11 +26,12 @@ from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
 from agent.managers.machine import Machine
-from agent.managers.policy import NEWEST, NO_CORDON, KubernetesVersion
+from agent.managers.policy import NO_CORDON
 from agent.managers.quality import invalid_allocations
 from agent.managers.recovery import describe_recovered
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, with_cordon
+from agent.managers.versions import NEWEST, KubernetesVersion
 from agent.pods.model import full_name
 from agent.progress import Progress
 from agent.reconcile.exclusivity import intrusions

@@ -23,8 +23,9 @@ from agent.devices.host import host_devices
 from agent.devices.providers import Providers, allocated_nodes
 from agent.isolation.host import HostIsolation
 from agent.isolation.places import HostPlaces, Originals, running_boot
-from agent.managers.policy import NO_CORDON, KubernetesVersion, PluginDevice
+from agent.managers.policy import NO_CORDON, PluginDevice
 from agent.managers.registry import MANAGERS
+from agent.managers.versions import KubernetesVersion
 from agent.pods.manifest import load_pod
 from agent.progress import Progress, moved
 from agent.reconcile.assigned import AssignedFiles

@@ -24,8 +24,9 @@ from agent.managers.allocation import (
 )
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
-from agent.managers.policy import IsolationMode, KubernetesVersion
+from agent.managers.policy import IsolationMode
 from agent.managers.registry import MANAGERS
+from agent.managers.versions import OLDEST
 from agent.pods.model import MEMORY
 from agent.values import Name, Saved, Size, plain
 from sysfs.mask import EMPTY, Mask
@@ -186,7 +187,7 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
 def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
     """Name, one sentence each, what differs between two summaries of a policy.
 
-    A switch that a summary does not list is off, smt and memory are never, and a version is v1.36:
+    A switch that a summary does not list is off, smt and memory are never, a version is the oldest:
     the release that made the summary had none of them. An empty summary says nothing of the policy.
     """
     if not before:
@@ -200,7 +201,7 @@ def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple
 
 def _unlisted(key: str) -> str:
     if key == _VERSION:
-        return str(KubernetesVersion.V1_36)
+        return str(OLDEST)
     if key in (_SMT, _MEMORY):
         return str(IsolationMode.NEVER)
     return "false" if key.startswith(_SWITCHES) else "unset"

@@ -21,7 +21,7 @@ from agent.config.model import (
     Config,
     ConfigError,
 )
-from agent.managers.policy import KubernetesVersion
+from agent.managers.versions import before
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,
@@ -37,6 +37,8 @@ from agent.yaml import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from agent.managers.versions import Rule
 
 
 _KIND: Final = "KubeletConfiguration"
@@ -149,16 +151,18 @@ def import_kubelet_config(text: bytes, source: str) -> ImportedConfig:
             why = _WHY.get(name, "not a key of KubeletConfiguration v1beta1 (Kubernetes v1.36)")
             left.append(LeftKey(name, why))
     taken = tuple(entries)
-    if _is_of_v1_36(entries.get(_GATES)):
-        entries[VERSION_KEY] = ScalarNode(KubernetesVersion.V1_36.value)
+    locked = _locked_later(entries.get(_GATES))
+    if locked is not None:
+        entries[VERSION_KEY] = ScalarNode(before(locked).value)
     return ImportedConfig(config_of_document(MappingNode(entries), source), taken, tuple(left))
 
 
-def _is_of_v1_36(gates: Node | None) -> bool:
-    """Return whether a gate is off that later versions have locked: their kubelets do not start."""
+def _locked_later(gates: Node | None) -> Rule | None:
+    """Return the rule that locks a gate which is off: kubelets that have it do not start so."""
     given = gates.entries if isinstance(gates, MappingNode) else {}
     off = {name for name, node in given.items() if isinstance(node, ScalarNode) and not node.value}
-    return any(GATES[name].locked_since for name in off & GATES.keys())
+    rules = (GATES[name].is_locked for name in sorted(off & GATES.keys()))
+    return next((rule for rule in rules if rule is not None), None)
 
 
 def _readable(name: str, node: Node, left: list[LeftKey]) -> Node | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.config import model
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.policy import CpuPolicyOptions, KubernetesVersion
+from agent.managers.policy import CpuPolicyOptions
+from agent.managers.versions import KubernetesVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -42,7 +42,7 @@ from agent.managers.metrics import (
     assignment_samples,
     gauge,
 )
-from agent.managers.policy import CpuManagerPolicy, IsolationMode, KubernetesVersion
+from agent.managers.policy import CpuManagerPolicy, IsolationMode
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.pods.model import CPU, IDLE_SIBLINGS, SMT, isolation_of
@@ -730,13 +730,12 @@ def _by_options(draft: Draft, cpus: Mask, count: int, least_nodes: int = 0) -> M
 
 
 def _nodes_to_keep(draft: Draft, nodes: int) -> int:
-    """Return over how many of a hint's nodes (bits) `distribute-cpus-across-numa` spreads; 0: any.
+    """Return over how many of a hint's nodes (bits) `distribute-cpus-across-numa` spreads.
 
-    From v1.38 on over all that have CPUs, since the topology manager chose them for other resources
-    as well (kubernetes pull request 139456); before, over the fewest that have room.
+    All that have CPUs, or 0 for the fewest that have room: a rule of the version.
     """
     policy = draft.rules.policy
-    if policy.version < KubernetesVersion.V1_38:
+    if not policy.version.rules.distributing_keeps_all_nodes:
         return 0
     if not policy.cpu.options.distribute_cpus_across_numa:
         return 0

@@ -14,8 +14,8 @@ from msgspec import Struct
 from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.uneven import most_in_whole_cores
 from agent.managers.decision import cpus_text
-from agent.managers.policy import NEWEST
 from agent.managers.topology.hint import SearchBudget
+from agent.managers.versions import NEWEST
 from agent.pods.model import ContainerKind
 from sysfs.mask import EMPTY, Mask
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.demand import ContainerDemand, PodDemand
-    from agent.managers.policy import CpuPolicyOptions, KubernetesVersion
+    from agent.managers.policy import CpuPolicyOptions
+    from agent.managers.versions import KubernetesVersion
 
 
 class CpuPart(Struct, frozen=True):

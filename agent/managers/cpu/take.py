@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from agent.managers.cpu.topology import core_order, inner_order, lowest, rank, rank_nodes
 from agent.managers.cpu.uneven import fewest_cores
 from agent.managers.decision import ManagerError, cpus_text
-from agent.managers.policy import NEWEST, KubernetesVersion
 from agent.managers.topology.hint import SearchBudget
+from agent.managers.versions import NEWEST, KubernetesVersion
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class CpuAccumulator:
         """Take single CPUs by socket in ascending order (`distribute-cpus-across-cores`).
 
         It spreads over cores because Linux commonly numbers the first threads of all cores before
-        the second ones. So does the kubelet until v1.37.
+        the second ones. So does a kubelet without `VersionRules.spreading_goes_core_by_core`.
         """
         for socket in self._socket_order():
             if not self.need:
@@ -125,8 +125,8 @@ class CpuAccumulator:
     def take_remaining_core_by_core(self) -> None:
         """Take single CPUs by socket, one of each core in turn, whatever their numbers are.
 
-        The same from v1.38 on (kubernetes pull request 140766). The cores with the fewest free CPUs
-        come first.
+        The same with `VersionRules.spreading_goes_core_by_core`. The cores with the fewest free
+        CPUs come first.
         """
         for socket in self._socket_order():
             cores = rank(self.topology.cores_in_socket[socket.id], self.free)
@@ -511,7 +511,7 @@ def strategy_of(
         spread=options.distribute_cpus_across_cores,
         uncore=options.prefer_align_cpus_by_uncorecache,
         whole_cores=options.full_pcpus_only,
-        core_by_core=version >= KubernetesVersion.V1_38,
+        core_by_core=version.rules.spreading_goes_core_by_core,
     )
 
 

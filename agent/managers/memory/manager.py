@@ -59,7 +59,7 @@ from agent.managers.metrics import (
     assignment_samples,
     gauge,
 )
-from agent.managers.policy import IsolationMode, KubernetesVersion, MemoryManagerPolicy
+from agent.managers.policy import IsolationMode, MemoryManagerPolicy
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.pods.model import CPU, MEMORY, isolation_of
@@ -376,9 +376,9 @@ class MemoryManager(ResourceManager):
         _with_nodes(draft)
         if not draft.demand.active(MEMORY):
             return
-        # From v1.37 on a container that shares its pod's budget is none that memory is pinned for
-        # (kubernetes pull request 138770); v1.36 counts it.
-        if draft.demand.pod_level and not container.memory and _skips_sharing(draft):
+        # Whether one that shares its pod's budget counts as a request is a rule of the version.
+        shares = draft.demand.pod_level and not container.memory
+        if shares and draft.rules.policy.version.rules.sharing_containers_pin_no_memory:
             return
         draft.count(MEMORY_PINNING_REQUESTS.name)
         try:
@@ -601,10 +601,6 @@ def _classes_text(draft: Draft) -> str:
     """Return which nodes a pod may use, for a message, "" where these are all."""
     own = memory_of(draft)
     return f"; memory {own.classes} is asked: {nodes_text(own.facts.mask)}" if own.classes else ""
-
-
-def _skips_sharing(draft: Draft) -> bool:
-    return draft.rules.policy.version >= KubernetesVersion.V1_37
 
 
 def _assign(

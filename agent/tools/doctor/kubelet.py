@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
+from agent.managers.versions import OLDEST, since
 from agent.pods.quantity import Quantity, QuantityError
 from agent.runtimes import KUBELET
 from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.runtime import version_of
+from agent.tools.doctor.version import rules_of
 from agent.yaml import (
     MappingNode,
     Number,
@@ -451,9 +453,10 @@ def _cpus(millis: int) -> str:
 
 
 _GATE: Final = "featureGates.PodsAPI"
-#: The first version with the Pods API.
-_FIRST: Final = (1, 36, 0)
-_ON_BY_DEFAULT: Final = (1, 37, 0)
+#: No kubelet before the oldest whose rules are known has the Pods API.
+_FIRST: Final = OLDEST
+#: The first that has it on by default.
+_ON: Final = since(lambda rules: rules.pods_api_is_on)
 _ENDPOINT: Final = "set agent.kubelet.podsEndpoint and agent.kubelet.tokenFile"
 
 
@@ -487,20 +490,22 @@ def _source_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
 def _gate_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
     check, kubelet = "gate PodsAPI", facts.kubelet
     version = "" if facts.runtime is None else facts.runtime.packages.get("kubelet", "")
-    numbers = version_of(version)
+    known, numbers = rules_of(version), version_of(version)
     setting = settings.effective(_GATE)
-    by_default = numbers is not None and numbers >= _ON_BY_DEFAULT
+    by_default = known is not None and known.rules.pods_api_is_on
     on = by_default if setting is None else setting.value.lower() == "true"
     off = f"not set in {settings.file}" if setting is None else f"off in {setting.source}"
     if kubelet.pods_api.there and (on or (setting is None and settings.unread)):
         return HostCheck(check, Verdict.OK, f"{kubelet.pods_api.path} is served")
     if kubelet.pods_api.there:
         found = f"now {kubelet.pods_api.path} is served; at the kubelet's next start it is not, "
-        found += f"for the gate is {off}" + ("" if setting else ", which turns it off before v1.37")
+        found += f"for the gate is {off}"
+        if setting is None:
+            found += f", which turns it off before {_ON}"
         if by_default:
             found = f"{kubelet.pods_api.path} answers errors only, for the gate is {off}"
         return HostCheck(check, Verdict.WARNING, found, settings.change(_GATE, "true"))
-    if numbers is not None and numbers < _FIRST:
+    if numbers is not None and numbers < (version_of(_FIRST) or ()):
         found = f"kubelet {version} (package kubelet) has no Pods API and does not know the gate"
         return HostCheck(check, Verdict.WARNING, found, _ENDPOINT)
     if not on:
@@ -518,8 +523,8 @@ def _gate_check(facts: GatheredFacts, settings: KubeletSettings) -> HostCheck:
 def _set_gate(settings: KubeletSettings) -> str:
     """Return how the gate is set; a kubelet that does not know a gate does not start."""
     return (
-        f"{settings.change(_GATE, 'true')} and restart the kubelet if it is of Kubernetes 1.36, "
-        f"with which the gate came; {_ENDPOINT} if it is older"
+        f"{settings.change(_GATE, 'true')} and restart the kubelet if it is of Kubernetes "
+        f"{_FIRST.removeprefix('v')}, with which the gate came; {_ENDPOINT} if it is older"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.config.model import VERSION_KEY
 from agent.files import risk_above, risk_of
-from agent.managers.policy import KubernetesVersion
+from agent.managers.versions import OLDEST, KubernetesVersion
 from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
 from agent.tools.doctor.runtime import version_of
 
@@ -100,7 +100,7 @@ def rules_of(version: str) -> KubernetesVersion | None:
         return None
     # By numbers: v1.100 is later than v1.38.
     older = [each for each in KubernetesVersion if (version_of(each) or ())[:2] <= numbers[:2]]
-    return older[-1] if older else KubernetesVersion.V1_36
+    return older[-1] if older else OLDEST
 
 
 def _is_known(version: str) -> bool:

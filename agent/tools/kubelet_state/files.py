@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.managers.versions import OLDEST, since, steps
 from agent.state.store import Files, OsFiles
 from agent.tools.kubelet_state.cpu import CPU_FILE, CPU_FORMAT
 from agent.tools.kubelet_state.format import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from agent.managers.versions import KubernetesVersion, VersionRules
     from agent.tools.kubelet_state.cpu import CpuState
     from agent.tools.kubelet_state.memory import MemoryState
 
@@ -32,11 +33,12 @@ _SUFFIX: Final = ".numawarden-new"
 _NAMES: Final = (CPU_FILE, MEMORY_FILE)
 
 
-class KubeletRelease(StrEnum):
-    """The first kubelet that writes the formats of an export; later ones read them as well."""
+def _state_is_in_data(rules: VersionRules) -> bool:
+    return rules.state_is_in_data
 
-    V1_36 = "1.36"
-    V1_37 = "1.37"
+
+#: The first kubelets that write the formats of an export; later ones read them as well.
+RELEASES: Final = steps(_state_is_in_data)
 
 
 class KubeletState(Struct, frozen=True):
@@ -47,14 +49,14 @@ class KubeletState(Struct, frozen=True):
 
 
 def encode_files(
-    state: KubeletState, *, pod_level: bool, release: KubeletRelease = KubeletRelease.V1_36
+    state: KubeletState, *, pod_level: bool, release: KubernetesVersion = OLDEST
 ) -> dict[str, bytes]:
     """Return the files by name, in the form that a kubelet of that configuration writes.
 
     `pod_level` is the gate PodLevelResourceManagers.
     """
     form = StateForm.WITH_BUDGETS if pod_level else StateForm.WITHOUT_BUDGETS
-    if release is KubeletRelease.V1_37:
+    if release.rules.state_is_in_data:
         form = StateForm.IN_DATA
     files: dict[str, bytes] = {}
     if state.cpu is not None:
@@ -81,8 +83,8 @@ def read_directory(directory: Path, files: Files | None = None) -> KubeletState:
     )
 
 
-def release_of(directory: Path, files: Files | None = None) -> KubeletRelease:
-    """Return the release whose formats the files of a directory have; v1.36 without any.
+def release_of(directory: Path, files: Files | None = None) -> KubernetesVersion:
+    """Return the release whose formats the files of a directory have; the oldest without any.
 
     A file that cannot be read says nothing. Raises `OSError` as the system does.
     """
@@ -91,8 +93,8 @@ def release_of(directory: Path, files: Files | None = None) -> KubeletRelease:
         content = _content(system, path)
         with suppress(UnreadableStateFileError):
             if content is not None and parse_json(content, StateDocument, path).has_data:
-                return KubeletRelease.V1_37
-    return KubeletRelease.V1_36
+                return since(_state_is_in_data)
+    return OLDEST
 
 
 def write_directory(

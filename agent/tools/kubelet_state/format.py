@@ -1,8 +1,8 @@
 """The form of the kubelet's state files: checksums, values as Go writes them, errors.
 
-Files of kubelet v1.37 and later have the state as a JSON text in `data`, which alone counts, and a
-checksum of that text in `dataChecksum`. Around `data` stands what kubelets read that do not know
-it: the file of the last format without pod-level budgets.
+Files of later kubelets (`StateForm.IN_DATA`) have the state as a JSON text in `data`, which alone
+counts, and a checksum of that text in `dataChecksum`. Around `data` stands what kubelets read that
+do not know it: the file of the last format without pod-level budgets.
 
 A kubelet checkpoint's checksum is the 32 bit FNV-1a hash of the text that `%#v` of go-spew gives
 for the checkpoint with its checksum set to 0 (methods disabled, keys sorted, no addresses and
@@ -86,11 +86,11 @@ def plain_of(document: Struct) -> dict[str, Plain]:
 class StateForm(Enum):
     """The forms that the files of the CPU manager and the memory manager have had."""
 
-    #: Up to v1.36, with the gate PodLevelResourceManagers off.
+    #: Of kubelets without `VersionRules.state_is_in_data`, the gate PodLevelResourceManagers off.
     WITHOUT_BUDGETS = auto()
-    #: Of v1.36, with the gate on.
+    #: Of these with the gate on.
     WITH_BUDGETS = auto()
-    #: From v1.37 on, with either.
+    #: Of later kubelets, with the gate on or off.
     IN_DATA = auto()
 
 

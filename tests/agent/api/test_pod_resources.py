@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing, allocatable_message
-from agent.config.model import PodResourcesVersion
+from agent.config.model import POD_RESOURCES
 from agent.managers.admission import admit, remove
 from agent.managers.allocation import Origin
 from agent.managers.demand import demand_of
 from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.policy import IsolationMode, PluginDevice
+from agent.managers.versions import KubernetesVersion
 from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
 from agent.rpc import V1, Messages
 from sysfs.mask import Mask
@@ -60,7 +61,7 @@ def listed(
     kubelet: KubeletListing = NOT_LISTED,
 ) -> list[Message]:
     """Return the listed pods as JSON has them."""
-    data = (listing or Listing(PodResourcesVersion.V1_37)).all(rules, ledger, kubelet)
+    data = (listing or Listing(KubernetesVersion.V1_37)).all(rules, ledger, kubelet)
     response = V1["ListPodResourcesResponse"].FromString(data)
     return [shown(each) for each in response.pod_resources]
 
@@ -142,7 +143,7 @@ def test_for_clients_of_v1_36_what_containers_share_of_a_budget_stands_at_each_o
         of_pod=guaranteed("cpu=4 memory=4Gi"),
     )
     ledger = admitted(RULES, asked)
-    (one,) = listed(RULES, ledger, Listing(PodResourcesVersion.V1_36))
+    (one,) = listed(RULES, ledger, Listing(KubernetesVersion.V1_36))
     assert "cpu_ids" not in one
     assert "memory" not in one
     pool = {"cpu_ids": ["3", "4"], "memory": [block("memory", 3 * GIB, 0)]}
@@ -151,7 +152,7 @@ def test_for_clients_of_v1_36_what_containers_share_of_a_budget_stands_at_each_o
         {"name": "shares", **pool},
         {"name": "too", **pool},
     ]
-    assert Listing().all(RULES, ledger) == Listing(PodResourcesVersion.V1_36).all(RULES, ledger)
+    assert Listing().all(RULES, ledger) == Listing(KubernetesVersion.V1_36).all(RULES, ledger)
 
 
 @given(rules=rule_sets(), data=st.data())
@@ -163,7 +164,7 @@ def test_whatever_is_allocated_is_listed_to_clients_of_either_version(
     ledger = rules.empty_ledger()
     for number in range(data.draw(st.integers(1, 6))):
         ledger = admit(rules, ledger, data.draw(pods(f"u-{number}"))).ledger
-    for version in PodResourcesVersion:
+    for version in POD_RESOURCES:
         response = V1["ListPodResourcesResponse"].FromString(Listing(version).all(rules, ledger))
         for found, allocation in zip(
             response.pod_resources, ledger.allocations.values(), strict=True
@@ -171,7 +172,7 @@ def test_whatever_is_allocated_is_listed_to_clients_of_either_version(
             lasting = {c.name for c in allocation.containers if c.kind is not ContainerKind.INIT}
             sharing = [c.cpus for c in allocation.containers if c.name in lasting and c.cpus]
             by_containers = {cpu for c in found.containers for cpu in c.cpu_ids}
-            if version is PodResourcesVersion.V1_36:
+            if not version.rules.budgets_are_listed_at_pods:
                 assert by_containers == {cpu for cpus in sharing for cpu in cpus}
             else:
                 of_pod = set(found.cpu_ids)
@@ -266,7 +267,7 @@ def test_unchanged_pods_are_not_serialized_again() -> None:
 def test_after_any_changes_the_list_is_what_the_pods_asked_for_and_got(
     rules: EffectivePolicy, data: st.DataObject
 ) -> None:
-    listing, ledger = Listing(PodResourcesVersion.V1_37), rules.empty_ledger()
+    listing, ledger = Listing(KubernetesVersion.V1_37), rules.empty_ledger()
     asked: dict[str, Pod] = {}
     for number in range(data.draw(st.integers(1, 6))):
         one = data.draw(pods(f"u-{number}"))

@@ -7,8 +7,9 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
+from agent.managers.versions import KubernetesVersion
 from agent.state.store import Store
-from agent.tools.kubelet_state.files import KubeletRelease, KubeletState, encode_files
+from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.memory import MemoryState
 from sysfs.described import regular_host, write_tree
 from tests.agent.tools.kubelet_state.machines import cpu_state
@@ -82,7 +83,7 @@ def test_budgets_move_from_a_kubelet_v1_37_and_back_in_the_formats_that_were_the
     host.config.write_text(host.config.read_text() + gate)
     cpu = cpu_state("0,4-8,12-15", {"u1": {"a": "1,9"}, "u2": {"b": "2"}}, {"u2": "2-3,10-11"})
     found = KubeletState(cpu, MemoryState("None"))
-    files = encode_files(found, pod_level=True, release=KubeletRelease.V1_37)
+    files = encode_files(found, pod_level=True, release=KubernetesVersion.V1_37)
     host.write(*files.values())
     assert host.run("import") == ExitCode.OK
     capsys.readouterr()
@@ -100,7 +101,7 @@ def test_without_the_gate_budgets_of_a_kubelet_v1_37_are_not_passed_over(
 ) -> None:
     cpu = cpu_state("0,4-8,12-15", {"u1": {"a": "1,9"}, "u2": {"b": "2"}}, {"u2": "2-3,10-11"})
     found = KubeletState(cpu, MemoryState("None"))
-    host.write(*encode_files(found, pod_level=True, release=KubeletRelease.V1_37).values())
+    host.write(*encode_files(found, pod_level=True, release=KubernetesVersion.V1_37).values())
     assert host.run("import") == ExitCode.BAD_INPUT
     assert "PodLevelResourceManagers" in capsys.readouterr().err
 

@@ -20,12 +20,8 @@ from agent.config.model import (
     prefers_closest,
     topology_option_problems,
 )
-from agent.managers.policy import (
-    CpuPolicyOptions,
-    FeatureGates,
-    KubernetesVersion,
-    TopologyManagerPolicy,
-)
+from agent.managers.policy import CpuPolicyOptions, FeatureGates, TopologyManagerPolicy
+from agent.managers.versions import KubernetesVersion
 from agent.yaml import MISTAKES_REPORTED
 from tests.conformance.options import run_case
 from tests.conformance.outcome import Verdict

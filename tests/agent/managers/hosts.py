@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.managers.machine import Machine
 from agent.managers.policy import (
-    NEWEST,
     CpuManagerPolicy,
     CpuPolicy,
     CpuPolicyOptions,
     FeatureGates,
     IsolationMode,
-    KubernetesVersion,
     MemoryManagerPolicy,
     MemoryPolicy,
     NodeFit,
@@ -24,6 +22,7 @@ from agent.managers.policy import (
 )
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
+from agent.managers.versions import NEWEST, KubernetesVersion
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 

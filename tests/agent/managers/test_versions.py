@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from agent.managers import versions
 from agent.managers.admission import admit
 from agent.managers.cpu.take import distribution, reserve_cpus, take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.metrics import MEMORY_PINNING_REQUESTS
-from agent.managers.policy import CpuPolicyOptions, KubernetesVersion, PluginDevice
+from agent.managers.policy import CpuPolicyOptions, PluginDevice
+from agent.managers.versions import (
+    MEANINGS,
+    OLDEST,
+    KubernetesVersion,
+    VersionRules,
+    before,
+    since,
+    steps,
+)
 from agent.pods.model import QosClass
 from sysfs.described import regular_host
 from sysfs.mask import Mask
@@ -24,6 +37,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Container, Resources
 
 V1_36, V1_37, V1_38 = KubernetesVersion
+ROOT: Final = Path(versions.__file__).parents[2]
 SPREAD: Final = CpuPolicyOptions(distribute_cpus_across_cores=True)
 GPU: Final = "example.com/gpu"
 #: Two sockets with a node of four cores each; the threads of a core have neighbouring numbers.
@@ -180,10 +194,10 @@ class TestLimitsThatFollowFromTheContainers:
         assert bool(allocation.exclusive_cpus) is fixed
 
 
-@pytest.mark.parametrize("before", [V1_36, V1_38])
+@pytest.mark.parametrize("first", [V1_36, V1_38])
 @pytest.mark.parametrize("of_pod", [None, resources("cpu=6 memory=6Gi")])
 def test_another_version_decides_no_allocation_again(
-    before: KubernetesVersion, of_pod: Resources | None
+    first: KubernetesVersion, of_pod: Resources | None
 ) -> None:
     def rules(version: KubernetesVersion) -> EffectivePolicy:
         return make_rules(
@@ -193,8 +207,41 @@ def test_another_version_decides_no_allocation_again(
         )  # fmt: skip
 
     asked = pod(app("a", guaranteed(f"cpu=6 memory=6Gi {GPU}=4")), of_pod=of_pod)
-    ledger = with_pod(rules(before), asked)
+    ledger = with_pod(rules(first), asked)
     for version in KubernetesVersion:
         again = admit(rules(version), ledger, asked)
         assert again.already_admitted
         assert again.ledger is ledger
+
+
+class TestTable:
+    def test_every_version_has_its_rules_and_its_meaning(self) -> None:
+        assert all(isinstance(version.rules, VersionRules) for version in KubernetesVersion)
+        assert list(MEANINGS) == list(KubernetesVersion)
+        assert [int(version.rpartition(".")[2]) for version in KubernetesVersion] == sorted(
+            int(version.rpartition(".")[2]) for version in KubernetesVersion
+        )
+
+    @pytest.mark.parametrize("name", VersionRules.__struct_fields__)
+    def test_a_rule_is_another_in_some_version(self, name: str) -> None:
+        first, *later = steps(lambda rules: getattr(rules, name))
+        assert first is OLDEST
+        assert later
+
+    def test_a_rule_is_since_the_first_version_that_has_it(self) -> None:
+        assert since(lambda rules: rules.memory_qos_is_beta) is V1_37
+        assert since(lambda rules: not rules.memory_qos_is_beta) is V1_36
+        assert before(lambda rules: rules.memory_qos_is_beta) is V1_36
+        assert before(lambda rules: rules.spreading_goes_core_by_core) is V1_37
+        assert steps(lambda rules: rules.spreading_goes_core_by_core) == (V1_36, V1_38)
+
+    def test_no_other_module_names_a_version(self) -> None:
+        named = [
+            f"{path.relative_to(ROOT)}:{node.lineno}"
+            for path in sorted((ROOT / "agent").rglob("*.py"))
+            if path != Path(versions.__file__)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if (isinstance(node, ast.Attribute) and re.fullmatch(r"V1_\d+", node.attr))
+            or (isinstance(node, ast.Constant) and re.fullmatch(r"v?1\.3\d", str(node.value)))
+        ]
+        assert named == []

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.config.model import MetricNames
+from agent.config.model import METRIC_NAMES
 from agent.devices import plugins as plugin
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.managers.metrics import (
@@ -19,6 +19,7 @@ from agent.managers.metrics import (
 )
 from agent.managers.policy import NodeFit
 from agent.managers.registry import MANAGERS
+from agent.managers.versions import KubernetesVersion
 from agent.server import metrics as names
 from agent.server.gauges import CONTENT_TYPE, Metrics
 from agent.server.metrics import MOST_SERIES, Counters, Histogram, UnknownCounterError
@@ -43,13 +44,13 @@ def test_a_counter_without_total_keeps_its_name_and_type() -> None:
 @pytest.mark.parametrize(
     ("versions", "exported"),
     [
-        ((MetricNames.V1_36,), {CONTAINER_ASSIGNMENTS.name}),
-        ((MetricNames.V1_37,), {"kubelet_resource_manager_container_assignments_total"}),
-        (tuple(MetricNames), set(CONTAINER_ASSIGNMENTS.names)),
+        ((KubernetesVersion.V1_36,), {CONTAINER_ASSIGNMENTS.name}),
+        ((KubernetesVersion.V1_37,), {"kubelet_resource_manager_container_assignments_total"}),
+        (METRIC_NAMES, set(CONTAINER_ASSIGNMENTS.names)),
     ],
 )
 def test_a_metric_that_v1_37_renamed_has_the_names_that_are_configured(
-    versions: tuple[MetricNames, ...], exported: set[str]
+    versions: tuple[KubernetesVersion, ...], exported: set[str]
 ) -> None:
     metrics = Metrics(MANAGERS, versions)
     metrics.counters.add(CONTAINER_ASSIGNMENTS, "cpu", "pod_shared")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.cluster.checks import PERIOD_SECONDS, KubeletNotReadyError, check_kubelet
-from agent.managers.policy import KubernetesVersion
+from agent.managers.versions import KubernetesVersion
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.agent.server.support import PATIENCE, in_loop, make_world, running
 from tests.agent.server.test_lean import modules_after

@@ -15,12 +15,12 @@ from agent.managers.decision import Rule
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import (
     CpuManagerPolicy,
-    KubernetesVersion,
     MemoryManagerPolicy,
     TopologyManagerPolicy,
     TopologyManagerScope,
 )
 from agent.managers.registry import MANAGERS
+from agent.managers.versions import KubernetesVersion
 from agent.pods.quantity import Quantity
 from agent.server import wiring as assembly
 from agent.server.restart import node_moves, renumbered

@@ -9,11 +9,11 @@ from agent.managers.policy import (
     CpuPolicy,
     CpuPolicyOptions,
     FeatureGates,
-    KubernetesVersion,
     MemoryPolicy,
     Policy,
     TopologyPolicy,
 )
+from agent.managers.versions import KubernetesVersion
 from agent.state.checkpoint import (
     HostFacts,
     NodeFacts,

@@ -14,7 +14,8 @@ from agent.managers.cpu.take import (
     take_by_topology,
 )
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.policy import CpuPolicyOptions, KubernetesVersion
+from agent.managers.policy import CpuPolicyOptions
+from agent.managers.versions import KubernetesVersion
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import (
     TWO_SOCKETS,

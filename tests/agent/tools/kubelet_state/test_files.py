@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.managers.versions import KubernetesVersion
 from agent.state.store import OsFiles
 from agent.tools.kubelet_state.files import (
-    KubeletRelease,
+    RELEASES,
     KubeletState,
     encode_files,
     read_directory,
@@ -75,21 +76,21 @@ def test_the_gate_decides_the_versions() -> None:
 
 @pytest.mark.parametrize("pod_level", [True, False])
 def test_the_release_decides_before_the_gate(*, pod_level: bool) -> None:
-    files = encode_files(STATE, pod_level=pod_level, release=KubeletRelease.V1_37)
+    files = encode_files(STATE, pod_level=pod_level, release=KubernetesVersion.V1_37)
     assert all(b'"data":"{' in data for data in files.values())
 
 
 def test_the_release_is_that_of_the_files_that_are_there(tmp_path: Path) -> None:
-    assert release_of(tmp_path) is KubeletRelease.V1_36
-    for release in KubeletRelease:
+    assert release_of(tmp_path) is KubernetesVersion.V1_36
+    for release in RELEASES:
         files = encode_files(STATE, pod_level=True, release=release)
         write_directory(tmp_path, files, force=True)
         assert release_of(tmp_path) is release
         assert read_directory(tmp_path) == STATE
     (tmp_path / "cpu_manager_state").write_bytes(b"{")
-    assert release_of(tmp_path) is KubeletRelease.V1_37
+    assert release_of(tmp_path) is KubernetesVersion.V1_37
     (tmp_path / "memory_manager_state").unlink()
-    assert release_of(tmp_path) is KubeletRelease.V1_36
+    assert release_of(tmp_path) is KubernetesVersion.V1_36
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
