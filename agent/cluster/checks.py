@@ -165,7 +165,7 @@ class KubeletWatch:
         return conditions
 
     def _note(self, found: Mapping[str, str]) -> None:
-        conditions = self._controller.state.conditions
+        conditions = self._controller.state.observed.conditions
         for name in self._noted - found.keys():
             conditions.pop(name, None)
         conditions.update(found)

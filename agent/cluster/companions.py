@@ -42,7 +42,7 @@ def of_kubelet(
     config: BesideKubeletConfig, controller: Controller, intakes: Iterable[PodIntake]
 ) -> Iterator[Companion]:
     """Yield the companions that a configuration asks for, for the intake of the kubelet's pods."""
-    devices = controller.state.kubelet_devices
+    devices = controller.state.parts.kubelet_devices
     if isinstance(devices, KubeletDevices):
         yield Companion(_DEVICES, partial(devices.follow, controller.clock))
     for intake in intakes:
@@ -68,7 +68,7 @@ def _runtime(
     session = NriSession(
         socket, events, controller.clock, seconds=_LONGEST_ANSWER, observe=events.observe
     )
-    controller.state.runtime = lambda: _runtime_document(session.state)
+    controller.state.parts.runtime = lambda: _runtime_document(session.state)
 
     async def serve() -> None:
         try:
@@ -97,7 +97,7 @@ def _exclusive_plugin(
 ) -> ExclusivePlugin:
     from agent.cluster.kubelet.exclusive_plugin import ExclusivePlugin  # noqa: PLC0415  # if it is on
 
-    conditions = controller.state.conditions
+    conditions = controller.state.observed.conditions
 
     def report(line: str) -> None:
         if line:
@@ -231,7 +231,7 @@ class OptInAdmissions:
         return entry is not None and entry.state == REJECTED
 
     def _entry(self, uid: str) -> ManifestDocument | None:
-        source = self._controller.state.sources[self._pods.name]
+        source = self._controller.state.observed.sources[self._pods.name]
         return source.entries.get(self._pods.key(uid))
 
     def _opted_in(self, pod: Pod) -> bool:

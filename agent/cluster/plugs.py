@@ -71,7 +71,7 @@ def _kubelet_in(process: Path) -> str:
 
 async def watch_undeclared(controller: Controller, config: Config, root: Path) -> None:
     """Keep a condition while a kubelet runs that was started after the agent, until cancelled."""
-    conditions = controller.state.conditions
+    conditions = controller.state.observed.conditions
     while True:
         await controller.clock.sleep(PERIOD_SECONDS)
         try:

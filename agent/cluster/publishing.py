@@ -329,9 +329,9 @@ class Publishing:
         if self._is_news(_TOPOLOGY, publisher.error):
             log.warning("node topology not published", node=self._node, why=str(publisher.error))
         if publisher.error is None:
-            if state.last_publication is None:
+            if state.observed.last_publication is None:
                 log.info("node topology published", node=self._node)
-            state.last_publication = clock.time()
+            state.observed.last_publication = clock.time()
 
     async def _send(self, events: PodEvents) -> None:
         clock = self._controller.clock
@@ -362,7 +362,7 @@ class Publishing:
         for allocation in admitted.values():
             if allocation.source is not None and allocation.source.name == CLUSTER_SOURCE:
                 yield allocation.namespace, allocation.name
-        source = state.sources.get(CLUSTER_SOURCE)
+        source = state.observed.sources.get(CLUSTER_SOURCE)
         for entry in () if source is None else source.entries.values():
             if entry.state in (INVALID, SHARED) and entry.name and entry.uid not in admitted:
                 yield entry.namespace, entry.name
@@ -370,12 +370,12 @@ class Publishing:
     def _is_news(self, subject: str, error: ApiServerError | None) -> bool:
         """Have a condition for a failure; return whether that is another one than before."""
         message = "" if error is None else str(error)
-        news = bool(message) and self._controller.state.conditions.get(subject) != message
+        news = bool(message) and self._controller.state.observed.conditions.get(subject) != message
         self._note(subject, message)
         return news
 
     def _note(self, subject: str, message: str) -> None:
-        conditions = self._controller.state.conditions
+        conditions = self._controller.state.observed.conditions
         if message:
             conditions[subject] = message
         else:

@@ -293,11 +293,11 @@ class RuntimeEvents:
     def configured(self, info: RuntimeInfo) -> None:
         """Take note of a runtime that connected; the session logs it."""
         _ = info
-        self._controller.state.conditions.pop(SUBJECT, None)
+        self._controller.state.observed.conditions.pop(SUBJECT, None)
 
     def disconnected(self, why: str) -> None:
         """Take note of a runtime that is no longer connected."""
-        self._controller.state.conditions[SUBJECT] = (
+        self._controller.state.observed.conditions[SUBJECT] = (
             f"the container runtime is not connected over NRI ({why}): containers get their CPUs, "
             "memory nodes and quota only after they have started; see 'numawarden doctor'"
         )
@@ -558,8 +558,8 @@ class RuntimeEvents:
 
     def _remaining(self) -> Iterator[Difference]:
         state = self._controller.state
-        yield from state.unenforced
-        for record in state.records.pods.values():
+        yield from state.observed.unenforced
+        for record in state.observed.records.pods.values():
             yield from record.unenforced
 
     async def _without_allocation(self, sandbox: PodSandbox, deadline: float) -> None:

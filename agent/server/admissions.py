@@ -238,7 +238,7 @@ class Admissions:
         If a plugin does not deliver, the pod is rejected and nothing is left.
         """
         state, began = self._state, asyncio.get_running_loop().time()
-        runtime = None if state.runtime is None else state.runtime()
+        runtime = None if state.parts.runtime is None else state.parts.runtime()
         waits = runtime is not None and runtime.connected
         seconds = PLUGIN_SECONDS_BESIDE_RUNTIME if waits else PLUGIN_SECONDS
         if decided.suspended is not None:
@@ -250,10 +250,10 @@ class Admissions:
         if allocation is None or not allocation.has_devices:
             return decided
         try:
-            delivered = await state.providers.delivered(allocation, began + seconds)
+            delivered = await state.parts.providers.delivered(allocation, began + seconds)
         except DeliveryError as error:
             return replace(decided, decision=self._undelivered(decided.decision, error))
-        if state.providers.prepares(delivered):
+        if state.parts.providers.prepares(delivered):
             delivered = replace(delivered, unprepared=_ASKED)
         return replace(decided, decision=replace(decided.decision, allocation=delivered))
 
@@ -263,7 +263,7 @@ class Admissions:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(latest):
                 while suspended is not None:
-                    answers |= await self._state.providers.answers(suspended.questions)
+                    answers |= await self._state.parts.providers.answers(suspended.questions)
                     suspended = suspended.resume(answers).suspended
         for each in () if suspended is None else suspended.questions:
             answers.setdefault(each, ())
@@ -318,7 +318,7 @@ class Admissions:
         await steps.enforce_pods(*(each.pod.uid for each in admitted))
         for each in admitted:
             allocation = state.ledger.allocations[each.pod.uid]
-            write = partial(steps.worker.run, state.cdi_files.write, allocation)
+            write = partial(steps.worker.run, state.parts.cdi_files.write, allocation)
             await steps.after_save(write, each.pod.uid)
         # 5. What was read back is in the records now. 6. Report, and answer with it.
         for each in admitted:
@@ -349,9 +349,9 @@ class Admissions:
             counters = self._steps.metrics.counters
             counters.add(names.ADMISSIONS, "failed", by=len(admitted))
             raise
-        state.records.pods.update(records)
+        state.observed.records.pods.update(records)
         for uid in records:
-            state.displaced.pop(uid, None)
+            state.observed.displaced.pop(uid, None)
 
     async def _reject(self, decided: _Decided) -> AdmissionDocument:
         return self._rejections.rejected(decided.pod, decided.decision, decided.request.source)
@@ -362,7 +362,7 @@ class Admissions:
         """Report an admitted pod; return the answer."""
         uid, state = decided.pod.uid, self._state
         await self._steps.after_save(partial(self._report, decided), uid)
-        allocation, record = state.ledger.allocations[uid], state.records.of(uid)
+        allocation, record = state.ledger.allocations[uid], state.observed.records.of(uid)
         answer = self.document(decided.decision, allocation, record)
         return views.replacing_answer(answer, decided.replaced, removal)
 
@@ -372,7 +372,7 @@ class Admissions:
         self._rejections.admitted(allocation)
         self._steps.metrics.counters.add(names.ADMISSIONS, "admitted")
         fields = allocation_fields(allocation, self._state.shared_cpus)
-        enforced = not self._state.records.of(uid).unenforced
+        enforced = not self._state.observed.records.of(uid).unenforced
         log.info("pod admitted", enforced=enforced, source=source, **fields)
         self._steps.publish(
             "PodAdmitted",
@@ -392,11 +392,11 @@ class Admissions:
         if (known := decision.ledger.allocations[uid]) is not state.ledger.allocations[uid]:
             ledger = charged(state.configured.rules, state.ledger, known)
             await steps.commit(state.durable.with_pod(ledger, uid))
-        if state.records.of(uid).unenforced or confirmed:
+        if state.observed.records.of(uid).unenforced or confirmed:
             await steps.enforce_pods(uid)
-        allocation, record = state.ledger.allocations[uid], state.records.of(uid)
+        allocation, record = state.ledger.allocations[uid], state.observed.records.of(uid)
         if confirmed:
-            state.displaced.pop(uid, None)
+            state.observed.displaced.pop(uid, None)
             fields = allocation_fields(allocation, state.shared_cpus)
             enforced, source = not record.unenforced, str(allocation.source)
 
@@ -425,7 +425,7 @@ class Admissions:
         uid, state = allocation.uid, self._state
         why = ""
         try:
-            await state.providers.prepare(allocation)
+            await state.parts.providers.prepare(allocation)
         except DeliveryError as error:
             why = f"PreStartContainer of {error.resource} failed: {error.message}"
             log.error("devices not prepared", uid=uid, pod=full_name(allocation), why=why)  # noqa: TRY400  # the plugin's failure
@@ -455,7 +455,9 @@ class Admissions:
         state = self._state
         if (allocation := state.ledger.allocations.get(answer.uid)) is None:
             raise PodRemovedError(f"{answer.namespace}/{answer.name}")
-        described = PodDescriber.of(state).document(allocation, state.records.of(answer.uid))
+        described = PodDescriber.of(state).document(
+            allocation, state.observed.records.of(answer.uid)
+        )
         return replace(answer, pod=described)
 
     # --- deciding -------------------------------------------------------------------------------
@@ -511,7 +513,7 @@ class Admissions:
         The kubelet is asked only about its own pods, of these about those that ask for a resource
         which the agent does not provide.
         """
-        kubelet = self._state.kubelet_devices
+        kubelet = self._state.parts.kubelet_devices
         if kubelet is None or source.name != KUBELET:
             return pod
         provided = self._state.configured.rules.policy.devices

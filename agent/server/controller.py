@@ -180,7 +180,7 @@ class Controller:
         async def enforce() -> None:
             around = self.steps.kernel.pods_around
             # Where another writer contests a cgroup, only comparisons write, ever more rarely.
-            found = around(created) - around(each.cgroup for each in self.state.contested)
+            found = around(created) - around(each.cgroup for each in self.state.observed.contested)
             if uids := sorted(found & self.state.ledger.allocations.keys()):
                 await self.steps.enforce_started(*uids)
 
@@ -251,13 +251,13 @@ class Controller:
 
         Raises `PodNotFoundError`.
         """
-        failed = self.state.records.failed(uid)
+        failed = self.state.observed.records.failed(uid)
         if failed is not None and uid not in self.state.ledger.allocations:
             return await self.advice.advised_status(failed)
         allocation = self.state.allocation(uid)
         steps = self.steps
         observed = await steps.observe(steps.kernel.observe, self.state.target(), allocation)
-        record = self.state.records.of(uid)
+        record = self.state.observed.records.of(uid)
         return PodDescriber.of(self.state).document(
             allocation,
             record,
@@ -319,7 +319,7 @@ class Controller:
         await steps.commit(replace(self.state.durable, bindings=bindings))
         await steps.enforce_pods(uid)
         await steps.after_save(report, uid)
-        unenforced = details(self.state.records.of(uid).unenforced)
+        unenforced = details(self.state.observed.records.of(uid).unenforced)
         return BindDocument(
             uid=uid,
             container=changed.container,
@@ -330,24 +330,24 @@ class Controller:
     async def _reconcile(self, *, insist: bool) -> ReconcileDocument:
         started = self.clock.monotonic()
         await self.steps.check_saving()
-        if self.state.history is not None:
-            self.state.history.try_again()
+        if self.state.parts.history is not None:
+            self.state.parts.history.try_again()
         target = self.state.target()
         outcome = await self.worker.run(lambda: self.steps.kernel.reconcile(target, insist=insist))
         self.outcomes.note(outcome)
         self.outcomes.note_contest(outcome)
         if outcome.compared:
-            self.state.pending.pop(COMPARISON, None)
+            self.state.observed.pending.pop(COMPARISON, None)
         await self._note_started(outcome)
         await self._note_ended(outcome)
-        files, ledger = self.state.cdi_files, self.state.ledger
+        files, ledger = self.state.parts.cdi_files, self.state.ledger
         await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
         online = self.state.configured.host.online
         counted = await self.worker.run(self.steps.kernel.count_intruders, target, outcome, online)
         if counted is not None:
-            intruded, self.state.intruding = self.state.intrusions, counted
+            intruded, self.state.observed.intruding = self.state.intrusions, counted
             self.outcomes.note_intrusions(intruded)
         return self.outcomes.reconciled(outcome, seconds)
 
@@ -366,7 +366,7 @@ class Controller:
             return False
         if before.withheld != found.host.withheld_cpus:
             changes += tuple(map(str, found.host.withheld))
-        self.state.releases += 1
+        self.state.observed.releases += 1
         self.metrics.counters.add(names.HOST_CHANGES)
         log.warning("host changed", changes=changes)
         self.publish("HostChanged", message="; ".join(changes))
@@ -387,7 +387,7 @@ class Controller:
         ledger = admission.start_containers(rules, ledger, outcome.cgroups.running)
         if ledger is not self.state.ledger:
             await self.steps.note(replace(self.state.durable, ledger=ledger))
-            self.state.releases += 1
+            self.state.observed.releases += 1
 
     async def _note_ended(self, outcome: EnforcementReport) -> None:
         """Drop bindings of removed pods and replaced bindings when their processes have ended.

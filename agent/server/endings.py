@@ -125,7 +125,7 @@ class Endings:
         moved = {uid: each.text for uid, each in found.items() if each.life is Life.MOVED}
         for uid, cgroup in moved.items():
             await self._follow(allocations[uid], cgroup)
-        conditions = self._steps.state.conditions
+        conditions = self._steps.state.observed.conditions
         for subject in [each for each in conditions if each.startswith(_UNBOUND)]:
             if subject.removeprefix(_UNBOUND) not in moved:
                 del conditions[subject]
@@ -152,7 +152,7 @@ class Endings:
     async def _follow(self, allocation: PodAllocation, cgroup: str) -> None:
         """Bind a pod to the cgroup of its unit; what prevents that is a condition meanwhile."""
         uid, container = allocation.uid, allocation.containers[0].name
-        subject, conditions = f"{_UNBOUND}{uid}", self._steps.state.conditions
+        subject, conditions = f"{_UNBOUND}{uid}", self._steps.state.observed.conditions
         try:
             with suppress(PodNotFoundError):  # removed by a request meanwhile
                 await self._bind(uid, container, BindRequest(cgroup=f"/{cgroup}"))

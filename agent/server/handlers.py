@@ -139,7 +139,7 @@ class Api:
         self._proc = proc
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
-        self._parser = Worker(controller.state.progress, "parser")
+        self._parser = Worker(controller.state.parts.progress, "parser")
         self._parsing, self._reading = Turns(), Turns()
         self._lines = LimitedLog(log)
         self._routes = Routes(
@@ -227,7 +227,7 @@ class Api:
         command = command_of(self._proc, peer.pid)
         requester = RequesterDocument(source=API.name, uid=peer.uid, pid=peer.pid, command=command)
         with requested_by(requester), bound_contextvars(peer_uid=peer.uid, peer_pid=peer.pid):
-            if not self._controller.state.ready:
+            if not self._controller.state.observed.ready:
                 raise errors.NotReadyError
             return await self._routes(request)
 
@@ -264,7 +264,7 @@ class Api:
 
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state
-        pods, failed = pods_now(state), state.records.failed_pods()
+        pods, failed = pods_now(state), state.observed.records.failed_pods()
         return await self._apart(lambda: _json(wire.PodListDocument(pods(), failed)))
 
     async def _get(self, request: Request) -> Response:
@@ -311,7 +311,7 @@ class Api:
         asked = dict(reversed(request.target.query))
         limit = _count(request, "limit", MOST_ENTRIES, ENTRIES)
         query = HistoryQuery(limit, asked.get("pod", ""), _since(asked.get("since", "0")))
-        history = self._controller.state.history
+        history = self._controller.state.parts.history
         if history is None:
             raise errors.NoHistoryError
         try:

@@ -129,7 +129,7 @@ class SourceAdmissions:
 
     def generation(self) -> int:
         """Return a number that changes whenever a rejected pod might fit now."""
-        return self._controller.state.releases
+        return self._controller.state.observed.releases
 
     def report(
         self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]

@@ -360,7 +360,7 @@ class Service:
         period: float,
     ) -> None:
         self._controller = controller
-        self._progress = controller.state.progress
+        self._progress = controller.state.parts.progress
         late = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
         #: The comparison with the kernel, whatever asks for it.
         self._comparison = self._progress.part("comparison with the kernel", late)
@@ -382,11 +382,11 @@ class Service:
         self._appeared = asyncio.Event()
         self._served: list[Connections] = []
         #: Of all listeners of HTTP, as far as connections wait to be accepted.
-        self._accepting = controller.state.progress.part("accepting of connections")
+        self._accepting = controller.state.parts.progress.part("accepting of connections")
         self._offered = asyncio.Event()
         controller.outcomes.follow(self._follow_also)
         self._fingerprint: str | None = None
-        pending = controller.state.pending
+        pending = controller.state.observed.pending
         pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
 
     def stop(self) -> None:
@@ -409,7 +409,7 @@ class Service:
             await self._until_stopped(self._live(served))
         finally:
             self._manager.stopping()
-            controller.state.ready = False
+            controller.state.observed.ready = False
             controller.publish("AgentStopped", message=f"process {os.getpid()}")
             controller.events.close()
             # First, so that callers of actions that were not started get an error.
@@ -439,9 +439,9 @@ class Service:
                 group.create_task(self._never_ending(name, loop))
             if self._around.offered is not None:
                 # What starts after the agent may register once, and finds the socket.
-                for provider in self._controller.state.providers.all:
+                for provider in self._controller.state.parts.providers.all:
                     await wait_for(provider.settled, SETTLE_PATIENCE, self._clock)
-            self._controller.state.ready = True
+            self._controller.state.observed.ready = True
             self._manager.ready(self._status())
             log.info("ready", pods=len(self._controller.state.ledger.allocations))
 
@@ -449,7 +449,7 @@ class Service:
         """Publish the start of the agent, and what changed since its last run."""
         controller = self._controller
         controller.publish("AgentStarted", message=f"version {__version__}, process {os.getpid()}")
-        changes = controller.state.changed_before
+        changes = controller.state.start.changed_before
         if changes.host:
             controller.publish("HostChanged", message="; ".join(changes.host))
         if changes.policy:
@@ -487,7 +487,7 @@ class Service:
             streams.append(("hotplug events", around.hotplug, self._rediscover))
         if around.offered is not None:
             actions.append((self._offered, None, self._take_offer, "take offer"))
-            for provider in self._controller.state.providers.all:
+            for provider in self._controller.state.parts.providers.all:
                 yield f"devices of {provider.name}", self._serve(provider)
         for action in actions:
             yield action[-1], self._repeat(*action)
@@ -581,7 +581,7 @@ class Service:
         if self._around.offered is not None:
             await self._controller.take_over(self._around.offered)
             # There may be room now for what was rejected.
-            self._controller.state.releases += 1
+            self._controller.state.observed.releases += 1
             self._read_sources()
 
     async def _remember_host(self) -> None:
@@ -602,7 +602,7 @@ class Service:
             lambda: watched.follow(controller.outcomes.cgroups, controller.outcomes.renewed)
         ):
             controller.outcomes.renewed.clear()
-            controller.state.conditions.pop(_INOTIFY, None)
+            controller.state.observed.conditions.pop(_INOTIFY, None)
 
     def _follow_also(self, cgroups: Iterable[str]) -> None:
         watched = self._around.cgroups
@@ -614,7 +614,7 @@ class Service:
             watch()
         except OSError as error:
             hint = "raise fs.inotify.max_user_watches"
-            self._controller.state.conditions[_INOTIFY] = (
+            self._controller.state.observed.conditions[_INOTIFY] = (
                 f"not all cgroups are watched: {error.strerror}; {hint}"
             )
             return False
@@ -667,7 +667,7 @@ class Service:
 
         An expected failure is logged once as long as it stays the same.
         """
-        conditions = self._controller.state.conditions
+        conditions = self._controller.state.observed.conditions
         try:
             await uncancelled(action())
         except QueueStopped:
@@ -688,7 +688,7 @@ class Service:
         self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
     ) -> None:
         """Request an action whenever a stream yields; open a stream again that ended or failed."""
-        conditions = self._controller.state.conditions
+        conditions = self._controller.state.observed.conditions
         while True:
             reason = ""
             try:
@@ -728,7 +728,7 @@ class Service:
         failed: Callable[[], None] | None = None,
     ) -> None:
         """Run what serves until the agent stops; start it again a while after it failed."""
-        conditions = self._controller.state.conditions
+        conditions = self._controller.state.observed.conditions
         while True:
             try:
                 await uncancelled(serve())
@@ -770,7 +770,7 @@ class Service:
         state = self._controller.state
         pods, cpus = len(state.ledger.allocations), len(exclusive_cpus(state.ledger))
         text = f"{pods} pods, {cpus} exclusive CPUs, shared pool {state.shared_pool or 'empty'}"
-        unenforced = state.records.unenforced
+        unenforced = state.observed.records.unenforced
         return f"{text}, {unenforced} pods not enforced" if unenforced else text
 
 

@@ -82,7 +82,7 @@ async def uncordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
 
     def report() -> None:
         # There may be room now for what was rejected.
-        state.releases += 1
+        state.observed.releases += 1
         cordoned = str(state.configured.rules.cordoned_cpus)
         log.info("uncordoned", target=str(asked), cordoned=cordoned)
         steps.publish("Uncordoned", message=str(asked))

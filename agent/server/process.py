@@ -53,7 +53,7 @@ def run(
     for note in gate_notes(config.feature_gates):
         log.warning("feature gate changes nothing", note=note)
     wiring = Wiring(config, manager, SystemClock(), plugs, fakes)
-    wiring.controller.state.configuration = configuration
+    wiring.controller.state.start.configuration = configuration
     with wiring as service:
         settle_memory()
         asyncio.run(_serve(service))

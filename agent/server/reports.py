@@ -85,7 +85,7 @@ def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
     """
     configured, ledger, invalid = state.configured, state.ledger, state.invalid
     kubelet, intruded = state.kubelet_listing, state.intrusions
-    not_found = {uid: state.records.of(uid).not_found for uid in ledger.allocations}
+    not_found = {uid: state.observed.records.of(uid).not_found for uid in ledger.allocations}
 
     def drawn() -> MapDocument:
         document = map_of_allocations(
@@ -124,7 +124,7 @@ class PodDescriber(Struct, frozen=True):
         return cls(
             state.configured.rules,
             state.shared_cpus if pool is None else pool,
-            state.cdi_files,
+            state.parts.cdi_files,
             state.kubelet_listing,
             state.intrusions,
         )
@@ -164,7 +164,7 @@ def pods_now(state: AgentState) -> Callable[[], tuple[PodDocument, ...]]:
     for violation in state.invalid:
         invalid[violation.uid].append(violation)
     known = [
-        (allocation, replace(state.records.of(uid)), invalid.get(uid, ()))
+        (allocation, replace(state.observed.records.of(uid)), invalid.get(uid, ()))
         for uid, allocation in state.ledger.allocations.items()
     ]
     return lambda: tuple(
@@ -220,7 +220,7 @@ class RejectionReporter:
                 explanation=answer.explanation,
                 kubelet_devices=views.given_documents(pod.given_devices),
             )
-            self._state.records.note_rejection(RejectedPod(status, source, answer, pod))
+            self._state.observed.records.note_rejection(RejectedPod(status, source, answer, pod))
             self._notify(status, source)
         log.warning(
             "pod rejected", source=str(source), reason=str(rejection.reason), why=rejection.message
@@ -273,7 +273,7 @@ class RejectionReporter:
 
     def entries(self, name: str, documents: Mapping[str, ManifestDocument]) -> None:
         """Report entries of a source that became invalid, by key; drop what is over."""
-        known = self._state.sources[name].entries
+        known = self._state.observed.sources[name].entries
         new = [
             (key, document)
             for key, document in documents.items()
@@ -298,17 +298,17 @@ class RejectionReporter:
                 return True
             return (document.uid or "", document.name) != (status.uid, status.name)
 
-        self._state.records.forget_rejections(over)
+        self._state.observed.records.forget_rejections(over)
 
     def _note_shared(self, source: Source, document: ManifestDocument) -> None:
         """Keep the status of a pod that runs shared, with the decision, if it was made since."""
-        known = self._state.records.failed(document.uid or "")
+        known = self._state.observed.records.failed(document.uid or "")
         if known is None:
             identity = PodIdentity(document.uid or "", document.name, document.namespace)
             status = self._status(identity, source, RUNS_SHARED, document.message)
             known = RejectedPod(status, source)
         status = replace(known.status, reason=RUNS_SHARED, message=document.message)
-        self._state.records.note_rejection(replace(known, status=status))
+        self._state.observed.records.note_rejection(replace(known, status=status))
 
     def _invalid_entry(self, source: Source, document: ManifestDocument) -> None:
         identity = PodIdentity(document.uid or "", document.name, document.namespace)
@@ -334,7 +334,7 @@ class RejectionReporter:
             named = (status.namespace, status.name) == (allocation.namespace, allocation.name)
             return status.uid == allocation.uid or (not status.uid and named)
 
-        self._state.records.forget_rejections(same)
+        self._state.observed.records.forget_rejections(same)
 
     def _notify(self, status: FailedPodDocument, source: Source) -> None:
         for follower in self._followers:
@@ -368,7 +368,7 @@ class RejectionReporter:
                 for each in listed
             ),
         )
-        self._state.records.note_rejection(RejectedPod(status, source))
+        self._state.observed.records.note_rejection(RejectedPod(status, source))
         self._notify(status, source)
 
 
@@ -410,7 +410,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
     """Return the status of the agent with all that is not as it should be, at a Unix time."""
     host, unready = state.configured.host, state.unready()
     allocations = state.ledger.allocations.values()
-    rejections = state.records.rejections.values()
+    rejections = state.observed.records.rejections.values()
     return StatusDocument(
         version=__version__,
         hostname=os.uname().nodename,
@@ -418,13 +418,15 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         kubernetes_version=state.configured.governing.version,
         kubernetes_version_source=state.configured.governing.source,
         pid=os.getpid(),
-        started=state.started,
+        started=state.start.started,
         ready=unready is None,
         unready=unready or "",
         state=None
-        if state.directory is None
-        else StateDirectoryDocument(directory=str(state.directory), free=state.free_bytes),
-        configuration=state.configuration,
+        if state.start.directory is None
+        else StateDirectoryDocument(
+            directory=str(state.start.directory), free=state.observed.free_bytes
+        ),
+        configuration=state.start.configuration,
         policy=views.policy_document(state.configured.rules.policy),
         online_cpus=str(host.online),
         nodes=str(Mask.from_ids(node.id for node in host.nodes)),
@@ -434,15 +436,15 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         pods=len(allocations),
         containers=sum(len(allocation.containers) for allocation in allocations),
         rejected=tuple(each.answer for each in rejections if each.answer is not None),
-        last_reconcile=state.last_reconcile,
+        last_reconcile=state.observed.last_reconcile,
         manifests=tuple(state.entries()),
         conditions=state.dated_conditions(now),
-        drift=state.drift,
-        runtime=None if state.runtime is None else state.runtime(),
+        drift=state.observed.drift,
+        runtime=None if state.parts.runtime is None else state.parts.runtime(),
         cordons=tuple(cordon_documents(state.durable.cordons)),
         cordoned_cpus=str(state.configured.rules.cordoned_cpus),
         invalid=state.invalid,
-        failed=state.records.failed_pods(),
+        failed=state.observed.records.failed_pods(),
     )
 
 
@@ -479,12 +481,12 @@ class OutcomeReporter:
         intruded = self._state.intrusions
         self._note_cgroups(outcome)
         allocations = self._state.ledger.allocations
-        self._state.records.note_running(outcome, allocations, self._clock.monotonic())
+        self._state.observed.records.note_running(outcome, allocations, self._clock.monotonic())
         if outcome.settled:
             log.info("settings applied to new cgroups", cgroups=outcome.settled)
         self._note_drift(outcome)
         pods = outcome.pods if outcome.compared else frozenset[str]()
-        news = self._state.records.note_unenforced(outcome.unenforced(), allocations, pods)
+        news = self._state.observed.records.note_unenforced(outcome.unenforced(), allocations, pods)
         for uid, differing in news.items():
             self._counters.add(names.ENFORCEMENT_FAILURES)
             name, lines = full_name(allocations[uid]), details(differing)
@@ -492,10 +494,10 @@ class OutcomeReporter:
             self._publish("PodNotEnforced", uid, name, "; ".join(lines))
         outside = outcome.of_pod("")
         if not (outcome.compared or outside):
-            outside = self._state.unenforced
-        if outside and details(outside) != details(self._state.unenforced):
+            outside = self._state.observed.unenforced
+        if outside and details(outside) != details(self._state.observed.unenforced):
             log.error("enforcement failed", conditions=details(outside))
-        self._state.unenforced = outside
+        self._state.observed.unenforced = outside
         self.note_intrusions(intruded)
 
     def note_intrusions(self, before: Mapping[str, tuple[Intrusion, ...]]) -> None:
@@ -516,9 +518,9 @@ class OutcomeReporter:
         lacking = tuple(Difference("", why, Cause.UNKNOWN, uid) for uid in uids or ("",))
         for difference in lacking:
             if difference.pod in self._state.ledger.allocations:
-                self._state.records.add_unenforced(difference)
+                self._state.observed.records.add_unenforced(difference)
             else:
-                self._state.unenforced = (*self._state.unenforced, difference)
+                self._state.observed.unenforced = (*self._state.observed.unenforced, difference)
             self._counters.add(names.ENFORCEMENT_FAILURES)
         return lacking
 
@@ -538,7 +540,7 @@ class OutcomeReporter:
 
     def note_contest(self, outcome: EnforcementReport) -> None:
         """Report each backoff from a cgroup that another writer modifies once."""
-        self._state.contested = outcome.contested
+        self._state.observed.contested = outcome.contested
         for why in outcome.given_way:
             self._counters.add(names.REPAIRS_POSTPONED)
             log.warning("cgroup is being modified by another writer, backing off", why=why)
@@ -551,8 +553,8 @@ class OutcomeReporter:
         self._counters.add(names.RECONCILES, result)
         now = self._clock.time()
         if not differences:
-            self._state.last_agreement = now
-        self._state.last_reconcile = ReconcileDocument(
+            self._state.observed.last_agreement = now
+        self._state.observed.last_reconcile = ReconcileDocument(
             found=dict(count_causes(outcome.drift)),
             repaired=dict(outcome.repaired),
             differences=differences,
@@ -562,7 +564,7 @@ class OutcomeReporter:
         )
         # Since when a condition has been there must not depend on when the status is read.
         self._state.dated_conditions(now)
-        return self._state.last_reconcile
+        return self._state.observed.last_reconcile
 
     # --- drift ----------------------------------------------------------------------------------
 
@@ -585,7 +587,7 @@ class OutcomeReporter:
             self._document(difference, repaired=difference in gone)
             for difference in drift[:DRIFT_NAMED]
         )
-        self._state.drift = (*self._state.drift, *named)[-DRIFT_KEPT:]
+        self._state.observed.drift = (*self._state.observed.drift, *named)[-DRIFT_KEPT:]
         more = len(drift) - len(named)
         log.warning(
             "drift found",
@@ -611,7 +613,7 @@ class OutcomeReporter:
                 shown = describe_recovered(allocation)
                 name = full_name(allocation)
                 self._publish("PodRecovered", allocation.uid, name, shown)
-        for uid, displaced in self._state.displaced.items():
+        for uid, displaced in self._state.observed.displaced.items():
             name = full_name(displaced)
             self._publish("AllocationDisplaced", uid, name, str(displaced))
 

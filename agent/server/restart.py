@@ -157,7 +157,7 @@ def recover_pods(state: AgentState, loaded: LoadResult, running: Sequence[Observ
     if loaded.problem is not None:
         message = _lost(loaded.problem, loaded.kept_as)
         log.error("checkpoint unusable", why=message)
-        state.conditions["checkpoint"] = message
+        state.observed.conditions["checkpoint"] = message
     if mismatches := state.configured.mismatches:
         log.error("configuration does not fit the host", mismatches=mismatches)
     for condition in state.not_allocatable:
@@ -202,14 +202,14 @@ def _recover(state: AgentState, running: Sequence[ObservedPod]) -> None:
     for displaced in recovery.displaced:
         log.error("allocation displaced by a running pod", uid=displaced.uid, why=str(displaced))
     if recovery.recovered:
-        state.displaced = {displaced.uid: displaced for displaced in recovery.displaced}
+        state.observed.displaced = {displaced.uid: displaced for displaced in recovery.displaced}
         state.durable = replace(durable, ledger=recovery.ledger)
-        state.unsaved = "the recovered allocations are not saved yet"
+        state.observed.unsaved = "the recovered allocations are not saved yet"
     if recovery.notes:
         log.error("cgroups contradict each other", notes=recovery.notes)
-        state.conditions["recovery"] = "; ".join(recovery.notes)
+        state.observed.conditions["recovery"] = "; ".join(recovery.notes)
     if unknown and (devices := _unknown_devices(state)):
-        state.conditions["devices"] = devices
+        state.observed.conditions["devices"] = devices
         log.error("devices of running pods unknown", why=devices)
     unallocated = [uid for uid in unknown if uid not in allocations]
     if unallocated:

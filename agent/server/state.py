@@ -1,4 +1,4 @@
-"""The state of the running agent, changed only by the controller."""
+"""The state of the running agent: what is configured, what is saved, and what was observed."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) 
 
 # --- state ----------------------------------------------------------------------------------------
 
-#: Subject of the first comparison in `AgentState.pending`.
+#: Subject of the first comparison in `Observed.pending`.
 COMPARISON: Final = "comparison"
 
 
@@ -252,66 +252,97 @@ class DevicesGiven(Protocol):
         """Return the devices of a pod; asks the kubelet."""
 
 
-class AgentState(Struct):
-    """The state of the running agent.
+class AtStart(Struct):
+    """What the agent was started with."""
 
-    `durable` is what the checkpoint contains. `releases` counts changes that may have made room for
-    a rejected pod. `sources` are the registered sources of pods by name. `last_reconcile` is the
-    latest comparison, `last_agreement` the Unix time of the last one without differences. `ready`:
-    changes are accepted. `pending` has the steps of the start that are not done yet, by subject.
-    `unsaved` says why the checkpoint could not be saved or may not be durable, `free_bytes` is the
-    room that was last found for it in `directory` (None: not yet). `configuration` is what the
-    agent was started with. `unenforced` is what the kernel or systemd does not enforce outside of
-    single pods. `contested` is what another process writes again after each repair.
-    `drift` are the latest settings that another process changed. `displaced` are allocations of the
-    checkpoint whose CPUs are used by another running pod, by uid, until their pods are admitted or
-    removed. `providers` offer devices beside the configuration, `cdi_files` hand over what they
-    deliver, `assigned_files` say to containers what they have (None: not configured).
-    `kubelet_devices` are those of the plugins of a kubelet beside the agent, None without one.
-    `runtime` describes the session with the container runtime, None without one.
-    `history` is None if none is kept. `isolation` has the host-wide settings.
-    `changed_before` is what changed since the last run of the agent. `conditions` are all others,
-    by subject, beside the parts of `progress` that stand still. `last_publication` is the Unix time
-    at which the topology was last published to a cluster. `reconcile_period` (in seconds) and
-    `exported_containers` (at most so many in the metrics) are configured. `intruding` are the
-    tasks that may run on exclusive CPUs of pods they do not belong to, None before they were looked
-    for.
-    """
-
-    configured: ConfiguredHost
-    durable: Checkpoint
+    #: The boot of the host, by which a later start sees that it was another one.
     boot_id: str = ""
+    #: The Unix time.
     started: float = 0.0
-    ready: bool = False
-    pending: dict[str, str] = field(default_factory=dict)
-    records: PodRecords = field(default_factory=PodRecords)
-    sources: dict[str, SourceState] = field(default_factory=dict)
-    last_reconcile: ReconcileDocument | None = None
-    last_agreement: float | None = None
-    last_publication: float | None = None
-    releases: int = 0
-    unsaved: str | None = None
-    free_bytes: int | None = None
-    directory: Path | None = None
     configuration: ConfigurationDocument | None = None
-    unenforced: tuple[Difference, ...] = ()
-    contested: tuple[Difference, ...] = ()
-    drift: tuple[DriftDocument, ...] = ()
-    displaced: dict[str, Displaced] = field(default_factory=dict)
-    providers: Providers = field(default_factory=Providers)
-    kubelet_devices: DevicesGiven | None = None
-    runtime: Callable[[], RuntimeDocument] | None = None
-    cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
-    assigned_files: AssignedFiles | None = None
-    history: HistoryRecorder | None = None
-    isolation: HostIsolation | None = None
-    changed_before: FormerChanges = FormerChanges()
-    conditions: dict[str, str] = field(default_factory=dict)
-    progress: Progress = field(default_factory=lambda: Progress(SystemClock()))
+    #: Where the checkpoint is.
+    directory: Path | None = None
+    #: Seconds between two comparisons with the kernel.
     reconcile_period: float = 0.0
+    #: At most so many containers are in the metrics.
     exported_containers: int = 0
+    #: What changed since the last run of the agent.
+    changed_before: FormerChanges = FormerChanges()
+
+
+class Observed(Struct):
+    """What the agent saw since its start; none of it is saved."""
+
+    #: Whether changes are accepted.
+    ready: bool = False
+    #: The steps of the start that are not done yet, by subject.
+    pending: dict[str, str] = field(default_factory=dict)
+    #: What was seen of each pod.
+    records: PodRecords = field(default_factory=PodRecords)
+    #: The registered sources of pods by name.
+    sources: dict[str, SourceState] = field(default_factory=dict)
+    #: The latest comparison with the kernel.
+    last_reconcile: ReconcileDocument | None = None
+    #: The Unix time of the latest comparison that found no difference.
+    last_agreement: float | None = None
+    #: The Unix time at which the topology was last published to a cluster.
+    last_publication: float | None = None
+    #: How many changes there were that may have made room for a rejected pod.
+    releases: int = 0
+    #: Why the checkpoint could not be saved, or may not be durable.
+    unsaved: str | None = None
+    #: The room that was last found for the checkpoint, None before it was looked for.
+    free_bytes: int | None = None
+    #: What the kernel or systemd does not enforce outside of single pods.
+    unenforced: tuple[Difference, ...] = ()
+    #: What another process writes again after each repair.
+    contested: tuple[Difference, ...] = ()
+    #: The latest settings that another process changed.
+    drift: tuple[DriftDocument, ...] = ()
+    #: Allocations of the checkpoint whose CPUs another running pod uses, by uid, until their pods
+    #: are admitted or removed.
+    displaced: dict[str, Displaced] = field(default_factory=dict)
+    #: The tasks that may run on exclusive CPUs of pods they do not belong to, None before they were
+    #: looked for.
     intruding: Intruders | None = None
+    #: All other conditions by subject, beside the parts of `progress` that stand still.
+    conditions: dict[str, str] = field(default_factory=dict)
+    #: Since when each condition holds.
     condition_times: ConditionTimes = field(default_factory=ConditionTimes)
+
+
+class Parts(Struct):
+    """The parts of the agent that have state and conditions of their own."""
+
+    #: Offer devices beside the configuration.
+    providers: Providers = field(default_factory=Providers)
+    #: Devices of the plugins of a kubelet beside the agent, None without one.
+    kubelet_devices: DevicesGiven | None = None
+    #: Describes the session with the container runtime, None without one.
+    runtime: Callable[[], RuntimeDocument] | None = None
+    #: Hand over what providers deliver.
+    cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
+    #: Say to containers what they have, None where that is not configured.
+    assigned_files: AssignedFiles | None = None
+    #: None where no history is kept.
+    history: HistoryRecorder | None = None
+    #: The host-wide settings.
+    isolation: HostIsolation | None = None
+    #: Which parts stand still.
+    progress: Progress = field(default_factory=lambda: Progress(SystemClock()))
+
+
+class AgentState(Struct):
+    """The state of the running agent: what is configured, what is saved, what was observed."""
+
+    #: What decisions are based on; changed in a turn of the line.
+    configured: ConfiguredHost
+    #: What the checkpoint contains; changed by `Steps.commit` alone.
+    durable: Checkpoint
+    start: AtStart = field(default_factory=AtStart)
+    observed: Observed = field(default_factory=Observed)
+    parts: Parts = field(default_factory=Parts)
+    #: The properties below of the values that they follow from, which are costly.
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
     _names: PodNames = field(default_factory=PodNames)
     _fitting: tuple[Host, Ledger] | None = None
@@ -352,8 +383,8 @@ class AgentState(Struct):
         A pod in here is not exclusive, whatever else is asked of it. It follows from what is not
         enforced now, and from the tasks that were found.
         """
-        found = (*self.unenforced, *self.records.differences())
-        tasks = () if self.intruding is None else self.intruding.confined
+        found = (*self.observed.unenforced, *self.observed.records.differences())
+        tasks = () if self.observed.intruding is None else self.observed.intruding.confined
         if not (found or tasks):
             return MappingProxyType({})
         return intrusions(self.ledger.allocations, found, tasks)
@@ -361,7 +392,9 @@ class AgentState(Struct):
     @property
     def kubelet_listing(self) -> KubeletListing:
         """What the kubelet beside the agent listed last; nothing waits for it."""
-        return NOT_LISTED if self.kubelet_devices is None else self.kubelet_devices.listed
+        return (
+            NOT_LISTED if self.parts.kubelet_devices is None else self.parts.kubelet_devices.listed
+        )
 
     @property
     def shared_cpus(self) -> Mask:
@@ -399,17 +432,17 @@ class AgentState(Struct):
 
     def unready(self) -> str | None:
         """Return why no pod can be admitted now, in one line; None if pods can be admitted."""
-        if (failure := self.progress.failure()) is not None:
+        if (failure := self.parts.progress.failure()) is not None:
             return failure
-        if not self.ready:
+        if not self.observed.ready:
             return "the state is being restored"
-        if self.pending:
-            return "; ".join(self.pending.values())
+        if self.observed.pending:
+            return "; ".join(self.observed.pending.values())
         if self.configured.frozen:
             return self.configured.conditions()[0]
         if self.not_allocatable:
             return self.not_allocatable[0].message
-        return None if self.unsaved is None else f"checkpoint: {self.unsaved}"
+        return None if self.observed.unsaved is None else f"checkpoint: {self.observed.unsaved}"
 
     def present_conditions(self) -> tuple[ConditionDocument, ...]:
         """Return what is not as it should be, as conditions whose status is False."""
@@ -417,7 +450,7 @@ class AgentState(Struct):
 
     def dated_conditions(self, now: float) -> tuple[ConditionDocument, ...]:
         """Return what is not as it should be, with since when; `now` is the Unix time."""
-        return self.condition_times.dated(self.present_conditions(), now)
+        return self.observed.condition_times.dated(self.present_conditions(), now)
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""
@@ -427,12 +460,12 @@ class AgentState(Struct):
         for message in self.configured.conditions():
             yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
         yield from self.not_allocatable
-        for part, how in self.progress.failures().items():
+        for part, how in self.parts.progress.failures().items():
             message = f"{part} {how}"
             yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(part), message)
-        for subject, message in self.conditions.items():
+        for subject, message in self.observed.conditions.items():
             yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
-        for name, source in self.sources.items():
+        for name, source in self.observed.sources.items():
             if (error := source.unreadable) is not None:
                 yield ConditionDocument(
                     ConditionType.SOURCE_READ, error.reason, error.found, error.remedy
@@ -440,38 +473,42 @@ class AgentState(Struct):
             for message in source.conditions:
                 yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
         yield from self._of_devices()
-        for message in () if self.history is None else self.history.conditions:
+        for message in () if self.parts.history is None else self.parts.history.conditions:
             yield ConditionDocument(ConditionType.HISTORY_RECORDED, "NotWritten", message)
-        if self.unsaved is not None:
-            message = f"checkpoint: {self.unsaved}"
+        if self.observed.unsaved is not None:
+            message = f"checkpoint: {self.observed.unsaved}"
             yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)
 
     def _of_devices(self) -> Iterator[ConditionDocument]:
-        for name, message in self.providers.conditions():
+        for name, message in self.parts.providers.conditions():
             yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
-        for message in () if self.kubelet_devices is None else self.kubelet_devices.conditions:
+        for message in (
+            () if self.parts.kubelet_devices is None else self.parts.kubelet_devices.conditions
+        ):
             yield ConditionDocument(ConditionType.DEVICES_OFFERED, "Kubelet", message)
-        for message in self.cdi_files.conditions:
+        for message in self.parts.cdi_files.conditions:
             yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
-        for message in () if self.assigned_files is None else self.assigned_files.conditions:
+        for message in (
+            () if self.parts.assigned_files is None else self.parts.assigned_files.conditions
+        ):
             yield ConditionDocument(ConditionType.CONTAINERS_INFORMED, "NotWritten", message)
 
     @property
     def _isolation(self) -> IsolationReport:
-        return NOT_APPLIED if self.isolation is None else self.isolation.report
+        return NOT_APPLIED if self.parts.isolation is None else self.parts.isolation.report
 
     def _of_kernel(self) -> Iterator[ConditionDocument]:
         for subject, message in self._isolation.conditions.items():
             yield ConditionDocument(ConditionType.ISOLATED, camel_case(subject), message)
-        for difference in without_consequences(self.unenforced):
+        for difference in without_consequences(self.observed.unenforced):
             yield not_enforced(difference, "")
-        for difference in self.contested:
+        for difference in self.observed.contested:
             pod = self.ledger.allocations.get(difference.pod)
             yield contested(difference, "" if pod is None else full_name(pod))
 
     def _of_pods(self) -> Iterator[ConditionDocument]:
         intruded = self.intrusions
-        for uid, displaced in self.displaced.items():
+        for uid, displaced in self.observed.displaced.items():
             yield ConditionDocument(
                 ConditionType.ALLOCATION_CONFIRMED,
                 "Displaced",
@@ -490,8 +527,8 @@ class AgentState(Struct):
                     uid=uid,
                     pod=full_name(allocation),
                 )
-            record = self.records.of(uid)
-            for difference in without_consequences(record.unenforced, self.unenforced):
+            record = self.observed.records.of(uid)
+            for difference in without_consequences(record.unenforced, self.observed.unenforced):
                 yield not_enforced(difference, full_name(allocation))
             if allocation.unprepared:
                 yield ConditionDocument(
@@ -525,31 +562,31 @@ class AgentState(Struct):
 
         Raises `ValueError` for a name that another source has.
         """
-        if source.name in (*self.sources, API.name):
+        if source.name in (*self.observed.sources, API.name):
             raise ValueError(f"there are two sources of pods called {source.name!r}")
-        self.sources[source.name] = SourceState(source.removal)
-        self.pending[_unread(source.name)] = _not_read(source.name)
+        self.observed.sources[source.name] = SourceState(source.removal)
+        self.observed.pending[_unread(source.name)] = _not_read(source.name)
 
     def note_source(
         self, name: str, entries: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
     ) -> None:
         """Take over what a registered source asks for now."""
-        source = self.sources[name]
+        source = self.observed.sources[name]
         source.entries, source.conditions, source.unreadable = entries, conditions, None
-        self.pending.pop(_unread(name), None)
+        self.observed.pending.pop(_unread(name), None)
 
     def note_unreadable(self, name: str, error: SourceUnreadableError) -> bool:
         """Take over that a registered source cannot be read; return whether that is news."""
-        source = self.sources[name]
+        source = self.observed.sources[name]
         news = str(source.unreadable) != str(error)
         source.unreadable = error
-        if _unread(name) in self.pending:
-            self.pending[_unread(name)] = f"{_not_read(name)}: {error}"
+        if _unread(name) in self.observed.pending:
+            self.observed.pending[_unread(name)] = f"{_not_read(name)}: {error}"
         return news
 
     def entries(self) -> Iterator[ManifestDocument]:
         """Yield what all sources ask for."""
-        for source in self.sources.values():
+        for source in self.observed.sources.values():
             yield from source.entries.values()
 
     def other_owner(self, uid: str, asking: Source) -> tuple[Source, str] | None:
@@ -562,8 +599,8 @@ class AgentState(Struct):
         owner = None if allocation is None else allocation.source
         if owner is None or not asking.key or owner.name == asking.name:
             return None
-        if _unread(owner.name) in self.pending:
-            return owner, self.sources[owner.name].removal
+        if _unread(owner.name) in self.observed.pending:
+            return owner, self.observed.sources[owner.name].removal
         return self.asked_for_by(uid)
 
     def namesakes(self, pod: Pod) -> tuple[PodAllocation, ...]:
@@ -577,7 +614,7 @@ class AgentState(Struct):
         there.
         """
         owner = self.ledger.allocations[uid].source
-        known = None if owner is None else self.sources.get(owner.name)
+        known = None if owner is None else self.observed.sources.get(owner.name)
         if owner is None or known is None or owner.key not in known.entries:
             return None
         return owner, known.removal
@@ -586,7 +623,7 @@ class AgentState(Struct):
         """Return a state with what it is valid for now: boot, host, policy, release."""
         return replace(
             durable,
-            boot_id=self.boot_id,
+            boot_id=self.start.boot_id,
             host=host_facts(self.configured.host),
             policy=policy_summary(self.configured.rules.policy),
             agent_version=__version__,
@@ -601,23 +638,23 @@ class AgentState(Struct):
             version=__version__,
             rules=self.configured.rules,
             ledger=self.ledger,
-            started=self.started,
-            unenforced_pods=self.records.unenforced,
-            not_found=self.records.not_found(),
+            started=self.start.started,
+            unenforced_pods=self.observed.records.unenforced,
+            not_found=self.observed.records.not_found(),
             ready=self.unready() is None,
             conditions=Counter(str(each.type) for each in self.present_conditions()),
             intrusions=self.intrusions,
-            contested=len({each.cgroup for each in self.contested}),
+            contested=len({each.cgroup for each in self.observed.contested}),
             isolation_settings=self._isolation.changed,
             cache_counts=self._isolation.counts,
             manifests=MappingProxyType(counts),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
-            last_reconcile=self.last_agreement,
-            last_publication=self.last_publication,
-            reconcile_period=self.reconcile_period,
-            intruding=None if self.intruding is None else self.intruding.threads,
-            containers=self.exported_containers,
-            plugins=MappingProxyType(self.providers.connected()),
+            last_reconcile=self.observed.last_agreement,
+            last_publication=self.observed.last_publication,
+            reconcile_period=self.start.reconcile_period,
+            intruding=None if self.observed.intruding is None else self.observed.intruding.threads,
+            containers=self.start.exported_containers,
+            plugins=MappingProxyType(self.parts.providers.connected()),
         )
 
 
@@ -626,5 +663,5 @@ def _not_read(source: str) -> str:
 
 
 def _unread(source: str) -> str:
-    """Return the subject of the first reading of a source in `AgentState.pending`."""
+    """Return the subject of the first reading of a source in `Observed.pending`."""
     return f"source {source}"

@@ -73,9 +73,9 @@ class Steps:
         self.kernel = kernel
         self.worker = worker
         self.clock = clock
-        self.queue = SerialQueue(state.progress)
+        self.queue = SerialQueue(state.parts.progress)
         dropped = partial(metrics.counters.add, names.EVENTS_DROPPED)
-        self.events = Events(dropped, clock, state.history)
+        self.events = Events(dropped, clock, state.parts.history)
         self.publish = self.events.publish
         self.outcomes = OutcomeReporter(state, metrics.counters, self.events, clock)
         self.store = store
@@ -107,10 +107,10 @@ class Steps:
             saving = self.worker.run(self.store.save, self.state.to_save(durable))
             size = await uncancelled(saving)
             self._needed = max(LEAST_FREE, 2 * size)
-            self.state.unsaved = None
+            self.state.observed.unsaved = None
         except CheckpointIOError as error:
             # The same save is repeated from time to time; one line says so.
-            if durable is not self.state.durable or self.state.unsaved != str(error):
+            if durable is not self.state.durable or self.state.observed.unsaved != str(error):
                 log.error("checkpoint save failed", why=str(error), replaced=error.replaced)  # noqa: TRY400  # not a defect of the agent
             self._not_saved(error)
             if not error.replaced:
@@ -144,17 +144,17 @@ class Steps:
             await self.worker.run(self.store.check)
             free = await self.worker.run(self.store.free)
         except CheckpointIOError as error:
-            if self.state.unsaved != str(error):
+            if self.state.observed.unsaved != str(error):
                 log.error("state directory unavailable", why=str(error))  # noqa: TRY400
-            self.state.unsaved = str(error)
+            self.state.observed.unsaved = str(error)
             return
-        self.state.free_bytes = free
-        if self.state.unsaved is not None or free < self._needed:
+        self.state.observed.free_bytes = free
+        if self.state.observed.unsaved is not None or free < self._needed:
             await self.save_again()
 
     def _not_saved(self, error: Exception) -> None:
         self.metrics.counters.add(names.CHECKPOINT_FAILURES)
-        self.state.unsaved = str(error) or type(error).__name__
+        self.state.observed.unsaved = str(error) or type(error).__name__
 
     # --- enforce --------------------------------------------------------------------------------
 
@@ -211,11 +211,13 @@ class Steps:
     ) -> EnforcementDocument:
         """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
         state, uid = self.state, allocation.uid
-        state.records.forget(uid)
-        state.displaced.pop(uid, None)
-        state.releases += 1
+        state.observed.records.forget(uid)
+        state.observed.displaced.pop(uid, None)
+        state.observed.releases += 1
         outcome = await self._enforced(partial(self.kernel.removed, target, allocation))
-        failed = await self.after_save(partial(self.worker.run, state.cdi_files.remove, allocation))
+        failed = await self.after_save(
+            partial(self.worker.run, state.parts.cdi_files.remove, allocation)
+        )
         remaining = details((*outcome.of_pod(uid), *outcome.of_pod("")))
 
         def report() -> None:

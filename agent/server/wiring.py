@@ -59,7 +59,7 @@ from agent.server.lifecycle import (
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.server.state import AgentState, GoverningVersion, situate
+from agent.server.state import AgentState, AtStart, GoverningVersion, Observed, Parts, situate
 from agent.server.steps import Steps
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
@@ -478,29 +478,33 @@ class Wiring:
         state = AgentState(
             self._configured,
             durable,
-            self._boot_id,
-            started=clock.time(),
-            changed_before=changed,
-            progress=progress,
-            providers=self._providers,
-            kubelet_devices=self._plugs.given_devices(config, worker),
-            directory=config.agent.state_directory,
-            cdi_files=CdiFiles(config.agent.cdi_directory),
-            assigned_files=AssignedFiles(assigned) if assigned else None,
-            history=self._history,
-            isolation=isolation,
-            unenforced=prepared.differences,
-            reconcile_period=config.cpu_manager_reconcile_period,
-            exported_containers=config.agent.metrics.containers,
+            AtStart(
+                boot_id=self._boot_id,
+                started=clock.time(),
+                directory=config.agent.state_directory,
+                reconcile_period=config.cpu_manager_reconcile_period,
+                exported_containers=config.agent.metrics.containers,
+                changed_before=changed,
+            ),
+            Observed(unenforced=prepared.differences),
+            Parts(
+                providers=self._providers,
+                kubelet_devices=self._plugs.given_devices(config, worker),
+                cdi_files=CdiFiles(config.agent.cdi_directory),
+                assigned_files=AssignedFiles(assigned) if assigned else None,
+                history=self._history,
+                isolation=isolation,
+                progress=progress,
+            ),
         )
         recover_pods(state, self._loaded, self._running)
-        state.conditions.update(self._noted)
+        state.observed.conditions.update(self._noted)
         if self._unreadable is not None:
-            state.conditions["running pods"] = self._unreadable
+            state.observed.conditions["running pods"] = self._unreadable
         for note in prepared.notes:
             log.warning("cgroup controller unavailable", note=note)
-        if state.unenforced:
-            log.error("pods cgroup not ready", conditions=details(state.unenforced))
+        if state.observed.unenforced:
+            log.error("pods cgroup not ready", conditions=details(state.observed.unenforced))
         kernel = KernelEnforcement(
             enforcer,
             self._tree,
@@ -508,7 +512,7 @@ class Wiring:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            HostProbes(self._tasks(), clock.monotonic, state.assigned_files),
+            HostProbes(self._tasks(), clock.monotonic, state.parts.assigned_files),
             isolation=isolation,
         )
         steps = Steps(state, self._metrics, kernel, self._store, worker, clock)

@@ -132,13 +132,13 @@ class World:
         saved = self.disk.saved
         ledger = restored(self.configured.rules, saved.ledger)
         state = AgentState(self.configured, replace(saved, ledger=ledger))
-        state.providers = Providers((self.plugin,))
+        state.parts.providers = Providers((self.plugin,))
         state.register(self.source)
         tree = FaultyTree(self.kernel, self._fault)
         enforcer = make_enforcer(tree, LAYOUT, None)
         enforcer.prepare()
         kernel = KernelEnforcement(enforcer, tree, LAYOUT, Path("/cgroup"), Path("/proc"))
-        worker, metrics = Worker(state.progress), Metrics(self.configured.rules.managers)
+        worker, metrics = Worker(state.parts.progress), Metrics(self.configured.rules.managers)
         steps = Steps(state, metrics, kernel, self.disk, worker, self.clock)
         self.state, self.controller = state, Controller(steps)
         self.intake = PodIntake(self.source, SourceAdmissions(self.controller))
@@ -376,7 +376,7 @@ class World:
             raise BrokenError(f"request {number} is answered as admitted and is not")
         if answer.cpus not in {None, str(allocation.exclusive_cpus)}:
             raise BrokenError(f"request {number} has {allocation.exclusive_cpus}, not {answer}")
-        if answer.enforced and not self.state.records.of(uid).unenforced:
+        if answer.enforced and not self.state.observed.records.of(uid).unenforced:
             self._check_enforced(allocation)
 
     def _would_fit(self, number: int) -> bool:
@@ -465,8 +465,8 @@ class World:
             self.intake,
             state.ledger,
             state.configured,
-            state.records.differences(),
-            state.unenforced,
+            state.observed.records.differences(),
+            state.observed.unenforced,
             disk.saved,
             [self._set(uid) for uid in self._known()],
             self.plugin.waiting,

@@ -342,8 +342,8 @@ class Churn:
         left = [path for path in self._cgroups("") if self._layout.parse_pod(path) is not None]
         if left:
             self.course.broken.append(f"cgroups are left: {left[:3]}")
-        if state.records.pods:
-            self.course.broken.append(f"{len(state.records.pods)} records are left")
+        if state.observed.records.pods:
+            self.course.broken.append(f"{len(state.observed.records.pods)} records are left")
 
     @property
     def _layout(self) -> Layout:

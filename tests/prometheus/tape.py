@@ -141,8 +141,8 @@ class Tape:
 
 def _compared(agent: Running) -> bool:
     state, now = agent.controller.state, agent.world.clock.time()
-    return "reconcile" in state.conditions or (
-        state.last_reconcile is not None and state.last_reconcile.finished == now
+    return "reconcile" in state.observed.conditions or (
+        state.observed.last_reconcile is not None and state.observed.last_reconcile.finished == now
     )
 
 

@@ -46,7 +46,7 @@ def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> I
         shell = Watched(world, tmp_path, capsys)
         shell.agent, shell.file_of_agent = agent, file
         keys = config_keys(load_config_file(file))
-        agent.controller.state.configuration = ConfigurationDocument(
+        agent.controller.state.start.configuration = ConfigurationDocument(
             file=str(file), settings=(), keys=keys
         )
         assert shell.run("admit", shell.file(manifest()))[0] == ExitCode.OK
@@ -66,7 +66,9 @@ def intruder(shell: Watched) -> None:
 
 
 def condition(shell: Watched) -> None:
-    shell.agent.controller.state.conditions["inotify"] = "not all cgroups are watched; raise it"
+    shell.agent.controller.state.observed.conditions["inotify"] = (
+        "not all cgroups are watched; raise it"
+    )
 
 
 def ended(shell: Watched) -> None:
@@ -83,7 +85,7 @@ def full(shell: Watched) -> None:
 
 
 def nearly_full(shell: Watched) -> None:
-    shell.agent.controller.state.free_bytes = LEAST_SPACE - 1
+    shell.agent.controller.state.observed.free_bytes = LEAST_SPACE - 1
 
 
 def changed(shell: Watched) -> None:
@@ -162,10 +164,12 @@ def test_a_comment_in_the_configuration_changes_nothing(shell: Watched) -> None:
 
 def test_settings_of_the_command_line_are_part_of_the_configuration(shell: Watched) -> None:
     setting = "topologyManagerPolicy=restricted"
-    running = shell.agent.controller.state.configuration
+    running = shell.agent.controller.state.start.configuration
     assert running is not None
     keys = config_keys(load_config_file(shell.file_of_agent, [setting]))
-    shell.agent.controller.state.configuration = replace(running, settings=(setting,), keys=keys)
+    shell.agent.controller.state.start.configuration = replace(
+        running, settings=(setting,), keys=keys
+    )
     assert shell.run("check")[0] == ExitCode.OK
 
 

@@ -233,7 +233,7 @@ async def test_the_status_shows_the_runtime_and_since_when_it_is_connected_or_no
         assert f"{runtime.name} {runtime.version}, connected over NRI" in line
         assert runtime.nri_version in line
         await cluster.runtime.stop()
-        session = cluster.agent.controller.state.runtime
+        session = cluster.agent.controller.state.parts.runtime
         await until(lambda: session is not None and not session().connected)
         assert "  runtime    not connected over NRI since " in await shown()
 
@@ -387,14 +387,18 @@ async def test_what_kubelet_and_runtime_do_in_the_life_of_pods_is_not_drift(
             await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 1)
             await until(lambda: len(cluster.cpus("own")) == 2)
             await cluster.agent.controller.reconcile()
-            assert not "\n".join(each.line() for each in cluster.agent.controller.state.drift)
+            assert not "\n".join(
+                each.line() for each in cluster.agent.controller.state.observed.drift
+            )
             assert drift(cluster) == 0
         cluster.runtime.end("own", 1)
         await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 2)
         await until(lambda: cluster.world.kernel.exists(cluster.runtime.cgroup_of("own")))
         async with cluster.with_agent():
             await until(lambda: len(cluster.cpus("own")) == 2)
-            assert not "\n".join(each.line() for each in cluster.agent.controller.state.drift)
+            assert not "\n".join(
+                each.line() for each in cluster.agent.controller.state.observed.drift
+            )
             assert drift(cluster) == 0
 
 

@@ -160,16 +160,16 @@ async def test_what_keeps_the_kubelet_from_asking_is_a_condition_until_it_is_gon
     plugins = beside.config.agent.kubelet.directory / "device-plugins"
     async with node(beside) as kubelet:
         state, before = kubelet.agent.controller.state, set(plugins.iterdir())
-        assert RESOURCE not in state.conditions
+        assert RESOURCE not in state.observed.conditions
         await kubelet.manager.stop()
         (plugins / "numawarden.sock").unlink()
         (plugins / "numawarden.sock").write_text("")
-        await until(lambda: RESOURCE in state.conditions)
-        assert "numawarden.sock is not a socket" in state.conditions[RESOURCE]
+        await until(lambda: RESOURCE in state.observed.conditions)
+        assert "numawarden.sock is not a socket" in state.observed.conditions[RESOURCE]
         (plugins / "numawarden.sock").unlink()
         await kubelet.manager.start()
         await kubelet.manager.until_listed(RESOURCE)
-        await until(lambda: RESOURCE not in state.conditions)
+        await until(lambda: RESOURCE not in state.observed.conditions)
         assert set(plugins.iterdir()) == before
 
 

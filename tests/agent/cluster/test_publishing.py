@@ -144,7 +144,7 @@ async def test_devices_that_the_kubelet_lists_later_are_published_without_an_eve
         assert "example.com/nic" not in resources()
         devices = KubeletDevices(tmp_path, agent.controller.worker.run)
         devices.listed = KubeletListing(allocatable=(nic,))
-        agent.controller.state.kubelet_devices = devices
+        agent.controller.state.parts.kubelet_devices = devices
         await world.clock.passing(PERIOD_SECONDS, until(lambda: "example.com/nic" in resources()))
 
 
@@ -172,7 +172,7 @@ async def test_a_rejected_pod_of_the_cluster_gets_an_event(
         await settled(agent, lambda: len(fake.events) == 1)
         (event,) = fake.events.values()
         assert event["involvedObject"]["uid"] == UID
-        status = agent.controller.state.records.rejections[UID].status
+        status = agent.controller.state.observed.records.rejections[UID].status
         assert (event["reason"], event["message"]) == (status.reason, status.message)
         done = 'numawarden_pod_events_total{result="done"}'
         await until(lambda: metric(agent, done) == "1.0")

@@ -188,7 +188,7 @@ def test_a_rejected_pod_that_has_nothing_of_its_own_runs(site: Site) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "web~64")
         assert await created(agent, "web") is None
         await agent.intake.sync()
-        assert agent.controller.state.records.failed(UID) is not None
+        assert agent.controller.state.observed.records.failed(UID) is not None
         assert await created(agent, "web") is None
 
     beside(site, live)
@@ -215,7 +215,7 @@ def test_cpus_that_others_may_still_use_are_not_given(site: Site, on_reject: OnR
     async def live(agent: Beside) -> None:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         assert await created(agent, "db") is not None
-        agent.controller.state.unenforced = (
+        agent.controller.state.observed.unenforced = (
             Difference(
                 "kubepods.slice/kubepods-burstable.slice",
                 "cpuset.cpus shows 0-15",
@@ -402,7 +402,7 @@ def test_nothing_is_remembered_of_rejected_pods_whose_sandbox_was_removed(site: 
 
 def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> None:
     async def live(agent: Beside) -> None:
-        conditions = agent.controller.state.conditions
+        conditions = agent.controller.state.observed.conditions
         agent.events.disconnected("connection refused")
         assert "connection refused" in conditions[SUBJECT]
         agent.events.configured(RuntimeInfo("containerd", "1.7.24", "", 2000))

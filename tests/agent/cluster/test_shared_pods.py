@@ -38,7 +38,7 @@ def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_st
         assert shared.source == Source("kubelet", f"pods/{UID}")
         assert await created(agent, "cache") is None
         await agent.intake.sync()
-        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
         assert (document.state, document.message) == ("shared", shared.why)
 
     beside(site, live, OnReject.SHARE)
@@ -62,7 +62,7 @@ def test_a_pod_that_runs_shared_is_taken_back_when_a_container_starts_and_there_
         await shared_beside_another(agent)
         await agent.intake.sync()
         assert not agent.controller.state.ledger.allocations
-        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
         assert document.state == "shared"
         assert "there is room now" in document.message
         given = await created(agent, "db")
@@ -73,7 +73,7 @@ def test_a_pod_that_runs_shared_is_taken_back_when_a_container_starts_and_there_
         assert saved is not None
         assert not saved.shared
         await agent.intake.sync()
-        (document,) = agent.controller.state.sources["kubelet"].entries.values()
+        (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
         assert (document.state, document.message) == ("admitted", "")
 
     beside(site, live, OnReject.SHARE)

@@ -77,7 +77,7 @@ def test_a_program_whose_name_only_begins_so_is_something_else(tmp_path: Path) -
 async def test_one_that_is_started_later_is_a_condition_until_it_ends(tmp_path: Path) -> None:
     host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
     async with running(world) as agent:
-        conditions = agent.controller.state.conditions
+        conditions = agent.controller.state.observed.conditions
 
         def noticed(*, there: bool) -> bool:
             world.clock.advance(PERIOD_SECONDS)

@@ -59,12 +59,12 @@ def test_a_set_that_another_process_wrote_above_pods_is_widened_and_reported(
             assert found.found
             # The cgroup of a class carries the shared pool, that of all pods has no set.
             assert site.kernel.read(path, file).strip() == (before or ALL[file])
-            named = [each for each in controller.state.drift if each.cgroup == f"/{path}"]
+            named = [each for each in controller.state.observed.drift if each.cgroup == f"/{path}"]
             assert [(each.file, each.observed) for each in named] == [(file, value)]
             assert wrongs(site, controller) == []
             assert (await controller.reconcile()).found == {}
             # Nothing runs there twice: the next one is looked at from the start.
-            controller.state.drift = ()
+            controller.state.observed.drift = ()
 
     with_agent(site, live)
 
@@ -87,7 +87,7 @@ def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
             site.kernel.set_online(Mask.parse(online))
             await controller.reconcile()
             assert site.kernel.read(all_pods, "cpuset.cpus").strip() == "0-15"
-            assert f"/{all_pods}" not in {each.cgroup for each in controller.state.drift}
+            assert f"/{all_pods}" not in {each.cgroup for each in controller.state.observed.drift}
 
     with_agent(site, live)
 

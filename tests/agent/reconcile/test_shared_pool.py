@@ -119,7 +119,7 @@ def test_another_set_of_a_class_is_one_difference_however_many_cgroups_inherit(s
         await controller.reconcile()
         site.kernel.write(above, "cpuset.cpus", "0-15")
         assert (await controller.reconcile()).found == {"unknown": 1}
-        assert controller.state.drift[-1].cgroup == f"/{above}"
+        assert controller.state.observed.drift[-1].cgroup == f"/{above}"
         assert effective_cpus(site.kernel, web) == str(controller.state.shared_cpus)
 
     with_agent(site, live)
@@ -150,7 +150,7 @@ def test_a_set_that_another_process_wrote_is_reported_and_neutralized(
             controller.state.shared_cpus if elsewhere else stray
         )
         assert (await controller.reconcile()).found == {"unknown": 1}
-        drift = controller.state.drift[-1]
+        drift = controller.state.observed.drift[-1]
         name = "web" if of_container else None
         assert (drift.cgroup, drift.file, drift.uid) == (f"/{cgroup}", "cpuset.cpus", UID)
         assert (drift.container, drift.observed, drift.desired) == (name, str(stray), "0-15")

@@ -129,7 +129,7 @@ def _bind_elsewhere(site: Site) -> None:
 
 async def _deliver(controller: Controller, _: Site) -> object:
     """Admit a pod whose device is delivered while another change waits."""
-    [provider] = controller.state.providers.all
+    [provider] = controller.state.parts.providers.all
     assert isinstance(provider, FakeProvider)
     asked, go_on = asyncio.Event(), asyncio.Event()
 

@@ -182,7 +182,9 @@ class Story:
         (self.manifests / (former or name)).write_bytes(body)
         if former:
             (self.manifests / former).rename(self.manifests / name)
-        while str(self.manifests / name) not in controller.state.sources["manifests"].entries:
+        while (
+            str(self.manifests / name) not in controller.state.observed.sources["manifests"].entries
+        ):
             self.world.clock.advance(1)
             await asyncio.sleep(0.001)
 
@@ -229,7 +231,7 @@ async def goes_on(controller: Controller, world: World, directory: Path) -> str:
             return ""
         if number == EARLIEST:
             world.clock.advance(400)
-            if (failure := controller.state.progress.failure()) is not None:
+            if (failure := controller.state.parts.progress.failure()) is not None:
                 return failure
     return "nothing is said"
 

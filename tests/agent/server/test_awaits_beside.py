@@ -209,12 +209,15 @@ def said(controller: Controller) -> str:
     state = controller.state
     found = [each.message for each in state.dated_conditions(0.0)]
     found += [each.message for each in state.entries() if each.state not in ("admitted", "shared")]
-    return "; ".join([*found, controller.state.progress.failure() or ""])
+    return "; ".join([*found, controller.state.parts.progress.failure() or ""])
 
 
 async def goes_on(controller: Controller, done: Callable[[], object]) -> str:
     """Return "" if something is done in the end, or the agent says what is not as it should be."""
-    if await within(PATIENCE, lambda: done() or controller.state.progress.failure()) and done():
+    if (
+        await within(PATIENCE, lambda: done() or controller.state.parts.progress.failure())
+        and done()
+    ):
         return ""
     return "" if said(controller) else "nothing is said"
 

@@ -42,7 +42,7 @@ async def cordoned(controller: Controller) -> None:
 async def unconfirmed(controller: Controller) -> None:
     """Admit a pod that the kernel does not have as it should."""
     await admitted(controller)
-    record = controller.state.records.of(UID)
+    record = controller.state.observed.records.of(UID)
     assert not record.unenforced
     controller.outcomes.failed("before", (UID,))
 
@@ -125,13 +125,13 @@ async def played(name: str, calls: Calls) -> tuple[object, Checkpoint, Checkpoin
         calls.wrap(controller.metrics.counters, "add")
         calls.wrap(controller.steps, "publish")
         calls.wrap(controller, "publish")
-        calls.wrap(controller.state.cdi_files, "write", "remove")
+        calls.wrap(controller.state.parts.cdi_files, "write", "remove")
         try:
             answer: object = await ask(controller)
         except (RequestError, ValueError, OSError, EndedError) as error:
             answer = error
         state = controller.state
-        well = not state.records.unenforced and not state.unenforced
+        well = not state.observed.records.unenforced and not state.observed.unenforced
         return answer, former, state.durable, well
 
 

@@ -147,7 +147,7 @@ async def keeping(
     in_force = in_force or rules()
     configured = ConfiguredHost(host or two_packages(), in_force)
     state = AgentState(configured, Checkpoint(in_force.empty_ledger()))
-    worker, metrics = Worker(state.progress), Metrics(in_force.managers)
+    worker, metrics = Worker(state.parts.progress), Metrics(in_force.managers)
     controller = Controller(Steps(state, metrics, recorder, recorder, worker, FakeClock()))
     serving = asyncio.create_task(controller.queue.serve())
     try:
@@ -325,7 +325,7 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
         await controller.reconcile()
-        agreed = controller.state.last_agreement
+        agreed = controller.state.observed.last_agreement
         recorder.outcome = EnforcementReport(drift=(unenforced("another value", UID),) * 3)
         await controller.reconcile()
         recorder.outcome = EnforcementReport(differences=(unenforced("the tree is gone"),))
@@ -337,7 +337,7 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
         assert counters.value(names.DRIFT_REPAIRED, "unknown") == 3
         results = [counters.value(names.RECONCILES, r) for r in ("clean", "repaired", "failed")]
         assert results == [1, 1, 1]
-        assert controller.state.last_agreement == agreed
+        assert controller.state.observed.last_agreement == agreed
         assert controller.metrics.reconcile_duration.count == 3
 
 

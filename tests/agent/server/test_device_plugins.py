@@ -61,7 +61,7 @@ async def registered(agent: Running, directory: Path, *names: str) -> AsyncItera
 
 async def taken(agent: Running, health: dict[str, bool]) -> None:
     """Wait until the plugin's devices are as given, and take them over."""
-    providers = agent.controller.state.providers
+    providers = agent.controller.state.parts.providers
 
     def offered() -> dict[str, bool]:
         return {each.id: each.healthy for each in providers.offer().devices.get(GPU, ())}
@@ -143,7 +143,7 @@ async def test_a_plugin_that_registers_again_amid_a_call_stops_nothing(
             assert answer.pod is not None
             assert "UNAVAILABLE" in answer.pod.enforcement.differences[0]
         await agent.controller.reconcile()
-        assert agent.controller.state.progress.failure() is None
+        assert agent.controller.state.parts.progress.failure() is None
 
 
 @in_loop
@@ -177,8 +177,8 @@ async def test_a_restart_of_the_agent_keeps_allocations_until_the_plugin_returns
     async with running(world) as agent:
         assert agent.controller.state.ledger.allocations[UID] == delivery
         assert agent.controller.state.invalid == ()
-        assert list(agent.controller.state.providers.conditions()) == []
-        (known,) = agent.controller.state.providers.offer().devices[GPU]
+        assert list(agent.controller.state.parts.providers.conditions()) == []
+        (known,) = agent.controller.state.parts.providers.offer().devices[GPU]
         assert (known.id, known.nodes, known.healthy) == (*kept, Mask.of(1), False)
         rejected = await admit(agent, 1, OTHER_UID)
         assert not rejected.admitted

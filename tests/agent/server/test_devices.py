@@ -209,8 +209,8 @@ async def test_a_provider_that_fails_is_a_condition_and_ends_nothing(
 ) -> None:
     provider.breaks = "a mistake"
     async with running(world) as agent:
-        while "devices of fake" not in agent.controller.state.conditions:  # noqa: ASYNC110
+        while "devices of fake" not in agent.controller.state.observed.conditions:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        message = agent.controller.state.conditions["devices of fake"]
+        message = agent.controller.state.observed.conditions["devices of fake"]
         assert "internal error (RuntimeError: a mistake)" in message
         assert (await admit(agent, 1)).admitted

@@ -58,7 +58,7 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
         with agent.controller.events.watch() as watcher, capture_logs() as logs:
             await agent.ask(FINDERS[finder], agent.client)
             # A change that does not look there leaves it to the next comparison.
-            if not agent.controller.state.drift:
+            if not agent.controller.state.observed.drift:
                 await agent.ask(agent.client.reconcile)
             event = await next_event(watcher, "DriftFound")
         status = await asyncio.to_thread(agent.client.status)

@@ -250,7 +250,7 @@ def test_the_condition_of_a_pod_that_cannot_be_bound_ends_with_the_pod(units: Si
 
 
 def conditions(controller: Controller) -> tuple[str, ...]:
-    return tuple(controller.state.conditions.values())
+    return tuple(controller.state.observed.conditions.values())
 
 
 def test_a_restarted_agent_still_knows_what_ends_a_pod(units: Site) -> None:

@@ -162,7 +162,8 @@ async def test_a_defect_is_a_traceback(world: World) -> None:
             "periodic action failed unexpectedly"
         ]
         assert any(
-            "internal error (KeyError" in x for x in agent.controller.state.conditions.values()
+            "internal error (KeyError" in x
+            for x in agent.controller.state.observed.conditions.values()
         )
 
 

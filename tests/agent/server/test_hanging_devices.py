@@ -148,7 +148,7 @@ async def test_beside_a_container_runtime_plugins_have_less_time(
 ) -> None:
     monkeypatch.setattr(admissions, "PLUGIN_SECONDS_BESIDE_RUNTIME", 0.01)
     async with running(world) as agent:
-        agent.controller.state.runtime = lambda: RuntimeDocument(connected=True, since=0.0)
+        agent.controller.state.parts.runtime = lambda: RuntimeDocument(connected=True, since=0.0)
         assert not (await (await begun(agent, provider))).admitted
 
 

@@ -100,8 +100,11 @@ async def test_a_kubelet_of_another_version_changes_the_rules_of_a_running_agent
         async def upgraded(says: str, stamp: int) -> None:
             host.program(f"Kubernetes {says}")
             os.utime(host.at(hosts.PROGRAM), ns=(stamp, stamp))
-            seen = (state.configured.governing, state.conditions.get("kubernetesVersion"))
-            while seen == (state.configured.governing, state.conditions.get("kubernetesVersion")):
+            seen = (state.configured.governing, state.observed.conditions.get("kubernetesVersion"))
+            while seen == (
+                state.configured.governing,
+                state.observed.conditions.get("kubernetesVersion"),
+            ):
                 world.clock.advance(PERIOD_SECONDS)
                 await found.controller.worker.run(lambda: None)  # after what was asked before
             changes.append(await asyncio.to_thread(found.client.status))
@@ -189,7 +192,7 @@ async def test_where_the_program_is_not_seen_the_node_object_says_the_version(
                 while not shown.startswith(awaited):
                     world.clock.advance(step)
                     await found.controller.worker.run(lambda: None)  # after what was asked before
-                    said = state.conditions.get("kubernetesVersion", "no condition")
+                    said = state.observed.conditions.get("kubernetesVersion", "no condition")
                     wrong = "no right" if "verbs get on nodes" in said else said
                     shown = f"{state.configured.governing.source}: {wrong}"
 
@@ -231,17 +234,17 @@ async def test_managers_turned_on_under_a_running_agent_are_a_condition(tmp_path
     async with running(world) as found:
 
         async def until(*, there: bool) -> None:
-            conditions = found.controller.state.conditions
+            conditions = found.controller.state.observed.conditions
             while ("kubelet CPU manager" in conditions) is not there:
                 world.clock.advance(PERIOD_SECONDS)
                 await found.controller.worker.run(lambda: None)  # after what was asked before
 
-        assert "kubelet CPU manager" not in found.controller.state.conditions
+        assert "kubelet CPU manager" not in found.controller.state.observed.conditions
         state.write_text(STATIC)
         os.utime(state, ns=(1, 1))
         async with asyncio.timeout(PATIENCE):
             await until(there=True)
-        line = found.controller.state.conditions["kubelet CPU manager"]
+        line = found.controller.state.observed.conditions["kubelet CPU manager"]
         assert "two managers of cpusets on one host" in line
         state.write_text('{"policyName":"none"}')
         os.utime(state, ns=(2, 2))

@@ -178,7 +178,7 @@ async def test_a_pod_whose_devices_were_not_recorded_shows_those_that_are_listed
     async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
         await admit(agent, with_nic())
         kubelet.pods["shop", "web"] = {"c0": [container_devices(NIC, "nic7", node=0)]}
-        devices = agent.controller.state.kubelet_devices
+        devices = agent.controller.state.parts.kubelet_devices
         assert isinstance(devices, KubeletDevices)
         await devices.refresh()
         (pod,) = agent.controller.pods()
@@ -212,7 +212,9 @@ async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
         (pod,) = await listed(world)
         assert list(pod.containers[0].cpu_ids) == [4, 12]
         state = agent.controller.state
-        await until(lambda: bool(state.kubelet_devices and state.kubelet_devices.conditions))
+        await until(
+            lambda: bool(state.parts.kubelet_devices and state.parts.kubelet_devices.conditions)
+        )
         (condition,) = (
             each
             for each in state.present_conditions()
@@ -248,7 +250,7 @@ async def test_a_pod_whose_devices_the_kubelet_does_not_say_keeps_no_other_waiti
 @in_loop
 async def test_what_only_the_kubelet_lists_is_listed_once_it_answers(world: World) -> None:
     async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
-        devices = agent.controller.state.kubelet_devices
+        devices = agent.controller.state.parts.kubelet_devices
         assert isinstance(devices, KubeletDevices)
         kubelet.pods["shop", "shared"] = {"main": [container_devices(NIC, "nic7", node=1)]}
         kubelet.allocatable = [container_devices(NIC, "nic7", node=1)]
@@ -298,7 +300,7 @@ async def test_the_map_has_the_kubelets_devices_where_podresources_are_not_serve
         ]
         async with running(world) as service:
             await admit(service, with_nic())
-            devices = service.controller.state.kubelet_devices
+            devices = service.controller.state.parts.kubelet_devices
             await until(lambda: devices is not None and bool(devices.listed.allocatable))
             document = await asyncio.to_thread(service.client.map)
     found = [(each.name, each.nodes, each.owner) for each in document.devices if each.kubelet]

@@ -51,7 +51,7 @@ POD = f"kubepods/pod{UID}"
 @in_loop
 async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None:
     async with running(world) as agent:
-        assert agent.controller.state.last_reconcile is not None
+        assert agent.controller.state.observed.last_reconcile is not None
         assert agent.manager.sent[-1].startswith("ready: 0 pods")
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
@@ -210,7 +210,7 @@ async def test_a_file_in_the_place_of_the_socket_is_a_condition_until_it_is_gone
     world: World,
 ) -> None:
     async with running(world) as agent:
-        conditions = agent.controller.state.conditions
+        conditions = agent.controller.state.observed.conditions
         world.socket.unlink()
         world.socket.write_text("mine")
         world.clock.advance(5)
@@ -237,7 +237,7 @@ async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) ->
         await began.wait()
         manager.pinged.clear()
         world.clock.advance(61)
-        failure = agent.controller.state.progress.failure()
+        failure = agent.controller.state.parts.progress.failure()
         for _ in range(10):
             await asyncio.sleep(0)
         pinged = manager.pinged.is_set()
@@ -389,7 +389,7 @@ async def test_a_manifest_directory_that_comes_again_is_watched_again_soon(
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
             directory.rmdir()
-            sources = agent.controller.state.sources
+            sources = agent.controller.state.observed.sources
             unread = until(lambda: sources["manifests"].unreadable is not None)
             await world.clock.passing(service_module.ENDED_SECONDS, unread)
             directory.mkdir(mode=0o755)
@@ -558,5 +558,5 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_reported_un
         assert any("raise fs.inotify.max_user_watches" in line for line in status.condition_lines())
         watch.full = False
         await agent.service._reconcile()
-        assert agent.controller.state.conditions == {}
+        assert agent.controller.state.observed.conditions == {}
         assert watch.watched == {"kubepods", POD, f"kubepods/pod{OTHER_UID}"}

@@ -368,7 +368,7 @@ async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened
     toy.breaks = "a mistake in the toy"
     subject = "changes of toy"
     async with running(world) as agent:
-        conditions = agent.controller.state.conditions
+        conditions = agent.controller.state.observed.conditions
         await until(lambda: subject in conditions)
         assert "a mistake in the toy" in conditions[subject]
         with agent.controller.events.watch() as watcher:

@@ -42,7 +42,7 @@ def lines(log: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any
 
 
 def statuses(controller: Controller) -> list[FailedPodDocument]:
-    return [rejection.status for rejection in controller.state.records.rejections.values()]
+    return [rejection.status for rejection in controller.state.observed.records.rejections.values()]
 
 
 async def failed(agent: Running, uid: str) -> FailedPodDocument:

@@ -173,7 +173,7 @@ async def test_a_host_change_names_the_partition_once(world: World) -> None:
         )
     # What the last agent knew already did not change since.
     async with running(world) as agent:
-        assert agent.controller.state.changed_before.host == ()
+        assert agent.controller.state.start.changed_before.host == ()
         assert agent.controller.state.configured.host.withheld_cpus == Mask.parse("1-2,9")
 
 
