@@ -14,8 +14,8 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, count
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias, cast
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeAlias
 
 import yaml
 from msgspec import Struct, field
@@ -24,7 +24,6 @@ from yaml.events import (
     DocumentEndEvent,
     DocumentStartEvent,
     MappingEndEvent,
-    MappingStartEvent,
     NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
@@ -36,11 +35,17 @@ if TYPE_CHECKING:
     import collections.abc
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from yaml.events import Event
-
-
+DEFAULT_MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 64
+#: A pod with a hundred containers has some two thousand values; each costs time to read.
+MAX_VALUES: Final = 20_000
 #: The most mistakes of one document that are reported: a text can have thousands.
 MISTAKES_REPORTED: Final = 100
+#: The longest word or text of a document in a message, in characters.
+SHOWN_LENGTH: Final = 60
+
+
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 class Mistake(Struct, frozen=True):
@@ -54,16 +59,13 @@ class Mistake(Struct, frozen=True):
     line: int | None = None
 
     def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line is not None else ""
+        place = "" if self.line is None else f"line {self.line}: "
         return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
 
 
 @dataclass
 class DocumentError(Exception):
-    """A document was rejected: `source` names it, `problems` are all mistakes in document order.
-
-    Its text has the first 100 of them, and how many there are.
-    """
+    """A document was rejected: `source` names it, `problems` are all mistakes in document order."""
 
     source: str
     problems: tuple[Mistake, ...]
@@ -73,154 +75,28 @@ class DocumentError(Exception):
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"
-        count = len(self.problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems[:MISTAKES_REPORTED])
-        more = count - MISTAKES_REPORTED
-        rest = f"\n  and {more} more" if more > 0 else ""
-        return f"{self.source}: {count} mistakes in this {self.what}{lines}{rest}"
+        lines = [f"{self.source}: {len(self.problems)} mistakes in this {self.what}"]
+        lines += [f"  {problem}" for problem in self.problems[:MISTAKES_REPORTED]]
+        if (more := len(self.problems) - MISTAKES_REPORTED) > 0:
+            lines.append(f"  and {more} more")
+        return "\n".join(lines)
 
 
-SHOWN_LENGTH: Final = 60
-_WORD: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+class UnreadableError(Exception):
+    """The text is not one well-formed document; `problem` says where and why."""
 
-
-class Number(Struct, frozen=True):
-    """A number as it was written, so that no digit is lost before it is understood."""
-
-    text: str
-
-
-class Unclear(Struct, frozen=True):
-    """An unquoted scalar that YAML versions read differently (`on`, `010`, `12:30`)."""
-
-    text: str
-    reason: str
-
-
-Scalar: TypeAlias = bool | str | Number | Unclear | None
-
-
-class ScalarNode(Struct, frozen=True):
-    """A single value; `line` counts from 1 and is None where the format gives none (JSON)."""
-
-    value: Scalar
-    line: int | None = None
-
-
-class SequenceNode(Struct, frozen=True):
-    """A list."""
-
-    items: tuple[Node, ...]
-    line: int | None = None
-
-
-class MappingNode(Struct, frozen=True):
-    """An object with unique text keys in document order."""
-
-    entries: collections.abc.Mapping[str, Node]
-    line: int | None = None
-
-
-Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
-
-#: A document without its places: what `json` could write.
-Plain: TypeAlias = "bool | str | int | float | list[Plain] | dict[str, Plain] | None"
-
-
-def plain(node: Node) -> Plain:
-    """Return a document without its lines; numbers and unclear scalars as their text."""
-    if isinstance(node, SequenceNode):
-        return [plain(item) for item in node.items]
-    if isinstance(node, MappingNode):
-        return {key: plain(value) for key, value in node.entries.items()}
-    value = node.value
-    return value.text if isinstance(value, Number | Unclear) else value
-
-
-def from_plain(value: Plain) -> Node:
-    """Return a document without lines for values as `json` reads them."""
-    if isinstance(value, dict):
-        return MappingNode({key: from_plain(item) for key, item in value.items()})
-    if isinstance(value, list):
-        return SequenceNode(tuple(map(from_plain, value)))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return ScalarNode(Number(str(value)))
-    return ScalarNode(value)
-
-
-def places(document: Node, paths: Collection[str]) -> dict[str, int | None]:
-    """Return by path the line of the value there, or of the nearest value around it that exists.
-
-    The document is gone through once, however many paths there are.
-    """
-    lines = _lines(document, max(map(len, paths), default=0))
-    return {path: lines[_nearest(path, lines)] for path in paths}
-
-
-def join(path: str, key: str) -> str:
-    """Return the path of a mapping's entry; a key that is not a short word is put in brackets."""
-    if len(key) > SHOWN_LENGTH or not _WORD.fullmatch(key):
-        return f"{path}[{shown(key)}]"
-    return f"{path}.{key}" if path else key
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.problem = Mistake("", message, line)
 
 
 def shown(text: str) -> str:
     """Return a text in quotes, escaped and cut to a length that fits in a message."""
-    cut = text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "..."
-    return '"' + cut.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
+    return '"' + _cut(text).encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
 
 
-def _lines(document: Node, longest: int) -> dict[str, int | None]:
-    """Return the line of every value whose path has at most so many characters."""
-    lines: dict[str, int | None] = {"": document.line}
-    stack: list[tuple[str, Node]] = [("", document)]
-    while stack:
-        path, node = stack.pop()
-        for inner, value in _inside(path, node):
-            if len(inner) <= longest:
-                lines[inner] = value.line
-                stack.append((inner, value))
-    return lines
-
-
-def _inside(path: str, node: Node) -> Iterator[tuple[str, Node]]:
-    if isinstance(node, MappingNode):
-        return ((join(path, key), value) for key, value in node.entries.items())
-    if isinstance(node, SequenceNode):
-        return ((f"{path}[{index}]", item) for index, item in enumerate(node.items))
-    return iter(())
-
-
-def _nearest(path: str, known: collections.abc.Mapping[str, object]) -> str:
-    while path not in known:
-        path = path[: max(path.rfind("."), path.rfind("["), 0)]
-    return path
-
-
-class Field(Struct, frozen=True):
-    """A node and the path that leads to it (`spec.containers[1].name`)."""
-
-    path: str
-    node: Node
-
-    @property
-    def value(self) -> Scalar:
-        """The value of a scalar; None for a mapping and a list, too."""
-        return self.node.value if isinstance(self.node, ScalarNode) else None
-
-    @property
-    def is_null(self) -> bool:
-        """Whether the document gives no value here (`key:` or `key: null`)."""
-        return isinstance(self.node, ScalarNode) and self.node.value is None
-
-    def child(self, key: str) -> Field | None:
-        """Return the entry of a mapping; None when absent, null, or this is not a mapping."""
-        if not isinstance(self.node, MappingNode):
-            return None
-        node = self.node.entries.get(key)
-        if node is None or (isinstance(node, ScalarNode) and node.value is None):
-            return None
-        return Field(join(self.path, key), node)
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
 
 
 def guesses(cutoff: float = 0.6) -> Callable[[str, Iterable[str]], str]:
@@ -249,6 +125,155 @@ def _nearest_word(word: str, known: tuple[str, ...], cutoff: float) -> str | Non
     return by_folded[nearest[0]] if nearest else None
 
 
+# --- nodes ----------------------------------------------------------------------------------------
+# `line` counts from 1 and is None where the format gives none (JSON).
+
+
+class Number(Struct, frozen=True):
+    """A number as it was written, so that no digit is lost before it is understood."""
+
+    text: str
+
+
+class Unclear(Struct, frozen=True):
+    """An unquoted scalar that YAML versions read differently (`on`, `010`, `12:30`)."""
+
+    text: str
+    reason: str
+
+
+Scalar: TypeAlias = bool | str | Number | Unclear | None
+
+
+class ScalarNode(Struct, frozen=True):
+    """A single value."""
+
+    value: Scalar
+    line: int | None = None
+
+
+class SequenceNode(Struct, frozen=True):
+    """A list."""
+
+    items: tuple[Node, ...]
+    line: int | None = None
+
+
+class MappingNode(Struct, frozen=True):
+    """An object with unique text keys in document order."""
+
+    entries: collections.abc.Mapping[str, Node]
+    line: int | None = None
+
+
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
+#: A document without its places: what `json` could write.
+Plain: TypeAlias = "bool | str | int | float | list[Plain] | dict[str, Plain] | None"
+
+
+def plain(node: Node) -> Plain:
+    """Return a document without its lines; numbers and unclear scalars as their text."""
+    if isinstance(node, SequenceNode):
+        return [plain(item) for item in node.items]
+    if isinstance(node, MappingNode):
+        return {key: plain(value) for key, value in node.entries.items()}
+    return node.value.text if isinstance(node.value, Number | Unclear) else node.value
+
+
+def from_plain(value: Plain) -> Node:
+    """Return a document without lines for values as `json` reads them."""
+    if isinstance(value, dict):
+        return MappingNode({key: from_plain(item) for key, item in value.items()})
+    if isinstance(value, list):
+        return SequenceNode(tuple(map(from_plain, value)))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return ScalarNode(Number(str(value)))
+    return ScalarNode(value)
+
+
+def describe(node: Node) -> str:
+    """Say what a node is, for a message."""
+    if not isinstance(node, ScalarNode):
+        return "a mapping" if isinstance(node, MappingNode) else "a list"
+    match node.value:
+        case None:
+            return "nothing"
+        case bool() as value:
+            return f"the boolean {str(value).lower()}"
+        case Number(text=number):
+            return f"the number {number[:SHOWN_LENGTH]}"
+        case Unclear(text=text, reason=reason):
+            return f"{shown(text)} without quotes, which is unclear because {reason}"
+        case text:
+            return f"the text {shown(text)}"
+
+
+# --- fields ---------------------------------------------------------------------------------------
+
+
+class Field(Struct, frozen=True):
+    """A node and the path that leads to it (`spec.containers[1].name`)."""
+
+    path: str
+    node: Node
+
+    @property
+    def value(self) -> Scalar:
+        """The value of a scalar; None for a mapping and a list, too."""
+        return self.node.value if isinstance(self.node, ScalarNode) else None
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the document gives no value here (`key:` or `key: null`)."""
+        return isinstance(self.node, ScalarNode) and self.node.value is None
+
+    def child(self, key: str) -> Field | None:
+        """Return the entry of a mapping; None when absent, null, or this is not a mapping."""
+        node = self.node.entries.get(key) if isinstance(self.node, MappingNode) else None
+        found = None if node is None else Field(join(self.path, key), node)
+        return None if found is None or found.is_null else found
+
+    def children(self) -> Iterator[Field]:
+        """Yield the entries of a mapping or the items of a list, nulls too."""
+        if isinstance(self.node, MappingNode):
+            for key, node in self.node.entries.items():
+                yield Field(join(self.path, key), node)
+        elif isinstance(self.node, SequenceNode):
+            for index, node in enumerate(self.node.items):
+                yield Field(f"{self.path}[{index}]", node)
+
+
+_WORD: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{SHOWN_LENGTH}}}", re.ASCII)
+
+
+def join(path: str, key: str) -> str:
+    """Return the path of a mapping's entry; a key that is not a short word is put in brackets."""
+    if not _WORD.fullmatch(key):
+        return f"{path}[{shown(key)}]"
+    return f"{path}.{key}" if path else key
+
+
+def places(document: Node, paths: Collection[str]) -> dict[str, int | None]:
+    """Return by path the line of the value there, or of the nearest value around it that exists.
+
+    The document is gone through once, however many paths there are.
+    """
+    longest = max(map(len, paths), default=0)
+    lines, stack = {"": document.line}, [Field("", document)]
+    while stack:
+        for child in stack.pop().children():
+            if len(child.path) <= longest:
+                lines[child.path] = child.node.line
+                stack.append(child)
+
+    def line(path: str) -> int | None:
+        while path not in lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return lines[path]
+
+    return {path: line(path) for path in paths}
+
+
 class Reader(Struct):
     """Typed access to fields; a value of the wrong type is noted in `problems` and given as None.
 
@@ -263,53 +288,49 @@ class Reader(Struct):
         """Note a mistake at a field."""
         self.problems.append(Mistake(where.path, message, where.node.line))
 
+    def expected(self, what: str, where: Field, hint: str = "") -> None:
+        """Note that a field is something else than what it has to be."""
+        self.reject(where, f"expected {what}, found {describe(where.node)}{hint}")
+
     def entries(self, where: Field) -> dict[str, Field]:
         """Return the entries of a mapping, without those that are null."""
-        if where.is_null:
-            return {}
         if not isinstance(where.node, MappingNode):
-            self.reject(where, f"expected a mapping, found {describe(where.node)}")
+            if not where.is_null:
+                self.expected("a mapping", where)
             return {}
-        found = {key: Field(join(where.path, key), n) for key, n in where.node.entries.items()}
-        return {key: entry for key, entry in found.items() if not entry.is_null}
+        found = zip(where.node.entries, where.children(), strict=True)
+        return {key: entry for key, entry in found if not entry.is_null}
 
     def items(self, where: Field) -> Iterator[Field]:
         """Yield the items of a list."""
-        if where.is_null:
-            return
-        if not isinstance(where.node, SequenceNode):
-            self.reject(where, f"expected a list, found {describe(where.node)}")
-            return
-        for index, node in enumerate(where.node.items):
-            yield Field(f"{where.path}[{index}]", node)
+        if isinstance(where.node, SequenceNode):
+            yield from where.children()
+        elif not where.is_null:
+            self.expected("a list", where)
 
     def text(self, where: Field) -> str | None:
         """Return a text."""
-        value = where.value
-        if isinstance(value, str):
-            return value
+        if isinstance(where.value, str):
+            return where.value
         hint = "; put it in quotes" if isinstance(where.node, ScalarNode) else ""
-        self.reject(where, f"expected a text, found {describe(where.node)}{hint}")
+        self.expected("a text", where, hint)
         return None
 
     def amount(self, where: Field) -> str | None:
         """Return the text of something written as a number or as a text (`2`, `0.5`, `"500m"`)."""
         value = where.value
-        if isinstance(value, str):
-            return value
-        if isinstance(value, Number):
-            return value.text
+        if isinstance(value, str | Number):
+            return value if isinstance(value, str) else value.text
         unclear = isinstance(value, Unclear)
         hint = "; put it in quotes if it is meant as it stands" if unclear else ""
-        self.reject(where, f"expected a number or a text, found {describe(where.node)}{hint}")
+        self.expected("a number or a text", where, hint)
         return None
 
     def boolean(self, where: Field) -> bool | None:
         """Return a boolean."""
-        value = where.value
-        if isinstance(value, bool):
-            return value
-        self.reject(where, f"expected true or false, found {describe(where.node)}")
+        if isinstance(where.value, bool):
+            return where.value
+        self.expected("true or false", where)
         return None
 
     def integer(self, where: Field, lowest: int, highest: int) -> int | None:
@@ -319,87 +340,57 @@ class Reader(Struct):
             number = int(text)
             if lowest <= number <= highest:
                 return number
-        found = describe(where.node)
-        self.reject(where, f"expected a whole number from {lowest} to {highest}, found {found}")
+        self.expected(f"a whole number from {lowest} to {highest}", where)
         return None
 
     def choice(self, where: Field, allowed: Iterable[str]) -> str | None:
         """Return a text that is one of the allowed ones."""
-        names = tuple(allowed)
-        value = self.text(where)
-        if value is None or value in names:
-            return value
-        self.reject(
-            where, f"{shown(value)} is not one of {', '.join(names)}{self.guess(value, names)}"
-        )
-        return None
+        names, value = tuple(allowed), self.text(where)
+        if value is not None and value not in names:
+            others = f"{', '.join(names)}{self.guess(value, names)}"
+            self.reject(where, f"{shown(value)} is not one of {others}")
+            return None
+        return value
 
     def reject_unknown(self, where: Field, known: Iterable[str]) -> None:
         """Note every key of a mapping that is not a known one, with the nearest known name."""
         names = tuple(known)
-        if isinstance(where.node, MappingNode):
-            for key, node in where.node.entries.items():
-                if key not in names:
-                    entry = Field(join(where.path, key), node)
-                    self.reject(entry, f"unknown key {shown(key)}{self.guess(key, names)}")
+        for key, node in where.node.entries.items() if isinstance(where.node, MappingNode) else ():
+            if key not in names:
+                entry = Field(join(where.path, key), node)
+                self.reject(entry, f"unknown key {shown(key)}{self.guess(key, names)}")
 
 
-def describe(node: Node) -> str:
-    """Say what a node is, for a message."""
-    match node.value if isinstance(node, ScalarNode) else node:
-        case MappingNode():
-            text = "a mapping"
-        case SequenceNode():
-            text = "a list"
-        case None:
-            text = "nothing"
-        case bool() as value:
-            text = f"the boolean {str(value).lower()}"
-        case Number(text=number):
-            text = f"the number {number[:SHOWN_LENGTH]}"
-        case Unclear(text=unclear, reason=reason):
-            text = f"{shown(unclear)} without quotes, which is unclear because {reason}"
-        case words:
-            text = f"the text {shown(words)}"
-    return text
+# --- what an unquoted scalar means ----------------------------------------------------------------
 
-
-_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_TRUE: Final = frozenset({"true", "True", "TRUE"})
-_FALSE: Final = frozenset({"false", "False", "FALSE"})
-_YAML11_BOOLEANS: Final = frozenset({"yes", "no", "on", "off"})
+_WORDS: Final = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 #: A longer scalar is a text: no number, boolean or date has so many characters.
 _LONGEST: Final = 128
-
 _NUMBER: Final = re.compile(
     r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII
 )
-_UNCLEAR: Final = (
-    (
-        re.compile(r"[-+]?0[0-9_]+", re.ASCII),
-        "a leading zero is octal to some readers and decimal to others",
-    ),
-    (
-        re.compile(r"[-+]?0[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?", re.ASCII),
-        "it has a leading zero",
-    ),
-    (re.compile(r"[-+]?0[xob][0-9a-fA-F_]+", re.ASCII), "not every reader takes it as a number"),
-    (
-        re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", re.ASCII),
-        "YAML 1.1 reads it as a number in base 60",
-    ),
-    (
-        re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?", re.ASCII),
-        "not every reader allows underscores in a number",
-    ),
-    (
-        re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", re.ASCII),
-        "it is not a finite number",
-    ),
-    (
-        re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt \t].*)?", re.ASCII),
-        "YAML 1.1 reads it as a date",
-    ),
+_UNCLEAR: Final = tuple(
+    (re.compile(pattern, re.ASCII), reason)
+    for pattern, reason in (
+        (r"(?i:yes|no|on|off)", "YAML 1.1 reads it as a boolean and YAML 1.2 as a text"),
+        (r"[-+]?0[0-9_]+", "a leading zero is octal to some readers and decimal to others"),
+        (r"[-+]?0[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?", "it has a leading zero"),
+        (r"[-+]?0[xob][0-9a-fA-F_]+", "not every reader takes it as a number"),
+        (
+            r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?",
+            "YAML 1.1 reads it as a number in base 60",
+        ),
+        (
+            r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?",
+            "not every reader allows underscores in a number",
+        ),
+        (r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "it is not a finite number"),
+        (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt \t].*)?", "YAML 1.1 reads it as a date"),
+    )
 )
 
 
@@ -410,40 +401,20 @@ def resolve(text: str) -> Scalar:
     """
     if len(text) > _LONGEST:
         return text
-    if text in _NULLS:
-        return None
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
-    if text.lower() in _YAML11_BOOLEANS:
-        return Unclear(text, "YAML 1.1 reads it as a boolean and YAML 1.2 as a text")
-    return _number_or_text(text)
-
-
-def _number_or_text(text: str) -> str | Number | Unclear:
+    if text in _WORDS:
+        return _WORDS[text]
     if _NUMBER.fullmatch(text):
         return Number(text)
-    for pattern, reason in _UNCLEAR:
-        if pattern.fullmatch(text):
-            return Unclear(text, reason)
-    return text
+    reason = next((reason for pattern, reason in _UNCLEAR if pattern.fullmatch(text)), None)
+    return text if reason is None else Unclear(text, reason)
 
 
-DEFAULT_MAX_BYTES: Final = 1 << 20
-MAX_DEPTH: Final = 64
-#: A pod with a hundred containers has some two thousand values; each costs time to read.
-MAX_VALUES: Final = 20_000
+# --- reading --------------------------------------------------------------------------------------
+
 _TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} deep"
 _TOO_MANY: Final = f"the document has more than {MAX_VALUES} values"
-
-_Json: TypeAlias = "bool | str | Number | list[_Json] | _Pairs | None"
-
-
-class UnreadableError(Exception):
-    """The text is not one well-formed document; `problem` says where and why."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.problem = Mistake("", message, line)
+#: How every gzip file begins (RFC 1952).
+_GZIP: Final = b"\x1f\x8b"
 
 
 def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Node:
@@ -453,17 +424,6 @@ def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> N
     syntax, no or several documents, tags, anchors, aliases, merge keys, keys that are no texts,
     duplicate keys, values nested more than 64 deep, more than 20,000 values.
     """
-    content = _utf8(text, max_bytes)
-    if content.lstrip(" \t\r\n").startswith("{"):
-        return _read_json(content)
-    return _read_yaml(content)
-
-
-#: How every gzip file begins (RFC 1952).
-_GZIP: Final = b"\x1f\x8b"
-
-
-def _utf8(text: str | bytes, max_bytes: int) -> str:
     try:
         raw = text.encode() if isinstance(text, str) else text
         content = raw.decode("utf-8-sig") if len(raw) <= max_bytes else ""
@@ -473,135 +433,117 @@ def _utf8(text: str | bytes, max_bytes: int) -> str:
         raise UnreadableError(f"the text is not valid UTF-8 ({error})") from error
     if len(raw) > max_bytes:
         raise UnreadableError(f"the text has {len(raw)} bytes, more than the limit of {max_bytes}")
-    return content
+    if content.lstrip(" \t\r\n").startswith("{"):
+        return _read_json(content)
+    return _read_yaml(content)
 
 
 def _read_yaml(content: str) -> Node:
     try:
-        return _only_document(_bounded(yaml.parse(content, Loader=yaml.CSafeLoader)))
+        return _Composer(content).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else None
+        line = None if mark is None else mark.line + 1
         raise UnreadableError(f"this is not YAML: {error.problem}", line) from error
     except yaml.YAMLError as error:
         raise UnreadableError(f"this is not YAML: {error}") from error
 
 
-def _bounded(events: Iterator[Event]) -> Iterator[Event]:
-    values = 0
-    for event in events:
-        values += isinstance(event, NodeEvent)
-        if values > MAX_VALUES:
-            raise UnreadableError(_TOO_MANY, _line(event))
-        yield event
+class _Composer:
+    """Makes nodes of the events of a parser, which has no types: an event is `Any` here."""
+
+    def __init__(self, content: str) -> None:
+        self._events: Iterator[Any] = yaml.parse(content, Loader=yaml.CSafeLoader)
+        self._values = 0
+
+    def document(self) -> Node:
+        next(self._events)
+        if isinstance(next(self._events), StreamEndEvent):
+            raise UnreadableError("the document is empty")
+        node = self._node(self._next(), 0)
+        after = [*islice(self._events, 2)][-1]
+        if isinstance(after, DocumentStartEvent):
+            # A last `---` with nothing after it begins no document.
+            value, *ends = islice(self._events, 3)
+            empty = isinstance(value, ScalarEvent) and value.implicit[0] and not value.value
+            if not empty or [*map(type, ends)] != [DocumentEndEvent, StreamEndEvent]:
+                message = "a second document begins here; give one per file"
+                raise UnreadableError(message, _line(after))
+        return node
+
+    def _next(self) -> Any:  # noqa: ANN401
+        """Return the next event, which is no use of what documents must not have."""
+        event = next(self._events)
+        if not isinstance(event, NodeEvent):
+            return event
+        self._values += 1
+        tag, anchor, line = getattr(event, "tag", None), event.anchor, _line(event)
+        if self._values > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY, line)
+        if isinstance(event, AliasEvent):
+            raise UnreadableError(f"alias *{_cut(anchor or '')}: write the value out", line)
+        if anchor is not None:
+            raise UnreadableError(f"anchor &{_cut(anchor)} is not supported: remove it", line)
+        if tag is not None:
+            raise UnreadableError(f"tag {_cut(tag)} is not supported: remove it", line)
+        return event
+
+    def _node(self, event: Any, depth: int) -> Node:  # noqa: ANN401
+        line = _line(event)
+        if depth > MAX_DEPTH:
+            raise UnreadableError(_TOO_DEEP, line)
+        if isinstance(event, ScalarEvent):
+            return ScalarNode(event.value if event.style else resolve(event.value), line)
+        if isinstance(event, SequenceStartEvent):
+            items: list[Node] = []
+            while not isinstance(item := self._next(), SequenceEndEvent):
+                items.append(self._node(item, depth + 1))
+            return SequenceNode(tuple(items), line)
+        entries: dict[str, Node] = {}
+        first_seen: dict[str, int] = {}
+        while not isinstance(at := self._next(), MappingEndEvent):
+            key = _key(at)
+            if key in entries:
+                seen = f"is given twice, first on line {first_seen[key]}"
+                raise UnreadableError(f"key {_cut(key)!r} {seen}", _line(at))
+            first_seen[key] = _line(at)
+            entries[key] = self._node(self._next(), depth + 1)
+        return MappingNode(entries, line)
 
 
-def _only_document(events: Iterator[Event]) -> Node:
-    next(events)
-    if isinstance(next(events), StreamEndEvent):
-        raise UnreadableError("the document is empty")
-    node = _node(next(events), events, 0)
-    next(events)
-    after = next(events)
-    if isinstance(after, DocumentStartEvent) and not _is_empty_end(events):
-        raise UnreadableError("a second document begins here; give one per file", _line(after))
-    return node
+def _line(event: Any) -> int:  # noqa: ANN401
+    return 0 if event.start_mark is None else event.start_mark.line + 1
 
 
-def _is_empty_end(events: Iterator[Event]) -> bool:
-    """Return whether what begins with `---` has nothing in it and is the last of the text."""
-    value = next(events)
-    empty = isinstance(value, ScalarEvent) and value.implicit[0] and not value.value
-    if not empty or not isinstance(next(events), DocumentEndEvent):
-        return False
-    return isinstance(next(events), StreamEndEvent)
-
-
-def _node(event: Event, events: Iterator[Event], depth: int) -> Node:
-    if depth > MAX_DEPTH:
-        raise UnreadableError(_TOO_DEEP, _line(event))
-    _reject_features(event)
-    if isinstance(event, ScalarEvent):
-        value = event.value if event.style else resolve(event.value)
-        return ScalarNode(value, _line(event))
-    if isinstance(event, SequenceStartEvent):
-        return SequenceNode(tuple(_items(events, depth)), _line(event))
-    return MappingNode(_entries(events, depth), _line(event))
-
-
-def _reject_features(event: Event) -> None:
-    if isinstance(event, AliasEvent):
-        raise UnreadableError(
-            f"alias *{_short(event.anchor or '')}: write the value out", _line(event)
-        )
-    if isinstance(event, NodeEvent) and event.anchor is not None:
-        raise UnreadableError(
-            f"anchor &{_short(event.anchor)} is not supported: remove it", _line(event)
-        )
-    if (
-        isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
-        and event.tag is not None
-    ):
-        raise UnreadableError(f"tag {_short(event.tag)} is not supported: remove it", _line(event))
-
-
-def _items(events: Iterator[Event], depth: int) -> Iterator[Node]:
-    while not isinstance(event := next(events), SequenceEndEvent):
-        yield _node(event, events, depth + 1)
-
-
-def _entries(events: Iterator[Event], depth: int) -> dict[str, Node]:
-    entries: dict[str, Node] = {}
-    first_seen: dict[str, int] = {}
-    while not isinstance(event := next(events), MappingEndEvent):
-        key = _key(event)
-        if key in entries:
-            raise UnreadableError(
-                f"key {_short(key)!r} is given twice, first on line {first_seen[key]}", _line(event)
-            )
-        first_seen[key] = _line(event)
-        entries[key] = _node(next(events), events, depth + 1)
-    return entries
-
-
-def _key(event: Event) -> str:
-    _reject_features(event)
+def _key(event: Any) -> str:  # noqa: ANN401
     if not isinstance(event, ScalarEvent):
         raise UnreadableError("a key must be a text, not a list or mapping", _line(event))
-    if event.style:
-        return str(event.value)
-    if event.value == "<<":
+    if event.value == "<<" and not event.style:
         raise UnreadableError("merge key << is not supported: write the values out", _line(event))
-    value = resolve(event.value)
+    value = event.value if event.style else resolve(event.value)
     if isinstance(value, str):
         return value
     why = f": {value.reason}" if isinstance(value, Unclear) else ""
-    raise UnreadableError(
-        f"key {_short(event.value)!r} is not a text{why}; put it in quotes", _line(event)
-    )
+    message = f"key {_cut(event.value)!r} is not a text{why}; put it in quotes"
+    raise UnreadableError(message, _line(event))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
+#: A text in JSON, to its end or to that of the document.
+_TEXT: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def _line(event: Event) -> int:
-    return event.start_mark.line + 1 if event.start_mark is not None else 0
-
-
-class _Pairs(list[tuple[str, "_Json"]]):
+class _Pairs(list[tuple[str, Any]]):
     """The members of a JSON object in order, duplicates included."""
 
 
-def _reject_constant(text: str) -> NoReturn:
-    raise UnreadableError(f"this is not JSON: {text} is not a number")
-
-
 def _read_json(content: str) -> Node:
-    # There is no more than one value, one for each comma and one for each bracket.
-    many = 1 + content.count(",") + content.count("[") + content.count("{") > MAX_VALUES
-    if many:
-        _reject_unread(content)
+    if sum(map(content.count, ",[{")) >= MAX_VALUES:
+        # Before a million values are made: outside of texts, every bracket begins a value, and
+        # every comma stands between two.
+        bare = _TEXT.sub("", content)
+        if max(bare.count(","), bare.count("[") + bare.count("{")) > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY)
     try:
         value = json.loads(
             content,
@@ -616,64 +558,32 @@ def _read_json(content: str) -> Node:
         raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise UnreadableError(_TOO_DEEP) from error
-    if many:
-        _reject_many(cast("_Json", value))
-    return _json_node(cast("_Json", value), 0)
+    return _json_node(value, 0, count(1))
 
 
-#: A text in JSON, to its end or to that of the document.
-_TEXT: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+def _reject_constant(text: str) -> NoReturn:
+    raise UnreadableError(f"this is not JSON: {text} is not a number")
 
 
-def _reject_unread(content: str) -> None:
-    """Raise when a text holds certainly too many values, before a million of them are made.
-
-    Outside of its texts, every bracket begins a value, and every comma stands between two.
-    """
-    commas = brackets = at = 0
-    for start, end in chain(map(re.Match.span, _TEXT.finditer(content)), ((len(content),) * 2,)):
-        commas += content.count(",", at, start)
-        brackets += content.count("[", at, start) + content.count("{", at, start)
-        if max(commas, brackets) > MAX_VALUES:
-            raise UnreadableError(_TOO_MANY)
-        at = end
-
-
-def _reject_many(value: _Json) -> None:
-    """Raise when a value has too many; nesting is not checked here."""
-    stack, seen = [value], 0
-    while stack:
-        inner = stack.pop()
-        seen += 1
-        if isinstance(inner, _Pairs):
-            stack.extend(item for _, item in inner)
-        elif isinstance(inner, list):
-            stack.extend(cast("list[_Json]", inner))
-        if seen + len(stack) > MAX_VALUES:
-            raise UnreadableError(_TOO_MANY)
-
-
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-
-def _json_node(value: _Json, depth: int) -> Node:
+def _json_node(value: Any, depth: int, values: Iterator[int]) -> Node:  # noqa: ANN401
     if depth > MAX_DEPTH:
         raise UnreadableError(_TOO_DEEP)
+    if next(values) > MAX_VALUES:
+        raise UnreadableError(_TOO_MANY)
     if isinstance(value, _Pairs):
-        return _json_mapping(value, depth)
+        entries: dict[str, Node] = {}
+        for key, item in value:
+            if key in entries:
+                raise UnreadableError(f"key {_cut(key)!r} is given twice in one object")
+            _reject_surrogate("key", key)
+            entries[key] = _json_node(item, depth + 1, values)
+        return MappingNode(entries)
     if isinstance(value, list):
-        return SequenceNode(tuple(_json_node(cast("_Json", item), depth + 1) for item in value))
-    if isinstance(value, str) and _SURROGATE.search(value):
-        raise UnreadableError(f"text {_short(value)!r} holds half of a surrogate pair")
+        return SequenceNode(tuple(_json_node(item, depth + 1, values) for item in value))
+    _reject_surrogate("text", value)
     return ScalarNode(value)
 
 
-def _json_mapping(pairs: _Pairs, depth: int) -> MappingNode:
-    entries: dict[str, Node] = {}
-    for key, value in pairs:
-        if key in entries:
-            raise UnreadableError(f"key {_short(key)!r} is given twice in one object")
-        if _SURROGATE.search(key):
-            raise UnreadableError(f"key {_short(key)!r} holds half of a surrogate pair")
-        entries[key] = _json_node(value, depth + 1)
-    return MappingNode(entries)
+def _reject_surrogate(what: str, text: object) -> None:
+    if isinstance(text, str) and _SURROGATE.search(text):
+        raise UnreadableError(f"{what} {_cut(text)!r} holds half of a surrogate pair")
