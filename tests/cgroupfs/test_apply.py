@@ -39,27 +39,28 @@ def test_a_plan_is_carried_out_and_shown(kernel: EmulatedKernel) -> None:
     assert kernel.read("pods/b", "cpu.max") == "150000 100000\n"
 
 
-def test_a_set_outside_the_parent_is_reported_with_the_parent(kernel: EmulatedKernel) -> None:
-    kernel.write("pods", "cpuset.cpus", "4-5")
-    outcome = apply_write(kernel, write("pods/a", "cpuset.cpus", "1-2"))
+@pytest.mark.parametrize(
+    ("above", "file", "value", "effective"),
+    [
+        ("4-5", "cpuset.cpus", "1-2", "4-5"),
+        ("0", "cpuset.mems", "1", "0"),
+        ("0-2,4-7", "online", "2-3", "2"),
+        ("0-2,4-7", "online", "3", "0-2,4-7"),
+    ],
+    ids=["CPUs of no parent", "nodes of no parent", "partly offline", "wholly offline"],
+)
+def test_a_set_that_is_not_in_effect_is_reported_with_what_is(
+    kernel: EmulatedKernel, above: str, file: str, value: str, effective: str
+) -> None:
+    if file == "online":
+        file = "cpuset.cpus"
+        kernel.set_online(Mask.parse(above))
+    else:
+        kernel.write("pods", file, above)
+    outcome = apply_write(kernel, write("pods/a", file, value))
     assert outcome.result is WriteResult.NOT_EFFECTIVE
-    assert (outcome.shown, outcome.effective) == ("1-2", "4-5")
-    assert outcome.detail == "the kernel uses 4-5 instead of 1-2"
-
-
-def test_memory_nodes_outside_the_parent_are_reported_too(kernel: EmulatedKernel) -> None:
-    kernel.write("pods", "cpuset.mems", "0")
-    outcome = apply_write(kernel, write("pods/a", "cpuset.mems", "1"))
-    assert outcome.result is WriteResult.NOT_EFFECTIVE
-    assert outcome.effective == "0"
-
-
-def test_an_offline_cpu_is_reported_as_such(kernel: EmulatedKernel) -> None:
-    kernel.set_online(Mask.parse("0-2,4-7"))
-    partly = apply_write(kernel, write("pods/a", "cpuset.cpus", "2-3"))
-    assert (partly.result, partly.effective) == (WriteResult.NOT_EFFECTIVE, "2")
-    wholly = apply_write(kernel, write("pods/b", "cpuset.cpus", "3"))
-    assert (wholly.result, wholly.effective) == (WriteResult.NOT_EFFECTIVE, "0-2,4-7")
+    assert (outcome.shown, outcome.effective) == (value, effective)
+    assert outcome.detail == f"the kernel uses {effective} instead of {value}"
 
 
 @pytest.mark.parametrize(
@@ -119,47 +120,26 @@ def test_nothing_is_given_while_a_cgroup_could_not_be_shrunk(kernel: EmulatedKer
     assert "could not be narrowed to 0-1" in done.failures[1].detail
 
 
-def test_who_shrinks_into_offline_cpus_only_spills_and_blocks(kernel: EmulatedKernel) -> None:
-    kernel.set_online(Mask.parse("0-6"))
-    plan = Plan(
-        (
-            write("pods/b", "cpuset.cpus", "7", WriteStage.SHRINK),
-            write("pods/a", "cpuset.cpus", "2", WriteStage.CONFINE),
-        )
-    )
-    done = apply(kernel, plan)
-    assert [outcome.result for outcome in done.outcomes] == [
-        WriteResult.NOT_EFFECTIVE,
-        WriteResult.SKIPPED,
-    ]
-
-
-def test_a_cgroup_that_shrinks_with_an_offline_cpu_does_not_block_others(
-    kernel: EmulatedKernel,
+@pytest.mark.parametrize(
+    ("path", "shrunk", "results"),
+    [
+        ("pods/b", "7", (WriteResult.NOT_EFFECTIVE, WriteResult.SKIPPED)),
+        ("pods/b", "6-7", (WriteResult.NOT_EFFECTIVE, WriteResult.OK)),
+        ("pods/gone", "1", (WriteResult.GONE, WriteResult.OK)),
+    ],
+    ids=["into offline CPUs only", "with an offline CPU", "of a cgroup that is gone"],
+)
+def test_a_shrinking_blocks_others_only_where_it_spills(
+    kernel: EmulatedKernel, path: str, shrunk: str, results: tuple[WriteResult, ...]
 ) -> None:
     kernel.set_online(Mask.parse("0-6"))
     plan = Plan(
         (
-            write("pods/b", "cpuset.cpus", "6-7", WriteStage.SHRINK),
+            write(path, "cpuset.cpus", shrunk, WriteStage.SHRINK),
             write("pods/a", "cpuset.cpus", "2", WriteStage.CONFINE),
         )
     )
-    done = apply(kernel, plan)
-    assert [outcome.result for outcome in done.outcomes] == [
-        WriteResult.NOT_EFFECTIVE,
-        WriteResult.OK,
-    ]
-
-
-def test_who_is_gone_needs_no_shrinking(kernel: EmulatedKernel) -> None:
-    plan = Plan(
-        (
-            write("pods/gone", "cpuset.cpus", "1", WriteStage.SHRINK),
-            write("pods/a", "cpuset.cpus", "2", WriteStage.CONFINE),
-        )
-    )
-    done = apply(kernel, plan)
-    assert [outcome.result for outcome in done.outcomes] == [WriteResult.GONE, WriteResult.OK]
+    assert tuple(outcome.result for outcome in apply(kernel, plan).outcomes) == results
 
 
 def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKernel) -> None:
@@ -180,27 +160,19 @@ def test_a_crash_at_any_write_is_repaired_by_the_next_plan(kernel: EmulatedKerne
         assert kernel.read("pods/b", "cpuset.cpus.effective") == "0-1,4-7\n"
 
 
-class TestMemoryOfRunningProcesses:
+@pytest.mark.parametrize(
+    ("own", "runs", "written"),
+    [("", True, ["0", "0-1", "0"]), ("", False, ["0"]), ("1", True, ["0"])],
+    ids=["a process without nodes of its own", "no process", "nodes of its own"],
+)
+def test_nodes_are_left_and_taken_again_where_memory_would_not_move_along(
+    kernel: EmulatedKernel, own: str, *, runs: bool, written: list[str]
+) -> None:
     """The kernel moves no pages at the first write when the processes were cloned into it."""
-
-    def written(self, kernel: EmulatedKernel) -> list[str]:
-        tree = FaultyTree(kernel)
-        outcome = apply_write(tree, write("pods/a", "cpuset.mems", "0"))
-        assert outcome.result is WriteResult.OK
-        return [value for _, file, value in tree.writes if file == "cpuset.mems"]
-
-    def test_it_moves_along_because_the_nodes_are_left_and_taken_again(
-        self, kernel: EmulatedKernel
-    ) -> None:
+    if own:
+        kernel.write("pods/a", "cpuset.mems", own)
+    if runs:
         kernel.spawn("pods/a", 1)
-        assert self.written(kernel) == ["0", "0-1", "0"]
-
-    def test_there_is_none_to_move_in_an_empty_cgroup(self, kernel: EmulatedKernel) -> None:
-        assert self.written(kernel) == ["0"]
-
-    def test_a_cgroup_that_had_nodes_of_its_own_needs_one_write(
-        self, kernel: EmulatedKernel
-    ) -> None:
-        kernel.write("pods/a", "cpuset.mems", "1")
-        kernel.spawn("pods/a", 1)
-        assert self.written(kernel) == ["0"]
+    tree = FaultyTree(kernel)
+    assert apply_write(tree, write("pods/a", "cpuset.mems", "0")).result is WriteResult.OK
+    assert [value for _, file, value in tree.writes if file == "cpuset.mems"] == written

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgroupfs import watch as inotify
-from cgroupfs.watch import DIRECTORY_OF_FILES, Change, Event, Inotify
+from cgroupfs.watch import DIRECTORY_OF_FILES, Change, Inotify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +31,6 @@ def test_a_file_that_is_written_or_renamed_into_place_is_seen(
         (Change.MOVED_TO, "b.yaml"),
         (Change.DELETE, "b.yaml"),
     ]
-
-
-def test_nothing_is_returned_when_nothing_happened(watch: Inotify, tmp_path: Path) -> None:
-    watch.add(tmp_path, DIRECTORY_OF_FILES)
-    assert watch.read() == ()
 
 
 def test_names_of_any_length_and_bytes_are_read(watch: Inotify, tmp_path: Path) -> None:
@@ -88,12 +82,6 @@ def test_a_removed_watch_is_silent(watch: Inotify, tmp_path: Path) -> None:
 def test_a_missing_path_is_an_error_with_its_name(watch: Inotify, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="none"):
         watch.add(tmp_path / "none", Change.MODIFY)
-
-
-def test_lost_events_ask_for_a_rescan(watch: Inotify, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = inotify._HEADER.pack(-1, Change.OVERFLOW, 0, 0)
-    monkeypatch.setattr(os, "read", lambda *_: data)
-    assert watch.read() == (Event(None, Change.OVERFLOW, ""),)
 
 
 def test_the_descriptor_becomes_readable(watch: Inotify, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 from msgspec.structs import replace
 
@@ -22,47 +24,45 @@ def lines(plan: Plan) -> list[tuple[str, str, str]]:
     return [(write.stage.name, write.cgroup, write.value) for write in plan.writes]
 
 
-def test_shared_containers_shrink_before_the_pod_and_its_container_are_confined() -> None:
-    current = {"a": cpus("0-7"), "a/shared": cpus("0-7"), "b": FRESH, "b/one": FRESH}
-    desired = (
-        Setting("b", cpus=Mask.parse("2-3"), exclusive=True),
-        Setting("b/one", cpus=Mask.parse("2-3"), exclusive=True),
-        Setting("a", cpus=ALL),
-        Setting("a/shared", cpus=Mask.parse("0-1,4-7")),
-    )
-    assert lines(make_plan(current, desired)) == [
-        ("SHRINK", "a/shared", "0-1,4-7"),
-        ("CONFINE", "b/one", "2-3"),
-        ("CONFINE", "b", "2-3"),
+#: What each cgroup has, what it is to have (`!` exclusively), and the writes in their order.
+ORDERS: Final = {
+    "shared containers shrink before a pod and its container are confined": (
+        {"a": "0-7", "a/shared": "0-7", "b": "", "b/one": ""},
+        {"b": "2-3!", "b/one": "2-3!", "a": "0-7", "a/shared": "0-1,4-7"},
+        "SHRINK a/shared 0-1,4-7; CONFINE b/one 2-3; CONFINE b 2-3",
+    ),
+    "a released set goes back from the pod down": (
+        {"a": "0-1", "a/shared": "0-1"},
+        {"a/shared": "0-7", "a": "0-7"},
+        "GIVE a 0-7; GIVE a/shared 0-7",
+    ),
+    "a pod that moves is wider for as long as its container needs": (
+        {"a": "0-1", "a/app": "0-1"},
+        {"a": "4-5", "a/app": "4-5"},
+        "GIVE a 0-1,4-5; GIVE a/app 4-5; SETTLE a 4-5",
+    ),
+    "sets that change places are written once each": (
+        {"a": "0", "b": "1"},
+        {"a": "1", "b": "0"},
+        "GIVE a 1; GIVE b 0",
+    ),
+    "who moves away goes before who comes": (
+        {"a": "0", "b": "1"},
+        {"a": "1", "b": "2"},
+        "GIVE b 2; GIVE a 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_sets_are_written_in_the_order_in_which_no_cpu_is_used_twice(case: str) -> None:
+    has, desired, written = ORDERS[case]
+    current = {path: cpus(text) if text else FRESH for path, text in has.items()}
+    settings = [
+        Setting(path, cpus=Mask.parse(text.rstrip("!")), exclusive=text.endswith("!"))
+        for path, text in desired.items()
     ]
-
-
-def test_a_released_set_goes_back_from_the_pod_down() -> None:
-    current = {"a": cpus("0-1"), "a/shared": cpus("0-1")}
-    desired = (Setting("a/shared", cpus=ALL), Setting("a", cpus=ALL))
-    assert lines(make_plan(current, desired)) == [("GIVE", "a", "0-7"), ("GIVE", "a/shared", "0-7")]
-
-
-def test_a_pod_that_moves_is_wider_for_as_long_as_its_container_needs() -> None:
-    current = {"a": cpus("0-1"), "a/app": cpus("0-1")}
-    desired = (Setting("a", cpus=Mask.parse("4-5")), Setting("a/app", cpus=Mask.parse("4-5")))
-    assert lines(make_plan(current, desired)) == [
-        ("GIVE", "a", "0-1,4-5"),
-        ("GIVE", "a/app", "4-5"),
-        ("SETTLE", "a", "4-5"),
-    ]
-
-
-def test_sets_that_change_places_are_written_once_each() -> None:
-    current = {"a": cpus("0"), "b": cpus("1")}
-    desired = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(0)))
-    assert sorted(lines(make_plan(current, desired))) == [("GIVE", "a", "1"), ("GIVE", "b", "0")]
-
-
-def test_who_moves_away_goes_before_who_comes() -> None:
-    current = {"a": cpus("0"), "b": cpus("1")}
-    desired = (Setting("a", cpus=Mask.of(1)), Setting("b", cpus=Mask.of(2)))
-    assert lines(make_plan(current, desired)) == [("GIVE", "b", "2"), ("GIVE", "a", "1")]
+    assert "; ".join(map(" ".join, lines(make_plan(current, settings)))) == written
 
 
 def test_an_offline_cpu_in_a_set_that_stays_is_not_rewritten() -> None:

@@ -17,11 +17,6 @@ def test_a_limit_is_written_as_the_kernel_shows_it(limit: CpuMax) -> None:
     assert CpuMax.parse(f"{limit}\n") == limit
 
 
-def test_no_limit_is_max() -> None:
-    assert str(UNLIMITED) == "max 100000"
-    assert CpuMax.parse("max 100000\n") == UNLIMITED
-
-
 @pytest.mark.parametrize(
     ("quota", "period"),
     [(999, 100_000), (0, 100_000), (None, 999), (None, 1_000_001), (2**44, 1_000)],

@@ -47,12 +47,6 @@ def test_containers_coming_and_going_are_seen(tree: DirectoryTree, watch: Cgroup
     assert Removed("pods/b") in watch.read()
 
 
-def test_a_cgroup_that_becomes_populated_is_seen(tree: DirectoryTree, watch: CgroupWatch) -> None:
-    watch.add("pods/a")
-    tree.spawn("pods/a", 5)
-    assert watch.read() == (Touched("pods/a", "cgroup.events"),)
-
-
 def test_the_end_of_a_watched_cgroup_is_seen_once(tree: DirectoryTree, watch: CgroupWatch) -> None:
     watch.add("pods/a")
     tree.rmdir("pods/a")
