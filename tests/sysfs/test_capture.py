@@ -8,28 +8,23 @@ import socket
 import stat
 import subprocess
 import tarfile
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
 from msgspec.structs import replace
 
 from sysfs.capture import capture
 from sysfs.described import regular_host, write_tree
-from sysfs.discover import discover, read_host
-from sysfs.files import MissingFile, SysfsTree, UnreadableFile
+from sysfs.discover import discover
+from sysfs.files import MissingFile, UnreadableFile
 from sysfs.host import Device
-from tests.sysfs.hosts import hosts
 from tests.sysfs.machines import Machine, machines
 from tests.sysfs.trees import lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sysfs.host import Host
 
 
 def _unpacked(file: Path, directory: Path) -> Path:
@@ -38,17 +33,8 @@ def _unpacked(file: Path, directory: Path) -> Path:
     return directory
 
 
-@settings(max_examples=20, deadline=None)
-@given(host=hosts())
-def test_an_unpacked_capture_shows_the_same_host(host: Host) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        capture(write_tree(host, place / "host"), place / "host.tar.gz")
-        assert discover(_unpacked(place / "host.tar.gz", place / "again")) == host
-
-
 #: The larger ones are laid out as these are, and take most of the time.
-SMALL_MACHINES = [machine for machine in machines() if machine.counts["cpus"] <= 48]
+SMALL_MACHINES = [machine for machine in machines() if machine.counts["cpus"] <= 16]
 
 
 @pytest.mark.shared
@@ -59,28 +45,6 @@ def test_a_capture_of_a_captured_machine_shows_the_same_host(
     root = machine_root(machine)
     capture(root, tmp_path / "host.tar.gz")
     assert discover(_unpacked(tmp_path / "host.tar.gz", tmp_path / "again")) == discover(root)
-
-
-class _RecordingTree(SysfsTree):
-    """A tree that remembers every file that it found."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.found: set[str] = set()
-
-    def find(self, name: str) -> str | None:
-        text = super().find(name)
-        if text is not None:
-            self.found.add(name)
-        return text
-
-
-def test_every_file_that_discovery_reads_is_in_the_archive(tmp_path: Path) -> None:
-    tree = _RecordingTree(write_tree(regular_host(hugepages=[(2 << 20, 1)]), tmp_path / "host"))
-    read_host(tree)
-    capture(tmp_path / "host", tmp_path / "host.tar.gz")
-    with tarfile.open(tmp_path / "host.tar.gz") as archive:
-        assert tree.found <= set(archive.getnames())
 
 
 def test_the_same_host_gives_the_same_bytes_at_any_time(

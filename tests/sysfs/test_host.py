@@ -3,19 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
 from msgspec.structs import replace
 
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
-from sysfs.host import Host, MemoryClass, Node
+from sysfs.host import MemoryClass, Node
 from sysfs.mask import Mask
-from tests.sysfs.hosts import hosts, with_isolated
-
-
-@given(hosts(devices=False))
-def test_online_and_offline_part_the_present_cpus(host: Host) -> None:
-    assert host.online | host.offline == Mask.from_ids(cpu.id for cpu in host.cpus)
-    assert host.online.isdisjoint(host.offline)
+from tests.sysfs.hosts import with_isolated
 
 
 def test_offline_cpus_are_those_that_went_offline() -> None:

@@ -5,29 +5,25 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from sysfs.capture import capture
-from sysfs.described import regular_host, write_tree
+from sysfs.described import regular_host, with_memory_only_nodes, write_tree
 from sysfs.discover import discover, read_host
 from sysfs.files import SysfsTree
-from tests.sysfs.hosts import hosts
+from sysfs.host import CoreKind, Device, MemoryClass
+from sysfs.mask import EMPTY, Mask
 from tests.sysfs.trees import CPU, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from sysfs.host import Host
 
-#: Without these a host is none: the threads of a core, the CPUs of a node.
-_REQUIRED: Final = re.compile(r".*/(core_cpus_list|node[0-9]+/cpulist)")
 #: Which facts a file may cost: pattern of the file, the fact's kind, its field. `{0}` is the
 #: number in the file's name.
 _COSTS: Final = (
@@ -110,6 +106,44 @@ class _RecordingTree(SysfsTree):
         return text
 
 
+def _host() -> Host:
+    """Return a host with something of everything that a file may cost."""
+    host = regular_host(1, 2, 2, 1, hugepages=[(2 << 20, 3)])
+    kinds = (CoreKind.PERFORMANCE, CoreKind.EFFICIENCY)
+    cpus = tuple(
+        replace(cpu, isolated=cpu.id == 1, cluster=cpu.id // 2 * 2, kind=kinds[cpu.id // 2])
+        for cpu in host.cpus
+    )
+    first, second, *others = with_memory_only_nodes(host, [1 << 30] * 3).nodes
+    backed = zip(others, (MemoryClass.GPU, MemoryClass.CXL, MemoryClass.PMEM), strict=True)
+    nodes = (
+        replace(first, tier=4, bandwidth=300),
+        replace(second, tier=4, bandwidth=300),
+        *(replace(node, tier=22, bandwidth=90, backing=backing) for node, backing in backed),
+    )
+    address = "0000:01:00.0"
+    nic = Device("pci", address, address, 1, Mask.of(2, 3), "0x8086", "0x1572", "0x020000")
+    devices = (nic, Device("net", "usb0", "", 0, EMPTY))
+    return replace(
+        host,
+        cpus=cpus,
+        nodes=nodes,
+        nohz_full=Mask.of(1),
+        uncore_bytes={0: 1 << 20, 2: 1 << 20},
+        devices=devices,
+    )
+
+
+def _optional(root: Path) -> dict[str, list[str]]:
+    """Return the optional files that were read, by the pattern of what they may cost."""
+    tree = _RecordingTree(root)
+    read_host(tree)
+    of = {pattern: sorted(filter(re.compile(pattern).fullmatch, tree.found))
+          for pattern, _, _ in _COSTS}  # fmt: skip
+    assert all(of.values()), of
+    return of
+
+
 def _facts(host: Host) -> dict[tuple[str, object, str], object]:
     """Return each single fact by kind, id and field."""
     facts: dict[tuple[str, object, str], object] = {("host", 0, "nohz_full"): host.nohz_full}
@@ -126,45 +160,43 @@ def _may_cost(file: str, key: tuple[str, object, str]) -> bool:
                for pattern, kind, field in _COSTS)  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(host=hosts(), data=st.data())
-def test_an_odd_optional_file_costs_its_own_fact_and_a_warning(
-    host: Host, data: st.DataObject
-) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        root = write_tree(host, Path(directory))
-        tree = _RecordingTree(root)
-        before = _facts(read_host(tree))
-        files = sorted(name for name in tree.found if not _REQUIRED.fullmatch(name))
-        file = data.draw(st.sampled_from(files), label="file")
-        damage = data.draw(st.sampled_from(sorted(_DAMAGES)), label="damage")
-        _DAMAGES[damage](root / file)
-        found = discover(root)
-        after = _facts(found)
-        assert after.keys() == before.keys()
-        changed = {key for key in before if before[key] != after[key]}
-        assert all(_may_cost(file, key) for key in changed), changed
-        assert len(found.warnings) == 1
-        assert found.warnings[0].startswith(str(root))
-        assert "\n" not in found.warnings[0]
+def test_a_host_with_everything_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert discover(write_tree(_host(), tmp_path)) == _host()
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(host=hosts(), data=st.data())
-def test_a_capture_of_a_host_with_an_odd_file_shows_the_same_facts(
-    host: Host, data: st.DataObject
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_an_odd_optional_file_costs_its_own_fact_and_a_warning(tmp_path: Path, damage: str) -> None:
+    root = write_tree(_host(), tmp_path)
+    before, cost = _facts(discover(root)), set[str]()
+    for pattern, files in _optional(root).items():
+        for file in (files[0], files[-1]):
+            path, content = root / file, (root / file).read_bytes()
+            _DAMAGES[damage](path)
+            found = discover(root)
+            after = _facts(found)
+            assert after.keys() == before.keys()
+            changed = {key for key in before if before[key] != after[key]}
+            assert all(_may_cost(file, key) for key in changed), (file, changed)
+            assert len(found.warnings) == 1, file
+            assert found.warnings[0].startswith(str(root))
+            assert "\n" not in found.warnings[0]
+            cost |= {pattern} if changed else set()
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.write_bytes(content)
+    assert len(cost) > len(_COSTS) // 2
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_a_capture_of_a_host_with_odd_files_shows_the_same_facts(
+    tmp_path: Path, damage: str
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        root, again = write_tree(host, Path(directory) / "root"), Path(directory) / "again"
-        tree = _RecordingTree(root)
-        read_host(tree)
-        files = sorted(name for name in tree.found if not _REQUIRED.fullmatch(name))
-        file = data.draw(st.sampled_from(files), label="file")
-        _DAMAGES[data.draw(st.sampled_from(sorted(_DAMAGES)), label="damage")](root / file)
-        assert len(capture(root, Path(directory) / "host.tar.gz").warnings) <= 1
-        with tarfile.open(Path(directory) / "host.tar.gz") as archive:
-            archive.extractall(again, filter="data")
-        assert _facts(discover(again)) == _facts(discover(root))
+    root, again = write_tree(_host(), tmp_path / "root"), tmp_path / "again"
+    for files in _optional(root).values():
+        _DAMAGES[damage](root / files[0])
+    assert capture(root, tmp_path / "host.tar.gz").files > 50
+    with tarfile.open(tmp_path / "host.tar.gz") as archive:
+        archive.extractall(again, filter="data")
+    assert _facts(discover(again)) == _facts(discover(root))
 
 
 @pytest.mark.parametrize("texts", [("",), ("1",), ("0",), ("4-5", "x"), ("0-1,4", "0-7")])

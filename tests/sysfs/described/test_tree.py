@@ -14,7 +14,7 @@ from sysfs.mask import Mask
 from tests.sysfs.hosts import hosts
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(host=hosts())
 def test_discovery_reads_back_every_host_that_was_written(host: Host) -> None:
     with tempfile.TemporaryDirectory() as root:
