@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -19,29 +19,37 @@ def _cache(root: Path, cpu: int, index: int, level: int, shared: dict[str, str])
     lay_out(root, {f"{directory}/{name}": text for name, text in texts.items()})
 
 
-@pytest.mark.parametrize("index", [0, 2, 3, 4])
-def test_the_third_level_is_found_wherever_it_stands(tmp_path: Path, index: int) -> None:
-    for cpu in (1, 2):
-        _cache(tmp_path, cpu, index, 3, {"shared_cpu_list": "0-2"})
-        _cache(tmp_path, cpu, index + 1, 2, {"shared_cpu_list": str(cpu)})
-    assert read_uncore(SysfsTree(tmp_path), Mask.of(1, 2)) == {1: 1, 2: 1}
+#: What caches show, as (CPU, number, level, name, text), and the groups of CPUs 0-3.
+GROUPS: Final = {
+    "the third level, first of all": (
+        [(cpu, index, level, "shared_cpu_list", "0-2" if level == 3 else str(cpu))
+         for cpu in (1, 2) for index, level in ((0, 3), (1, 2))],
+        {1: 1, 2: 1},
+    ),
+    "the third level, after others": (
+        [(cpu, index, level, "shared_cpu_list", "0-2" if level == 3 else str(cpu))
+         for cpu in (1, 2) for index, level in ((4, 3), (3, 2))],
+        {1: 1, 2: 1},
+    ),
+    "a hexadecimal map": (
+        [(cpu, 3, 3, "shared_cpu_map", "00000000,00000003") for cpu in (0, 1)],
+        {0: 0, 1: 0},
+    ),
+    "CPUs without a cache of the third level": (
+        [(0, 3, 3, "shared_cpu_list", "0-1"), (2, 2, 2, "shared_cpu_list", "2-3")],
+        {0: 0, 1: 0},
+    ),
+    "a cache that does not say who shares it": ([(0, 3, 3, "size", "1K")], {}),
+}  # fmt: skip
 
 
-def test_a_hexadecimal_map_will_do(tmp_path: Path) -> None:
-    for cpu in (0, 1):
-        _cache(tmp_path, cpu, 3, 3, {"shared_cpu_map": "00000000,00000003"})
-    assert read_uncore(SysfsTree(tmp_path), Mask.of(0, 1)) == {0: 0, 1: 0}
-
-
-def test_some_cpus_may_have_no_uncore_cache(tmp_path: Path) -> None:
-    _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": "0-1"})
-    _cache(tmp_path, 2, 2, 2, {"shared_cpu_list": "2-3"})
-    assert read_uncore(SysfsTree(tmp_path), Mask.parse("0-3")) == {0: 0, 1: 0}
-
-
-def test_a_cache_that_does_not_say_who_shares_it_is_of_no_use(tmp_path: Path) -> None:
-    _cache(tmp_path, 0, 3, 3, {})
-    assert read_uncore(SysfsTree(tmp_path), Mask.of(0)) == {}
+@pytest.mark.parametrize("case", GROUPS)
+def test_the_cpus_that_share_a_third_level_are_a_group(tmp_path: Path, case: str) -> None:
+    caches, groups = GROUPS[case]
+    for cpu, index, level, name, text in caches:
+        _cache(tmp_path, cpu, index, level, {name: text})
+    online = Mask.from_ids(groups) | Mask.of(2 if groups.get(0) == 0 else 1)
+    assert read_uncore(SysfsTree(tmp_path), online) == groups
 
 
 @pytest.mark.parametrize("name", ["shared_cpu_list", "shared_cpu_map"])

@@ -66,55 +66,29 @@ def test_a_list_of_online_cpus_that_is_there_is_not_called_absent(
         read_cpu_sets(SysfsTree(lay_out(tmp_path, files)))
 
 
-@pytest.mark.parametrize("name", ["present", "online", "isolated", "nohz_full"])
-def test_garbage_in_a_list_is_a_warning_and_as_good_as_no_list(tmp_path: Path, name: str) -> None:
-    files = {"present": "0-1", "online": "0-1", name: "0-x"}
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        *((name, "0-x", "found '0-x'") for name in ("present", "online", "isolated", "nohz_full")),
+        *((name, "\0\0", "it lists no CPU") for name in ("present", "online")),
+    ],
+)
+def test_an_odd_list_is_a_warning_and_as_good_as_no_list(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    files = {"present": "0-1", "online": "0-1", name: text}
     files |= {"cpu0/topology/core_id": "0", "cpu1/online": "1"}
     tree = SysfsTree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
     sets = read_cpu_sets(tree)
     assert (str(sets.present), str(sets.online)) == ("0-1", "0-1")
     assert not sets.isolated | sets.nohz_full
-    assert f"cpu/{name}: found '0-x'" in tree.warnings[0]
-
-
-@pytest.mark.parametrize("text", ["", "\0\0", "\n"])
-@pytest.mark.parametrize("name", ["present", "online"])
-def test_an_empty_list_of_cpus_is_not_called_absent(tmp_path: Path, name: str, text: str) -> None:
-    files = {"present": "0-1", "online": "0-1", name: text}
-    files |= {"cpu0/topology/core_id": "0", "cpu1/online": "1"}
-    tree = SysfsTree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()}))
-    assert str(read_cpu_sets(tree).online) == "0-1"
-    assert f"cpu/{name}: it lists no CPU" in tree.warnings[0]
+    assert f"cpu/{name}: {says}" in tree.warnings[0]
 
 
 def test_online_cpus_of_which_none_is_present_are_a_contradiction(tmp_path: Path) -> None:
     files = {f"{CPU}/present": "0-1", f"{CPU}/online": "8"}
     with pytest.raises(InconsistentTree, match="CPUs 8 are online and CPUs 0-1 present"):
         read_cpu_sets(SysfsTree(lay_out(tmp_path, files)))
-
-
-def test_hybrid_x86_kinds_come_from_the_lists_of_the_pmus(tmp_path: Path) -> None:
-    files = {
-        "sys/devices/cpu_core/cpus": "0-1\n",
-        "sys/devices/cpu_atom/cpus": "2\n",
-        "sys/devices/cpu_lowpower/cpus": "3,9\n",
-    }
-    performance, efficiency = CoreKind.PERFORMANCE, CoreKind.EFFICIENCY
-    kinds = read_core_kinds(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3"))
-    assert kinds == {0: performance, 1: performance, 2: efficiency, 3: efficiency}
-
-
-def test_differing_capacities_part_the_fastest_from_the_others(tmp_path: Path) -> None:
-    capacities = {0: "446", 1: "871", 2: "1024"}
-    files = {f"{CPU}/cpu{cpu}/cpu_capacity": text for cpu, text in capacities.items()}
-    kinds = read_core_kinds(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-2"))
-    efficiency = CoreKind.EFFICIENCY
-    assert kinds == {0: efficiency, 1: efficiency, 2: CoreKind.PERFORMANCE}
-
-
-def test_equal_capacities_are_standard_cores(tmp_path: Path) -> None:
-    files = {f"{CPU}/cpu{cpu}/cpu_capacity": "1024" for cpu in range(4)}
-    assert read_core_kinds(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3")) == {}
 
 
 #: Cortex-X925 and Cortex-A725, as ten and ten of them stand in one package.
@@ -131,16 +105,34 @@ def _arm(root: Path, cpus: list[tuple[int | None, int]]) -> SysfsTree:
     return SysfsTree(root)
 
 
-def test_cores_of_one_model_are_of_one_kind_whatever_their_capacities(tmp_path: Path) -> None:
-    big, little = [(_BIG, c) for c in (997, 1017, 997, 1024)], [(_LITTLE, c) for c in (718, 700)]
-    kinds = read_core_kinds(_arm(tmp_path, [*little, *big]), Mask.parse("0-5"))
-    assert list(kinds.values()) == [CoreKind.EFFICIENCY] * 2 + [CoreKind.PERFORMANCE] * 4
+_P, _E = CoreKind.PERFORMANCE, CoreKind.EFFICIENCY
 
 
-def test_a_machine_of_one_model_has_standard_cores_whatever_their_capacities(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("cpus", "kinds"),
+    [
+        ([(None, 446), (None, 871), (None, 1024)], [_E, _E, _P]),
+        ([(None, 1024)] * 4, []),
+        (
+            [*((_LITTLE, c) for c in (718, 700)), *((_BIG, c) for c in (997, 1017, 997, 1024))],
+            [_E] * 2 + [_P] * 4,
+        ),
+        ([(_BIG, 500), (_BIG, 1024)], []),
+    ],
+    ids=["capacities", "one capacity", "two models", "one model of two capacities"],
+)
+def test_models_part_the_fastest_cores_from_the_others_else_capacities_do(
+    tmp_path: Path, cpus: list[tuple[int | None, int]], kinds: list[CoreKind]
 ) -> None:
-    assert not read_core_kinds(_arm(tmp_path, [(_BIG, 500), (_BIG, 1024)]), Mask.of(0, 1))
+    found = read_core_kinds(_arm(tmp_path, cpus), Mask.from_ids(range(len(cpus))))
+    assert list(found.values()) == kinds
+
+
+def test_hybrid_x86_kinds_come_from_the_lists_of_the_pmus(tmp_path: Path) -> None:
+    pmus = {"core": "0-1\n", "atom": "2\n", "lowpower": "3,9\n"}
+    lay_out(tmp_path, {f"sys/devices/cpu_{name}/cpus": text for name, text in pmus.items()})
+    kinds = read_core_kinds(SysfsTree(tmp_path), Mask.parse("0-3"))
+    assert kinds == {0: _P, 1: _P, 2: _E, 3: _E}
 
 
 @given(

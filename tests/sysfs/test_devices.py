@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -8,7 +8,7 @@ from sysfs.devices import PCI_DIRECTORY, read_interfaces, read_pci_devices
 from sysfs.files import SysfsTree
 from sysfs.host import Device
 from sysfs.links import NET_DIRECTORY
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from tests.sysfs.trees import lay_out
 
 if TYPE_CHECKING:
@@ -81,10 +81,6 @@ def test_other_names_on_the_bus_are_no_devices(tmp_path: Path) -> None:
     assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
 
 
-def test_a_host_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
-    assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
-
-
 def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path) -> None:
     _link(tmp_path, "0000:00:00.0", f"{PCI_DIRECTORY}/0000:00:00.0")
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:01.0/numa_node": "1"})
@@ -127,60 +123,41 @@ def test_an_id_that_is_none_is_left_out_with_a_warning(
 NIC = "sys/devices/pci0000:40/0000:41:00.0"
 
 
-def _nic(root: Path) -> None:
-    lay_out(root, {f"{NIC}/numa_node": "1", f"{NIC}/local_cpulist": "4-7"})
-    (root / PCI_DIRECTORY).mkdir(parents=True)
-    (root / PCI_DIRECTORY / "0000:41:00.0").symlink_to(f"../../../../{NIC}")
-    (root / NET_DIRECTORY).mkdir(parents=True)
-
-
 def _interface(root: Path, name: str, place: str) -> None:
     (root / place).mkdir(parents=True, exist_ok=True)
     (root / NET_DIRECTORY).mkdir(parents=True, exist_ok=True)
     (root / NET_DIRECTORY / name).symlink_to(f"../../../{place}")
 
 
-def test_an_interface_is_where_its_pci_device_is(tmp_path: Path) -> None:
+#: Where an interface stands, whether it links to its device, and the device that it is.
+INTERFACES: Final = {
+    "behind its PCI device": (f"{NIC}/net/x", "../..", ("0000:41:00.0", 1, "4-7")),
+    "behind a bus of its PCI device": (f"{NIC}/virtio2/net/x", "../..", ("0000:41:00.0", 1, "4-7")),
+    "without a link": (f"{NIC}/net/x", "", ("0000:41:00.0", 1, "4-7")),
+    "on another bus": ("sys/devices/platform/soc/net/x", "", ("", 1, "")),
+    "virtual": ("sys/devices/virtual/net/x", "", None),
+}
+
+
+def _nic(root: Path) -> None:
+    lay_out(root, {f"{NIC}/numa_node": "1", f"{NIC}/local_cpulist": "4-7"})
+    lay_out(root, {"sys/devices/platform/soc/numa_node": "1"})
+    _link(root, "0000:41:00.0", NIC)
+
+
+@pytest.mark.parametrize("case", INTERFACES)
+def test_an_interface_is_where_its_device_is(tmp_path: Path, case: str) -> None:
+    place, link, expected = INTERFACES[case]
     _nic(tmp_path)
-    _interface(tmp_path, "eth0", f"{NIC}/net/eth0")
-    (tmp_path / NIC / "net/eth0/device").symlink_to("../..")
-    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == (
-        Device("net", "eth0", "0000:41:00.0", 1, Mask.parse("4-7")),
-    )
-
-
-def test_a_bus_between_interface_and_pci_device_does_not_matter(tmp_path: Path) -> None:
-    _nic(tmp_path)
-    _interface(tmp_path, "eth0", f"{NIC}/virtio2/net/eth0")
-    (tmp_path / NIC / "virtio2/net/eth0/device").symlink_to("../..")
-    (device,) = read_interfaces(SysfsTree(tmp_path), ONLINE)
-    assert (device.address, device.node) == ("0000:41:00.0", 1)
-
-
-def test_an_interface_without_a_device_link_is_placed_by_its_own(tmp_path: Path) -> None:
-    _nic(tmp_path)
-    _interface(tmp_path, "ib0", f"{NIC}/net/ib0")
-    (device,) = read_interfaces(SysfsTree(tmp_path), ONLINE)
-    assert (device.address, device.node) == ("0000:41:00.0", 1)
-
-
-def test_an_interface_of_another_bus_has_its_ancestors_node_and_no_address(tmp_path: Path) -> None:
-    _interface(tmp_path, "eth0", "sys/devices/platform/soc/net/eth0")
-    lay_out(tmp_path, {"sys/devices/platform/soc/numa_node": "1"})
-    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == (Device("net", "eth0", "", 1, EMPTY),)
-
-
-def test_interfaces_without_a_device_are_left_out(tmp_path: Path) -> None:
-    _interface(tmp_path, "lo", "sys/devices/virtual/net/lo")
-    _interface(tmp_path, "veth1", "sys/devices/virtual/net/veth1")
+    for name in ("x", "e" * 16, "\udcff", "a\nb"):  # the others are no names of interfaces
+        _interface(tmp_path, name, place)
     lay_out(tmp_path, {f"{NET_DIRECTORY}/bonding_masters": ""})
-    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == ()
-
-
-@pytest.mark.parametrize("name", ["e" * 16, "\udcff", "a\nb"])
-def test_what_no_interface_can_be_called_is_not_an_interface(tmp_path: Path, name: str) -> None:
-    _interface(tmp_path, name, "sys/devices/platform/x")
-    assert read_interfaces(SysfsTree(tmp_path), ONLINE) == ()
+    if link:
+        (tmp_path / place / "device").symlink_to(link)
+    found = read_interfaces(SysfsTree(tmp_path), ONLINE)
+    assert [(d.name, d.address, d.node, str(d.cpus)) for d in found] == (
+        [("x", *expected)] if expected else []
+    )
 
 
 def test_what_netlink_knows_comes_first_and_sysfs_adds_the_rest(tmp_path: Path) -> None:

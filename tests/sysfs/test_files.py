@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,6 @@ from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_text_comes_without_white_space_and_nuls(tmp_path: Path) -> None:
@@ -90,9 +91,20 @@ def test_the_first_set_that_exists_is_taken_and_lists_go_first(tmp_path: Path) -
     assert tree.find_set(("x",), ("y",)) is None
 
 
-def test_a_directory_in_the_place_of_a_file_is_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "f").mkdir()
-    with pytest.raises(UnreadableFile, match="directory"):
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Path.mkdir, "directory"),
+        (partial(Path.symlink_to, target="f"), "symbolic links"),
+        (os.mkfifo, "not a regular file"),
+    ],
+    ids=["directory", "loop", "pipe"],
+)
+def test_what_is_not_a_file_is_unreadable_and_nobody_waits_for_it(
+    tmp_path: Path, make: Callable[[Path], object], says: str
+) -> None:
+    make(tmp_path / "f")
+    with pytest.raises(UnreadableFile, match=says):
         SysfsTree(tmp_path).find("f")
 
 
@@ -102,18 +114,6 @@ def test_a_file_in_the_place_of_a_directory_is_unreadable(tmp_path: Path) -> Non
         SysfsTree(tmp_path).names("d")
     with pytest.raises(SysfsError):
         SysfsTree(tmp_path).find("d/f")
-
-
-def test_a_loop_of_links_is_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "f").symlink_to("f")
-    with pytest.raises(UnreadableFile, match="symbolic links"):
-        SysfsTree(tmp_path).find("f")
-
-
-def test_a_fifo_does_not_hang_its_reader(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "f")
-    with pytest.raises(UnreadableFile, match="not a regular file"):
-        SysfsTree(tmp_path).find("f")
 
 
 def test_numbers_are_those_of_plain_names(tmp_path: Path) -> None:

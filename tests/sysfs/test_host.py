@@ -6,18 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
-from sysfs.host import MemoryClass, Node
+from sysfs.host import MemoryClass
 from sysfs.mask import Mask
-from tests.sysfs.hosts import with_isolated
-
-
-def test_offline_cpus_are_those_that_went_offline() -> None:
-    host = with_offline(regular_host(packages=1, cores_per_node=2), Mask.of(1, 3))
-    assert (str(host.online), str(host.offline)) == ("0,2", "1,3")
-
-
-def test_isolated_cpus_are_those_of_the_command_line() -> None:
-    assert with_isolated(regular_host(), Mask.of(2, 3)).isolated == Mask.of(2, 3)
 
 
 def test_nodes_without_online_cpus_are_memory_only() -> None:
@@ -64,12 +54,3 @@ def test_facts_cannot_be_changed() -> None:
         host.cpus = ()  # type: ignore[misc]  # what the test is about
     with pytest.raises(TypeError):
         host.nodes[0].distances[0] = 99  # type: ignore[index]  # what the test is about
-
-
-def test_equal_facts_make_equal_hosts() -> None:
-    assert regular_host() == regular_host()
-    assert regular_host() != replace(regular_host(), nohz_full=Mask.of(1))
-
-
-def test_a_node_has_no_distances_unless_they_are_given() -> None:
-    assert not Node(id=0, cpus=Mask(), memory_bytes=0).distances

@@ -29,65 +29,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _laid(root: Path, **files: str) -> Link:
-    lay_out(root, {f"{NET_DIRECTORY}/eth0/{name}": f"{text}\n" for name, text in files.items()})
-    tree = SysfsTree(root)
-    (link,) = read_links(tree, ["eth0"]).values()
-    assert tree.warnings == ()
-    return link
-
-
 @pytest.mark.parametrize(
-    ("state", "up"),
+    ("files", "state", "up", "warns"),
     [
-        ("up", True),
-        ("unknown", True),
-        ("down", False),
-        ("dormant", False),
-        ("lowerlayerdown", False),
-        ("notpresent", False),
-        ("testing", False),
+        *(({"operstate": state, "flags": "0x1003"}, state, up, "") for state, up in (
+            ("up", True),
+            ("unknown", True),
+            ("down", False),
+            ("dormant", False),
+            ("lowerlayerdown", False),
+            ("notpresent", False),
+            ("testing", False),
+        )),
+        ({"operstate": "unknown", "flags": "0x1002"}, "unknown", False, ""),
+        ({"carrier": "1"}, "up", True, ""),
+        ({"carrier": "0"}, "down", False, ""),
+        # The kernel rejects to read it of an interface that is administratively down.
+        ({"operstate": "down", "carrier": "rejected"}, "down", False, ""),
+        ({}, "unknown", True, ""),
+        *(({"operstate": odd}, "unknown", True, "operstate: found") for odd in
+          ("UP", "up down", "\0", "u" * 5000, "naïve")),
+        *(({"flags": odd}, "unknown", True, "flags: found") for odd in
+          ("3", "0x", "0x1g", "0x" + "0" * 99)),
     ],
-)
-def test_an_interface_is_up_in_its_operational_state(tmp_path: Path, state: str, up: bool) -> None:  # noqa: FBT001
-    link = _laid(tmp_path, operstate=state, flags="0x1003")
-    assert (link.state, link.is_up) == (state, up)
-
-
-def test_an_interface_that_is_administratively_down_is_not_up(tmp_path: Path) -> None:
-    assert not _laid(tmp_path, operstate="unknown", flags="0x1002").is_up
-
-
-@pytest.mark.parametrize(("carrier", "state"), [("1", "up"), ("0", "down")])
-def test_the_carrier_decides_where_there_is_no_operational_state(
-    tmp_path: Path, carrier: str, state: str
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_the_state_of_an_interface_is_read_and_what_is_odd_is_a_warning(
+    tmp_path: Path, files: dict[str, str], state: str, *, up: bool, warns: str
 ) -> None:
-    assert _laid(tmp_path, carrier=carrier).state == state
-
-
-def test_the_carrier_is_not_asked_where_there_is_an_operational_state(tmp_path: Path) -> None:
-    # The kernel rejects to read it of an interface that is administratively down.
-    assert _laid(tmp_path, operstate="down", carrier="rejected").state == "down"
-
-
-def test_an_interface_without_any_file_is_not_known_to_be_down(tmp_path: Path) -> None:
-    assert _laid(tmp_path) == Link("eth0")
-
-
-@pytest.mark.parametrize("text", ["UP", "up down", "\0", "u" * 5000, "naïve"])
-def test_an_odd_operational_state_is_unknown_with_a_warning(tmp_path: Path, text: str) -> None:
-    lay_out(tmp_path, {f"{NET_DIRECTORY}/eth0/operstate": f"{text}\n"})
-    tree = SysfsTree(tmp_path)
-    assert read_links(tree, ["eth0"])["eth0"].state == "unknown"
-    assert "operstate: found" in tree.warnings[0]
-
-
-@pytest.mark.parametrize("text", ["3", "0x", "0x1g", "0x" + "0" * 99])
-def test_odd_flags_are_a_warning(tmp_path: Path, text: str) -> None:
-    lay_out(tmp_path, {f"{NET_DIRECTORY}/eth0/flags": text})
-    tree = SysfsTree(tmp_path)
-    assert read_links(tree, ["eth0"])["eth0"].enabled
-    assert "flags: found" in tree.warnings[0]
+    texts = {f"{NET_DIRECTORY}/eth0/{name}": f"{text}\n" for name, text in files.items()}
+    tree = SysfsTree(lay_out(tmp_path, texts))
+    (link,) = read_links(tree, ["eth0"]).values()
+    assert (link.name, link.state, link.is_up) == ("eth0", state, up)
+    assert [warns in warning for warning in tree.warnings] == [True] * bool(warns)
 
 
 def test_netlink_comes_before_sysfs(tmp_path: Path) -> None:
@@ -177,10 +151,6 @@ def test_a_sandbox_without_netlink_leaves_it_to_sysfs(
 ) -> None:
     netlink.rejection = rejection
     assert read_live_links() == ()
-
-
-def test_this_hosts_own_links_include_the_loopback() -> None:
-    assert "lo" in {link.name for link in read_live_links()}
 
 
 def test_links_are_read_whether_or_not_an_event_loop_runs_in_this_thread() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sysfs.files import MissingFile, SysfsTree
 from sysfs.host import HugePages, MemoryClass, Node
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from sysfs.nodes import nodes_of_cpus, read_nodes
 from tests.sysfs.trees import CPU, NODE, lay_out
 
@@ -37,18 +37,6 @@ def test_nodes_come_by_id_and_ids_may_have_gaps(tmp_path: Path) -> None:
     assert nodes[0].memory_bytes == 1 << 20
 
 
-def test_only_online_cpus_are_a_nodes_cpus(tmp_path: Path) -> None:
-    files = _node(0, cpulist="0-87\n")
-    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3"))
-    assert str(node.cpus) == "0-3"
-
-
-def test_a_hexadecimal_map_of_cpus_will_do(tmp_path: Path) -> None:
-    files = _node(0, cpulist=None, cpumap="00000000,0000000f\n")
-    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-7"))
-    assert str(node.cpus) == "0-3"
-
-
 def test_a_host_without_nodes_is_one_node_with_the_hosts_memory(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": "MemTotal: 4 kB\n",
@@ -60,21 +48,33 @@ def test_a_host_without_nodes_is_one_node_with_the_hosts_memory(tmp_path: Path) 
     )
 
 
-def test_a_host_without_nodes_and_meminfo_has_no_known_memory(tmp_path: Path) -> None:
-    (node,) = read_nodes(SysfsTree(tmp_path), Mask.of(0))
-    assert node.memory_bytes is None
+_HOSTS_MEMORY = {"proc/meminfo": "MemTotal: 8 kB\n"}
 
 
-def test_an_only_node_without_meminfo_has_the_hosts_memory(tmp_path: Path) -> None:
-    files = {**_node(0, meminfo=None), "proc/meminfo": "MemTotal: 8 kB\n"}
-    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.of(0))
-    assert node.memory_bytes == 8192
-
-
-def test_the_memory_of_one_of_several_nodes_may_be_unknown(tmp_path: Path) -> None:
-    files = {**_node(0), **_node(1, meminfo=None), "proc/meminfo": "MemTotal: 8 kB\n"}
+@pytest.mark.parametrize(
+    ("files", "memory"),
+    [
+        ({}, [None]),
+        ({**_node(0, meminfo=None), **_HOSTS_MEMORY}, [8192]),
+        ({**_node(0), **_node(1, meminfo=None), **_HOSTS_MEMORY}, [1 << 20, None]),
+    ],
+    ids=["no node and no meminfo", "an only node without meminfo", "one of several without"],
+)
+def test_memory_is_the_hosts_where_that_can_be_meant(
+    tmp_path: Path, files: dict[str, str], memory: list[int | None]
+) -> None:
     nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.of(0))
-    assert [node.memory_bytes for node in nodes] == [1 << 20, None]
+    assert [node.memory_bytes for node in nodes] == memory
+
+
+@pytest.mark.parametrize(
+    "files", [_node(0, cpulist="0-87\n"), _node(0, cpulist=None, cpumap="00000000,0000000f\n")]
+)
+def test_the_online_cpus_of_a_list_or_a_map_are_a_nodes_cpus(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    (node,) = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-3"))
+    assert str(node.cpus) == "0-3"
 
 
 def test_a_node_must_list_its_cpus(tmp_path: Path) -> None:
@@ -109,42 +109,32 @@ def test_a_row_that_fits_no_list_of_nodes_is_a_warning(tmp_path: Path, row: str)
     assert "10 to itself and 20 to all others are taken" in warning
 
 
-def _bare(node: int, cpus: str) -> Node:
-    return Node(id=node, cpus=Mask.parse(cpus), memory_bytes=0)
-
-
-def test_a_cpu_is_of_the_node_that_lists_it(tmp_path: Path) -> None:
-    nodes = (_bare(0, "0-1"), _bare(5, "2"))
-    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.parse("0-2")) == {0: 0, 1: 0, 2: 5}
-
-
-def test_an_offline_cpu_is_of_the_node_that_it_links_to(tmp_path: Path) -> None:
-    lay_out(tmp_path, {f"{CPU}/cpu3/node5/x": ""})
-    nodes = (_bare(0, "0"), _bare(5, "2"))
-    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.parse("0,2-3")) == {0: 0, 2: 5, 3: 5}
-
-
-def test_a_link_to_a_node_that_is_not_there_does_not_count(tmp_path: Path) -> None:
-    lay_out(tmp_path, {f"{CPU}/cpu1/node7/x": ""})
-    assert nodes_of_cpus(SysfsTree(tmp_path), (_bare(0, "0"),), Mask.of(0, 1)) == {0: 0}
-
-
-def test_where_every_node_claims_every_cpu_the_link_decides_else_the_lowest(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("links", "lists", "nodes"),
+    [
+        ({}, {0: "0-1", 5: "2"}, {0: 0, 1: 0, 2: 5}),
+        ({3: [5]}, {0: "0", 5: "2"}, {0: 0, 2: 5, 3: 5}),
+        ({1: [7]}, {0: "0"}, {0: 0}),
+        ({1: [1]}, {0: "0-1", 1: "0-1"}, {0: 0, 1: 1}),
+        ({0: [1, 2]}, {0: "0", 1: "0", 2: "0"}, {0: 0}),
+        ({}, {0: ""}, {}),
+    ],
+    ids=[
+        "the node that lists it",
+        "of an offline CPU the node that it links to",
+        "no node that is not there",
+        "where all nodes list it the one that it links to, else the lowest",
+        "not one of several that it links to",
+        "no node without CPUs",
+    ],
+)
+def test_the_node_of_a_cpu_is(
+    tmp_path: Path, links: dict[int, list[int]], lists: dict[int, str], nodes: dict[int, int]
 ) -> None:
-    lay_out(tmp_path, {f"{CPU}/cpu1/node1/x": ""})
-    nodes = (_bare(0, "0-1"), _bare(1, "0-1"))
-    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.of(0, 1)) == {0: 0, 1: 1}
-
-
-def test_several_links_decide_nothing(tmp_path: Path) -> None:
-    lay_out(tmp_path, {f"{CPU}/cpu0/node1/x": "", f"{CPU}/cpu0/node2/x": ""})
-    nodes = (_bare(0, "0"), _bare(1, "0"), _bare(2, "0"))
-    assert nodes_of_cpus(SysfsTree(tmp_path), nodes, Mask.of(0)) == {0: 0}
-
-
-def test_nodes_without_cpus_own_none(tmp_path: Path) -> None:
-    assert nodes_of_cpus(SysfsTree(tmp_path), (_bare(0, ""),), EMPTY) == {}
+    for cpu, linked in links.items():
+        lay_out(tmp_path, {f"{CPU}/cpu{cpu}/node{node}/x": "" for node in linked})
+    found = tuple(Node(id=n, cpus=Mask.parse(cpus), memory_bytes=0) for n, cpus in lists.items())
+    assert nodes_of_cpus(SysfsTree(tmp_path), found, Mask.parse("0-3")) == nodes
 
 
 _TIERS = "sys/devices/virtual/memory_tiering"

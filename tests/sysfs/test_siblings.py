@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from sysfs.cpus import Topology, read_topology
-from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsTree
+from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsError, SysfsTree
 from sysfs.mask import Mask
 from tests.sysfs.trees import CPU, lay_out
 
@@ -52,86 +52,6 @@ def test_older_names_and_hexadecimal_maps_will_do(tmp_path: Path, texts: dict[st
     assert (topology.cores, topology.packages) == ({0: 0, 1: 0}, {0: 2, 1: 2})
 
 
-def test_packages_of_cpus_without_package_lists_are_read_one_by_one(tmp_path: Path) -> None:
-    topology = _read(
-        tmp_path,
-        "0-1",
-        {
-            "0": {"core_cpus_list": "0", "physical_package_id": "4"},
-            "1": {"core_cpus_list": "1", "physical_package_id": "9"},
-        },
-    )
-    assert topology.packages == {0: 4, 1: 9}
-
-
-@pytest.mark.parametrize(
-    ("ids", "packages"),
-    [
-        (("-1", "-1"), {0: 0, 1: 0}),
-        (("-1", "0"), {0: 1, 1: 0}),
-        (("1", "-1"), {0: 1, 1: 0}),
-        (("-7", "-1"), {0: 0, 1: 0}),
-    ],
-)
-def test_cpus_without_a_package_id_form_one_package(
-    tmp_path: Path, ids: tuple[str, str], packages: dict[int, int]
-) -> None:
-    topology = _read(
-        tmp_path,
-        "0-1",
-        {
-            "0": {"core_cpus_list": "0", "physical_package_id": ids[0]},
-            "1": {"core_cpus_list": "1", "physical_package_id": ids[1]},
-        },
-    )
-    assert topology.packages == packages
-
-
-def test_an_absent_package_id_is_an_unknown_one(tmp_path: Path) -> None:
-    assert _read(tmp_path, "0", {"0": {"core_cpus_list": "0"}}).packages == {0: 0}
-
-
-def test_without_die_ids_the_package_is_the_die(tmp_path: Path) -> None:
-    def texts(cpu: int, package: str) -> dict[str, str]:
-        return {
-            "core_cpus_list": str(cpu),
-            "physical_package_id": package,
-            "die_id": "-1",
-            "die_cpus_list": str(cpu),
-        }
-
-    files = {str(cpu): texts(cpu, str(cpu // 2)) for cpu in range(4)}
-    assert _read(tmp_path, "0-3", files).dies == {0: 0, 1: 0, 2: 2, 3: 2}
-
-
-def test_die_ids_repeat_across_packages(tmp_path: Path) -> None:
-    def texts(cpu: int) -> dict[str, str]:
-        return {
-            "core_cpus_list": str(cpu),
-            "physical_package_id": str(cpu),
-            "die_id": "0",
-            "die_cpus_list": str(cpu),
-        }
-
-    files = {str(cpu): texts(cpu) for cpu in range(2)}
-    assert _read(tmp_path, "0-1", files).dies == {0: 0, 1: 1}
-
-
-@pytest.mark.parametrize("texts", [{}, {"cluster_id": "-1", "cluster_cpus_list": "0"}])
-def test_a_cpu_may_have_no_cluster(tmp_path: Path, texts: dict[str, str]) -> None:
-    assert _read(tmp_path, "0", {"0": {"core_cpus_list": "0", **texts}}).clusters == {}
-
-
-def test_siblings_far_beyond_the_present_cpus_do_not_matter(tmp_path: Path) -> None:
-    texts = {"core_cpus_list": "0-87", "physical_package_id": "0", "package_cpus_list": "0-175"}
-    assert _read(tmp_path, "2-3", {"2-3": texts}).cores == {2: 2, 3: 2}
-
-
-def test_an_online_cpu_must_list_its_threads(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match=r"cpu1/topology/core_cpus_list.*CPU 1 is online"):
-        _read(tmp_path, "0-1", {"0": {"core_cpus_list": "0"}})
-
-
 def test_where_no_cpu_lists_its_threads_each_is_a_core(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{CPU}/cpu{cpu}/topology/physical_package_id": "0" for cpu in range(3)})
     tree = SysfsTree(tmp_path)
@@ -140,23 +60,83 @@ def test_where_no_cpu_lists_its_threads_each_is_a_core(tmp_path: Path) -> None:
     assert "none of the CPUs lists its threads; each CPU is a core of its own" in warning
 
 
-def test_a_cpu_must_be_in_its_own_core(tmp_path: Path) -> None:
-    with pytest.raises(InconsistentTree, match=r"cpu0/topology/core_cpus_list.*CPU 0 is not in"):
-        _read(tmp_path, "0-1", {"0-1": {"core_cpus_list": "1"}})
+#: What each CPU shows, and the groups that follow: each of the CPUs 0, 1, … is core, package, die.
+GROUPS: Final = {
+    "no list of a package": (
+        {"0": {"physical_package_id": "4"}, "1": {"physical_package_id": "9"}},
+        {"packages": {0: 4, 1: 9}},
+    ),
+    "no package": (
+        {"0": {"physical_package_id": "-1"}, "1": {"physical_package_id": "-7"}},
+        {"packages": {0: 0, 1: 0}},
+    ),
+    "no package beside package 0": (
+        {"0": {"physical_package_id": "-1"}, "1": {"physical_package_id": "0"}},
+        {"packages": {0: 1, 1: 0}},
+    ),
+    "no package beside package 1": (
+        {"0": {"physical_package_id": "1"}, "1": {"physical_package_id": "-1"}},
+        {"packages": {0: 1, 1: 0}},
+    ),
+    "no id of a package": ({"0": {}}, {"packages": {0: 0}}),
+    "no id of a die, so that the package is it": (
+        {
+            str(cpu): {
+                "physical_package_id": str(cpu // 2),
+                "die_id": "-1",
+                "die_cpus_list": str(cpu),
+            }
+            for cpu in range(4)
+        },
+        {"dies": {0: 0, 1: 0, 2: 2, 3: 2}},
+    ),
+    "ids of dies that repeat in each package": (
+        {
+            str(cpu): {"physical_package_id": str(cpu), "die_id": "0", "die_cpus_list": str(cpu)}
+            for cpu in range(2)
+        },
+        {"dies": {0: 0, 1: 1}},
+    ),
+    "no file of a cluster": ({"0": {}}, {"clusters": {}}),
+    "no cluster": ({"0": {"cluster_id": "-1", "cluster_cpus_list": "0"}}, {"clusters": {}}),
+    "siblings far beyond the present CPUs": (
+        {"2-3": {"core_cpus_list": "0-87", "package_cpus_list": "0-175"}},
+        {"cores": {2: 2, 3: 2}},
+    ),
+}
 
 
-def test_cores_must_not_overlap(tmp_path: Path) -> None:
-    with pytest.raises(InconsistentTree, match="CPUs 1 are in two groups"):
-        _read(tmp_path, "0-2", {"0": {"core_cpus_list": "0-1"}, "2": {"core_cpus_list": "1-2"}})
+@pytest.mark.parametrize("case", GROUPS)
+def test_groups_follow_from_what_the_cpus_show(tmp_path: Path, case: str) -> None:
+    shown, groups = GROUPS[case]
+    files = {ids: {"core_cpus_list": ids, **texts} for ids, texts in shown.items()}
+    topology = _read(tmp_path, ",".join(files), files)
+    assert {name: getattr(topology, name) for name in groups} == groups
 
 
-def test_a_core_must_not_be_in_two_packages(tmp_path: Path) -> None:
-    files = {
-        "0": {"core_cpus_list": "0-1", "physical_package_id": "0"},
-        "1": {"core_cpus_list": "0-1", "physical_package_id": "1"},
-    }
-    with pytest.raises(InconsistentTree, match="threads 0-1 of one core are in two packages"):
-        _read(tmp_path, "0-1", files)
+@pytest.mark.parametrize(
+    ("lists", "packages", "error", "says"),
+    [
+        (("0", None), "", MissingFile, r"cpu1/topology/core_cpus_list.*CPU 1 is online"),
+        (("1", "1"), "", InconsistentTree, "cpu0/topology/core_cpus_list.*CPU 0 is not in"),
+        (("0-1", None, "1-2"), "", InconsistentTree, "CPUs 1 are in two groups"),
+        (("0-1", "0-1"), "01", InconsistentTree, "threads 0-1 of one core are in two packages"),
+        (("x",), "", MalformedFile, "cpu0/topology/core_cpus_list: found 'x'"),
+    ],
+    ids=["no list", "not in its own", "overlapping", "in two packages", "no list of CPUs"],
+)
+def test_lists_of_threads_that_cannot_be_are_an_error(
+    tmp_path: Path,
+    lists: tuple[str | None, ...],
+    packages: str,
+    error: type[SysfsError],
+    says: str,
+) -> None:
+    files = {str(cpu): {"core_cpus_list": text} for cpu, text in enumerate(lists) if text}
+    for cpu, package in enumerate(packages):
+        files[str(cpu)]["physical_package_id"] = package
+    with pytest.raises(error, match=says):
+        _read(tmp_path, f"0-{len(lists) - 1}", files)
 
 
 @pytest.mark.parametrize("text", [str(1 << 31), "x", ""])
@@ -177,11 +157,6 @@ def test_garbage_in_an_id_is_a_warning_with_its_file(tmp_path: Path, name: str) 
     assert (found.dies, found.clusters, found.packages) == ({}, {}, {0: 0})
     (warning,) = tree.warnings
     assert f"cpu0/topology/{name}: found 'x'" in warning
-
-
-def test_garbage_in_the_list_of_threads_is_reported_with_its_file(tmp_path: Path) -> None:
-    with pytest.raises(MalformedFile, match="cpu0/topology/core_cpus_list: found 'x'"):
-        _read(tmp_path, "0", {"0": {"core_cpus_list": "x"}})
 
 
 def test_cores_are_sibling_lists_whatever_their_ids(tmp_path: Path) -> None:

@@ -1,25 +1,22 @@
 from __future__ import annotations
 
+import pytest
+
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import HugePages
 from sysfs.mask import Mask
 
 
-def test_threads_are_numbered_after_all_cores() -> None:
-    host = regular_host(packages=2, cores_per_node=4, threads=2)
-    assert [str(node.cpus) for node in host.nodes] == ["0-3,8-11", "4-7,12-15"]
-    assert {cpu.id: cpu.core for cpu in host.cpus}[13] == 5
-
-
-def test_threads_can_be_numbered_side_by_side() -> None:
-    host = regular_host(packages=2, cores_per_node=4, threads=2, adjacent_threads=True)
-    assert [str(node.cpus) for node in host.nodes] == ["0-7", "8-15"]
-    assert {cpu.id: cpu.core for cpu in host.cpus}[13] == 12
-
-
-def test_cpus_are_in_order_of_their_ids() -> None:
-    host = regular_host(packages=3, cores_per_node=5, threads=4)
-    assert [cpu.id for cpu in host.cpus] == list(range(60))
+@pytest.mark.parametrize(
+    ("adjacent", "cpus", "core"),
+    [(False, ["0-3,8-11", "4-7,12-15"], 5), (True, ["0-7", "8-15"], 12)],
+    ids=["after all cores", "side by side"],
+)
+def test_threads_are_numbered(*, adjacent: bool, cpus: list[str], core: int) -> None:
+    host = regular_host(packages=2, cores_per_node=4, threads=2, adjacent_threads=adjacent)
+    assert [str(node.cpus) for node in host.nodes] == cpus
+    assert [cpu.id for cpu in host.cpus] == list(range(16))
+    assert host.cpus[13].core == core
 
 
 def test_packages_hold_their_nodes_and_are_one_die() -> None:
