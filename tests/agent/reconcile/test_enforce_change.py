@@ -13,7 +13,6 @@ from agent.managers.allocation import Binding
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.reconcile.desired import Role
 from agent.reconcile.target import Desired
-from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
@@ -30,6 +29,7 @@ from tests.agent.reconcile.pods import (
     release_orphaned,
     slices,
 )
+from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.report import EnforcementReport
+    from cgroupfs.emulated.kernel import EmulatedKernel
     from tests.agent.reconcile.pods import FakeSystemd
 
 PODS: Final = (
@@ -307,14 +308,6 @@ def test_a_container_moved_to_cpus_given_away_is_found_although_its_pod_did_not_
     assert side.tree.allowed(1)[0] == Mask.parse("10-11")
 
 
-def test_a_container_that_started_meanwhile_leaves_the_cpus_that_are_given_away() -> None:
-    side = Side(Driver.CGROUPFS)
-    side.enforcer.enforce_change(desired(SHARED), SHARED.uid)
-    side.start(SHARED, "a", 1)
-    assert side.enforcer.enforce_change(desired(SHARED, HALF), HALF.uid).ok
-    assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
-
-
 def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
     side = Side(Driver.CGROUPFS)
     for target, allocation in ((desired(OWN), OWN), (desired(OWN, HALF), HALF)):
@@ -344,52 +337,24 @@ def test_after_anything_that_is_not_enforced_everything_is_looked_at() -> None:
     assert again.pods == frozenset({SHARED.uid})
 
 
-class Counting(EmulatedKernel):
-    """Counts what is asked and done."""
-
-    calls = 0
-
-    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        self.calls += 1
-        return super().read_many(path, files)
-
-    def exists(self, path: str) -> bool:
-        self.calls += 1
-        return super().exists(path)
-
-    def children(self, path: str) -> tuple[str, ...]:
-        self.calls += 1
-        return super().children(path)
-
-    def listed(self, path: str) -> dict[str, bool]:
-        self.calls += 1
-        return super().listed(path)
-
-    def read(self, path: str, file: str) -> str:
-        self.calls += 1
-        return super().read(path, file)
-
-    def write(self, path: str, file: str, value: str) -> None:
-        self.calls += 1
-        super().write(path, file, value)
-
-
 @pytest.mark.parametrize("containers", [0, 2])
 def test_a_pod_in_the_shared_pool_costs_the_same_however_many_there_are(containers: int) -> None:
     costs: list[tuple[int, int]] = []
     for others in (4, 40):
-        tree = Counting(ONLINE, Mask.parse("0-1"))
-        enforcer = directories(tree)
+        tree = kernel()
+        counted = FaultyTree(tree)
+        enforcer = directories(counted)
         pods = [pod(on_host("a"), on_host("b"), uid=f"pod-{number}") for number in range(others)]
         enforcer.enforce(desired(HALF, *pods))
         for allocation in pods:
             for name in ("a", "b")[:containers]:
                 tree.mkdir(f"{path_of(allocation)}/{name}")
         assert enforcer.repair(desired(HALF, *pods)).ok
-        tree.calls = 0
+        counted.log.clear()
         assert enforcer.enforce_change(desired(HALF, *pods, SHARED), SHARED.uid).ok
-        admission, tree.calls = tree.calls, 0
+        admission = len(counted.log)
+        counted.log.clear()
         enforcer.releaser.pod(SHARED)
         assert enforcer.enforce_change(desired(HALF, *pods)).ok
-        costs.append((admission, tree.calls))
+        costs.append((admission, len(counted.log)))
     assert costs[0] == costs[1]

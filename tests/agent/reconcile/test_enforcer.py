@@ -3,8 +3,9 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -39,14 +40,16 @@ from tests.agent.reconcile.pods import (
     run,
     target,
 )
+from tests.fakes.kernel import Died, FaultyTree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.desired import PartitionWords
     from cgroupfs.emulated.kernel import EmulatedKernel
-    from cgroupfs.tree import CgroupTree, TreeLock
+    from cgroupfs.tree import CgroupTree
+    from tests.fakes.kernel import Operation
 
 POD = path_of(mixed())
 WEB = pod(on_host("web"), uid=OTHER)
@@ -122,10 +125,6 @@ def test_orphaned_cgroups_are_removed_once_they_are_empty() -> None:
     assert tree.exists(WEB_POD)
 
 
-def test_releasing_a_pod_that_is_gone_succeeds() -> None:
-    assert directories(kernel()).releaser.pod(mixed()).removed
-
-
 def test_a_plan_says_what_will_be_written_and_writes_nothing() -> None:
     tree = kernel()
     enforcer = started(tree)
@@ -196,17 +195,6 @@ def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
 
 
-def test_a_removed_pod_cgroup_is_made_again() -> None:
-    tree = kernel()
-    enforcer = directories(tree)
-    enforcer.enforce(target(mixed()))
-    tree.rmdir(POD)
-    report = enforcer.repair(target(mixed()))
-    assert report.created == (POD,)
-    assert report.ok
-    assert shown(tree, POD)[0] == "2-7"
-
-
 def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,84 +261,29 @@ def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> Non
     assert any("numawarden bind" in note for note in report.notes)
 
 
-def test_a_quota_in_a_runtimes_subgroup_does_not_throttle_an_exclusive_container() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    tree.exit(1)
-    tree.write(f"{POD}/db", "cgroup.subtree_control", "+cpuset +cpu")
-    run(tree, f"{POD}/db/container", 1)
-    tree.write(f"{POD}/db/container", "cpu.max", "50000 100000")
-    assert enforcer.repair(target(mixed(), WEB)).ok
-    assert shown(tree, f"{POD}/db/container")[2] == "max 100000"
-    assert not enforcer.repair(target(mixed(), WEB)).changed
-
-
 # --- faults -------------------------------------------------------------------------------------
 
 
-class Died(BaseException):
-    """The process ended here."""
+CHANGES: Final = ("write", "mkdir", "rmdir")
 
 
-@dataclass
-class FaultyTree:
-    """Passes on to a tree; at its `at`-th change it fails with `error`, or dies (None)."""
+def faulty_at(tree: EmulatedKernel, at: int, fail: Callable[[], object]) -> FaultyTree:
+    """Pass on to a tree, and fail before its `at`-th change (from 0)."""
+    changes = count()
 
-    tree: EmulatedKernel
-    at: int = -1
-    error: int | None = None
-    after: bool = False
-    changes: int = 0
+    def fault(operation: Operation) -> None:
+        if operation.name in CHANGES and next(changes) == at:
+            fail()
 
-    def read(self, path: str, file: str) -> str:
-        return self.tree.read(path, file)
+    return FaultyTree(tree, fault)
 
-    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        return self.tree.read_many(path, files)
 
-    def write(self, path: str, file: str, value: str) -> None:
-        self._before()
-        self.tree.write(path, file, value)
-        self._after()
+def fail_with(error: int) -> NoReturn:
+    raise OSError(error, os.strerror(error))
 
-    def mkdir(self, path: str) -> None:
-        self._before()
-        self.tree.mkdir(path)
-        self._after()
 
-    def rmdir(self, path: str) -> None:
-        self._before()
-        self.tree.rmdir(path)
-        self._after()
-
-    def exists(self, path: str) -> bool:
-        return self.tree.exists(path)
-
-    def children(self, path: str) -> tuple[str, ...]:
-        return self.tree.children(path)
-
-    def listed(self, path: str) -> dict[str, bool]:
-        return self.tree.listed(path)
-
-    def procs(self, path: str) -> tuple[int, ...]:
-        return self.tree.procs(path)
-
-    def lock(self) -> TreeLock:
-        return self.tree.lock()
-
-    def _before(self) -> None:
-        self.changes += 1
-        if self.changes == self.at + 1 and not self.after:
-            self._fault()
-
-    def _after(self) -> None:
-        if self.changes == self.at + 1 and self.after:
-            self._fault()
-
-    def _fault(self) -> None:
-        if self.error is None:
-            raise Died
-        raise OSError(self.error, os.strerror(self.error))
+def die() -> NoReturn:
+    raise Died
 
 
 def kernel_with_pods() -> EmulatedKernel:
@@ -385,22 +318,18 @@ def enforcer_of(tree: CgroupTree, kinds: PartitionWords) -> Enforcer:
 
 
 def changes_of_an_admission(kinds: PartitionWords) -> int:
-    faulty = FaultyTree(kernel_with_pods())
-    enforcer_of(faulty, kinds).enforce(target(mixed(), WEB))
-    return faulty.changes
+    tree = FaultyTree(kernel_with_pods())
+    enforcer_of(tree, kinds).enforce(target(mixed(), WEB))
+    return sum(operation.name in CHANGES for operation in tree.log)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_dying_at_any_change_is_repaired_by_the_next_start(
-    kinds: PartitionWords, *, after: bool
-) -> None:
-    count = changes_of_an_admission(kinds)
-    assert count >= 6
-    for at in range(count):
+def test_dying_before_any_change_is_repaired_by_the_next_start(kinds: PartitionWords) -> None:
+    changes = changes_of_an_admission(kinds)
+    assert changes >= 6
+    for at in range(changes):
         tree = kernel_with_pods()
-        faulty = FaultyTree(tree, at, after=after)
         with pytest.raises(Died):
-            enforcer_of(faulty, kinds).enforce(target(mixed(), WEB))
+            enforcer_of(faulty_at(tree, at, die), kinds).enforce(target(mixed(), WEB))
         assert enforcer_of(tree, kinds).repair(target(mixed(), WEB)).ok
         assert tree.allowed(4)[0] == FREE
         db = tree.read(f"{POD}/db", "cpuset.cpus.partition").strip()
@@ -412,9 +341,8 @@ def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(
     kinds: PartitionWords, error: int
 ) -> None:
     for at in range(changes_of_an_admission(kinds)):
-        tree = kernel_with_pods()
-        faulty = FaultyTree(tree, at, error)
-        enforcer = enforcer_of(faulty, kinds)
+        tree = faulty_at(kernel_with_pods(), at, partial(fail_with, error))
+        enforcer = enforcer_of(tree, kinds)
         report = enforcer.enforce(target(mixed(), WEB))
         left = (*report.remaining, *report.unpartitioned)
         assert left
@@ -424,49 +352,39 @@ def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(
 
 
 def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
+    def stubborn(operation: Operation) -> None:
+        written = operation.file if operation.name == "write" else ""
+        if operation.path.startswith(WEB_POD) and written == "cpuset.cpus":
+            fail_with(errno.EINVAL)
+
     tree = kernel_with_pods()
-
-    @dataclass
-    class Stubborn(FaultyTree):
-        def write(self, path: str, file: str, value: str) -> None:
-            if path.startswith(WEB_POD) and file == "cpuset.cpus":
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            self.tree.write(path, file, value)
-
-    stubborn = Stubborn(tree)
     tree.write(POD, "cpuset.cpus", "8-9")
-    report = Enforcer(stubborn, layout(), DirectoryCgroups(stubborn)).enforce(target(mixed(), WEB))
+    report = enforcer_of(FaultyTree(tree, stubborn), no_partitions).enforce(target(mixed(), WEB))
     assert set(by_pod(report)) >= {UID, OTHER}
     assert shown(tree, POD)[0] == "8-9"
     assert any("could not be narrowed" in line for line in by_pod(report)[UID])
 
 
-def test_a_container_that_ends_while_it_is_read_is_looked_at_again() -> None:
-    tree = kernel_with_pods()
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_container_that_ends_while_it_is_read_is_looked_at_again_but_not_for_ever(
+    *, for_good: bool
+) -> None:
+    tree, ending = kernel_with_pods(), f"{WEB_POD}/ending"
+    tree.mkdir(ending)
 
-    tree.mkdir(f"{WEB_POD}/ending")
+    def end(operation: Operation) -> None:
+        if operation.name == "read" and operation.path == ending and tree.exists(ending):
+            if not for_good:
+                tree.rmdir(ending)
+            fail_with(errno.ENODEV)
 
-    class Ending(FaultyTree):
-        def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-            if path == f"{WEB_POD}/ending" and tree.exists(path):
-                tree.rmdir(path)
-                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-            return self.tree.read_many(path, files)
-
-    ending = Ending(tree)
-    assert Enforcer(ending, layout(), DirectoryCgroups(ending)).enforce(target(mixed(), WEB)).ok
-    assert not tree.exists(f"{WEB_POD}/ending")
-
-
-def test_a_tree_that_fails_for_good_is_not_read_for_ever() -> None:
-    class Failing(FaultyTree):
-        def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-            del path, files
-            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-
-    failing = Failing(kernel_with_pods())
-    with pytest.raises(OSError, match="No such device"):
-        Enforcer(failing, layout(), DirectoryCgroups(failing)).enforce(target(mixed(), WEB))
+    enforcer = enforcer_of(FaultyTree(tree, end), no_partitions)
+    if for_good:
+        with pytest.raises(OSError, match="No such device"):
+            enforcer.enforce(target(mixed(), WEB))
+    else:
+        assert enforcer.enforce(target(mixed(), WEB)).ok
+        assert not tree.exists(ending)
 
 
 def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> None:

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Final
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,44 +19,35 @@ WEB = ExclusiveTerritory("web", Mask.parse("2-3"), ("pods/web", "elsewhere/bound
 DB = ExclusiveTerritory("db", Mask.of(4), ("pods/db",))
 
 
-def task(affinity: str, cgroup: str | None = "system.slice", **changes: bool) -> Task:
-    return Task(7, "x", Mask.parse(affinity), cgroup, **changes)
+NOWHERE: Final = ("", (), True)
 
 
-def found(*tasks: Task) -> list[tuple[str, tuple[str, ...], bool]]:
-    return [(str(f.cpus), f.pods, f.confined) for f in intruding_tasks(tasks, (WEB, DB), ONLINE)]
-
-
-def test_tasks_of_the_pod_are_at_home_in_each_of_its_cgroups() -> None:
-    assert found(task("2-3", "pods/web"), task("2", "pods/web/c0/container")) == []
-    assert found(task("2-3", "elsewhere/bound")) == []
-
-
-def test_a_name_that_only_begins_alike_is_another_cgroup() -> None:
-    assert found(task("2", "pods/web2")) == [("2", ("web",), True)]
-
-
-def test_the_pods_whose_cpus_are_entered_are_named() -> None:
-    assert found(task("3-4")) == [("3-4", ("web", "db"), True)]
-    assert found(task("3-4", "pods/db")) == [("3", ("web",), True)]
-
-
-def test_a_task_without_a_known_cgroup_is_at_home_nowhere() -> None:
-    assert found(task("4", None)) == [("4", ("db",), True)]
-
-
-def test_a_task_that_may_run_everywhere_was_not_confined() -> None:
-    assert found(task("0-7")) == [("2-4", ("web", "db"), False)]
-    assert found(task("0-63")) == [("2-4", ("web", "db"), False)]
-
-
-def test_kernel_threads_count_unless_they_are_bound_to_one_cpu() -> None:
-    assert found(task("3", kernel=True)) == []
-    assert found(task("0-7", kernel=True)) == [("2-4", ("web", "db"), False)]
-
-
-def test_tasks_on_other_cpus_are_nobodys_concern() -> None:
-    assert found(task("0-1,5-7")) == []
+@pytest.mark.parametrize(
+    ("affinity", "cgroup", "kernel", "found"),
+    [
+        ("2-3", "pods/web", False, NOWHERE),
+        ("2", "pods/web/c0/container", False, NOWHERE),
+        ("2-3", "elsewhere/bound", False, NOWHERE),
+        ("2", "pods/web2", False, ("2", ("web",), True)),  # a name that only begins alike
+        ("3-4", "system.slice", False, ("3-4", ("web", "db"), True)),
+        ("3-4", "pods/db", False, ("3", ("web",), True)),
+        ("4", None, False, ("4", ("db",), True)),
+        # What may run everywhere was not confined.
+        ("0-7", "system.slice", False, ("2-4", ("web", "db"), False)),
+        ("0-63", "system.slice", False, ("2-4", ("web", "db"), False)),
+        # Kernel threads count unless they are bound to one CPU.
+        ("3", "system.slice", True, NOWHERE),
+        ("0-7", "system.slice", True, ("2-4", ("web", "db"), False)),
+        ("0-1,5-7", "system.slice", False, NOWHERE),
+    ],
+)
+def test_the_pods_whose_cpus_a_task_enters_that_is_not_at_home_there_are_named(
+    affinity: str, cgroup: str | None, *, kernel: bool, found: tuple[str, tuple[str, ...], bool]
+) -> None:
+    task = Task(7, "x", Mask.parse(affinity), cgroup, kernel=kernel)
+    intruding = [(str(f.cpus), f.pods, f.confined)
+                 for f in intruding_tasks((task,), (WEB, DB), ONLINE)]  # fmt: skip
+    assert intruding == [found] * (found is not NOWHERE)
 
 
 @settings(deadline=None)
@@ -77,20 +70,6 @@ def test_a_task_on_an_exclusive_cpu_of_another_pod_is_intruding(
     assert {cpu for f in intruding_tasks((some,), lands, ONLINE) for cpu in f.cpus} == expected
 
 
-def test_this_process_is_read_with_all_its_threads() -> None:
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    try:
-        own = [each for each in read_tasks(Path("/proc")) if each.pid == os.getpid()]
-    finally:
-        stop.set()
-        thread.join()
-    assert sum(each.threads for each in own) >= 2
-    assert Mask.from_ids(os.sched_getaffinity(0)) in [each.affinity for each in own]
-    assert not any(each.kernel for each in own)
-
-
 def test_threads_of_other_affinities_are_distinguished() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     ready, stop = threading.Event(), threading.Event()
@@ -108,7 +87,9 @@ def test_threads_of_other_affinities_are_distinguished() -> None:
     finally:
         stop.set()
         thread.join()
-    assert Mask.of(allowed[0]) in [each.affinity for each in own]
+    assert sum(each.threads for each in own) >= 2
+    assert {Mask.from_ids(allowed), Mask.of(allowed[0])} <= {each.affinity for each in own}
+    assert not any(each.kernel for each in own)
 
 
 NAME_ITSELF = r"""

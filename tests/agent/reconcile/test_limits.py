@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocation import ContainerAllocation, CpuLimits, Origin, PodAllocation
@@ -79,33 +77,29 @@ def test_a_weight_is_the_kubelets(millis: int, weight: int) -> None:
     assert cpu_weight(millis) == weight
 
 
-@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
-def test_more_requested_never_weighs_less_and_any_weight_is_valid(one: int, other: int) -> None:
-    low, high = sorted((one, other))
-    assert 1 <= cpu_weight(low) <= cpu_weight(high) <= 10_000
-
-
-def test_a_pod_has_its_weight_its_limit_in_whole_pages_and_no_huge_pages_unasked() -> None:
-    allocation = limited(memory=GIB + 1, hugepages_2Mi=(4 << 20) + 1)
-    assert pod_values(allocation, None, PAGES) == {
-        "cpu.weight": "79",
-        "memory.max": str(GIB),
-        "hugetlb.2MB.max": str(4 << 20),
-        "hugetlb.1GB.max": "0",
-    }
-
-
-def test_memory_without_a_limit_is_left_alone_and_best_effort_weighs_least() -> None:
-    allocation = limited(qos=QosClass.BEST_EFFORT, request=None)
-    assert pod_values(allocation, None, EVERYTHING) == {"cpu.weight": "1"}
-
-
-def test_nothing_is_set_for_a_pod_without_a_known_specification() -> None:
-    assert pod_values(replace(limited(memory=GIB), origin=Origin.IMPORTED), None, PAGES) == {}
-
-
-def test_an_endless_limit_is_none() -> None:
-    assert pod_values(limited(memory=1 << 63), None, EVERYTHING)["memory.max"] == "max"
+@pytest.mark.parametrize(
+    ("allocation", "values"),
+    [
+        (
+            limited(memory=GIB + 1, hugepages_2Mi=(4 << 20) + 1),
+            {
+                "cpu.weight": "79",
+                "memory.max": str(GIB),
+                "hugetlb.2MB.max": str(4 << 20),
+                "hugetlb.1GB.max": "0",
+            },
+        ),
+        (limited(qos=QosClass.BEST_EFFORT, request=None), {"cpu.weight": "1"}),
+        (limited(memory=1 << 63), {"cpu.weight": "79", "memory.max": "max"}),
+        (replace(limited(memory=GIB), origin=Origin.IMPORTED), {}),
+    ],
+    ids=["in whole pages", "without a limit", "an endless limit", "an unknown specification"],
+)
+def test_a_pod_has_its_weight_its_limits_and_no_huge_pages_unasked(
+    allocation: PodAllocation, values: dict[str, str]
+) -> None:
+    pages = PAGES if "hugetlb.2MB.max" in values else EVERYTHING
+    assert pod_values(allocation, None, pages) == values
 
 
 def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
@@ -280,27 +274,6 @@ def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
     assert shown(tree, f"{path}/b", "memory.max")["memory.max"] in ("max", "none")
 
 
-@pytest.mark.parametrize(
-    ("file", "other"),
-    [("cpu.weight", "100"), ("memory.max", "max"), ("hugetlb.2MB.max", "max")],
-)
-def test_what_another_process_changes_is_found_and_repaired(file: str, other: str) -> None:
-    tree = kernel()
-    enforcer = directories(tree, PAGES)
-    allocation = limited(memory=GIB)
-    enforcer.enforce(target(allocation))
-    path = path_of(allocation)
-    before = shown(tree, path, file)
-    tree.write(path, file, other)
-    verified = enforcer.verify(target(allocation))
-    assert [(p.cgroup, p.file) for p in verified.found] == [(path, file)]
-    assert f"{file} of /{path} shows {other} instead of {before[file]}" in verified.found[0].detail
-    report = enforcer.repair(target(allocation))
-    assert report.ok
-    assert [p.file for p in report.drift] == [file]
-    assert shown(tree, path, file) == before
-
-
 def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits() -> None:
     tree = kernel()
     enforcer = directories(tree, PAGES)
@@ -367,22 +340,6 @@ def test_a_controller_that_the_kernel_does_not_offer_is_reported_once_and_not_mi
         "the kernel offers no pids controller here",
     ]
     assert enforcer.enforce(target(limited(memory=GIB))).ok
-
-
-def test_systemd_remembers_weights_and_limits() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree, PAGES)
-    allocation = limited(memory=GIB)
-    aim = replace(target(allocation), capacity={"memory": 4 * GIB})
-    assert enforcer.enforce(aim).ok
-    unit = path_of(allocation, Driver.SYSTEMD).rpartition("/")[2]
-    assert systemd.unit_properties("kubepods.slice", "MemoryMax")[0] == 4 * GIB
-    assert systemd.unit_properties(unit, "MemoryMax")[0] == GIB
-    assert systemd.unit_properties(unit, "CPUWeight")[0] == 79
-    assert systemd.unit_properties("kubepods-burstable.slice", "CPUWeight")[0] == 79
-    calls = len(systemd.calls)
-    assert enforcer.repair(aim).ok
-    assert len(systemd.calls) == calls
 
 
 def test_no_limit_that_would_kill_is_recorded_in_systemd() -> None:

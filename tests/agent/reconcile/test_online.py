@@ -116,13 +116,6 @@ def test_what_a_pod_lacks_is_said_with_what_has_it() -> None:
     }
 
 
-def test_cpus_that_do_not_exist_are_never_written() -> None:
-    smaller = regular_host(packages=1, cores_per_node=4, threads=1)
-    allocation = only(usable(ledger(), smaller))
-    assert allocation.cpus == Mask.parse("1-3")
-    assert [c.cpus for c in allocation.containers] == [Mask.parse("1-2"), Mask.of(3)]
-
-
 def test_nodes_without_memory_are_never_written() -> None:
     allocated = ledger()
     first, second = HOST.nodes

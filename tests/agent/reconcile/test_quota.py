@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import assume, given, settings
@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
-from agent.managers.allocation import CpuLimits, Isolation, Origin
+from agent.managers.allocation import (
+    ContainerAllocation,
+    CpuLimits,
+    Isolation,
+    Origin,
+    PodAllocation,
+)
 from agent.pods.manifest import apply_defaults
 from agent.pods.model import ContainerKind
 from agent.pods.requests import aggregate
@@ -20,9 +26,8 @@ from tests.agent.pods import pods
 from tests.agent.reconcile.pods import exclusive, on_host, pod, pod_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
     from agent.reconcile.quota import PodQuotas
@@ -50,12 +55,6 @@ def test_a_limit_becomes_the_kubelets_quota(millis: int, shown: str) -> None:
     assert str(cpu_max(millis)) == shown
 
 
-@settings(deadline=None)
-@given(st.integers(10, 10_000_000))
-def test_a_quota_is_a_hundred_microseconds_for_each_millicore(millis: int) -> None:
-    assert cpu_max(millis) == CpuMax(millis * 100, 100_000)
-
-
 def test_quotas_follow_the_period_that_is_configured_or_there_are_none() -> None:
     allocation = pod(exclusive("a", "2-3"), on_host("b", limit=500), on_host("c"), limit=3000)
     quotas = pod_quotas(allocation, 5_000)
@@ -69,133 +68,92 @@ def test_quotas_follow_the_period_that_is_configured_or_there_are_none() -> None
     assert {off.pod, *off.containers.values()} == {UNLIMITED}
 
 
-def quota(allocation: PodAllocation, name: str) -> CpuMax | None:
-    return pod_quotas(allocation).containers[name]
+INIT, SIDECAR = ContainerKind.INIT, ContainerKind.SIDECAR
+MAX: Final = UNLIMITED.quota_us
+#: What a pod has, and the quotas in microseconds of its cgroup and of some of its containers.
+QUOTAS: Final[Mapping[str, tuple[PodAllocation, int | None, dict[str, int | None]]]] = {
+    "exclusive CPUs with the gate off": (
+        pod(exclusive("db", "2-5", quota=True), limit=4000), 400_000, {"db": 400_000},
+    ),
+    "containers that share the pod's CPUs": (
+        pod(pod_shared("a", "6-7", limit=500), pod_shared("b", "6-7"), cpus="2-7", limit=6000),
+        600_000, {"a": 50_000, "b": 600_000},
+    ),
+    "containers that share the node's CPUs": (
+        pod(on_host("a", limit=250), on_host("b"), limit=2000), 200_000,
+        {"a": 25_000, "b": 200_000},
+    ),
+    "a slice and a pool that use up the budget": (
+        pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000), MAX,
+        {"a": MAX},
+    ),
+    # Of 4 CPUs an init container has 3 while the sidecar runs beside it; later an app has 1.
+    "a sidecar beside an init container and an app": (
+        pod(on_host("proxy", kind=SIDECAR), exclusive("setup", "1-3", kind=INIT),
+            exclusive("db", "1"), on_host("web"), limit=4000),
+        MAX, {"proxy": 100_000, "web": 200_000},
+    ),
+}  # fmt: skip
 
 
-def test_exclusive_cpus_have_no_quota() -> None:
-    allocation = pod(exclusive("db", "2-5"), limit=4000)
-    assert quota(allocation, "db") == UNLIMITED
+@pytest.mark.parametrize("case", QUOTAS)
+def test_a_pod_and_its_containers_have_their_own_limit_or_else_the_pods(case: str) -> None:
+    allocation, of_pod, of_containers = QUOTAS[case]
+    quotas = pod_quotas(allocation)
+    assert quotas.pod == CpuMax(of_pod)
+    found = {name: quotas.containers[name] for name in of_containers}
+    assert found == {name: CpuMax(quota) for name, quota in of_containers.items()}
 
 
-def test_with_the_gate_off_exclusive_cpus_keep_their_quota() -> None:
-    allocation = pod(exclusive("db", "2-5", quota=True), limit=4000)
-    assert pod_quotas(allocation).pod == quota(allocation, "db") == CpuMax(400_000)
-
-
-def test_a_pod_shared_container_has_its_own_limit_or_else_the_pods() -> None:
-    allocation = pod(
-        pod_shared("a", "6-7", limit=500), pod_shared("b", "6-7"), cpus="2-7", limit=6000
-    )
-    assert quota(allocation, "a") == CpuMax(50_000)
-    assert quota(allocation, "b") == CpuMax(600_000)
-
-
-def test_a_host_container_has_its_own_limit_or_else_the_pods() -> None:
-    allocation = pod(on_host("a", limit=250), on_host("b"), limit=2000)
-    assert quota(allocation, "a") == CpuMax(25_000)
-    assert quota(allocation, "b") == CpuMax(200_000)
-
-
-def test_a_host_container_without_any_limit_keeps_what_its_runtime_set() -> None:
-    assert quota(pod(on_host("a")), "a") is None
-
-
-def test_a_pod_without_exclusive_members_has_its_limit() -> None:
-    assert pod_quotas(pod(on_host("a"), limit=1500)).pod == CpuMax(150_000)
-    shared = pod(pod_shared("a", "2-3"), cpus="2-3", limit=2000)
-    assert pod_quotas(shared).pod == CpuMax(200_000)
-    assert pod_quotas(pod(on_host("a"))).pod == UNLIMITED
-
-
-def test_an_exclusive_slice_and_a_pool_that_use_up_the_budget_lift_the_pods_quota() -> None:
-    allocation = pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000)
-    assert pod_quotas(allocation).pod == UNLIMITED
-
-
-def test_what_a_sidecar_cannot_have_beside_an_init_container_is_left_to_the_app() -> None:
-    """Of 4 CPUs an init container has 3 while the sidecar runs beside it; later an app has 1."""
-    quotas = pod_quotas(
-        pod(
-            on_host("proxy", kind=ContainerKind.SIDECAR),
-            exclusive("setup", "1-3", kind=ContainerKind.INIT),
-            exclusive("db", "1"),
-            on_host("web"),
-            limit=4000,
-        )
-    ).containers
-    assert (quotas["proxy"], quotas["web"]) == (CpuMax(100_000), CpuMax(200_000))
-
-
-def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -> None:
-    imported = replace(pod(on_host("a")), origin=Origin.IMPORTED)
-    assert pod_quotas(imported).pod is None
-    known = replace(imported, cpu=CpuLimits(1500, 1500))
-    assert pod_quotas(known).pod == CpuMax(150_000)
+def test_without_any_limit_a_container_keeps_what_its_runtime_set() -> None:
+    quotas = pod_quotas(pod(on_host("a")))
+    assert (quotas.pod, quotas.containers["a"]) == (UNLIMITED, None)
 
 
 class TestWhatExclusiveCpusLeaveOfABudget:
     """Container scope: the others run on the host's CPUs, each with a quota of its own."""
 
-    def test_is_divided_evenly_where_nothing_is_said(self) -> None:
+    #: Who shares what is left beside the CPUs of `x`, of which budget, and the quotas.
+    LEFT: Final[Mapping[str, tuple[str, list[ContainerAllocation], int, dict[str, int]]]] = {
         # The example of the documentation: a budget of 4, a sidecar of 2, two workers.
-        allocation = pod(exclusive("sidecar", "2-3"), on_host("w1"), on_host("w2"), limit=4000)
-        quotas = pod_quotas(allocation)
+        "divided evenly where nothing is said": (
+            "2-3", [on_host("a"), on_host("b")], 4000, {"a": 100_000, "b": 100_000},
+        ),
+        "what one container alone may use": ("2-4", [on_host("a")], 5000, {"a": 200_000}),
+        "to stated limits first and the rest to the others": (
+            "2-4", [on_host("a", limit=1500), on_host("b"), on_host("c")], 6000,
+            {"a": 150_000, "b": 75_000, "c": 75_000},
+        ),
+        "a tenth of a CPU to those who ask for nothing": (
+            "2-4", [on_host("a", limit=3000), on_host("b")], 6000, {"a": 290_000, "b": 10_000},
+        ),
+        "every request before anything else": (
+            "2-4", [on_host("a", limit=3000), on_host("b", request=2500)], 6000,
+            {"a": 50_000, "b": 250_000},
+        ),
+        "the least that the kernel takes where nothing is left": (
+            "2-4", [on_host("a")], 3000, {"a": 1000},
+        ),
+        # 2 CPUs are left once the pod is up, but the init container leaves half a CPU.
+        "to sidecars only as far as init containers spare it": (
+            "2-3", [on_host("a", kind=SIDECAR), on_host("b", kind=INIT, request=3500)], 4000,
+            {"a": 50_000, "b": 350_000},
+        ),
+        "all to sidecars after the init container": (
+            "2-3", [on_host("a", kind=INIT, request=4000), on_host("b", kind=SIDECAR)], 4000,
+            {"a": 400_000, "b": 200_000},
+        ),
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("case", LEFT)
+    def test_is_given(self, case: str) -> None:
+        own, others, limit, expected = self.LEFT[case]
+        quotas = pod_quotas(pod(*others, exclusive("x", own), limit=limit))
         assert quotas.containers == {
-            "sidecar": UNLIMITED,
-            "w1": CpuMax(100_000),
-            "w2": CpuMax(100_000),
+            "x": UNLIMITED,
+            **{name: CpuMax(quota) for name, quota in expected.items()},
         }
         assert quotas.pod == UNLIMITED
-
-    def test_is_what_one_container_alone_may_use(self) -> None:
-        allocation = pod(exclusive("a", "2-4"), on_host("b"), limit=5000)
-        assert quota(allocation, "b") == CpuMax(200_000)
-
-    def test_goes_to_stated_limits_first_and_the_rest_to_the_others(self) -> None:
-        allocation = pod(
-            exclusive("a", "2-4"), on_host("b", limit=1500), on_host("c"), on_host("d"), limit=6000
-        )
-        assert quota(allocation, "b") == CpuMax(150_000)
-        assert quota(allocation, "c") == quota(allocation, "d") == CpuMax(75_000)
-
-    def test_leaves_a_tenth_of_a_cpu_to_those_who_ask_for_nothing(self) -> None:
-        allocation = pod(exclusive("a", "2-4"), on_host("b", limit=3000), on_host("c"), limit=6000)
-        assert quota(allocation, "b") == CpuMax(290_000)
-        assert quota(allocation, "c") == CpuMax(10_000)
-
-    def test_covers_every_request_before_anything_else(self) -> None:
-        allocation = pod(
-            exclusive("a", "2-4"), on_host("b", limit=3000), on_host("c", request=2500), limit=6000
-        )
-        assert quota(allocation, "b") == CpuMax(50_000)
-        assert quota(allocation, "c") == CpuMax(250_000)
-
-    def test_is_the_least_that_the_kernel_takes_where_nothing_is_left(self) -> None:
-        allocation = pod(exclusive("a", "2-4"), on_host("b"), limit=3000)
-        assert quota(allocation, "b") == CpuMax(1000)
-
-    def test_stays_with_sidecars_only_as_far_as_init_containers_spare_it(self) -> None:
-        kinds = ContainerKind
-        allocation = pod(
-            on_host("s", kind=kinds.SIDECAR),
-            on_host("i", kind=kinds.INIT, request=3500),
-            exclusive("a", "2-3"),
-            limit=4000,
-        )
-        # 2 CPUs are left once the pod is up, but the init container leaves half a CPU.
-        assert quota(allocation, "s") == CpuMax(50_000)
-        assert quota(allocation, "i") == CpuMax(350_000)
-
-    def test_does_not_shrink_for_an_init_container_before_the_sidecar(self) -> None:
-        allocation = pod(
-            on_host("i", kind=ContainerKind.INIT, request=4000),
-            on_host("s", kind=ContainerKind.SIDECAR),
-            exclusive("a", "2-3"),
-            limit=4000,
-        )
-        assert quota(allocation, "s") == CpuMax(200_000)
-        assert quota(allocation, "i") == CpuMax(400_000)
 
     def test_is_the_quota_of_a_cgroup_that_is_not_identified(self) -> None:
         allocation = pod(exclusive("a", "2-4"), on_host("b"), on_host("c"), limit=5000)
@@ -204,9 +162,7 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         assert pod_quotas(pooled).unidentified is None
         assert pod_quotas(pooled).ephemeral == CpuMax(400_000)
 
-    def test_leaves_an_unidentified_cgroup_the_pods_bound_where_nothing_is_left(
-        self,
-    ) -> None:
+    def test_leaves_an_unidentified_cgroup_the_pods_bound_where_nothing_is_left(self) -> None:
         """A hundredth of a CPU would make an ephemeral container useless."""
         pinned = pod(exclusive("a", "2-3"), limit=2000)
         stated = pod(exclusive("a", "2-3"), on_host("b", limit=500), limit=2500)
@@ -221,14 +177,11 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         assert pod_quotas(scarce).pod == UNLIMITED
 
 
-def test_a_thousand_containers_of_each_kind_are_divided_at_once() -> None:
-    some = [on_host(f"s{n}", kind=ContainerKind.SIDECAR) for n in range(500)]
-    some += [on_host(f"i{n}", kind=ContainerKind.INIT) for n in range(500)]
-    allocation = pod(
-        *some, exclusive("x", "2-3"), *(on_host(f"a{n}") for n in range(999)), limit=50_000
-    )
-    caps = pod_quotas(allocation).containers
-    assert len(caps) == len(allocation.containers)
+def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -> None:
+    imported = replace(pod(on_host("a")), origin=Origin.IMPORTED)
+    assert pod_quotas(imported).pod is None
+    known = replace(imported, cpu=CpuLimits(1500, 1500))
+    assert pod_quotas(known).pod == CpuMax(150_000)
 
 
 # --- properties over generated pods ---------------------------------------------------------------
@@ -298,7 +251,7 @@ def most(running: Sequence[ContainerAllocation], quotas: PodQuotas) -> int:
     return total + 1000 * len(own)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(RULES), budget_pods())
 def test_a_pod_never_uses_more_than_its_budget_and_never_throttles_exclusive_cpus(
     rules: EffectivePolicy, asked: Pod
@@ -324,7 +277,7 @@ def test_a_pod_never_uses_more_than_its_budget_and_never_throttles_exclusive_cpu
             assert used < limit
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(RULES), budget_pods())
 def test_every_container_may_use_what_it_requests_and_no_more_than_its_limit(
     rules: EffectivePolicy, asked: Pod

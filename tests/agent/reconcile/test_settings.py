@@ -67,12 +67,6 @@ def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
     }
 
 
-def test_a_pod_is_pinned_before_any_of_its_containers_is_there() -> None:
-    assert settings_of(mixed()) == {
-        POD: Setting(POD, Mask.parse("2-7"), Mask.of(0), exclusive=True, values=quota() | WEIGHT)
-    }
-
-
 def test_a_host_container_runs_in_the_shared_pool_as_it_is_now() -> None:
     allocation = pod(exclusive("db", "2-5", node=0), on_host("log"))
     desired = settings_of(allocation, container("log"), shared=Mask.parse("0-1,8-15"))
@@ -138,15 +132,6 @@ def test_an_ephemeral_container_runs_in_the_nodes_pool_and_its_pod_lets_it() -> 
     assert desired[POD].cpus == Mask.parse("0-7")
 
 
-def test_without_one_an_unidentified_cgroup_runs_in_the_nodes_and_its_pod_lets_it() -> None:
-    allocation = pod(exclusive("db", "2-5"), exclusive("web", "6-7"))
-    desired = settings_of(
-        allocation, container(None, IdentifiedBy.UNKNOWN), shared=Mask.parse("0-1")
-    )
-    assert desired[f"{POD}/x"].cpus == Mask.parse("0-1")
-    assert desired[POD].cpus == Mask.parse("0-7")
-
-
 def test_a_sandbox_runs_where_an_unidentified_cgroup_does_and_is_none() -> None:
     sandbox = container(None, IdentifiedBy.SANDBOX)
     identified = IdentifiedCgroups(
@@ -186,12 +171,6 @@ def test_a_runtimes_subgroup_gets_the_sets_and_no_quota_of_its_own(
     assert desired[inner] == Setting(
         inner, Mask.parse("6-7"), Mask.of(0), exclusive=True, values=values
     )
-
-
-def test_where_the_quota_is_the_runtimes_it_may_be_in_its_subgroup() -> None:
-    inner = f"{POD}/a/container"
-    located = Located(f"{POD}/a", "a", IdentifiedBy.NAME, (Subgroup(inner, quota=True),))
-    assert settings_of(pod(on_host("a")), located)[inner].values == {}
 
 
 def test_an_empty_shared_pool_leaves_sets_as_they_are() -> None:

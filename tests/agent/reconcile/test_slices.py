@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.managers.allocation import CpuLimits
 from agent.reconcile.diff import Cause
-from agent.reconcile.drivers import SliceCgroups, read_record, to_properties
+from agent.reconcile.drivers import SliceCgroups, read_record
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.report import EnforcementStartError
 from cgroupfs.names import Driver
@@ -126,27 +126,6 @@ def test_plain_directories_in_a_slice_are_not_recorded_in_systemd() -> None:
     assert report.recorded == ()
 
 
-def test_a_scope_that_systemd_does_not_know_is_pinned_all_the_same() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
-    run(tree, f"{SLICE}/db.scope", 1)
-    systemd.active["db.scope"] = "elsewhere.slice/db.scope"
-    report = enforcer.enforce(target(mixed()))
-    assert report.ok
-    assert report.recorded == ()
-    assert tree.allowed(1)[0] == Mask.parse("2-5")
-
-
-def test_an_empty_slice_is_stopped() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
-    assert enforcer.releaser.pod(mixed()).removed
-    assert systemd.calls[-1] == ("stop", UNIT)
-    assert not tree.exists(SLICE)
-
-
 def test_a_slice_with_processes_is_never_stopped() -> None:
     tree = kernel()
     enforcer, systemd = slices(tree)
@@ -246,25 +225,6 @@ def test_dying_at_any_call_to_systemd_is_repaired_by_the_next_start() -> None:
         assert tree.allowed(1)[0] == Mask.parse("2-5")
         assert read_record(mortal, "db.scope").cpus == Mask.parse("2-5")
         assert not restarted.repair(target(mixed())).changed
-
-
-def test_only_what_is_desired_becomes_a_property() -> None:
-    assert to_properties(WriterRecord()) == ()
-    assert [p.name for p in to_properties(WriterRecord(cpus=Mask.of(1)))] == ["AllowedCPUs"]
-    assert [p.name for p in to_properties(WriterRecord(mems=Mask.of(1), values=quota(1000)))] == [
-        "AllowedMemoryNodes",
-        "CPUQuotaPerSecUSec",
-    ]
-
-
-def test_a_unit_without_a_quota_keeps_the_cpu_controller_by_its_weight() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
-    systemd.start_scope(SLICE, "db.scope", 2)
-    enforcer.enforce(target(mixed()))
-    assert systemd.unit_properties(UNIT, "CPUWeight")[0] == 235
-    assert systemd.unit_properties("db.scope", "CPUWeight")[0] == 100
 
 
 def test_a_scope_of_the_same_name_elsewhere_is_not_changed() -> None:
