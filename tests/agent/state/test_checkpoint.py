@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+import pytest
 from msgspec.structs import replace
 
 from agent.managers.policy import (
@@ -24,6 +26,9 @@ from agent.state.checkpoint import (
 )
 from sysfs.host import Cpu, Host, HugePages, Node
 from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FACTS = HostFacts(
     Mask.parse("0-7"),
@@ -51,10 +56,6 @@ def test_the_facts_of_a_host_are_cpus_nodes_memory_and_pages() -> None:
     )
 
 
-def test_an_unchanged_host_has_no_changes() -> None:
-    assert host_changes(FACTS, replace(FACTS)) == ()
-
-
 def test_every_change_is_named_with_before_and_after() -> None:
     after = HostFacts(
         Mask.parse("0-6,9"),
@@ -76,6 +77,7 @@ def test_every_change_is_named_with_before_and_after() -> None:
         "node 2 is new",
     )
     assert "node 2 is gone" in host_changes(after, FACTS)
+    assert host_changes(FACTS, replace(FACTS)) == ()
 
 
 def test_memory_that_is_no_longer_known_is_a_change_and_not_zero() -> None:
@@ -117,43 +119,54 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
     }
 
 
-def test_a_summary_without_a_version_is_of_v1_36() -> None:
-    now = policy_summary(Policy())
-    earlier = {key: value for key, value in now.items() if key != "kubernetesVersion"}
-    assert policy_changes(earlier, now) == ("kubernetesVersion is v1.37, it was v1.36",)
+def _summary(**settings: bool) -> Mapping[str, str]:
+    """Return the summary of a policy: the gate of managers, and memory reserved on node 0."""
+    gates = FeatureGates(pod_level_resource_managers=settings.get("on", False))
+    reserved = {0: {"memory": 1024}} if settings.get("reserved") else {}
+    return policy_summary(Policy(gates=gates, memory=MemoryPolicy(reserved=reserved)))
 
 
-def test_what_is_off_is_said_to_be_off() -> None:
-    summary = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=False)))
-    assert summary["featureGates.PodLevelResourceManagers"] == "false"
-    assert summary["cpuManagerPolicyOptions.align-by-socket"] == "false"
+GATE: Final = "featureGates.PodLevelResourceManagers"
 
 
-def test_a_switch_that_was_turned_off_is_off_and_not_unset() -> None:
-    before = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=True)))
-    after = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=False)))
-    key = "featureGates.PodLevelResourceManagers"
-    assert policy_changes(before, after) == (f"{key} is false, it was true",)
-    assert policy_changes(after, before) == (f"{key} is true, it was false",)
-
-
-def test_a_switch_that_a_summary_does_not_list_was_off() -> None:
-    """The release that made the summary did not have it."""
-    now = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=True)))
-    earlier = {key: value for key, value in now.items() if value != "false"}
-    assert policy_changes(earlier, now) == ()
-    later = policy_summary(Policy(gates=FeatureGates(pod_level_resource_managers=False)))
-    assert policy_changes(earlier, later) == (
-        "featureGates.PodLevelResourceManagers is false, it was true",
-    )
-    assert policy_changes({}, now) == ()
-
-
-def test_reservations_that_come_and_go_were_or_are_unset() -> None:
-    memory = MemoryPolicy(reserved=MappingProxyType({0: MappingProxyType({"memory": 1024})}))
-    with_one, without = policy_summary(Policy(memory=memory)), policy_summary(Policy())
-    assert policy_changes(without, with_one) == ("reservedMemory.0.memory is 1024, it was unset",)
-    assert policy_changes(with_one, without) == ("reservedMemory.0.memory is unset, it was 1024",)
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (_summary(on=True), _summary(on=False), [f"{GATE} is false, it was true"]),
+        (_summary(on=False), _summary(on=True), [f"{GATE} is true, it was false"]),
+        # The release that made the summary did not have what it does not list: it was off.
+        (_summary(on=True), _summary(on=True), []),
+        ({k: v for k, v in _summary(on=True).items() if v != "false"}, _summary(on=True), []),
+        (
+            {k: v for k, v in _summary(on=True).items() if v != "false"},
+            _summary(on=False),
+            [f"{GATE} is false, it was true"],
+        ),
+        ({}, _summary(on=True), []),
+        (_summary(), _summary(reserved=True), ["reservedMemory.0.memory is 1024, it was unset"]),
+        (_summary(reserved=True), _summary(), ["reservedMemory.0.memory is unset, it was 1024"]),
+        (
+            {k: v for k, v in _summary().items() if k != "kubernetesVersion"},
+            _summary(),
+            ["kubernetesVersion is v1.37, it was v1.36"],
+        ),
+    ],
+    ids=[
+        "switched off",
+        "switched on",
+        "the same",
+        "what was off was not listed",
+        "what was off was not listed, and one is off now",
+        "no summary",
+        "a reservation that came",
+        "a reservation that went",
+        "a summary without a version",
+    ],
+)
+def test_a_change_of_the_policy_is_named_with_what_was(
+    before: Mapping[str, str], after: Mapping[str, str], said: list[str]
+) -> None:
+    assert list(policy_changes(before, after)) == said
 
 
 def test_every_switch_of_a_policy_shows_in_its_summary() -> None:

@@ -7,17 +7,12 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocation import (
     API,
     NO_BINDINGS,
-    NOTHING,
     ContainerAllocation,
-    Delivery,
-    DeviceNode,
-    Mount,
     PodAllocation,
 )
 from agent.pods.model import ContainerKind, QosClass
@@ -75,21 +70,14 @@ def with_unknown(value: object, key: str = "") -> object:
 
 @settings(deadline=None)
 @given(states)
-def test_what_was_encoded_is_decoded(state: Checkpoint) -> None:
-    assert decode(encode(state), FILE) == state
-
-
-@settings(max_examples=30, deadline=None)
-@given(states)
-def test_pods_keep_their_order_of_admission(state: Checkpoint) -> None:
-    assert list(decode(encode(state), FILE).ledger.allocations) == list(state.ledger.allocations)
-
-
-@settings(max_examples=30, deadline=None)
-@given(states)
-def test_what_was_decoded_is_encoded_as_it_was(state: Checkpoint) -> None:
+def test_what_was_encoded_is_decoded_with_its_pods_in_order_and_encoded_the_same(
+    state: Checkpoint,
+) -> None:
     data = encode(state)
-    assert encode(decode(data, FILE)) == data
+    found = decode(data, FILE)
+    assert found == state
+    assert list(found.ledger.allocations) == list(state.ledger.allocations)
+    assert encode(found) == data
 
 
 def test_orphaned_pods_are_encoded_in_their_order() -> None:
@@ -120,32 +108,6 @@ def test_allocations_that_stay_are_not_encoded_again(monkeypatch: pytest.MonkeyP
     for _ in range(2):
         encode(Checkpoint(more))
     assert [each.uid for each in encoded if isinstance(each, PodAllocation)] == ["new"]
-
-
-def test_what_was_delivered_with_devices_survives() -> None:
-    delivery = Delivery(
-        environment={"VF": "0000:3b:02.1"},
-        mounts=(Mount("/opt/lib", "/usr/lib/vf", read_only=True), Mount("/run/vf", "/run/vf")),
-        device_nodes=(DeviceNode("/dev/vfio/12", "/dev/vfio/12", "rw"),),
-        annotations={"example.com/vf": "1"},
-        cdi_devices=("example.com/vf=1",),
-        pci_addresses=("0000:3b:02.1",),
-    )
-    pod = mixed_pod()
-    first, *rest = pod.containers
-    pod = replace(pod, containers=(replace(first, delivery=delivery), *rest))
-    found = decode(encode(Checkpoint(ledger_of(pod))), FILE).ledger.allocations[pod.uid]
-    assert [container.delivery for container in found.containers] == [delivery, NOTHING]
-
-
-def test_the_document_is_json_that_a_person_can_read() -> None:
-    document = json.loads(encode(example()))
-    assert document["format"] == "numawarden-checkpoint"
-    assert document["version"] == 2
-    pod = document["state"]["pods"][0]
-    assert pod["cpus"] == "2-7"
-    assert pod["containers"][0]["isolation"] == "container"
-    assert pod["containers"][0]["hint"] == [1, True]
 
 
 def test_fields_of_another_release_are_no_damage_and_outlive_this_one() -> None:
@@ -187,17 +149,6 @@ def test_fields_that_a_former_release_did_not_write_have_their_defaults() -> Non
     assert found == Checkpoint(ledger_of(allocation))
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_any_flipped_byte_is_found(data: st.DataObject) -> None:
-    intact = encode(example())
-    at = data.draw(st.integers(0, len(intact) - 2))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != intact[at]))
-    broken = intact[:at] + bytes([byte]) + intact[at + 1 :]
-    with pytest.raises(UnusableCheckpointError):
-        decode(broken, FILE)
-
-
 def test_any_truncation_is_found() -> None:
     intact = encode(example())
     for length in range(len(intact) - 1):
@@ -214,13 +165,6 @@ def test_a_bit_that_flipped_in_any_byte_is_found() -> None:
             decode(broken, FILE)
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_rejected(data: bytes) -> None:
-    with pytest.raises(UnusableCheckpointError):
-        decode(data, FILE)
-
-
 @pytest.mark.parametrize(
     ("data", "field"),
     [
@@ -228,6 +172,7 @@ def test_arbitrary_bytes_are_rejected(data: bytes) -> None:
         (b"[" * 100_000, "$"),
         (b"null", "$"),
         (b"{} trailing", "$"),
+        (encode(example()).replace(b"2-7", b"2-8"), "$.checksum"),
         (b'{"format":"numawarden-checkpoint"}', "$.version"),
         (b'{"format":"numawarden-checkpoint","version":2}', "$"),
         (b'{"format":"numawarden-checkpoint","version":"one"}', "$.version"),
@@ -286,13 +231,6 @@ def test_a_former_format_is_older_and_says_what_to_do(version: int) -> None:
         decode(data, FILE)
     assert caught.value.label == "older"
     assert "kept aside; let running pods be admitted again" in str(caught.value)
-
-
-def test_a_wrong_checksum_says_both() -> None:
-    broken = encode(example()).replace(b"2-7", b"2-8")
-    with pytest.raises(DamagedCheckpointError, match="says sha256:") as caught:
-        decode(broken, FILE)
-    assert caught.value.field == "$.checksum"
 
 
 def test_the_golden_file_is_read_and_still_written_the_same() -> None:

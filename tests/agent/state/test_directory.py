@@ -4,6 +4,8 @@ import errno
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,27 +14,28 @@ from agent.state.checkpoint import StateDirectoryError, StateDirectoryLockedErro
 from agent.state.store import DirectoryLock, Store, check_directory
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 
-def test_a_missing_directory_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(StateDirectoryError, match=r"does not exist; create it: install -d"):
-        check_directory(tmp_path / "state")
-
-
-def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("")
-    with pytest.raises(StateDirectoryError, match="not a directory"):
-        check_directory(tmp_path / "state")
-    with pytest.raises(StateDirectoryError, match="accessible"):
-        check_directory(tmp_path / "state" / "below")
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_directory_that_others_can_write_is_rejected(tmp_path: Path, mode: int) -> None:
-    tmp_path.chmod(mode)
-    with pytest.raises(StateDirectoryError, match="chmod go-w"):
-        check_directory(tmp_path)
+@pytest.mark.parametrize(
+    ("make", "place", "says"),
+    [
+        (None, "", r"does not exist; create it: install -d"),
+        (Path.touch, "", "not a directory"),
+        (Path.touch, "below", "accessible"),
+        *((partial(Path.mkdir, mode=mode), "", "chmod go-w") for mode in (0o770, 0o707, 0o1777)),
+    ],
+    ids=["missing", "a file", "below a file", "of a group", "of all", "of all, sticky"],
+)
+def test_a_directory_that_cannot_be_used_is_named_with_what_to_do(
+    tmp_path: Path, make: Callable[[Path], None] | None, place: str, says: str
+) -> None:
+    former = os.umask(0)
+    if make is not None:
+        make(tmp_path / "state")
+    os.umask(former)
+    with pytest.raises(StateDirectoryError, match=says):
+        check_directory(tmp_path / "state" / place)
 
 
 def test_a_directory_of_another_user_is_rejected(
@@ -61,18 +64,11 @@ def test_an_unwritable_directory_is_rejected(
         check_directory(tmp_path)
 
 
-def test_the_error_of_a_second_agent_names_the_process_that_has_the_directory(
-    tmp_path: Path,
-) -> None:
-    with DirectoryLock(tmp_path), pytest.raises(StateDirectoryLockedError) as caught:
-        DirectoryLock(tmp_path)
-    assert caught.value.holder == os.getpid()
-    assert f"in use by process {os.getpid()}" in str(caught.value)
-
-
-def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
-    with Store(tmp_path), pytest.raises(StateDirectoryLockedError):
+def test_two_stores_cannot_share_a_directory_and_its_holder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"\xff\x00no number")  # a damaged one does not matter
+    with Store(tmp_path), pytest.raises(StateDirectoryLockedError, match="in use by") as caught:
         Store(tmp_path)
+    assert caught.value.holder == os.getpid()
     with Store(tmp_path) as store:
         assert store.load().state is None
 
@@ -85,11 +81,6 @@ def test_the_lock_ends_with_its_holder(tmp_path: Path) -> None:
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert killed.returncode == -9
-    DirectoryLock(tmp_path).release()
-
-
-def test_a_damaged_lock_file_does_not_matter(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_bytes(b"\xff\x00no number")
     DirectoryLock(tmp_path).release()
 
 

@@ -105,11 +105,6 @@ def test_an_entry_of_a_release_that_recorded_no_devices_is_read(tmp_path: Path) 
     assert [each.kubelet_devices for each in found.entries] == [given, {}]
 
 
-def test_nothing_was_recorded_yet(tmp_path: Path) -> None:
-    found = store(tmp_path).latest(ALL, 0.0)
-    assert (found.entries, found.more, found.damaged) == ((), False, 0)
-
-
 def test_files_are_readable_by_the_agent_alone(tmp_path: Path) -> None:
     written(tmp_path, 60, HistoryBounds(8000, 1e6))
     for name in (HISTORY_NAME, PREVIOUS_NAME):
