@@ -15,6 +15,8 @@ from agent.config.model import GATES, MEMORY_QOS, Config, ConfigError
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from agent.config.keys import Key
 
 KEYS = dict(paths(Config))
@@ -81,28 +83,26 @@ def test_the_defaults_of_gates_are_as_explained() -> None:
             assert meaning.endswith(f"; default: {str(on).lower()}"), name
 
 
-@pytest.mark.parametrize(
-    "path", [path for path, key in KEYS.items() if key.kind.schema["type"] == "integer"]
-)
-def test_both_bounds_of_a_number_are_accepted_and_nothing_beyond(path: str) -> None:
+def _bounded() -> Iterator[tuple[str, Callable[[int], object], str]]:
+    """Yield each key of a number, how one is written, and what is said of one beyond."""
+    for path, key in KEYS.items():
+        lowest, highest = (key.kind.schema.get(name) for name in ("minimum", "maximum"))
+        if key.kind.schema["type"] == "integer":
+            yield path, lambda number: number, f"from {lowest} to {highest}"
+        elif key.kind.words.startswith("bytes as a quantity"):
+            yield path, Quantity.of_bytes, f"{path}: .* is"
+
+
+@pytest.mark.parametrize(("path", "written", "says"), [*_bounded()])
+def test_both_bounds_of_a_number_or_a_size_are_accepted_and_nothing_beyond(
+    path: str, written: Callable[[int], object], says: str
+) -> None:
     lowest, highest = KEYS[path].kind.schema["minimum"], KEYS[path].kind.schema["maximum"]
     for number in (lowest, highest):
-        override(Config(), [f"{path}={number}"])
+        override(Config(), [f"{path}={written(number)}"])
     for number in (lowest - 1, highest + 1):
-        with pytest.raises(ConfigError, match=f"from {lowest} to {highest}"):
-            override(Config(), [f"{path}={number}"])
-
-
-@pytest.mark.parametrize(
-    "path", [path for path, key in KEYS.items() if key.kind.words.startswith("bytes as a quantity")]
-)
-def test_both_bounds_of_a_size_are_accepted_and_nothing_beyond(path: str) -> None:
-    lowest, highest = KEYS[path].kind.schema["minimum"], KEYS[path].kind.schema["maximum"]
-    for size in (lowest, highest):
-        override(Config(), [f"{path}={Quantity.of_bytes(size)}"])
-    for size in (lowest - 1, highest + 1):
-        with pytest.raises(ConfigError, match=re.escape(f"{path}: {Quantity.of_bytes(size)} is")):
-            override(Config(), [f"{path}={Quantity.of_bytes(size)}"])
+        with pytest.raises(ConfigError, match=says):
+            override(Config(), [f"{path}={written(number)}"])
 
 
 def test_both_bounds_of_a_period_are_accepted_and_nothing_beyond() -> None:

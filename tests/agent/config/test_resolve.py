@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from agent.config.kinds import Threshold
 from agent.config.load import load_config
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
-    node_capacity,
     nothing_allocatable,
     overcommitted_memory,
     reserved_totals,
@@ -23,7 +22,6 @@ from agent.config.resolve import (
     threshold_bytes,
 )
 from agent.managers.policy import (
-    CpuManagerPolicy,
     MemoryManagerPolicy,
     MemoryPolicy,
     NodeFit,
@@ -134,12 +132,6 @@ class TestNodeFit:
         assert not list(
             nothing_allocatable(EffectivePolicy(_HOST, _resolve(self.AMOUNTS), MANAGERS))
         )
-
-
-def test_a_list_of_cpus_is_reserved_as_it_stands() -> None:
-    policy = _resolve("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4\n")
-    assert policy.cpu.policy is CpuManagerPolicy.STATIC
-    assert policy.cpu.reserved == Mask.of(0, 4)
 
 
 def test_a_quantity_of_cpus_is_rounded_up_and_chosen_by_the_policy() -> None:
@@ -414,43 +406,27 @@ def test_an_amount_is_taken_as_it_is() -> None:
     assert threshold_bytes(Threshold(Quantity.parse("1Mi")), 5) == MIB
 
 
-def test_nodes_with_cpus_share_by_the_memory_they_have() -> None:
-    host = machine({0: 3 * GIB, 1: GIB})
-    assert spread(host, {"memory": 400 * MIB}) == {
-        0: {"memory": 300 * MIB},
-        1: {"memory": 100 * MIB},
-    }
+_EVEN: Final = {0: GIB, 1: GIB}
+_PAGES: Final = {0: {2 * MIB: 3}, 1: {2 * MIB: 1, GIB: 0}}
+#: The memory of nodes and their pages, what is reserved, and how much of it on which node.
+SPREADS: Final = {
+    "by the memory of each": ({0: 3 * GIB, 1: GIB}, {}, "memory", {0: 300 * MIB, 1: 100 * MIB}),
+    "the rest to the lowest": (_EVEN, {}, "memory", {0: 2 * MIB + 1, 1: MIB}),
+    "none where there are no CPUs": (_EVEN | {2: 8 * GIB}, {}, "memory", {0: MIB, 1: MIB}),
+    "unless the others are full": (
+        _EVEN | {2: 8 * GIB}, {}, "memory", {0: GIB, 1: GIB, 2: GIB},
+    ),
+    "whole pages": (_EVEN, _PAGES, "hugepages-2Mi", {0: 4 * MIB}),
+    "whole pages where there are any": (_EVEN, _PAGES, "hugepages-2Mi", {0: 6 * MIB, 1: 2 * MIB}),
+    "no memory that is pages": (_EVEN, {0: {2 * MIB: 512}}, "memory", {1: 100 * MIB}),
+}  # fmt: skip
 
 
-def test_the_rest_goes_to_the_lowest_node() -> None:
-    host = machine({0: GIB, 1: GIB})
-    assert spread(host, {"memory": 3 * MIB + 1}) == {
-        0: {"memory": 2 * MIB + 1},
-        1: {"memory": MIB},
-    }
-
-
-def test_memory_only_nodes_are_spared_as_long_as_the_others_suffice() -> None:
-    host = machine({0: GIB, 1: GIB, 2: 8 * GIB})
-    assert 2 not in spread(host, {"memory": GIB})
-    over = spread(host, {"memory": 3 * GIB})
-    assert over == {0: {"memory": GIB}, 1: {"memory": GIB}, 2: {"memory": GIB}}
-
-
-def test_huge_pages_are_reserved_whole_where_there_are_any() -> None:
-    host = machine({0: GIB, 1: GIB}, hugepages={0: {2 * MIB: 3}, 1: {2 * MIB: 1, GIB: 0}})
-    assert spread(host, {"hugepages-2Mi": 4 * MIB}) == {0: {"hugepages-2Mi": 4 * MIB}}
-    assert spread(host, {"hugepages-2Mi": 8 * MIB}) == {
-        0: {"hugepages-2Mi": 6 * MIB},
-        1: {"hugepages-2Mi": 2 * MIB},
-    }
-
-
-def test_huge_pages_are_not_counted_as_memory() -> None:
-    host = machine({0: GIB, 1: GIB}, hugepages={0: {2 * MIB: 512}})
-    assert node_capacity(host.nodes[0], "memory") == 0
-    assert node_capacity(host.nodes[0], "hugepages-2Mi") == GIB
-    assert spread(host, {"memory": 100 * MIB}) == {1: {"memory": 100 * MIB}}
+@pytest.mark.parametrize("case", SPREADS)
+def test_what_is_reserved_without_a_node_is_spread(case: str) -> None:
+    memory, pages, kind, expected = SPREADS[case]
+    reserved = spread(machine(memory, hugepages=pages), {kind: sum(expected.values())})
+    assert reserved == {node: {kind: size} for node, size in expected.items()}
 
 
 @given(
