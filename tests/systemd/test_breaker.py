@@ -59,20 +59,20 @@ def test_one_that_did_not_answer_is_not_asked_again(name: str, silence: SystemdE
     assert systemd.calls == [name]
 
 
-def test_it_is_asked_again_on_request() -> None:
-    systemd = Rejecting(BusTimeoutError("GetUnit", 5))
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (BusTimeoutError("GetUnit", 5), True),
+        (NoSuchUnitError("GetUnit", "NoSuchUnit", UNIT), False),
+    ],
+    ids=["on request", "after a rejection, which is an answer"],
+)
+def test_it_is_asked_again(error: SystemdError, *, again: bool) -> None:
+    systemd = Rejecting(error)
     breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
     for _ in range(3):
-        breaker.try_again()
-        with pytest.raises(BusTimeoutError):
+        if again:
+            breaker.try_again()
+        with pytest.raises(type(error)):
             breaker.active_state(UNIT)
-    assert len(systemd.calls) == 3
-
-
-def test_a_rejection_is_an_answer() -> None:
-    systemd = Rejecting(NoSuchUnitError("GetUnit", "NoSuchUnit", UNIT))
-    breaker = Breaker(systemd)  # type: ignore[arg-type]  # every method by __getattr__
-    for _ in range(3):
-        with pytest.raises(NoSuchUnitError):
-            breaker.control_group(UNIT)
     assert len(systemd.calls) == 3

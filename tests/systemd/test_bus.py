@@ -157,13 +157,24 @@ def test_an_error_keeps_its_name(start: Start, name: str, expected: type[BusErro
     assert type(caught.value) is expected
 
 
-def test_a_unit_that_is_not_loaded_is_inactive(start: Start) -> None:
-    def handler(*_: object) -> Answer:
-        raise Rejection("org.freedesktop.systemd1.NoSuchUnit")
+@pytest.mark.parametrize("state", ["inactive", "dreaming"])
+def test_a_unit_that_is_not_loaded_is_inactive_and_an_unknown_state_an_error(
+    start: Start, state: str
+) -> None:
+    known = unit_at(ActiveState=("s", state))
+
+    def handler(member: str, path: str, body: tuple[object, ...]) -> Answer:
+        if state == "inactive":
+            raise Rejection("org.freedesktop.systemd1.NoSuchUnit")
+        return known(member, path, body)
 
     _, bus = start(handler)
-    assert bus.active_state(UNIT) is ActiveState.INACTIVE
-    assert not ActiveState.INACTIVE.running
+    if state == "inactive":
+        assert bus.active_state(UNIT) is ActiveState.INACTIVE
+        assert not ActiveState.INACTIVE.running
+    else:
+        with pytest.raises(ProtocolError, match="dreaming"):
+            bus.active_state(UNIT)
 
 
 def test_state_and_cgroup_are_read(start: Start) -> None:
@@ -202,12 +213,8 @@ def test_several_units_are_asked_about_with_two_waits_and_each_has_its_own_answe
     members = [member for member, _, _ in fake.calls if member in ("GetUnit", "Get")]
     assert members == ["GetUnit"] * 3 + ["Get"] * 3
     assert bus.properties_of(()) == []
-
-
-def test_more_units_than_are_sent_at_once_are_asked_about(start: Start) -> None:
-    _, bus = start(units)
-    found = bus.properties_of([(f"u{number}.slice", ("X",)) for number in range(150)])
-    assert found == [(f"X of /unit/u{number}",) for number in range(150)]
+    more = bus.properties_of([(f"u{number}.slice", ("X",)) for number in range(150)])
+    assert more == [(f"X of /unit/u{number}",) for number in range(150)]  # more than at once
 
 
 def test_properties_of_several_units_are_set_and_an_error_is_its_units(start: Start) -> None:
@@ -238,12 +245,6 @@ def test_no_answer_about_one_of_several_units_is_a_timeout_for_all(start: Start)
         bus.properties_of([("a.slice", ("X",)), ("b.slice", ("X",))])
     bus._timeout = PATIENCE
     assert bus.properties_of([("a.slice", ("X",))]) == [("X of /unit/a",)]
-
-
-def test_a_state_that_systemd_does_not_document_is_a_protocol_error(start: Start) -> None:
-    _, bus = start(unit_at(ActiveState=("s", "dreaming")))
-    with pytest.raises(ProtocolError, match="dreaming"):
-        bus.active_state(UNIT)
 
 
 def test_a_broken_connection_is_reported_and_made_again(start: Start) -> None:

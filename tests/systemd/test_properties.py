@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from systemd.units import (
     INFINITY,
     Property,
@@ -30,35 +30,26 @@ def test_a_set_is_a_little_endian_bit_mask(text: str, data: bytes) -> None:
 @given(st.integers(0, 2**300))
 def test_a_mask_survives_the_wire(bits: int) -> None:
     assert bytes_mask(mask_bytes(Mask(bits))) == Mask(bits)
-
-
-def test_trailing_zero_bytes_mean_nothing() -> None:
-    assert bytes_mask(b"\x01\x00\x00") == Mask.of(0)
-    assert bytes_mask(b"") == EMPTY
-
-
-def test_no_quota_is_infinity() -> None:
-    assert cpu_quota(None) == (Property("CPUQuotaPerSecUSec", "t", INFINITY),)
+    assert bytes_mask(mask_bytes(Mask(bits)) + b"\0\0") == Mask(bits)
 
 
 @pytest.mark.parametrize(
-    ("quota", "period", "per_second"),
+    ("quota", "period", "recorded"),
     [
-        (100_000, 100_000, 1_000_000),
-        (250_500, 100_000, 2_510_000),
-        (1_000, 100_000, 10_000),
-        (1, 100_000, 10_000),
+        (None, 100_000, (INFINITY,)),
+        (100_000, 100_000, (1_000_000,)),
+        (250_500, 100_000, (2_510_000,)),  # rounded up to whole percents
+        (1_000, 100_000, (10_000,)),
+        (1, 100_000, (10_000,)),
+        (25_000, 50_000, (500_000, 50_000)),
     ],
 )
-def test_a_quota_is_rounded_up_to_whole_percents(quota: int, period: int, per_second: int) -> None:
-    assert cpu_quota(quota, period) == (Property("CPUQuotaPerSecUSec", "t", per_second),)
-
-
-def test_another_period_is_recorded_too() -> None:
-    assert cpu_quota(25_000, 50_000) == (
-        Property("CPUQuotaPerSecUSec", "t", 500_000),
-        Property("CPUQuotaPeriodUSec", "t", 50_000),
-    )
+def test_a_quota_is_recorded_by_the_second_and_another_period_too(
+    quota: int | None, period: int, recorded: tuple[int, ...]
+) -> None:
+    names = ("CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec")
+    expected = (Property(name, "t", value) for name, value in zip(names, recorded, strict=False))
+    assert cpu_quota(quota, period) == tuple(expected)
 
 
 def test_what_systemd_writes_is_known_from_its_record() -> None:
