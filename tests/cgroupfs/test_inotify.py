@@ -43,19 +43,6 @@ def test_names_of_any_length_and_bytes_are_read(watch: Inotify, tmp_path: Path) 
     assert all(event.change & Change.ISDIR for event in events)
 
 
-def test_the_end_of_the_watched_path_ends_the_watch(watch: Inotify, tmp_path: Path) -> None:
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    watch.add(inner, DIRECTORY_OF_FILES)
-    inner.rmdir()
-    changes = [event.change for event in watch.read()]
-    assert changes == [Change.DELETE_SELF, Change.IGNORED]
-    inner.mkdir()
-    watch.add(inner, DIRECTORY_OF_FILES)
-    (inner / "a").write_text("")
-    assert [event.path for event in watch.read()] == [inner]
-
-
 def test_a_path_watched_again_before_its_old_end_was_read_stays_watched(
     watch: Inotify, tmp_path: Path
 ) -> None:

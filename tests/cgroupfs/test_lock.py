@@ -59,14 +59,6 @@ def test_a_tree_is_locked_once_however_often_it_is_opened(trees: Opened) -> None
     second.release()
 
 
-def test_the_lock_does_not_hinder_the_tree(trees: Opened) -> None:
-    tree, _ = trees
-    lock = tree.lock()
-    tree.mkdir("a")
-    assert tree.exists("a")
-    lock.release()
-
-
 @pytest.mark.parametrize("file", ["memory.reclaim", "cgroup.kill"])
 def test_a_file_that_only_root_can_open_is_locked_rather_than_the_directory(
     tmp_path: Path, file: str

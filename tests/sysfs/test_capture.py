@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sysfs.capture import capture
 from sysfs.described import regular_host, write_tree
 from sysfs.discover import discover
-from sysfs.files import MissingFile, UnreadableFile
+from sysfs.files import UnreadableFile
 from sysfs.host import Device
 from tests.sysfs.machines import Machine, machines
 from tests.sysfs.trees import lay_out
@@ -123,16 +123,6 @@ def test_what_leads_out_of_the_tree_is_not_handed_on(tmp_path: Path, place: str)
     assert warning.startswith(f"{root / place}: it cannot be read (it leads out of the tree)")
     with tarfile.open(tmp_path / "host.tar.gz") as archive:
         assert place not in archive.getnames()
-
-
-def test_a_capture_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "out" / "host.tar.gz"
-    file.parent.mkdir()
-    file.write_text("old")
-    with pytest.raises(MissingFile):
-        capture(tmp_path, file)
-    assert [path.name for path in file.parent.iterdir()] == ["host.tar.gz"]
-    assert file.read_text() == "old"
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(

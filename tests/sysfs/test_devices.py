@@ -91,16 +91,6 @@ def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path
     assert all("0000:00:00.0" in warning for warning in tree.warnings)
 
 
-def test_no_node_is_taken_from_outside_the_tree(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside/numa_node").write_text("5")
-    (root / PCI_DIRECTORY).mkdir(parents=True)
-    (root / PCI_DIRECTORY / "0000:00:00.0").symlink_to(tmp_path / "outside")
-    (device,) = read_pci_devices(SysfsTree(root), ONLINE)
-    assert device.node is None
-
-
 def test_a_node_that_is_not_a_number_is_a_warning(tmp_path: Path) -> None:
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/numa_node": "one"})
     tree = SysfsTree(tmp_path)

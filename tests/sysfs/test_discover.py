@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline, write_tree
 from sysfs.discover import discover, read_host
 from sysfs.files import MissingFile, SysfsError, SysfsTree
-from sysfs.host import CoreKind, Device, Host
+from sysfs.host import Device, Host
 from sysfs.mask import Mask
 from tests.shared import needs_shared
 from tests.sysfs.machines import Machine, machines
@@ -143,13 +143,6 @@ def test_a_file_where_a_directory_belongs_is_an_error_that_names_it(
 def test_a_root_without_a_tree_says_what_a_root_is(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="name the directory that contains sys/"):
         discover(tmp_path)
-
-
-def test_hybrid_cores_are_distinguished(tmp_path: Path) -> None:
-    root = write_tree(regular_host(packages=1, cores_per_node=4, threads=1), tmp_path / "root")
-    lay_out(root, {"sys/devices/cpu_core/cpus": "0-1\n", "sys/devices/cpu_atom/cpus": "2-3\n"})
-    kinds = [cpu.kind for cpu in discover(root).cpus]
-    assert kinds == [CoreKind.PERFORMANCE] * 2 + [CoreKind.EFFICIENCY] * 2
 
 
 class _CountingTree(SysfsTree):

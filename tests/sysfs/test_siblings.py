@@ -61,7 +61,7 @@ def test_where_no_cpu_lists_its_threads_each_is_a_core(tmp_path: Path) -> None:
 
 
 #: What each CPU shows, and the groups that follow: each of the CPUs 0, 1, … is core, package, die.
-GROUPS: Final = {
+GROUPS: Final[Mapping[str, tuple[dict[str, dict[str, str]], dict[str, object]]]] = {
     "no list of a package": (
         {"0": {"physical_package_id": "4"}, "1": {"physical_package_id": "9"}},
         {"packages": {0: 4, 1: 9}},

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
@@ -18,6 +18,9 @@ from sysfs.links import (
     watch_devices,
     watch_hotplug,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
 
 OTHER_SENDER = 4242
 
@@ -132,31 +135,27 @@ def netlink(monkeypatch: pytest.MonkeyPatch) -> _Netlink:
     return fake
 
 
+@pytest.mark.parametrize(
+    ("watched", "events"),
+    [
+        (watch_hotplug, [("offline", "cpu"), ("online", "cpu")]),
+        (watch_devices, [("add", "pci")]),
+    ],
+)
 def test_the_kernels_events_are_reported_in_order_until_some_are_lost(
     netlink: _Netlink,
+    watched: Callable[[], AsyncGenerator[Hotplug]],
+    events: list[tuple[str, str]],
 ) -> None:
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
 
     async def watch() -> None:
-        async for event in watch_hotplug():
-            seen.append(event.action)  # noqa: PERF401  # the last read raises
+        async for event in watched():
+            seen.append((event.action, event.subsystem))  # noqa: PERF401  # the last read raises
 
     with pytest.raises(OSError, match="No buffer space"):
         asyncio.run(watch())
-    assert seen == ["offline", "online"]
-    assert netlink.closed
-
-
-def test_devices_are_watched_through_the_same_socket(netlink: _Netlink) -> None:
-    seen: list[Hotplug] = []
-
-    async def watch() -> None:
-        async for event in watch_devices():
-            seen.append(event)  # noqa: PERF401  # the last read raises
-
-    with pytest.raises(OSError, match="No buffer space"):
-        asyncio.run(watch())
-    assert seen == [Hotplug("add", "pci", NIC)]
+    assert seen == events
     assert netlink.closed
 
 

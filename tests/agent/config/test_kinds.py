@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.config.devices import HostDeviceClass, criteria_text, variable_part
 from agent.config.kinds import duration_text, seconds_of
-from agent.config.load import config_yaml, load_config, override
+from agent.config.load import load_config, override
 from agent.config.model import (
     AgentConfig,
     BesideKubeletConfig,
@@ -275,35 +275,6 @@ def test_a_setting_replaces_the_classes_of_a_resource_and_keeps_the_others() -> 
         HostDeviceClass("a.b/c", driver="z"),
         HostDeviceClass("a.b/d", driver="y"),
     )
-
-
-def _hex(*lengths: int) -> st.SearchStrategy[str]:
-    return st.sampled_from(lengths).flatmap(
-        lambda length: st.text("0123456789abcdef", min_size=length, max_size=length)
-    )
-
-
-PATTERNS: Final = st.text("ens1f0*?[]!-:.", min_size=1, max_size=64)
-CRITERIA: Final = st.fixed_dictionaries(
-    {},
-    optional={
-        "pci_class": _hex(2, 4, 6),
-        "vendor": _hex(4),
-        "device": _hex(4),
-        "driver": st.from_regex(r"\A[a-z][a-z0-9_-]{0,20}\Z"),
-        "address": PATTERNS,
-        "interface": PATTERNS,
-        "virtual_functions_of": PATTERNS,
-    },
-).filter(bool)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["a.b/c", "a.b/d"]), CRITERIA), max_size=5))
-def test_written_classes_are_read_as_the_same(drawn: list[tuple[str, dict[str, str]]]) -> None:
-    unique = dict.fromkeys(HostDeviceClass(resource, **criteria) for resource, criteria in drawn)
-    listed = tuple(sorted(unique, key=lambda each: each.resource))
-    config = Config(agent=AgentConfig(host_devices=listed))
-    assert load_config(config_yaml(config), "x").agent.host_devices == listed
 
 
 def test_an_environment_variable_has_the_letters_and_digits_of_its_resource() -> None:

@@ -365,29 +365,6 @@ def test_a_wrong_setting_is_rejected(setting: str, message: str) -> None:
     assert "line" not in str(caught.value)
 
 
-_KEYS = st.sampled_from(
-    [*(key.name for key in Config.keys), "x", "cpu", "memory", "memory.available", "id", "limits"]
-)
-_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-2, 9)
-    | st.sampled_from(["static", "Static", "0-3", "1Gi", "5%", "10s", "/a", "..", "", "on", "9e9"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@given(st.dictionaries(_KEYS, _VALUES, max_size=5), st.sampled_from(["agent", "x"]))
-def test_any_document_is_a_sound_config_or_a_config_error(
-    document: dict[str, object], key: str
-) -> None:
-
-    with suppress(ConfigError):
-        config = load_config(json.dumps({key: document} if key == "agent" else document), "x")
-        assert not find_problems(config)
-
-
 @given(st.data())
 def test_a_damaged_file_is_a_sound_config_or_a_config_error(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(EVERYTHING)))

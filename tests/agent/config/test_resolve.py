@@ -15,7 +15,6 @@ from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
     nothing_allocatable,
     overcommitted_memory,
-    reserved_totals,
     resolve,
     resolve_what_fits,
     spread,
@@ -36,7 +35,6 @@ from agent.pods.quantity import Quantity
 from sysfs.host import WithheldCpus
 from sysfs.mask import EMPTY, Mask
 from tests.agent.config.machines import GIB, MIB, machine
-from tests.agent.pods.pods import amounts
 from tests.conformance.recorded_config import resolved_policy, start_problems
 from tests.shared import needs_shared, shared_dir
 
@@ -127,11 +125,6 @@ class TestNodeFit:
             "nothing of a.b/c",
         ]
         assert all(line.endswith("no pod that requests any of it is admitted") for line in found)
-
-    def test_what_is_left_for_pods_needs_no_note(self) -> None:
-        assert not list(
-            nothing_allocatable(EffectivePolicy(_HOST, _resolve(self.AMOUNTS), MANAGERS))
-        )
 
 
 def test_a_quantity_of_cpus_is_rounded_up_and_chosen_by_the_policy() -> None:
@@ -357,31 +350,8 @@ class TestUnknownMemory:
         assert "memory" not in limits.amounts
         assert list(nothing_allocatable(EffectivePolicy(self.HOST, policy, MANAGERS))) == []
 
-    def test_allocations_can_be_kept_while_the_memory_is_not_known(self) -> None:
-        policy = resolve_what_fits(load_config(self.STATIC, "x"), self.HOST)
-        assert policy.memory.policy is MemoryManagerPolicy.STATIC
-
     def test_memory_that_is_zero_is_known(self) -> None:
         _resolve("maxPods: 110", machine({0: 4 * GIB, 1: 0}))
-
-
-def test_cpus_are_summed_and_rounded_once() -> None:
-    config = Config(
-        system_reserved=amounts("cpu=500m"), kube_reserved=amounts("cpu=1500m memory=1Gi")
-    )
-    assert config.reserved_millicpus == 2000
-
-
-def test_memory_is_the_sum_of_reservations_and_the_eviction_threshold() -> None:
-    config = Config(
-        system_reserved=amounts("cpu=1 memory=1Gi hugepages-2Mi=4Mi"),
-        kube_reserved=amounts("memory=512Mi pid=5 ephemeral-storage=1Gi"),
-    )
-    assert reserved_totals(config, 64 * GIB) == {
-        "memory": (1024 + 512 + 100) * MIB,
-        "hugepages-2Mi": 4 * MIB,
-    }
-    assert reserved_totals(replace(config, eviction_hard={}), 0)["memory"] == 1536 * MIB
 
 
 @pytest.mark.parametrize(

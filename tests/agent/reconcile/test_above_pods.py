@@ -69,15 +69,6 @@ def test_a_set_that_another_process_wrote_above_pods_is_widened_and_reported(
     with_agent(site, live)
 
 
-def test_a_set_that_leaves_nothing_out_is_nobodys_business(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        all_pods, _ = await settle(site, controller, "main~1")
-        site.kernel.write(all_pods, "cpuset.cpus", "0-15")
-        assert (await controller.reconcile()).found == {}
-
-    with_agent(site, live)
-
-
 def test_a_full_set_stays_while_cpus_are_offline(site: Site) -> None:
     async def live(controller: Controller) -> None:
         all_pods, _ = await settle(site, controller, "main~1")
@@ -138,17 +129,5 @@ def test_a_set_that_systemd_has_on_record_is_reset_there_as_well(tmp_path: Path)
             assert shown == (before or ALL["cpuset.cpus"])
             systemd.stop("other.scope")
             assert (await controller.reconcile()).found == {}
-
-    with_agent(site, live)
-
-
-def test_a_container_that_waits_for_room_above_is_right_after_one_comparison(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        above = await settle(site, controller, "main=2")
-        site.kernel.write(above[0], "cpuset.cpus", "15")
-        await controller.reconcile()
-        cpus = controller.state.ledger.allocations[UID].exclusive_cpus
-        main = site.container(site.cgroup(UID), "main")
-        assert site.kernel.read(main, "cpuset.cpus.effective").strip() == str(cpus)
 
     with_agent(site, live)

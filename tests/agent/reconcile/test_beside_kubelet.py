@@ -215,16 +215,6 @@ def counted() -> tuple[FakeSystemd, Counted, Enforcer]:
     return systemd, bus, enforcer
 
 
-def test_a_pod_that_is_not_admitted_is_recorded_in_systemd_once() -> None:
-    systemd, bus, enforcer = counted()
-    start_pod(systemd, path_of(mixed(), Driver.SYSTEMD))
-    assert enforcer.enforce(target()).ok
-    release_orphaned(enforcer, target())
-    bus.calls.clear()
-    assert enforcer.enforce(target()).ok
-    assert bus.calls == []
-
-
 def test_a_pod_whose_slice_was_confined_before_its_admission_is_not_asked_about_again() -> None:
     systemd, bus, enforcer = counted()
     cgroup = path_of(mixed(), Driver.SYSTEMD)
@@ -234,14 +224,3 @@ def test_a_pod_whose_slice_was_confined_before_its_admission_is_not_asked_about_
     assert enforcer.enforce_change(target(mixed()), mixed().uid).ok
     unit = cgroup.rpartition("/")[2]
     assert [name for name, about in bus.calls if about == unit] == ["set_properties_of"]
-
-
-def test_systemd_is_not_asked_who_reverted_what_was_never_written() -> None:
-    systemd, bus, enforcer = counted()
-    unit = path_of(mixed(), Driver.SYSTEMD).rpartition("/")[2]
-    start_pod(systemd, path_of(mixed(), Driver.SYSTEMD))
-    bus.calls.clear()
-    assert enforcer.enforce_change(target(mixed()), mixed().uid).ok
-    asked = [name for name, about in bus.calls if about == unit]
-    # Whether it runs, has a weight and has the properties already.
-    assert asked == ["properties_of", "set_properties_of"]

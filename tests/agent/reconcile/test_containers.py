@@ -30,7 +30,6 @@ from tests.agent.reconcile.pods import (
     on_host,
     path_of,
     pod,
-    pod_shared,
 )
 
 if TYPE_CHECKING:
@@ -230,16 +229,6 @@ def test_what_was_identified_before_changes_nothing_of_what_is_identified_now() 
             assert again == now
 
 
-def test_the_same_cgroups_of_a_pod_are_identified_once() -> None:
-    tree, aim, known = kernel(), ledger(mixed()), dict[str, Any]()
-    make(tree, f"{POD}/db")
-    first, second = (
-        identify_cgroups(tree, layout(), aim, NO_BINDINGS, Finder(), known=known).pods[UID]
-        for _ in range(2)
-    )
-    assert first is second
-
-
 def test_the_same_containers_in_another_cgroup_of_the_pod_are_identified_again() -> None:
     tree, aim, known = kernel(), ledger(mixed()), dict[str, Any]()
     places = [layout(driver) for driver in (Driver.CGROUPFS, Driver.SYSTEMD)]
@@ -321,8 +310,3 @@ def test_pods_of_the_system_partition_exist_and_are_left_alone(above: str) -> No
     assert pod_uids(tree, place) == {UID, OTHER}
     assert identify_cgroups(tree, place, ledger(mixed()), NO_BINDINGS).orphaned == ()
     assert seen_pods(tree, place) == ()
-
-
-def test_sidecars_and_apps_of_a_pod_pool_are_found_alike() -> None:
-    allocation = pod(pod_shared("a", "2-3"), pod_shared("b", "2-3"), cpus="2-3", limit=2000)
-    assert identify(allocation, [f"{POD}/0f3a"]) == ((None, IdentifiedBy.ALIKE),)

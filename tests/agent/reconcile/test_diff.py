@@ -13,10 +13,7 @@ from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.plan import Setting
 from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
-from systemd import bus as slices
-from systemd.units import allowed_cpus, cpu_quota
 from tests.fakes.kernel import FaultyTree, quota, read_states
-from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,12 +63,6 @@ def test_what_is_as_desired_is_not_drift_and_nothing_is_written(kernel: Emulated
     tree = FaultyTree(kernel)
     assert verify(tree, DESIRED) == ()
     assert tree.writes == []
-
-
-def test_a_cgroup_as_desired_costs_one_read(kernel: EmulatedKernel) -> None:
-    tree = FaultyTree(kernel)
-    verify(tree, DESIRED)
-    assert len(tree.log) == len(DESIRED)
 
 
 @pytest.mark.parametrize(
@@ -206,20 +197,3 @@ def test_containers_that_a_runtime_updated_one_after_the_other_are_not_attribute
         kernel.write(path, "cpu.max", "140000")
     drifts = verify(kernel, desired, records={APP: both, "pods/a/side": both})
     assert [drift.cause for drift in drifts] == [Cause.RUNTIME_UPDATE] * 2
-
-
-def test_a_reverting_systemd_is_recognised_by_its_own_record() -> None:
-    kernel = EmulatedKernel(Mask.parse("0-7"), Mask.parse("0-1"))
-    systemd = FakeSystemd(kernel)
-    slices.ensure(systemd, "pods.slice", (allowed_cpus(Mask.parse("0-7")), *cpu_quota(None)))
-    app = systemd.start_scope("app.scope", "pods.slice", 5, delegate=True)
-    kernel.write(app, "cpu.max", "50000 100000")
-    desired = (Setting(app, values=quota(50_000)),)
-    assert verify(kernel, desired) == ()
-    systemd.daemon_reload()
-    systemd.start_scope("other.scope", "pods.slice", 6, delegate=True)
-    drift = only(
-        verify(kernel, desired, records={app: WriterRecords(systemd=WriterRecord(values=quota()))})
-    )
-    assert drift.cause is Cause.REVERTED_BY_SYSTEMD
-    assert "systemd has on record for the unit" in drift.detail

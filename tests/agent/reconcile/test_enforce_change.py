@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from agent.managers.allocation import Binding
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.reconcile.desired import Role
 from agent.reconcile.target import Desired
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
@@ -306,21 +305,6 @@ def test_a_container_moved_to_cpus_given_away_is_found_although_its_pod_did_not_
     side.tree.write(container, "cpuset.cpus", "8-11")
     assert side.enforcer.enforce_change(desired(OWN, HALF), HALF.uid).ok
     assert side.tree.allowed(1)[0] == Mask.parse("10-11")
-
-
-def test_what_is_left_of_a_pod_follows_the_shared_pool() -> None:
-    side = Side(Driver.CGROUPFS)
-    for target, allocation in ((desired(OWN), OWN), (desired(OWN, HALF), HALF)):
-        side.enforcer.enforce_change(target, allocation.uid)
-    side.start(OWN, "a", 1)
-    side.enforcer.releaser.pod(OWN)
-    left = side.enforcer.enforce_change(desired(HALF))
-    of_none = [each.desired.role for each in left.cgroups if not each.desired.pod]
-    assert of_none == [Role.ALL_PODS, Role.ORPHANED, Role.ORPHANED]
-    assert side.tree.allowed(1)[0] == ONLINE - Mask.parse("8-9")
-    side.enforcer.releaser.pod(HALF)
-    side.enforcer.enforce_change(desired())
-    assert side.tree.allowed(1)[0] == ONLINE
 
 
 def test_after_anything_that_is_not_enforced_everything_is_looked_at() -> None:

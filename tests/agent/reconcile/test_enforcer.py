@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocation import Binding, Bindings, ContainerAllocation, Isolation
-from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired import DesiredCgroup, Role, desired_cgroups, no_partitions
 from agent.reconcile.diff import Cause
@@ -84,17 +83,6 @@ def test_running_processes_get_what_the_ledger_says() -> None:
     assert shown(tree, f"{POD}/db") == ("2-5", "0", "max 100000")
     assert shown(tree, f"{POD}/backup") == ("6-7", "0", "600000 100000")
     assert shown(tree, f"{POD}/metrics") == ("6-7", "0", "50000 100000")
-
-
-def test_what_is_enforced_is_not_written_again() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    again = enforcer.enforce(target(mixed(), WEB))
-    assert again.ok
-    assert not again.changed
-    assert again.found == ()
-    assert again.drift == ()
-    assert not Enforcer(tree, layout(), DirectoryCgroups(tree)).repair(target(mixed(), WEB)).changed
 
 
 def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> None:
@@ -218,18 +206,6 @@ def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
     named = f"cpuset.cpus of /{POD}/backup cannot be 6-7: /{POD} above it is to have 2-6"
     assert any(named in line for line in by_pod(report)[UID])
     assert set(by_pod(report)) == {UID}
-
-
-def test_an_offline_cpu_is_reported_and_comes_back() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    tree.set_online(ONLINE - Mask.of(5))
-    report = enforcer.repair(target(mixed(), WEB))
-    assert {p.cause for p in report.remaining} == {Cause.CPU_OFFLINE}
-    assert set(by_pod(report)) == {UID}
-    assert report.writes == ()
-    tree.set_online(ONLINE)
-    assert enforcer.verify(target(mixed(), WEB)).ok
 
 
 def test_a_missing_controller_is_an_answer_not_an_exception() -> None:
@@ -401,68 +377,6 @@ def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> N
 # --- any sequence of admissions and removals -----------------------------------------------------
 
 CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_ids)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("abcdef"), CPUS, st.booleans(), st.booleans()), max_size=12),
-    st.sampled_from([no_partitions, words]),
-)
-def test_after_every_change_all_containers_run_where_the_ledger_says(
-    steps: list[tuple[str, Mask, bool, bool]], kinds: PartitionWords
-) -> None:
-    tree = kernel()
-    enforcer = enforcer_of(tree, kinds)
-    assert enforcer.prepare().ok
-    pods: dict[str, PodAllocation] = {}
-    pids: dict[str, list[int]] = {}
-    for number, (uid, cpus, alone, stops) in enumerate(steps):
-        gone = pods.pop(uid, None)
-        if gone is not None:
-            if stops:
-                for pid in pids.pop(uid):
-                    tree.exit(pid)
-            enforcer.releaser.pod(gone)
-            assert enforcer.enforce(target(*pods.values())).ok
-            _all_run_where_they_should(tree, pods, pids)
-            continue
-        if tree.exists(path_of(pod(uid=uid))):
-            continue
-        free = cpus - exclusive_cpus(ledger(*pods.values()))
-        containers = [exclusive("own", str(free))] if free else []
-        if not alone or not containers:
-            containers.append(on_host("shared"))
-        pods[uid] = pod(*containers, uid=uid)
-        assert enforcer.enforce(target(*pods.values())).ok
-        pids[uid] = []
-        for index, container in enumerate(containers):
-            pids[uid].append(10 * number + index + 1)
-            run(tree, f"{path_of(pods[uid])}/{container.name}", pids[uid][-1])
-        assert enforcer.enforce(target(*pods.values())).ok
-        _all_run_where_they_should(tree, pods, pids)
-
-
-def _all_run_where_they_should(
-    tree: EmulatedKernel, pods: dict[str, PodAllocation], pids: dict[str, list[int]]
-) -> None:
-    pool = ONLINE - exclusive_cpus(ledger(*pods.values()))
-    for uid, running in pids.items():
-        if uid not in pods:
-            assert all(tree.allowed(pid)[0] == pool for pid in running)
-            continue
-        for container, pid in zip(pods[uid].containers, running, strict=True):
-            own = container.isolation is Isolation.CONTAINER
-            assert tree.allowed(pid)[0] == (container.cpus if own else pool)
-
-
-def test_a_pods_cgroup_that_was_only_made_passes_controllers_on_all_the_same() -> None:
-    """An agent died between making it and enabling them."""
-    tree = kernel()
-    directories(tree)
-    tree.mkdir(POD)
-    report = directories(tree).enforce(target(mixed()))
-    assert report.ok
-    assert tree.read(POD, "cgroup.subtree_control") == "cpuset cpu\n"
 
 
 def test_processes_in_a_pods_own_cgroup_do_not_lock_containers_out() -> None:

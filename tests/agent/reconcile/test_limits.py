@@ -210,18 +210,6 @@ def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:
     return {file: (text or "none").strip() for file, text in zip(files, texts, strict=True)}
 
 
-def test_the_weight_of_a_class_follows_the_pods_that_come_and_go() -> None:
-    tree = kernel()
-    enforcer = directories(tree)
-    one, other = limited(), limited(uid=OTHER, request=1000)
-    enforcer.enforce(target(one))
-    enforcer.enforce_change(target(one, other), OTHER)
-    assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "118"}
-    enforcer.releaser.pod(one)
-    assert enforcer.enforce_change(target(other)).ok
-    assert shown(tree, "kubepods/burstable", "cpu.weight") == {"cpu.weight": "39"}
-
-
 def test_kubepods_is_limited_and_reserves_what_its_pods_request() -> None:
     tree = kernel()
     kept = {"cpu": 1000, "memory": GIB, "hugepages-2Mi": 64 << 20, "pid": 1000}
@@ -309,26 +297,6 @@ def test_a_running_pod_is_taken_over_without_killing_and_says_so_until_it_fits()
     assert tree.procs(f"{path}/a") == (1,)
 
 
-def test_what_is_left_to_others_is_neither_written_nor_compared() -> None:
-    tree = kernel()
-    enforcer = directories(tree, replace(PAGES, controllers=frozenset({"memory"})))
-    allocation = limited(memory=GIB)
-    assert enforcer.enforce(target(allocation)).ok
-    path = path_of(allocation)
-    assert shown(tree, path, "memory.max") == {"memory.max": str(GIB)}
-    assert tree.read_many(path, ("cpuset.cpus", "cpu.weight")) == (None, None)
-    tree.write("", "cgroup.subtree_control", "+cpu +hugetlb")
-    tree.write("kubepods", "cgroup.subtree_control", "+cpu +hugetlb")
-    tree.write("kubepods/burstable", "cgroup.subtree_control", "+cpu +hugetlb")
-    tree.write(path, "cpu.weight", "7")
-    tree.write(path, "hugetlb.2MB.max", "4194304")
-    assert enforcer.repair(target(allocation)).ok
-    assert shown(tree, path, "cpu.weight", "hugetlb.2MB.max") == {
-        "cpu.weight": "7",
-        "hugetlb.2MB.max": "4194304",
-    }
-
-
 def test_a_controller_that_the_kernel_does_not_offer_is_reported_once_and_not_missed() -> None:
     tree = EmulatedKernel(ONLINE, Mask.parse("0-1"), controllers=("cpuset", "cpu"))
     enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree), enforced=PAGES)
@@ -353,18 +321,3 @@ def test_no_limit_that_would_kill_is_recorded_in_systemd() -> None:
     assert not enforcer.repair(target(allocation)).ok
     assert systemd.properties[unit].get("MemoryMax") is None
     assert shown(tree, path, "memory.max") == {"memory.max": "max"}
-
-
-def test_a_limit_that_was_set_by_hand_survives_what_is_recorded_in_systemd() -> None:
-    tree = kernel()
-    left = replace(PAGES, controllers=frozenset({"cpuset", "cpu"}))
-    enforcer, systemd = slices(tree, left)
-    allocation = limited(memory=GIB)
-    path = path_of(allocation, Driver.SYSTEMD)
-    enforcer.enforce(target(allocation))
-    for above in ("", "kubepods.slice", "kubepods.slice/kubepods-burstable.slice"):
-        tree.write(above, "cgroup.subtree_control", "+memory")
-    tree.write(path, "memory.max", str(2 * GIB))
-    enforcer.repair(target(allocation, pod(on_host("b"), uid=OTHER)))
-    systemd.realize(path.rpartition("/")[2])
-    assert shown(tree, path, "memory.max") == {"memory.max": str(2 * GIB)}

@@ -98,21 +98,6 @@ def test_a_pods_memory_budget_pins_it_whatever_its_members_hold() -> None:
     assert desired[f"{POD}/b"].mems is None
 
 
-def test_init_containers_and_apps_have_sets_of_their_own() -> None:
-    allocation = pod(
-        pod_shared("init", "2-7", kind=ContainerKind.INIT),
-        exclusive("db", "2-5"),
-        pod_shared("log", "6-7"),
-        cpus="2-7",
-    )
-    desired = settings_of(allocation, container("init"), container("db"), container("log"))
-    assert [desired[f"{POD}/{name}"].cpus for name in ("init", "db", "log")] == [
-        Mask.parse("2-7"),
-        Mask.parse("2-5"),
-        Mask.parse("6-7"),
-    ]
-
-
 def test_an_unidentified_cgroup_runs_in_the_pods_shared_pool() -> None:
     allocation = pod(
         pod_shared("init", "2-7", kind=ContainerKind.INIT),

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
-from agent.managers.admission import admit, remove
 from agent.reconcile.identify import seen_pods
 from cgroupfs.names import Driver, Layout, Tier
 from tests.agent.reconcile.pods import (
@@ -24,8 +23,6 @@ from tests.agent.reconcile.pods import (
 )
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
 from tests.agent.server.support import make_world
-from tests.bench import hosts
-from tests.bench.enforcing import EnforcedHost, pool_only
 from tests.fakes.kernel import effective_cpus
 
 if TYPE_CHECKING:
@@ -128,17 +125,3 @@ def test_where_a_pod_in_it_gets_cpus_of_its_own_each_carries_its_set() -> None:
     assert enforcer.enforce_change(target(*shared)).ok
     assert {effective_cpus(tree, f"{path}/c") for path in paths} == {str(ONLINE)}
     assert enforcer.verify(target(*shared)).ok
-
-
-@pytest.mark.parametrize("driver", Driver)
-def test_an_exclusive_pod_comes_and_goes_at_the_same_cost_beside_any_number(driver: Driver) -> None:
-    costs = []
-    for pods in (2, 40):
-        host = EnforcedHost("2n128c", driver, pool_only, pods, shares=True)
-        asked = hosts.guaranteed_pod(OWN, 4)
-        decision = admit(host.rules, host.ledger, asked)
-        came = host.change(decision.ledger, asked.uid)
-        gone = host.change(remove(host.rules, decision.ledger, asked.uid), None)
-        costs.append([(each.writes, each.bus_calls) for each in (came, gone)])
-    assert costs[0] == costs[1]
-    assert all(writes <= 6 and calls <= 4 for writes, calls in costs[1])

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
-from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.policy import IsolationMode
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
@@ -91,24 +90,6 @@ def test_siblings_that_stay_idle_are_in_no_set_of_a_cgroup_until_the_pod_ends(
 
     with_agent(site, live)
     with_agent(site, go_on)
-
-
-def test_a_verification_says_who_inherits_and_what(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        web, exact, own = await fill(site, controller)
-        pool = str(controller.state.shared_cpus)
-        document = await controller.verify()
-        assert document.agrees
-        found = {each.kernel.cgroup: (each.inherits, each.cpus) for each in document.cgroups}
-        inside = site.container(exact, "exact")
-        assert [found[f"/{path}"] for path in (web, exact, inside)] == [
-            (True, pool),
-            (False, pool),
-            (True, pool),
-        ]
-        assert found[f"/{own}"] == (False, str(exclusive_cpus(controller.state.ledger)))
-
-    with_agent(site, live)
 
 
 def test_another_set_of_a_class_is_one_difference_however_many_cgroups_inherit(site: Site) -> None:

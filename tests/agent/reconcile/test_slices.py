@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from msgspec.structs import replace
 
-from agent.managers.allocation import CpuLimits
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers import SliceCgroups, read_record
 from agent.reconcile.enforcer import Enforcer
@@ -66,26 +64,6 @@ def test_scopes_are_recorded_so_that_systemd_writes_the_same() -> None:
     assert tree.read(scope, "cpuset.cpus") == "6-7\n"
     assert tree.read(scope, "cpu.max") == "600000 100000\n"
     assert not enforcer.enforce(target(mixed())).changed
-
-
-def test_a_new_agent_records_nothing_that_systemd_has_already() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
-    systemd.calls.clear()
-    again = Enforcer(tree, layout(Driver.SYSTEMD), SliceCgroups(tree, systemd))
-    assert not again.enforce(target(mixed())).changed
-    assert systemd.calls == []
-
-
-def test_a_quota_finer_than_systemds_is_in_the_file_and_never_narrower_on_record() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    allocation = pod(replace(on_host("web"), cpu=CpuLimits(None, 2505)), limit=2505)
-    assert enforcer.enforce(target(allocation)).ok
-    path = path_of(allocation, Driver.SYSTEMD)
-    assert tree.read(path, "cpu.max") == "250500 100000\n"
-    assert read_record(systemd, UNIT).values["cpu.max"] == "251000 100000"
 
 
 def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:

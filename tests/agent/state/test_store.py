@@ -181,16 +181,6 @@ def test_an_unusable_checkpoint_is_kept_aside(
         assert store.load().state == BEFORE
 
 
-def test_files_kept_aside_are_never_overwritten_and_always_listed(tmp_path: Path) -> None:
-    for number in range(1, 4):
-        (tmp_path / CHECKPOINT_NAME).write_bytes(b"%d" % number)
-        with Store(tmp_path) as store:
-            assert len(store.load().set_aside) == number
-    with Store(tmp_path) as store:
-        aside = store.load().set_aside
-    assert [path.read_bytes() for path in aside] == [b"1", b"2", b"3"]
-
-
 def test_of_many_unusable_checkpoints_the_first_and_the_latest_are_kept(tmp_path: Path) -> None:
     """Whatever writes them again and again does not fill the disk."""
     aside: tuple[Path, ...] = ()
