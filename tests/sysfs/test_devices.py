@@ -91,13 +91,6 @@ def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path
     assert all("0000:00:00.0" in warning for warning in tree.warnings)
 
 
-def test_a_node_that_is_not_a_number_is_a_warning(tmp_path: Path) -> None:
-    lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/numa_node": "one"})
-    tree = SysfsTree(tmp_path)
-    assert read_pci_devices(tree, ONLINE)[0].node is None
-    assert "numa_node: found 'one'" in tree.warnings[0]
-
-
 @pytest.mark.parametrize("text", ["root:x:0:0", "0x8086\n0x1", "8086", "0x" + "1" * 99])
 @pytest.mark.parametrize("name", ["vendor", "device", "class"])
 def test_an_id_that_is_none_is_left_out_with_a_warning(

@@ -63,10 +63,3 @@ def test_pools_come_by_size_and_empty_ones_too(tmp_path: Path) -> None:
 
 def test_a_kernel_without_huge_pages_has_no_pools(tmp_path: Path) -> None:
     assert read_hugepages(SysfsTree(tmp_path), "h") == ()
-
-
-@pytest.mark.parametrize("text", ["-1", "many", ""])
-def test_a_count_that_is_none_is_a_warning(tmp_path: Path, text: str) -> None:
-    tree = SysfsTree(lay_out(tmp_path, {"h/hugepages-2048kB/nr_hugepages": text}))
-    assert read_hugepages(tree, "h") == (HugePages(2 << 20, 0),)
-    assert "hugepages-2048kB/nr_hugepages: found" in tree.warnings[0]

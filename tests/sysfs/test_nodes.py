@@ -152,13 +152,6 @@ def test_a_node_has_the_number_of_its_memory_tier_or_none(tmp_path: Path) -> Non
     assert [node.tier for node in nodes] == [4, 22, None]
 
 
-def test_an_odd_list_of_a_memory_tier_is_a_warning(tmp_path: Path) -> None:
-    files = {**_node(0), f"{_TIERS}/memory_tier4/nodelist": "x\n"}
-    tree = SysfsTree(lay_out(tmp_path, files))
-    assert [node.tier for node in read_nodes(tree, Mask.of(0))] == [None]
-    assert "memory_tier4/nodelist: found 'x'" in tree.warnings[0]
-
-
 def _backed(root: Path, place: str, node: int, driver: str = "kmem") -> None:
     """Lay out a DAX device that names a node."""
     device = root / "sys/devices" / place

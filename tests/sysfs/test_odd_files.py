@@ -16,7 +16,7 @@ from sysfs.discover import discover, read_host
 from sysfs.files import SysfsTree
 from sysfs.host import CoreKind, Device, MemoryClass
 from sysfs.mask import EMPTY, Mask
-from tests.sysfs.trees import CPU, lay_out
+from tests.sysfs.trees import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -160,10 +160,6 @@ def _may_cost(file: str, key: tuple[str, object, str]) -> bool:
                for pattern, kind, field in _COSTS)  # fmt: skip
 
 
-def test_a_host_with_everything_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert discover(write_tree(_host(), tmp_path)) == _host()
-
-
 @pytest.mark.parametrize("damage", _DAMAGES)
 def test_an_odd_optional_file_costs_its_own_fact_and_a_warning(tmp_path: Path, damage: str) -> None:
     root = write_tree(_host(), tmp_path)
@@ -197,20 +193,6 @@ def test_a_capture_of_a_host_with_odd_files_shows_the_same_facts(
     with tarfile.open(tmp_path / "host.tar.gz") as archive:
         archive.extractall(again, filter="data")
     assert _facts(discover(again)) == _facts(discover(root))
-
-
-@pytest.mark.parametrize("texts", [("",), ("1",), ("0",), ("4-5", "x"), ("0-1,4", "0-7")])
-@pytest.mark.parametrize("name", ["index3/shared_cpu_list", "index3/level"])
-def test_contradicting_caches_cost_no_host(
-    tmp_path: Path, texts: tuple[str, ...], name: str
-) -> None:
-    host = regular_host()
-    write_tree(host, tmp_path)
-    for cpu, text in enumerate(texts):
-        lay_out(tmp_path, {f"{CPU}/cpu{cpu}/cache/{name}": text})
-    found = discover(tmp_path)
-    assert [cpu.core for cpu in found.cpus] == [cpu.core for cpu in host.cpus]
-    assert found.nodes == host.nodes
 
 
 def test_a_damage_of_every_cpu_is_reported_in_a_few_lines(tmp_path: Path) -> None:

@@ -149,16 +149,6 @@ def test_a_cpu_whose_package_id_is_odd_is_in_that_of_its_core(tmp_path: Path, te
     assert "cpu0/topology/physical_package_id: found" in tree.warnings[0]
 
 
-@pytest.mark.parametrize("name", ["physical_package_id", "die_id", "cluster_id"])
-def test_garbage_in_an_id_is_a_warning_with_its_file(tmp_path: Path, name: str) -> None:
-    texts = {"core_cpus_list": "0", "die_cpus_list": "0", "cluster_cpus_list": "0", name: "x"}
-    tree = SysfsTree(lay_out(tmp_path, {f"{CPU}/cpu0/topology/{k}": v for k, v in texts.items()}))
-    found = read_topology(tree, Mask.of(0))
-    assert (found.dies, found.clusters, found.packages) == ({}, {}, {0: 0})
-    (warning,) = tree.warnings
-    assert f"cpu0/topology/{name}: found 'x'" in warning
-
-
 def test_cores_are_sibling_lists_whatever_their_ids(tmp_path: Path) -> None:
     files = {
         cpus: {"core_cpus_list": cpus, "core_id": "0", "physical_package_id": "0"}

@@ -53,16 +53,6 @@ def stale(tree: DirectoryTree) -> list[str]:
     return sorted(path for path, _ in texts.items() ^ found.items())
 
 
-def test_what_is_written_stands_in_files_as_the_kernel_would_show_it(
-    tree: DirectoryTree, tmp_path: Path
-) -> None:
-    tree.write("pods/a", "cpuset.cpus", "3,2")
-    assert (tmp_path / "pods/a/cpuset.cpus").read_text() == "2-3\n"
-    assert (tmp_path / "pods/a/cpuset.cpus.effective").read_text() == "2-3\n"
-    assert (tmp_path / "cgroup.controllers").read_text() == "cpuset cpu io memory hugetlb pids\n"
-    assert (tmp_path / "pods/a/cpu.max").read_text() == "max 100000\n"
-
-
 def test_what_others_write_is_taken_in_under_the_kernels_rules(
     tree: DirectoryTree, tmp_path: Path
 ) -> None:
