@@ -164,11 +164,11 @@ def _check_files(checks: Checks, package: Path) -> None:
     completed = attempt(
         "env",
         "_NUMAWARDEN_COMPLETE=bash_complete",
-        "COMP_WORDS=numawarden ver",
+        "COMP_WORDS=numawarden doc",
         "COMP_CWORD=1",
         COMMAND,
     )
-    checks.equal("installed: it completes commands", completed.stdout.strip(), "plain,verify")
+    checks.equal("installed: it completes commands", completed.stdout.strip(), "plain,doctor")
 
 
 def _start_pods(checks: Checks, agent: Agent) -> tuple[Workload, ...]:
