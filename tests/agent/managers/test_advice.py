@@ -104,10 +104,6 @@ def test_a_pod_too_wide_for_one_node_hears_of_a_policy_and_of_what_one_node_has(
     ]
 
 
-def test_restricted_is_not_advised_where_it_rejects_as_well() -> None:
-    assert not any("restricted" in each for each in texts(make_rules(topology=SINGLE), BIG))
-
-
 def test_of_what_is_more_than_the_host_has_only_less_is_advised() -> None:
     huge = pod(app("main", guaranteed("cpu=64 memory=1Gi")))
     assert texts(make_rules(topology=NO_POLICY, memory=False), huge) == [

@@ -18,7 +18,7 @@ from agent.managers.rules import EffectivePolicy
 from sysfs.described import regular_host, with_offline
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
-from tests.agent.managers.hosts import GIB, NO_POLICY, PLAIN, RESTRICTED, SINGLE, make_rules
+from tests.agent.managers.hosts import NO_POLICY, PLAIN, RESTRICTED, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 
@@ -88,39 +88,10 @@ def test_the_figures_agree_with_counting(rules: EffectivePolicy, others: list[Po
 # --- what pods may request of a node, against amounts worked out by hand --------------------------
 
 
-MIB = 1 << 20
-#: 16 CPUs, 32 GiB on two nodes, 512 pages of 2 MiB on each.
-PAGED = Machine.of(regular_host(cores_per_node=8, threads=1, hugepages=((2 * MIB, 512),)))
-
-
 def amounts(machine: Machine, fit: NodeFit, **more: object) -> dict[str, int]:
     found = EffectivePolicy(machine, Policy(fit=fit, **more), MANAGERS).allocatable  # type: ignore[arg-type]  # by keyword
     assert found is not None
     return dict(found.amounts)
-
-
-def test_without_reservations_it_is_all_that_the_machine_has() -> None:
-    assert amounts(PLAIN, NodeFit()) == {"cpu": 16_000, "memory": 32 * GIB}
-
-
-def test_reservations_are_kept_to_the_millicore_and_byte() -> None:
-    kept = NodeFit({"cpu": 1500, "memory": GIB + 1})
-    assert amounts(PLAIN, kept) == {"cpu": 14_500, "memory": 31 * GIB - 1}
-
-
-def test_huge_pages_are_no_memory_and_reserved_ones_are_not_either() -> None:
-    """The kubelet takes the capacity in huge pages out of memory, not what is allocatable."""
-    kept = NodeFit({"memory": GIB, "hugepages-2Mi": 64 * MIB})
-    assert amounts(PAGED, kept) == {
-        "cpu": 16_000,
-        "memory": 29 * GIB,
-        "hugepages-2Mi": 2 * GIB - 64 * MIB,
-    }
-
-
-def test_it_is_never_negative() -> None:
-    kept = NodeFit({"cpu": 17_000, "memory": 31 * GIB, "hugepages-2Mi": 4 * GIB})
-    assert set(amounts(PAGED, kept).values()) == {0}
 
 
 def test_cpus_that_do_not_run_do_not_count() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
@@ -11,14 +10,14 @@ from agent.managers.admission import admit
 from agent.managers.allocation import DEVICES, Isolation
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
-from agent.pods.model import ContainerKind, Pod, QosClass
-from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, make_rules
+from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.demand import PodDemand
     from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
 
 POD_SCOPE = make_rules().policy
 CONTAINER_SCOPE = make_rules(scope=CONTAINER).policy
@@ -41,45 +40,7 @@ def exclusive(policy: Policy, asked: Pod) -> list[tuple[int, bool]]:
     ]
 
 
-def names(demand: PodDemand) -> tuple[list[str], list[str]]:
-    return [c.name for c in demand.init_containers()], [c.name for c in demand.apps()]
-
-
 class TestDemand:
-    def test_containers_come_in_the_order_of_admission(self) -> None:
-        demand = demand_of(POD_SCOPE, pod(app("a"), init("i"), app("b"), sidecar("s")))
-        assert [c.name for c in demand.containers] == ["i", "s", "a", "b"]
-        assert names(demand) == (["i", "s"], ["a", "b"])
-        assert [c.kind for c in demand.containers][:2] == [
-            ContainerKind.INIT,
-            ContainerKind.SIDECAR,
-        ]
-        assert [c.is_standard_init for c in demand.containers] == [True, False, False, False]
-
-    def test_a_pod_without_a_budget_demands_the_peak_of_its_containers(self) -> None:
-        demand = demand_of(
-            POD_SCOPE,
-            pod(
-                init("i", guaranteed("cpu=5 memory=1Gi")), app("a", guaranteed("cpu=2 memory=2Gi"))
-            ),
-        )
-        assert (demand.cpus, demand.memory) == (5, {"memory": 2 * GIB})
-        assert not demand.pod_level
-
-    def test_a_budget_is_what_the_pod_demands(self) -> None:
-        demand = demand_of(POD_SCOPE, pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi")))
-        assert (demand.cpus, demand.memory) == (4, {"memory": GIB})
-        assert (demand.pod_level, demand.active("cpu")) == (True, True)
-
-    def test_a_budget_of_no_bytes_is_not_a_budget_of_that_type(self) -> None:
-        asked = pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi hugepages-2Mi=0"))
-        assert demand_of(POD_SCOPE, asked).memory == {"memory": GIB}
-
-    def test_without_the_gate_a_budget_leaves_the_pod_unmanaged(self) -> None:
-        demand = demand_of(WITHOUT_GATE, pod(app("a"), of_pod=guaranteed("cpu=4 memory=1Gi")))
-        assert (demand.pod_level, demand.active("cpu")) == (False, False)
-        assert demand.qos is QosClass.GUARANTEED
-
     def test_only_devices_of_the_inventory_are_given_but_all_that_is_asked_for_counts(self) -> None:
         policy = make_rules(devices={GPU: (PluginDevice("0"),)}).policy
         asked = pod(
@@ -144,17 +105,6 @@ class TestEligibility:
         )
         assert exclusive(POD_SCOPE, asked) == [(0, True)]
         assert "budget is not a positive whole number" in whys(POD_SCOPE, asked)[0]
-
-    @pytest.mark.parametrize(
-        "policy", [CONTAINER_SCOPE, make_rules(topology=NO_POLICY).policy], ids=["scope", "policy"]
-    )
-    def test_a_fractional_budget_is_not_looked_at_container_by_container(
-        self, policy: Policy
-    ) -> None:
-        asked = pod(
-            app("a", guaranteed("cpu=2 memory=1Gi")), of_pod=guaranteed("cpu=2500m memory=4Gi")
-        )
-        assert exclusive(policy, asked) == [(2, True)]
 
     def test_managers_that_do_nothing_give_nothing_exclusive(self) -> None:
         policy = replace(CONTAINER_SCOPE, cpu=CpuPolicy(), memory=MemoryPolicy())

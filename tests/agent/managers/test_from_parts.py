@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit
 from agent.managers.allocation import CpuLimits, PodAllocation
 from tests.agent.managers.hosts import make_rules
-from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
+from tests.agent.pods.pods import amounts, app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
     from agent.pods.model import Container, Pod
@@ -23,24 +23,6 @@ def allocated(asked: Pod) -> PodAllocation:
     decision = admit(rules, rules.empty_ledger(), asked)
     assert decision.allocation is not None, decision.rejection
     return decision.allocation
-
-
-def test_requests_are_the_peak_over_the_life_of_the_pod() -> None:
-    allocation = allocated(
-        pod(
-            sidecar("s", resources("cpu=500m memory=1Gi")),
-            init("i", resources("cpu=2 memory=1Gi hugepages-2Mi=4Mi", "hugepages-2Mi=4Mi")),
-            app("a", resources("cpu=1 memory=3Gi")),
-        )
-    )
-    assert allocation.requests == {"cpu": 2500, "memory": 4 * _GIB, "hugepages-2Mi": 4 << 20}
-
-
-def test_a_budget_is_what_the_pod_requests_and_is_limited_to() -> None:
-    allocation = allocated(pod(app("a"), app("b"), of_pod=guaranteed("cpu=4 memory=4Gi")))
-    assert allocation.requests == {"cpu": 4000, "memory": 4 * _GIB}
-    assert allocation.limits == {"memory": 4 * _GIB}
-    assert allocation.cpu == CpuLimits(4000, 4000)
 
 
 def test_overhead_is_added_to_requests_and_to_limits_that_there_are() -> None:

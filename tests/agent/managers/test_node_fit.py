@@ -57,31 +57,6 @@ def rejected(rules: EffectivePolicy, asked: Pod, ledger: Ledger | None = None) -
 
 
 class TestReasons:
-    @pytest.mark.parametrize(
-        ("text", "reason"),
-        [
-            ("cpu=1000 memory=900Ti", "OutOfcpu"),
-            ("cpu=14501m", "OutOfcpu"),
-            ("cpu=1m memory=900Ti", "OutOfmemory"),
-            (f"memory={30 * GIB + 1}", "OutOfmemory"),
-            ("cpu=1 hugepages-2Mi=2Mi", "OutOfhugepages-2Mi"),
-            (f"cpu=1 {GPU}=3", f"OutOf{GPU}"),
-            (f"{NIC}=1", f"OutOf{NIC}"),
-            ("example.com/other=1", "OutOfexample.com/other"),
-        ],
-    )
-    def test_too_much_of_a_resource_is_rejected_by_its_name(self, text: str, reason: str) -> None:
-        rejection = rejected(rules_with(), asking(text))
-        assert rejection.reason == reason
-        assert rejection.resource == reason.removeprefix("OutOf")
-
-    @pytest.mark.parametrize(
-        "text",
-        ["cpu=14500m", f"memory={30 * GIB}", f"{GPU}=2", "example.com/other=0", "cpu=0", ""],
-    )
-    def test_all_that_is_allocatable_can_be_requested(self, text: str) -> None:
-        assert admit(rules_with(), rules_with().empty_ledger(), asking(text)).admitted
-
     def test_the_first_in_the_kubelets_order_is_the_reason_and_all_are_named(self) -> None:
         rules = rules_with(replace(KEPT, max_pods=1))
         ledger = with_pod(rules, asking("cpu=1"))
@@ -97,23 +72,6 @@ class TestReasons:
         ]
         for each in rejection.shortages:
             assert each.resource.removeprefix("pods") in rejection.message
-
-    def test_what_others_request_counts(self) -> None:
-        rules = rules_with()
-        ledger = with_pod(rules, asking("cpu=10 memory=20Gi"))
-        rejection = rejected(rules, asking("cpu=5", "u-2"), ledger)
-        assert rejection.shortages == (Shortage("cpu", 5000, 14500, 10000),)
-        assert rejected(rules, asking("memory=11Gi", "u-2"), ledger).reason == "OutOfmemory"
-        assert admit(rules, ledger, asking("cpu=4500m memory=10Gi", "u-2")).admitted
-
-    def test_a_pod_that_requests_nothing_is_kept_out_by_their_number_alone(self) -> None:
-        rules = rules_with()
-        ledger = with_pod(rules, asking("cpu=14500m memory=30Gi"))
-        for number in range(3):
-            ledger = with_pod(rules, pod(app("a"), uid=f"best-effort-{number}"), ledger)
-        rejection = rejected(rules, pod(app("a"), uid="one-more"), ledger)
-        assert rejection.reason == "OutOfpods"
-        assert rejection.shortages == (Shortage("pods", 1, 4, 4),)
 
     @pytest.mark.parametrize("name", [LICENCE, "numawarden.dev/exclusive", "example.com/gup"])
     def test_beside_a_kubelet_a_resource_that_the_agent_does_not_have_is_not_looked_at(
@@ -131,11 +89,6 @@ class TestReasons:
     def test_beside_a_kubelet_what_the_agent_has_is_looked_at(self, text: str) -> None:
         rules, alone = rules_with(replace(KEPT, beside_kubelet=True)), rules_with()
         assert rejected(rules, asking(text)) == rejected(alone, asking(text))
-
-    def test_without_node_fit_nothing_is_compared(self) -> None:
-        rules = make_rules(memory=False)
-        asked = asking("cpu=1000 memory=900Ti hugepages-1Gi=5Gi")
-        assert admit(rules, rules.empty_ledger(), asked).admitted
 
 
 class TestEffectiveRequests:
@@ -247,13 +200,6 @@ class TestMessages:
         assert ignored.startswith("vendor.io/x is not allocated here: agent.ignoredResources")
         assert unmeasured.startswith("ephemeral-storage is not limited here")
         assert not_allocated(rules, ["cpu", GPU]) == ()
-
-    def test_all_names_are_reported_where_none_is_near(self) -> None:
-        rejection = rejected(rules_with(), asking("vendor.io/x=1"))
-        assert rejection.message.endswith(f"it offers {GPU}, {NIC}")
-        assert "agent.devices" in rejection.remedy
-        assert "agent.ignoredResources" in rejection.remedy
-        assert "agent.hostDevices" in rejection.remedy
 
     def test_several_resources_that_are_not_offered_have_one_remedy_that_names_them(self) -> None:
         rejection = rejected(rules_with(), asking("vendor.io/x=1 vendor.io/y=2 vendor.io/z=1"))

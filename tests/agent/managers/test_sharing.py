@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocation import ContainerAllocation, Isolation, Origin, PodAllocation
-from agent.managers.sharing import NAMED, Share, Sharing, is_specified, run_together, shares
+from agent.managers.sharing import NAMED, Share, Sharing, is_specified, shares
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
@@ -120,19 +119,6 @@ def test_exclusive_cpus_of_two_apps_that_are_the_same_are_neithers_own() -> None
         Share(Sharing.OVERLAPPING, Mask.of(2), ("b",)),
         Share(Sharing.OVERLAPPING, Mask.of(2), ("a",)),
     )
-
-
-@pytest.mark.parametrize(
-    ("kinds", "together"),
-    [("IA", False), ("II", False), ("IS", False), ("SI", True), ("SA", True), ("AA", True)],
-)
-def test_only_a_standard_init_container_ends_before_the_next_starts(
-    kinds: str, *, together: bool
-) -> None:
-    of = {"I": ContainerKind.INIT, "S": ContainerKind.SIDECAR, "A": ContainerKind.APP}
-    both = tuple(ContainerAllocation(str(place), of[kind]) for place, kind in enumerate(kinds))
-    assert run_together(both, 0, 1) is together
-    assert run_together(both, 1, 0) is together
 
 
 def moments(allocation: PodAllocation) -> Iterator[list[int]]:

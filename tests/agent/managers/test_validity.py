@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.cpu.manager import exclusive_cpus, shared_cpus, shared_pool
+from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import ADMIT_AGAIN, Rule
 from agent.managers.device.manager import allocated_devices
@@ -222,20 +222,6 @@ def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> N
         ("u-2", Rule.DEVICE_ALLOCATED_TWICE),
         ("u-2", Rule.CPU_ALLOCATED_TWICE),
     ]
-
-
-@pytest.mark.parametrize("removed", ["u-1", "u-2"])
-def test_what_two_pods_hold_stays_with_the_one_that_is_left(removed: str) -> None:
-    rules = make_rules(devices={GPU: (PluginDevice("a"),)})
-    ledger = ledger_of(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
-    twin = replace(ledger.allocations["u-1"], uid="u-2")
-    doubled = charged(rules, ledger, twin)
-    left = remove(rules, doubled, removed)
-    assert exclusive_cpus(left) == exclusive_cpus(ledger)
-    assert allocated_devices(left) == allocated_devices(ledger)
-    assert found(rules, left) == []
-    empty = remove(rules, left, *left.allocations)
-    assert (exclusive_cpus(empty), allocated_devices(empty)) == (EMPTY, {})
 
 
 def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 from agent.managers.cpu.take import (
     NotEnoughCpusError,
     Strategy,
-    strategy_of,
     take,
     take_by_topology,
 )
@@ -40,34 +37,6 @@ def chosen(topology: CpuTopology, options: CpuPolicyOptions, free: str, count: i
     return str(take_by_topology(topology, options, Mask.parse(free), count))
 
 
-@pytest.mark.parametrize(
-    ("free", "count", "expected"),
-    [
-        ("0-15", 8, "0-3,8-11"),  # a whole node
-        ("0-15", 2, "0,8"),  # a whole core
-        ("0-15", 1, "0"),  # one thread of the first core
-        ("1-15", 8, "4-7,12-15"),  # the whole node, not the partly used one
-        ("0-2,4-15", 1, "11"),  # the core that is already broken
-        ("0-3,5-15", 2, "5,13"),  # a whole core of the fuller node
-        ("0-15", 12, "0-5,8-13"),  # a node, then cores
-    ],
-)
-def test_packing_takes_whole_nodes_then_whole_cores_then_used_cores(
-    free: str, count: int, expected: str
-) -> None:
-    assert chosen(TWO_SOCKETS, PACKED, free, count) == expected
-
-
-def test_distributing_across_nodes_halves_what_one_node_cannot_hold() -> None:
-    assert chosen(TWO_SOCKETS, DISTRIBUTED, "0-15", 10) == "0-2,4-6,8-9,12-13"
-    assert chosen(TWO_SOCKETS, DISTRIBUTED_FULL, "0-15", 12) == "0-2,4-6,8-10,12-14"
-
-
-def test_distributing_takes_more_where_more_is_free() -> None:
-    """Eleven CPUs of two nodes: five of each, and the last from the node with more free ones."""
-    assert chosen(TWO_SOCKETS, DISTRIBUTED, "0-10,12-15", 11) == "0-1,3-6,8-9,12-14"
-
-
 def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
     """The kubelet's stripe of the remainder never ends here (kubernetes issue 140730)."""
     four = Shape(sockets=4, cores=3).topology()
@@ -75,20 +44,6 @@ def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
 
     for count in range(2, len(free) + 1, 2):
         assert len(take_by_topology(four, DISTRIBUTED_FULL, free, count)) == count
-
-
-def test_uncore_alignment_takes_a_whole_cache_then_the_rest_from_one_cache() -> None:
-    caches = Shape(sockets=1, caches=2, cores=4).topology()
-
-    assert chosen(caches, UNCORE, "1-7", 4) == "2-3,6-7"
-    assert chosen(caches, UNCORE, "0-7", 6) == "0-2,4-6"
-
-
-def test_uncore_alignment_passes_over_a_cache_whose_first_cores_are_partly_used() -> None:
-    caches = Shape(sockets=1, caches=2, cores=4).topology()
-
-    assert chosen(caches, UNCORE, "0,2-3,5-7", 3) == "2-3,6"
-    assert chosen(caches, PACKED, "0,2-3,5-7", 3) == "0,2,6"
 
 
 def test_a_request_below_an_average_cache_is_not_split_over_a_small_free_one() -> None:
@@ -133,16 +88,6 @@ def test_asking_for_more_than_is_free_names_both_numbers() -> None:
 
     assert (caught.value.asked, caught.value.available) == (5, 3)
     assert "5 CPUs asked, 3 available" in str(caught.value)
-
-
-def test_options_name_the_strategy() -> None:
-    def strategy(options: CpuPolicyOptions) -> Strategy:
-        return strategy_of(TWO_SOCKETS, options, KubernetesVersion.V1_37)
-
-    assert strategy(DISTRIBUTED) == Strategy(group_size=1)
-    assert strategy(DISTRIBUTED_FULL) == Strategy(group_size=2, whole_cores=True)
-    assert strategy(SPREAD) == Strategy(spread=True)
-    assert strategy(UNCORE) == Strategy(uncore=True)
 
 
 @st.composite
@@ -195,26 +140,6 @@ def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
     assume(count in sums)
 
     assert not torn(topology, take_by_topology(topology, FULL, free, count))
-
-
-def fewest_nodes_by_search(topology: CpuTopology, free: Mask, count: int) -> int:
-    for number in range(1, len(topology.nodes) + 1):
-        for nodes in combinations(topology.nodes, number):
-            if sum((node.cpus & free.bits).bit_count() for node in nodes) >= count:
-                return number
-    raise AssertionError(count)
-
-
-@settings(deadline=None, max_examples=150)
-@given(regular_hosts(), st.data())
-def test_packing_an_empty_host_takes_no_more_nodes_than_needed(
-    topology: CpuTopology, data: st.DataObject
-) -> None:
-    count = data.draw(st.integers(min_value=1, max_value=len(topology.all)))
-
-    taken = take_by_topology(topology, PACKED, topology.all, count)
-
-    assert len(topology.nodes_of(taken)) == fewest_nodes_by_search(topology, topology.all, count)
 
 
 @settings(deadline=None, max_examples=200)

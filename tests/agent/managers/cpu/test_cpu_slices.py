@@ -15,7 +15,7 @@ from agent.pods.model import Container, ContainerKind
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.cpu.pod_level import CpuPart
@@ -56,49 +56,6 @@ def divided(topology: CpuTopology, number: int, *containers: Container) -> dict[
 def test_single_cpus_get_cores_of_their_own_and_leave_the_rest_to_the_pool() -> None:
     found = divided(TWO, 2, app("a", guaranteed(own(1))), app("b", guaranteed(own(1))), app("c"))
     assert found == {"a": "0 own", "b": "1 own", "c": "16-17"}
-
-
-def test_without_the_option_the_second_takes_the_rest_of_the_firsts_core() -> None:
-    budget = cores(TWO, 2)
-    asked = demand(4, app("a", guaranteed(own(1))), app("b", guaranteed(own(1))), app("c"))
-    parts = divide_cpus(TWO, CpuPolicyOptions(), budget, asked)
-    assert [str(part.cpus) for part in parts.values()] == ["0", "16", "1,17"]
-
-
-def test_what_fills_its_cores_shares_none_though_others_must() -> None:
-    found = divided(
-        TWO,
-        3,
-        app("a", guaranteed(own(1))),
-        app("b", guaranteed(own(2))),
-        app("c", guaranteed(own(1))),
-        app("d", guaranteed(own(1))),
-        app("e"),
-    )
-    assert found["b"] == "0,16 own"
-    assert [found[name] for name in "acd"] == ["1 own", "2 own", "17 own"]
-    assert found["e"] == "18"
-
-
-def test_an_init_container_avoids_the_cores_of_sidecars_before_it() -> None:
-    found = divided(
-        TWO,
-        3,
-        sidecar("s", guaranteed(own(1))),
-        init("i", guaranteed(own(3))),
-        sidecar("t", guaranteed(own(1))),
-        app("a"),
-    )
-    assert found == {"s": "0 own", "i": "1-2,17 own", "t": "1 own", "a": "2,16-18"}
-
-
-def test_missing_threads_come_from_one_core_that_has_them() -> None:
-    found = divided(FOUR, 2, *(app(name, guaranteed(own(3))) for name in "ab"), app("c"))
-    assert [Mask.parse(found[name].split()[0]) for name in "ab"] == [
-        Mask.parse("0,16,32"),
-        Mask.parse("1,17,33"),
-    ]
-    assert found["c"] == "48-49"
 
 
 def test_cores_of_different_sizes_are_divided_too() -> None:

@@ -8,10 +8,7 @@ from agent.managers.cpu.take import NodeShare, distribution
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.hint import SearchBudget
 from sysfs.mask import Mask
-from tests.agent.managers.cpu.cpu_hosts import Shape
 from tests.agent.managers.cpu.cpu_reference import best_shares
-
-SIXTEEN = Shape(sockets=16, cores=2).topology()
 
 
 def given_by(
@@ -25,55 +22,12 @@ def given_by(
     return {index: extra.get(index, 0) for index in chosen}
 
 
-def test_nodes_that_cannot_give_equal_shares_are_passed_over_for_more_nodes() -> None:
-    four = Shape(sockets=4, cores=2).topology()
-    free = Mask.parse("0-3,4,6")  # nodes 0 and 1 whole first threads, node 2 and 3 one CPU each
-
-    shares = distribution(four, free.bits, 4, 1)
-
-    assert shares == [
-        NodeShare(Mask.parse("0-1").bits, 2, 0),
-        NodeShare(Mask.parse("2-3").bits, 2, 0),
-    ]
-
-
-def test_no_set_of_nodes_can_give_equal_shares() -> None:
-    two = Shape(sockets=2, cores=4, threads=1).topology()
-
-    assert distribution(two, Mask.parse("0-4").bits, 4, 4) is not None
-    assert distribution(two, Mask.parse("0-2,4-6").bits, 4, 4) is None
-
-
-def test_an_extra_group_is_dealt_twice_to_a_node_with_far_more_room() -> None:
-    assert (
-        given_by([4, 4, 20], 3, 8, 1) == {0: 0, 1: 0, 2: 2} == best_shares([4, 4, 20], 3, 2, 2, 1)
-    )
-
-
-def test_of_equally_balanced_sets_the_first_wins_not_the_roomiest() -> None:
-    room = [14, 12, 5, 11, 14, 22, 12]
-
-    assert (
-        given_by(room, 5, 9, 4) == {0: 0, 1: 0, 3: 1, 4: 0, 5: 3} == best_shares(room, 5, 4, 4, 4)
-    )
-
-
 def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None:
     """Six of ten CPUs are more than half, so two nodes must share; the smaller one has only two."""
     uneven = CpuTopology.from_rows((cpu, cpu, 0, cpu // 8, 0) for cpu in range(10))
 
     assert distribution(uneven, uneven.all.bits, 6, 1) is None
     assert distribution(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
-
-
-def test_many_nodes_are_balanced_without_trying_every_set() -> None:
-    free = SIXTEEN.all.bits & ~Mask.of(0, 4).bits
-
-    shares = distribution(SIXTEEN, free, 15, 1)
-
-    assert shares is not None
-    assert [share.base + share.extra_groups for share in shares] == [4, 4, 4, 3]
-    assert not any(share.cpus & (1 | 1 << 4) for share in shares)
 
 
 @settings(deadline=None, max_examples=300)

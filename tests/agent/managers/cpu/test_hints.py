@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.managers.cpu.hints import cpu_hints, fewest_nodes
+from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions
 from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS, Shape, any_hosts, masks_of
+from tests.agent.managers.cpu.cpu_hosts import Shape, any_hosts, masks_of
 
 if TYPE_CHECKING:
     from agent.managers.cpu.topology import CpuTopology
@@ -23,11 +23,6 @@ QUAD = Shape(sockets=2, nodes=2, cores=2, threads=1).topology()
 def said(hints: object) -> list[tuple[str, bool]]:
     assert isinstance(hints, list)
     return [(str(Mask(hint.nodes or 0)), hint.preferred) for hint in hints]
-
-
-def test_a_request_larger_than_the_host_needs_all_its_nodes() -> None:
-    assert fewest_nodes(TWO_SOCKETS, 99) == 2
-    assert cpu_hints(TWO_SOCKETS, PLAIN, TWO_SOCKETS.all, EMPTY, 99) == []
 
 
 def test_aligned_by_socket_every_set_on_as_few_sockets_is_preferred() -> None:

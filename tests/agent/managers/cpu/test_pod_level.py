@@ -69,30 +69,6 @@ class TestEmptyPool:
 
 
 class TestDivision:
-    def test_exclusive_slices_first_the_rest_is_shared(self) -> None:
-        assert divided(app("a"), app("b", own(1)), app("c", own(2)), app("d")) == {
-            "a": "4",
-            "b": "1 own",
-            "c": "2-3 own",
-            "d": "4",
-        }
-
-    def test_init_containers_use_what_apps_get_later_one_after_the_other(self) -> None:
-        assert divided(init("i", own(3)), init("j"), app("a", own(2)), app("b")) == {
-            "i": "1-3 own",
-            "j": "1-4",
-            "a": "1-2 own",
-            "b": "3-4",
-        }
-
-    def test_sidecars_keep_theirs_and_share_in_the_end_pool(self) -> None:
-        assert divided(sidecar("s", own(1)), init("i"), sidecar("t"), app("a", own(2))) == {
-            "s": "1 own",
-            "i": "2-4",
-            "t": "4",
-            "a": "2-3 own",
-        }
-
     def test_the_policy_options_choose_within_the_budget(self) -> None:
         spread = CpuPolicyOptions(distribute_cpus_across_cores=True)
         bubble = Mask.parse("0-1,8-9")

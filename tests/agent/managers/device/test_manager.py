@@ -25,7 +25,6 @@ GPU = "example.com/gpu"
 #: Two devices on node 0, two on node 1.
 GPUS = tuple(PluginDevice(f"gpu{number}", Mask.of(number // 2)) for number in range(4))
 RULES = make_rules(scope=CONTAINER, devices={GPU: GPUS})
-ON_NODE_0 = Hint(1, preferred=True)
 ON_NODE_1 = Hint(2, preferred=True)
 MANAGER = DeviceManager()
 
@@ -34,42 +33,11 @@ def gpus(count: int) -> Resources:
     return resources(limits=f"{GPU}={count}")
 
 
-def test_hints_reach_free_devices_narrow_masks_first() -> None:
-    draft = draft_of(RULES, pod(app("c1", gpus(2))))
-    assert MANAGER.container_hints(draft, container(draft, "c1")) == {
-        GPU: (ON_NODE_0, ON_NODE_1, Hint(3, preferred=False))
-    }
-
-
-def test_a_container_without_devices_has_no_preference() -> None:
-    draft = draft_of(RULES, pod(app("c1")))
-    assert MANAGER.container_hints(draft, container(draft, "c1")) == {}
-    MANAGER.allocate(draft, container(draft, "c1"), ON_NODE_0)
-    assert draft.parts[DEVICES].containers == {}
-
-
 def test_a_container_that_asks_for_no_device_by_number_holds_none() -> None:
     decision = admit(RULES, RULES.empty_ledger(), pod(app("c1", gpus(0))))
     assert decision.allocation is not None
     assert decision.allocation.containers[0].devices == {}
     assert remove(RULES, decision.ledger, decision.uid) == RULES.empty_ledger()
-
-
-def test_devices_of_other_pods_are_not_offered() -> None:
-    ledger = with_pod(RULES, pod(app("c1", gpus(2)), uid="other"))
-    draft = draft_of(RULES, pod(app("c1", gpus(2))), ledger)
-    assert MANAGER.pod_hints(draft) == {GPU: (ON_NODE_1, Hint(3, preferred=False))}
-
-
-def test_an_init_containers_devices_are_used_again_a_sidecars_are_not() -> None:
-    draft = draft_of(RULES, pod(init("i", gpus(1)), sidecar("s", gpus(1)), app("c1", gpus(1))))
-    for name in ("i", "s", "c1"):
-        MANAGER.allocate(draft, container(draft, name), NO_AFFINITY)
-    assert draft.parts[DEVICES].containers == {
-        "i": {GPU: ("gpu0",)},
-        "s": {GPU: ("gpu0",)},
-        "c1": {GPU: ("gpu1",)},
-    }
 
 
 def test_too_few_devices_are_a_rejection_with_what_is_free_where() -> None:
@@ -104,20 +72,6 @@ def test_a_budgets_containers_get_devices_one_after_the_other_from_the_pods_node
     }
 
 
-def test_a_budget_with_too_few_devices_is_rejected_naming_the_container() -> None:
-    rules = make_rules(scope=POD, devices={GPU: GPUS})
-    asked = pod(app("c1", gpus(3)), app("c2", gpus(2)), of_pod=guaranteed("cpu=4 memory=4Gi"))
-    with pytest.raises(Rejected) as caught:
-        MANAGER.allocate_pod(draft_of(rules, asked), ON_NODE_0)
-    rejection = caught.value.cause.explain()
-    assert (rejection.reason, rejection.resource, rejection.container) == (
-        Reason.UNEXPECTED,
-        GPU,
-        "c2",
-    )
-    assert (rejection.asked, rejection.free) == (2, {1: 1})
-
-
 class TestPodsWithABudget:
     """The kubelet leaves their devices to the start of a container, when it may be too late."""
 
@@ -142,14 +96,6 @@ class TestPodsWithABudget:
         assert allocated_devices(ledger) == {GPU: frozenset({"gpu0", "gpu1"})}
         given = list(ledger.allocations["u-0"].allocated_devices())
         assert given == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
-
-    @pytest.mark.parametrize("policy", TopologyManagerPolicy)
-    def test_they_are_free_again_when_the_pod_is_gone(self, policy: TopologyManagerPolicy) -> None:
-        rules = self.rules(policy)
-        asked = pod(app("a", gpus(2)), of_pod=self.BUDGET)
-        ledger = remove(rules, with_pod(rules, asked), "u-1")
-        assert ledger == rules.empty_ledger()
-        assert admit(rules, ledger, asked).admitted
 
     @pytest.mark.parametrize("policy", TopologyManagerPolicy)
     @pytest.mark.parametrize("budget", [resources("cpu=2"), resources("", "memory=1Gi")])

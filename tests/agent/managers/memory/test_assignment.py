@@ -20,7 +20,6 @@ from agent.managers.decision import (
 from agent.managers.memory.assignment import (
     assign,
     memory_hints,
-    release_finished,
     reusable_after,
     shrink_reused,
 )
@@ -30,7 +29,6 @@ from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import (
     GI,
     bits,
-    charged,
     facts_of,
     node,
     plain_facts,
@@ -55,29 +53,6 @@ def yes(*ids: int) -> Hint:
 
 def no(*ids: int) -> Hint:
     return Hint(bits(*ids), preferred=False)
-
-
-def test_memory_comes_from_the_hint() -> None:
-    blocks, state = assign(TWO, initial_memory(TWO), {"memory": GI}, yes(1))
-    assert blocks == (MemoryBlock("memory", GI, Mask.of(1)),)
-    assert charged(state) == {0: 0, 1: GI}
-
-
-def test_without_a_hint_the_lowest_single_node_with_room_is_taken() -> None:
-    _, state = assign(TWO, initial_memory(TWO), {"memory": 4 * GI}, NO_AFFINITY)
-    blocks, _ = assign(TWO, state, {"memory": GI}, NO_AFFINITY)
-    assert blocks == (MemoryBlock("memory", GI, Mask.of(1)),)
-
-
-def test_blocks_come_by_type() -> None:
-    facts = facts_of(node(0, 8 * GI, {GI: 2}))
-    blocks, _ = assign(facts, initial_memory(facts), {"memory": GI, "hugepages-1Gi": GI}, yes(0))
-    assert [block.type for block in blocks] == ["hugepages-1Gi", "memory"]
-
-
-def test_no_request_gets_nothing_and_changes_nothing() -> None:
-    state = initial_memory(TWO)
-    assert assign(TWO, state, {}, NO_AFFINITY) == ((), state)
 
 
 def test_a_hint_without_room_is_extended_by_the_best_mask_around_it() -> None:
@@ -141,36 +116,6 @@ def test_a_single_node_with_room_is_taken_out_of_its_group_as_in_the_kubelet() -
     assert release(FOUR, state, [*group, *single]) == initial_memory(FOUR)
 
 
-def test_an_unknown_huge_page_size_is_rejected_before_anything_else() -> None:
-    with pytest.raises(UnknownMemoryTypeError):
-        assign(TWO, initial_memory(TWO), {"memory": GI, "hugepages-1Gi": GI}, yes(0))
-
-
-def test_only_what_exceeds_the_reusable_memory_is_charged() -> None:
-    _, state = assign(TWO, initial_memory(TWO), {"memory": 3 * GI}, yes(0))
-    reusable = {(bits(0), "memory"): 3 * GI}
-    blocks, more = assign(TWO, state, {"memory": 4 * GI}, yes(0), reusable)
-    assert blocks == (MemoryBlock("memory", 4 * GI, Mask.of(0)),)
-    assert charged(more) == {0: 4 * GI, 1: 0}
-    _, same = assign(TWO, state, {"memory": GI}, yes(0), reusable)
-    assert charged(same) == charged(state)
-    assert same[0].assignments == 2
-
-
-def test_init_containers_offer_the_largest_and_apps_use_it_up() -> None:
-    key = (bits(0), "memory")
-    offered = reusable_after({}, [MemoryBlock("memory", 3, Mask.of(0))], standard_init=True)
-    offered = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=True)
-    assert offered == {key: 3}
-    left = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=False)
-    assert left == {key: 1}
-    assert reusable_after(left, [MemoryBlock("memory", 9, Mask.of(0))], standard_init=False) == {
-        key: 0
-    }
-    elsewhere = [MemoryBlock("memory", 1, Mask.of(1))]
-    assert reusable_after(left, elsewhere, standard_init=False) == left
-
-
 def test_blocks_of_init_containers_shrink_by_what_is_used_again() -> None:
     earlier = {
         "first": (
@@ -188,12 +133,6 @@ def test_blocks_of_init_containers_shrink_by_what_is_used_again() -> None:
         "second": (MemoryBlock("memory", 1, Mask.of(0)),),
         "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
     }
-
-
-def test_what_finished_init_containers_still_hold_goes_back() -> None:
-    first, once = assign(TWO, initial_memory(TWO), {"memory": 2 * GI}, yes(0))
-    second, twice = assign(TWO, once, {"memory": GI}, yes(1))
-    assert release_finished(TWO, twice, [first, second]) == initial_memory(TWO)
 
 
 SIZES = st.integers(0, 12)

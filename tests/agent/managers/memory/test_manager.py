@@ -9,13 +9,12 @@ from agent.managers.allocation import MemoryBlock
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager, memory_of
-from agent.managers.memory.state import memory_charge
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import container, counted, draft_of, with_pod
-from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_rules
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+from tests.agent.managers.drafts import container, counted, draft_of
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, make_rules
+from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from agent.managers.resource_manager import Draft
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 #: Two nodes of 15 GiB allocatable each.
 RULES = make_rules(scope=CONTAINER)
 PAGED = make_rules(Machine.of(regular_host(hugepages=[(2 << 20, 512)])), scope=CONTAINER)
-ON_NODE_0 = Hint(1, preferred=True)
 ON_NODE_1 = Hint(2, preferred=True)
-ON_BOTH = Hint(3, preferred=False)
 MANAGER = MemoryManager()
 
 
@@ -58,29 +55,6 @@ def rejection(draft: Draft, hint: Hint = NO_AFFINITY) -> Rejection:
 
 
 class TestHints:
-    def test_they_are_the_nodes_with_enough_free_memory(self) -> None:
-        ledger = with_pod(RULES, pod(app("a", own(10)), uid="other"))
-        draft = draft_of(RULES, pod(app("a", own(6))), ledger)
-        assert MANAGER.container_hints(draft, container(draft, "a")) == {"memory": (ON_NODE_1,)}
-        assert MANAGER.pod_hints(draft) == {"memory": (ON_NODE_1,)}
-
-    def test_a_pod_that_is_not_guaranteed_has_no_preference(self) -> None:
-        draft = draft_of(RULES, pod(app("a", resources("memory=1Gi", "memory=1Gi"))))
-        assert MANAGER.container_hints(draft, container(draft, "a")) == {}
-        assert MANAGER.pod_hints(draft) == {}
-
-    def test_a_shared_container_of_a_budget_has_no_preference(self) -> None:
-        draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
-        assert MANAGER.container_hints(draft, container(draft, "b")) == {}
-
-    def test_memory_that_no_set_of_nodes_has_means_no_preference(self) -> None:
-        draft = draft_of(RULES, pod(app("a", own(31))))
-        assert MANAGER.container_hints(draft, container(draft, "a")) == {"memory": None}
-
-    def test_no_set_of_nodes_serves_a_budget_that_leaves_a_container_nothing(self) -> None:
-        draft = draft_of(make_rules(), pod(app("a", own(4)), app("b"), of_pod=budget(4)))
-        assert MANAGER.pod_hints(draft) == {"memory": ()}
-
     def test_a_page_size_that_the_machine_lacks_is_a_rejection_naming_it(self) -> None:
         draft = draft_of(PAGED, pod(app("a", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=1Gi"))))
         found = MANAGER.lacks(draft, container(draft, "a"))
@@ -96,17 +70,6 @@ class TestHints:
 
 
 class TestAllocation:
-    def test_it_is_pinned_to_the_hints_nodes(self) -> None:
-        draft = draft_of(RULES, pod(app("a", own(2))))
-        assert allocate(draft, ON_NODE_1) == {"a": ["2 GiB memory on 1"]}
-        assert memory_of(draft).charge[1].reserved["memory"] == 2 * GIB
-
-    def test_without_the_static_policy_nothing_is_pinned_or_counted(self) -> None:
-        draft = draft_of(make_rules(memory=False), pod(app("a", own(2))))
-        assert allocate(draft) == {}
-        assert MANAGER.container_hints(draft, container(draft, "a")) == {}
-        assert counted(draft) == {}
-
     def test_only_a_container_that_got_memory_is_counted_as_having_some(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
         allocate(draft)
@@ -115,15 +78,6 @@ class TestAllocation:
             "resource_manager_allocations_total memory,node": 1,
             "resource_manager_container_assignments memory,node_exclusive": 1,
         }
-
-    def test_init_memory_is_used_again_and_given_up_to_who_uses_it(self) -> None:
-        draft = draft_of(RULES, pod(init("i", own(5)), sidecar("s", own(1)), app("a", own(2))))
-        assert allocate(draft, ON_NODE_0) == {
-            "i": ["2 GiB memory on 0"],
-            "s": ["1 GiB memory on 0"],
-            "a": ["2 GiB memory on 0"],
-        }
-        assert memory_of(draft).charge[0].reserved["memory"] == 5 * GIB
 
     def test_a_rejection_names_the_scarcest_type_and_is_counted(self) -> None:
         asked = guaranteed("cpu=1 memory=1Gi hugepages-2Mi=3Gi")
@@ -156,32 +110,3 @@ class TestBudget:
             "resource_manager_container_assignments memory,pod_exclusive": 1,
             "resource_manager_container_assignments memory,pod_shared": 2,
         }
-
-    def test_an_empty_shared_pool_is_rejected_and_nothing_charged(self) -> None:
-        draft = self.draft(app("a", own(4)), app("b"))
-        with pytest.raises(Rejected) as caught:
-            MANAGER.allocate_pod(draft, ON_NODE_0)
-        assert caught.value.cause.explain().reason is Reason.EMPTY_POD_SHARED_POOL
-        assert caught.value.cause.explain().resource == "memory"
-        assert memory_of(draft).charge == memory_charge(draft.ledger)
-        assert counted(draft, "allocation_errors") == {
-            "resource_manager_allocation_errors_total memory,pod": 1
-        }
-
-    def test_a_budget_that_no_set_of_nodes_has_is_rejected_for_the_pod(self) -> None:
-        draft = self.draft(app("a"), gib=31)
-        with pytest.raises(Rejected) as caught:
-            MANAGER.allocate_pod(draft, ON_BOTH)
-        assert caught.value.cause.explain().container is None
-        assert caught.value.cause.explain().asked == 31 * GIB
-
-
-@pytest.mark.parametrize("scope", [CONTAINER, POD])
-def test_release_gives_back_what_the_pod_or_its_containers_were_charged(scope: object) -> None:
-    rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value
-    ledger = with_pod(rules, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
-    allocation = ledger.allocations["u-1"]
-    assert memory_charge(ledger)[0].reserved["memory"] == (4 if scope is POD else 1) * GIB
-    assert MANAGER.released(rules, memory_charge(ledger), allocation) == memory_charge(
-        rules.empty_ledger()
-    )

@@ -64,34 +64,6 @@ def test_at_first_every_node_is_alone_and_free() -> None:
     assert free_memory(facts, state, "hugepages-2Mi") == {0: 0, 3: 16 * MI}
 
 
-def test_a_group_is_filled_from_its_lowest_node_and_every_member_counts() -> None:
-    facts = plain_facts(4 * GI, 4 * GI, 4 * GI)
-    state = charge(facts, initial_memory(facts), MemoryBlock("memory", 5 * GI, Mask.of(0, 1, 2)))
-    assert charged(state) == {0: 4 * GI, 1: GI, 2: 0}
-    assert {one.cells for one in state.values()} == {Mask.of(0, 1, 2)}
-    assert {one.assignments for one in state.values()} == {1}
-
-
-def test_a_group_is_emptied_from_its_lowest_node_whatever_was_charged_there() -> None:
-    facts = plain_facts(4 * GI, 4 * GI)
-    first = MemoryBlock("memory", 4 * GI, Mask.of(0, 1))
-    second = MemoryBlock("memory", 2 * GI, Mask.of(0, 1))
-    state = charge(facts, charge(facts, initial_memory(facts), first), second)
-    assert charged(state) == {0: 4 * GI, 1: 2 * GI}
-    state = release(facts, state, [second])
-    assert charged(state) == {0: 2 * GI, 1: 2 * GI}
-    assert state[0].cells == Mask.of(0, 1)
-    assert release(facts, state, [first]) == initial_memory(facts)
-
-
-def test_a_node_that_is_unused_is_alone_again() -> None:
-    facts = plain_facts(GI, GI)
-    block = MemoryBlock("memory", 0, Mask.of(0, 1))
-    state = charge(facts, initial_memory(facts), block)
-    assert state[1].cells == Mask.of(0, 1)
-    assert release(facts, state, [block]) == initial_memory(facts)
-
-
 def test_what_was_charged_to_a_node_out_of_use_moves_to_those_who_still_hold_it() -> None:
     facts = plain_facts(12 * GI, 12 * GI)
     wide, small = Mask.of(0, 1), Mask.of(0)
@@ -122,11 +94,3 @@ def test_releasing_passes_over_nodes_that_are_gone() -> None:
     facts = plain_facts(GI)
     state = initial_memory(facts)
     assert release(facts, state, [MemoryBlock("memory", GI, Mask.of(7))]) == state
-
-
-def test_states_are_never_changed_in_place() -> None:
-    facts = plain_facts(GI, GI)
-    state = initial_memory(facts)
-    charge(facts, state, MemoryBlock("memory", GI, Mask.of(0)))
-    release(facts, state, [MemoryBlock("memory", GI, Mask.of(0))])
-    assert state == initial_memory(facts)

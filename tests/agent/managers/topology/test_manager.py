@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 BEST_EFFORT = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT)
 RESTRICTED = TopologyPolicy(TopologyManagerPolicy.RESTRICTED)
-SINGLE = TopologyPolicy(TopologyManagerPolicy.SINGLE_NUMA_NODE)
 NONE = TopologyPolicy(TopologyManagerPolicy.NONE)
 CLOSEST = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT, prefer_closest_numa_nodes=True)
 
@@ -36,16 +35,6 @@ def yes(*ids: int) -> Hint:
 
 def no(*ids: int) -> Hint:
     return Hint(Mask.of(*ids).bits, preferred=False)
-
-
-def test_preferences_for_different_nodes_are_admitted_by_best_effort_only() -> None:
-    providers: list[ProviderHints] = [
-        {"cpu": (yes(0), no(0, 1))},
-        {"gpu": (yes(1), no(0, 1))},
-    ]
-    assert merge(TWO_NODES, FLAT, BEST_EFFORT, providers) == (no(0), True)
-    assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(0), False)
-    assert merge(TWO_NODES, FLAT, SINGLE, providers) == (Hint(None, preferred=False), False)
 
 
 def test_an_intersection_of_different_preferred_masks_is_not_preferred() -> None:
@@ -109,20 +98,3 @@ def test_the_choice_is_that_of_trying_every_permutation(
     assert merge(nodes, distances, policy, providers) == naive_merge(
         nodes, distances, policy, providers
     )
-
-
-@settings(max_examples=200, deadline=None)
-@given(merges(), POLICIES)
-def test_only_what_the_policy_allows_is_admitted(
-    case: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
-) -> None:
-    nodes, distances, providers = case
-    hint, admitted = merge(nodes, distances, policy, providers)
-    assert hint.nodes is None or (hint.nodes and not hint.nodes & ~nodes)
-    if policy.policy is TopologyManagerPolicy.RESTRICTED:
-        assert admitted == hint.preferred
-    elif policy.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        assert admitted == hint.preferred
-        assert hint.nodes is None or hint.nodes.bit_count() == 1
-    else:
-        assert admitted

@@ -25,7 +25,6 @@ from agent.managers.topology.many_nodes import (
     CoverDemand,
     HintFamily,
     Search,
-    Span,
     best_common,
     best_few,
     best_intersection,
@@ -59,29 +58,6 @@ if TYPE_CHECKING:
 
 
 FULL = (1 << 64) - 1
-
-#: The example of `agent.managers.topology.many_nodes`.
-CPUS = CoverDemand.by_node(8, {0: 4, 1: 4, 2: 8})
-MEMORY = CoverDemand.by_node(45, {0: 10, 1: 20, 2: 30})
-
-
-@pytest.mark.parametrize(
-    ("size", "come_out"), [(1, [0b010, 0b100]), (2, [0b011, 0b101, 0b110]), (3, [0b111])]
-)
-def test_what_comes_out_in_the_example(size: int, come_out: list[int]) -> None:
-    covers = [Cover(0b111, (CPUS,)), Cover(0b111, (MEMORY,))]
-    assert list(Search(covers, 0b111, SearchBudget(), every=True).sets(size)) == come_out
-
-
-def test_the_example_merges_to_the_lowest_pair() -> None:
-    families = [
-        HintFamily((), Cover(0b111, (CPUS,)), 1),
-        HintFamily((), Cover(0b111, (MEMORY,)), 2),
-    ]
-    work = SearchBudget()
-    assert best_common(families, 0b111, Order(by_value), work) is None
-    desired = max(family.narrowest(work) for family in families)
-    assert best_intersection(families, 0b111, desired, by_value, work) == 0b011
 
 
 @st.composite
@@ -176,30 +152,6 @@ def test_common_members_are_those_of_all(nodes: int, data: st.DataObject) -> Non
     assert Cover.common(drawn).holds(mask) == all(cover.holds(mask) for cover in drawn)
 
 
-def test_a_device_on_two_nodes_is_in_reach_of_either_and_counts_once() -> None:
-    device = CoverDemand(1, ((0b110, 1),))
-    assert [device.amount_of(mask) for mask in (0b001, 0b010, 0b100, 0b110)] == [0, 1, 1, 1]
-
-
-def test_a_node_that_has_nothing_is_not_a_place() -> None:
-    assert CoverDemand.by_node(1, {0: 0, 1: 5}).places == ((0b10, 5),)
-
-
-def test_required_nodes_are_in_every_member() -> None:
-    cover = Cover(0b111, (CoverDemand(1, ((1, 1), (2, 1), (4, 1))),), required=0b100)
-    assert [mask for mask in range(8) if cover.holds(mask)] == [0b100, 0b101, 0b110, 0b111]
-
-
-def test_a_span_is_met_by_exactly_as_many_sockets() -> None:
-    span = Span((0b0011, 0b1100), 1)
-    assert [span.met_by(mask) for mask in (0b0001, 0b0011, 0b0101, 0b1100)] == [
-        True,
-        True,
-        False,
-        True,
-    ]
-
-
 # --- a family of hints answers every query as the list of its hints would -------------------------
 
 
@@ -241,10 +193,6 @@ def test_the_smallest_set_is_found(nodes: int, data: st.DataObject) -> None:
     cover = data.draw(covers(nodes))
     sizes = [mask.bit_count() for mask in range(nodes + 1) if cover.holds(mask)]
     assert smallest(cover, SearchBudget()) == min(sizes, default=0)
-
-
-def test_a_family_that_nothing_meets_has_no_smallest_set() -> None:
-    assert smallest(Cover(0b11, (CoverDemand(3, ((0b01, 1), (0b10, 1))),)), SearchBudget()) == 0
 
 
 def test_an_answer_that_was_found_before_still_says_that_the_budget_was_exceeded() -> None:
@@ -441,12 +389,6 @@ def test_the_best_intersection_is_the_best_that_can_come_out(
         reachable, key=lambda mask: (size_order(mask.bit_count(), desired), mask), default=None
     )
     assert best_intersection(drawn, nodes, desired, by_value, SearchBudget()) == expected
-
-
-def test_a_set_of_the_fewest_nodes_is_preferred_on_any_sockets() -> None:
-    anywhere = Cover(0b1111, (CoverDemand.by_node(1, dict.fromkeys(range(4), 1)),))
-    family = HintFamily((), anywhere, 1, Span((0b0011, 0b1100), touching=2))
-    assert best_common([family], 0b1111, Order(by_value), SearchBudget()) == 0b0001
 
 
 def capacity(nodes: int, amount: int, need: int, fewest: int) -> HintFamily:

@@ -32,11 +32,6 @@ def test_counting_finds_the_intersections_of_all_pairs(data: st.DataObject, node
     assert intersections(first, second, nodes) == expected
 
 
-def test_counting_holds_every_mask_of_eight_nodes_on_both_sides() -> None:
-    every = set(masks_by_size(EIGHT))
-    assert _Counting.over(EIGHT).intersections(every, every) == every | {0}
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_subsets(Mask.of(0, 1, 2, 3).bits), min_size=1, max_size=4))
 def test_reachable_masks_are_the_intersections_of_all_permutations(lists: list[set[int]]) -> None:
@@ -44,22 +39,6 @@ def test_reachable_masks_are_the_intersections_of_all_permutations(lists: list[s
     hints = [[Hint(mask, preferred=False) for mask in masks] for masks in small]
     expected = {reduce(and_, chosen) for chosen in product(*small)} - {0}
     assert reachable_masks(hints, Mask.of(0, 1, 2, 3).bits) == expected
-
-
-def test_a_full_list_leaves_everything_reachable() -> None:
-    every = [Hint(mask, preferred=False) for mask in masks_by_size(EIGHT)]
-    assert reachable_masks([every] * 6, EIGHT) == set(masks_by_size(EIGHT))
-
-
-def test_a_list_without_the_widest_mask_narrows_even_what_was_all_reachable() -> None:
-    nodes = Mask.of(0, 1, 2).bits
-    pairs = [Hint(Mask.of(*ids).bits, preferred=False) for ids in ((0, 1), (0, 2), (1, 2))]
-    with_all = [*pairs, Hint(nodes, preferred=False)]
-    without_all = [*pairs, Hint(1, preferred=False)]
-    assert reachable_masks([with_all, with_all], nodes) == set(masks_by_size(nodes))
-    assert reachable_masks([with_all, with_all, without_all], nodes) == (
-        set(masks_by_size(nodes)) - {nodes}
-    )
 
 
 def test_masks_are_seen_within_the_machine_only() -> None:

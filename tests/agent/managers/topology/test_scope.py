@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -12,7 +11,7 @@ from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.demand import demand_of
 from agent.managers.topology.hint import Hint
 from agent.managers.topology.merge import best_reachable
-from tests.agent.managers.drafts import Inert, counted, draft_of
+from tests.agent.managers.drafts import Inert, draft_of
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.managers.resource_manager import Draft, Managers
     from agent.managers.topology.many_nodes import ProviderHints
-
-ON_NODE_0 = Hint(1, preferred=True)
 ON_NODE_1 = Hint(2, preferred=True)
 IMPOSSIBLE: ProviderHints = {"x": ()}
 BUDGET = guaranteed("cpu=2 memory=1Gi")
@@ -186,42 +183,6 @@ class TestRejection:
         with pytest.raises(Rejected):
             align(draft, [Recorder("one", log, rejects="i"), Recorder("two", log)])
         assert log == ["one hints i", "two hints i", "one gives i 3"]
-
-
-class TestCounters:
-    REQUESTS = "topology_manager_admission_requests_total"
-    ERRORS = "topology_manager_admission_errors_total"
-    ALIGNED = "container_aligned_compute_resources_count"
-    FAILED = "container_aligned_compute_resources_failure_count"
-
-    def counters(self, draft: Draft, hints: ProviderHints, rejects: str | None = None) -> object:
-        with suppress(Rejected):
-            align(draft, [Recorder("one", [], hints, rejects)])
-        return counted(draft)
-
-    @pytest.mark.parametrize(
-        ("scope", "aligned"), [(CONTAINER, {"container": 2}), (POD, {"pod": 1})]
-    )
-    def test_only_single_numa_node_vouches_for_alignment(
-        self, scope: TopologyManagerScope, aligned: dict[str, int]
-    ) -> None:
-        hints: ProviderHints = {"x": (ON_NODE_0,)}
-        assert self.counters(two_containers(RESTRICTED, scope), hints) == {self.REQUESTS: 1}
-        assert self.counters(two_containers(SINGLE, scope), hints) == {
-            self.REQUESTS: 1,
-            **{f"{self.ALIGNED} {of},numa_node": number for of, number in aligned.items()},
-        }
-
-    def test_a_merge_that_fails_is_an_error_and_a_failed_alignment(self) -> None:
-        assert self.counters(two_containers(SINGLE, POD), {"x": ()}) == {
-            self.REQUESTS: 1,
-            self.ERRORS: 1,
-            f"{self.FAILED} pod,numa_node": 1,
-        }
-
-    def test_policy_none_counts_requests_and_no_errors(self) -> None:
-        draft = two_containers(NO_POLICY, POD)
-        assert self.counters(draft, {}, rejects="i") == {self.REQUESTS: 1}
 
 
 def test_the_alignment_that_is_not_admitted_is_merged_when_it_is_read(

@@ -18,13 +18,6 @@ def test_the_value_orders_by_the_highest_node() -> None:
     assert sorted([0b1000, 0b0111, 0b0011], key=by_value) == [0b0011, 0b0111, 0b1000]
 
 
-def test_the_sum_of_distances_comes_before_the_value() -> None:
-    rows = {0: {0: 10, 1: 32, 2: 12}, 1: {0: 32, 1: 10, 2: 32}, 2: {0: 12, 1: 32, 2: 10}}
-    closest = Closest(rows)
-    assert closest.total(0b101) == 44
-    assert min([0b011, 0b101, 0b110], key=closest) == 0b101
-
-
 @given(nodes=node_sets(), data=st.data())
 def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) -> None:
     closest = Closest(data.draw(distances_of(nodes)))
@@ -99,16 +92,3 @@ def test_nested_groups_are_computed_exactly(data: st.DataObject, size: int) -> N
     chosen = range(first, size)
     near = [sum(rows[at][one] for one in chosen) for at in range(size)]
     assert DistanceBound(rows).at_least(near, first, more) == least(rows, near, first, more)
-
-
-def test_a_remainder_is_put_together() -> None:
-    rows = [
-        [10 if a == b else 24 if a // 4 == b // 4 else 42 for b in range(12)] for a in range(12)
-    ]
-    five = 5 * 10 + 6 * 24 + 4 * 42
-    assert DistanceBound(rows).at_least([0] * 12, 12, 5) == five
-
-
-def test_the_least_total_of_the_example() -> None:
-    rows = [[10 if a == b else 24 if a // 3 == b // 3 else 42 for b in range(6)] for a in range(6)]
-    assert DistanceBound(rows).at_least([0] * 6, 6, 4) == 238
