@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     """Return the tests of a file as pytest names them."""
     found: set[str] = set()

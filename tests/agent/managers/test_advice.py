@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Container, Pod
 
 #: How many sequences of pods; each has about two rejections (CONTRIBUTING.md, "Running them").
-_SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "1000"))
+_SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "200"))
 
 
 def advice_on(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> list[Advice]:

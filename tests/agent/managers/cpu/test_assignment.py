@@ -99,7 +99,7 @@ def requests(
     return topology, free, draw(st.integers(min_value=0, max_value=len(free)))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()), OPTIONS)
 def test_so_many_free_cpus_as_asked_and_always_the_same(
     request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
@@ -127,7 +127,7 @@ def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
     assert not torn(topology, taken)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()))
 def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
     request: tuple[CpuTopology, Mask, int],
@@ -142,7 +142,7 @@ def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
     assert not torn(topology, take_by_topology(topology, FULL, free, count))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(requests(regular_hosts()), st.booleans(), st.booleans())
 def test_packing_equals_the_slow_reference(
     request: tuple[CpuTopology, Mask, int],
@@ -157,7 +157,7 @@ def test_packing_equals_the_slow_reference(
     assert set(taken) == reference.packed(set(free), count, spread=spread, uncore=uncore)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(requests(regular_hosts()), st.sampled_from([1, 2, 4]))
 def test_distributing_equals_the_slow_reference(
     request: tuple[CpuTopology, Mask, int], group: int

@@ -61,7 +61,7 @@ def naive_hints(topology: CpuTopology, free: Mask, reusable: Mask, request: int)
     ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(any_hosts(), st.data())
 def test_hints_equal_trying_every_set_of_nodes(topology: CpuTopology, data: st.DataObject) -> None:
     free = data.draw(masks_of(topology))

@@ -76,7 +76,7 @@ def every_set(free: Mask, count: int) -> Iterator[Mask]:
     return map(Mask.from_ids, combinations(free, count))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(requests())
 def test_no_set_without_needless_sharing_is_on_fewer_cores(
     request: tuple[CpuTopology, Mask, int],
@@ -96,7 +96,7 @@ def test_no_set_without_needless_sharing_is_on_fewer_cores(
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(requests())
 def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, int]) -> None:
     topology, free, count = request

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
-HOSTS: Final = 120
+HOSTS: Final = 60
 STEPS: Final = 20
 POLICIES: Final = [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE]
 
@@ -158,7 +158,7 @@ def test_of_twenty_allocations_at_most_one_lies_on_more_cores_than_needed(
 def test_no_core_is_shared_while_one_that_serves_is_free(allocated: list[Allocated]) -> None:
     shared = sum(1 for one in allocated if one.topology.cores_of(one.others) & one.cpus)
 
-    assert shared > 50
+    assert shared > 25
     assert sum(1 for one in allocated if one.needlessly_shared) == 0
 
 

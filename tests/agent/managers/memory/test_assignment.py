@@ -116,6 +116,20 @@ def test_a_single_node_with_room_is_taken_out_of_its_group_as_in_the_kubelet() -
     assert release(FOUR, state, [*group, *single]) == initial_memory(FOUR)
 
 
+def test_init_containers_offer_the_largest_and_apps_use_it_up() -> None:
+    key = (bits(0), "memory")
+    offered = reusable_after({}, [MemoryBlock("memory", 3, Mask.of(0))], standard_init=True)
+    offered = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=True)
+    assert offered == {key: 3}
+    left = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=False)
+    assert left == {key: 1}
+    assert reusable_after(left, [MemoryBlock("memory", 9, Mask.of(0))], standard_init=False) == {
+        key: 0
+    }
+    elsewhere = [MemoryBlock("memory", 1, Mask.of(1))]
+    assert reusable_after(left, elsewhere, standard_init=False) == left
+
+
 def test_blocks_of_init_containers_shrink_by_what_is_used_again() -> None:
     earlier = {
         "first": (
@@ -152,7 +166,7 @@ MACHINES = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 2)), min_size=1
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), MACHINES)
 def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     data: st.DataObject, facts: MemoryFacts
@@ -183,7 +197,7 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     assert state == initial_memory(facts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), MACHINES, REQUESTS)
 def test_hints_are_those_of_looking_at_every_mask(
     data: st.DataObject, facts: MemoryFacts, requests: dict[str, int]

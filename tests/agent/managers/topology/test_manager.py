@@ -89,7 +89,7 @@ def merges(
     return Mask.from_ids(ids).bits, distances, providers
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(merges(), POLICIES)
 def test_the_choice_is_that_of_trying_every_permutation(
     case: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy

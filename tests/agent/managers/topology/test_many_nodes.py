@@ -72,7 +72,7 @@ def outcomes(drawn: Sequence[Cover], pool: int) -> set[int]:
 
 
 @given(nodes=node_sets(most=4), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_all_sets_that_can_come_out_are_found_in_order(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(families(nodes))
     pool = reduce(and_, [cover.domain for cover in drawn])
@@ -87,7 +87,7 @@ def test_all_sets_that_can_come_out_are_found_in_order(nodes: int, data: st.Data
 
 
 @given(nodes=node_sets(most=4), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_best_is_the_closest_then_the_lowest(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(families(nodes))
     pool = reduce(and_, [cover.domain for cover in drawn])
@@ -156,7 +156,7 @@ def test_common_members_are_those_of_all(nodes: int, data: st.DataObject) -> Non
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_it_answers_as_its_list_does(nodes: int, data: st.DataObject) -> None:
     family = data.draw(hint_families(nodes))
     hints = list(family)
@@ -170,14 +170,14 @@ def test_it_answers_as_its_list_does(nodes: int, data: st.DataObject) -> None:
 
 
 @given(nodes=node_sets(), data=st.data(), most=st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_best_few_are_those_of_its_list(nodes: int, data: st.DataObject, most: int) -> None:
     family = data.draw(hint_families(nodes))
     assert best_few(family, most) == best_few(list(family), most)
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_best_that_contains_some_nodes_is_that_of_its_list(
     nodes: int, data: st.DataObject
 ) -> None:
@@ -188,7 +188,7 @@ def test_the_best_that_contains_some_nodes_is_that_of_its_list(
 
 
 @given(nodes=node_sets(most=6), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_smallest_set_is_found(nodes: int, data: st.DataObject) -> None:
     cover = data.draw(covers(nodes))
     sizes = [mask.bit_count() for mask in range(nodes + 1) if cover.holds(mask)]
@@ -265,7 +265,7 @@ def with_more(asked: Pod, desired: dict[str, int]) -> Pod:
 
 
 @given(rules=rules_with_devices(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whole_admissions_are_the_same_by_rules_as_by_lists(
     lists: pytest.MonkeyPatch, rules: EffectivePolicy, data: st.DataObject
 ) -> None:
@@ -348,7 +348,7 @@ def listed(hints: Hints) -> list[Hint]:
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(offers(nodes))
     assume(prod(len(listed(hints)) for hints in drawn) <= _FEW)
@@ -366,7 +366,7 @@ def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
     nodes: int, data: st.DataObject
 ) -> None:
@@ -379,7 +379,7 @@ def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
 
 
 @given(nodes=node_sets(), data=st.data(), desired=st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_best_intersection_is_the_best_that_can_come_out(
     nodes: int, data: st.DataObject, desired: int
 ) -> None:
@@ -410,7 +410,7 @@ def test_sixty_four_nodes_are_no_more_work_than_four() -> None:
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_sets_on_few_sockets_come_first_where_sockets_count(
     nodes: int, data: st.DataObject
 ) -> None:
