@@ -1,4 +1,4 @@
-"""That the comparisons of pods, options and merges find what is wrong, and never end in a crash."""
+"""That the comparisons of the families find what is wrong, and never end in a crash."""
 
 from __future__ import annotations
 
@@ -79,6 +79,54 @@ def test_a_rejection_must_be_of_the_same_option() -> None:
     assert "some-other-option" in differences(case)
     del case["expected"]["error"]
     assert "expected rejection None" in differences(case)
+
+
+def test_hints_in_another_order_are_wrong() -> None:
+    case = example("cpuhints", lambda case: len(case["expected"].get("hints", ())) > 1)
+    case["expected"]["hints"].reverse()
+    assert "hints" in differences(case)
+
+
+def test_a_rejected_option_must_be_rejected_by_the_kubelet_too() -> None:
+    case = example("cpuhints", lambda case: "policy_error" in case["expected"])
+    case["expected"] = {"hints": []}
+    assert differences(case).startswith("rejected: ")
+
+
+def test_another_machine_is_wrong_and_one_that_the_kubelet_rejects_must_be_rejected() -> None:
+    case = example("discover", lambda case: "topology" in case["expected"])
+    case["expected"]["cpus_per_core"] += 1
+    assert "cpus_per_core" in differences(case)
+    case = example("discover", lambda case: "error" in case["expected"])
+    case["topology"]["cpus"] = [[0, 0, 0, 0, 0]]
+    assert "topology: " in differences(case)
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "what"),
+    [
+        ("default", "0-2", "file "),
+        ("policy_name", "none", "file "),
+        ("pod_entries", {}, "file "),
+        ("gates", {}, "not written"),
+    ],
+)
+def test_another_content_of_a_checkpoint_is_wrong(key: str, other: object, what: str) -> None:
+    case = example("checkpoint", lambda case: case["name"] == "checkpoint/base/3/gate")
+    assert what in differences({**case, key: other})
+
+
+@pytest.mark.parametrize(("key", "what"), [("file", "file "), ("for_hash", "hashed ")])
+def test_every_recorded_text_of_a_checkpoint_is_compared(key: str, what: str) -> None:
+    case = example("checkpoint", lambda case: case["name"] == "checkpoint/base/3/gate")
+    case["expected"][key] = case["expected"][key].replace("static", "statik")
+    assert differences(case).startswith(what)
+
+
+def test_budgets_without_the_gate_must_not_be_lost() -> None:
+    panic = next(c for c in selected("checkpoint") if c["name"] == "checkpoint/base/3/nogate")
+    assert run_case(panic) == Outcome.right_instead()
+    assert "pod entries are lost" in differences({**panic, "pod_entries": {}})
 
 
 def test_a_crash_of_the_comparison_is_wrong() -> None:
