@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,40 +97,6 @@ def test_of_two_that_run_on_the_same_cpus_the_checkpoint_names_the_owner() -> No
         "cgroups of pod new show CPUs 1,9, which the checkpoint allocates to pod old; that pod "
         "runs there too and keeps them"
     )
-
-
-def test_what_is_known_to_be_of_no_pod_is_not_resurrected() -> None:
-    ledger = checkpoint(("old", 2))
-    running = [shown("new", "1,9"), shown("other", "2,10")]
-    recovery = recover(RULES, ledger, running, {"new"})
-    assert allocated(recovery.ledger) == {"old": "1,9", "other": "2,10"}
-    assert recovery.displaced == ()
-
-
-def test_the_shared_pool_of_the_checkpoint_is_not_an_allocation() -> None:
-    """Such as of the one Guaranteed pod without exclusive CPUs that a kubelet left behind."""
-    rules = make_rules(SMT, scope=CONTAINER, memory=False, strict_cpu_reservation=True)
-    ledger = checkpoint(("old", 2))
-    assert allocated(recover(rules, ledger, [shown("lone", "2-8,10-15")]).ledger) == {"old": "1,9"}
-
-
-def test_an_orphan_does_not_make_the_cpus_of_a_running_pod_doubtful() -> None:
-    """A removed pod was not yet confined when its CPUs' new owner was lost with the checkpoint."""
-    running = [shown("gone", "1,9"), shown("new", "1,9")]
-    recovery = recover(RULES, RULES.empty_ledger(), running, {"gone"})
-    assert allocated(recovery.ledger) == {"new": "1,9"}
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_recovered_pod_is_confirmed_by_its_specification(again: bool) -> None:  # noqa: FBT001  # a parameter
-    recovery = recover(RULES, checkpoint(("old", 2)), [shown("new", "2,10")])
-    asked = pod(app("c1", guaranteed("cpu=2 memory=1Gi")), uid="new")
-    decision = admit(RULES, recovery.ledger, asked)
-    if again:
-        decision = admit(RULES, decision.ledger, asked)
-    assert decision.already_admitted
-    assert allocated(decision.ledger) == {"old": "1,9", "new": "2,10"}
-    assert decision.ledger.allocations["new"].origin is Origin.DECIDED
 
 
 def runs_as_allocated(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPod:

@@ -11,7 +11,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.allocation import Isolation, Origin
 from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.memory.state import memory_charge
-from agent.managers.policy import CpuManagerPolicy, NodeFit
+from agent.managers.policy import NodeFit
 from agent.managers.recovery import (
     ObservedContainer,
     ObservedPod,
@@ -19,13 +19,11 @@ from agent.managers.recovery import (
     describe_recovered,
     recover,
 )
-from agent.managers.registry import MANAGERS
-from agent.managers.rules import EffectivePolicy
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.hosts import CONTAINER, GIB, PLAIN, POD, make_rules
+from tests.agent.managers.hosts import CONTAINER, GIB, POD, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.agent.pods.pods import app, guaranteed, pod, resources
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
 RULES = make_rules(scope=CONTAINER, memory=False)
@@ -85,29 +84,12 @@ class TestWhatIsEvidence:
         assert recovery.ledger.allocations["a"].origin is Origin.RECOVERED
         assert shared_pool(RULES, recovery.ledger) == Mask.parse("0,3-15")
 
-    def test_several_pods_on_the_same_cpus_share_them(self) -> None:
-        running = [shown(uid, "3-15", seen("x", "3-15")) for uid in "bc"]
-        assert allocated(without_checkpoint(STRICT, running).ledger) == {}
-
     def test_a_lone_pod_that_might_share_is_taken_to_hold_until_it_is_asked_for(self) -> None:
         lone = shown("b", "1-15", seen("x", "1-15"))
         assert allocated(without_checkpoint(STRICT, [lone]).ledger) == {"b": "1-15"}
         decision = confirmed(STRICT, pod(app("c1", resources("cpu=100m")), uid="b"), lone)
         assert decision.admitted
         assert allocated(decision.ledger) == {"b": ""}
-
-    def test_exclusive_and_shared_containers_of_one_pod_are_distinguished(self) -> None:
-        mixed = shown("a", "0-15", seen("own", "1-2"), seen("rest", "0,3-15"))
-        (allocation,) = without_checkpoint(RULES, [mixed]).ledger.allocations.values()
-        assert [(c.name, str(c.cpus), c.isolation) for c in allocation.containers] == [
-            ("own", "1-2", Isolation.CONTAINER),
-            ("rest", "None", Isolation.HOST),
-        ]
-        assert allocation.cpus is None
-
-    def test_only_guaranteed_pods_hold_anything(self) -> None:
-        burstable = shown("a", "1-2", seen("x", "1-2"), qos=QosClass.BURSTABLE)
-        assert allocated(without_checkpoint(RULES, [burstable]).ledger) == {}
 
     def test_contradictions_are_named_and_nothing_is_allocated(self) -> None:
         running = [shown("a", "1-2", seen("x", "1-2")), shown("b", "2-3", seen("y", "2-3"))]
@@ -126,79 +108,14 @@ class TestWhatIsEvidence:
         assert allocated(recovery.ledger) == {}
         assert recovery.notes == ("pod a: x shows CPUs 1, which are not effective",)
 
-    def test_where_no_pod_gets_cpus_nothing_is_recovered(self) -> None:
-        from agent.managers.policy import Policy  # noqa: PLC0415
-
-        rules = EffectivePolicy(PLAIN, Policy(), MANAGERS)
-        assert (
-            without_checkpoint(rules, [shown("a", "1-2", seen("x", "1-2"))]).ledger.allocations
-            == {}
-        )
-
 
 class TestConfirming:
-    def test_a_specification_of_the_same_size_completes_it(self) -> None:
-        decision = confirmed(RULES, asking("cpu=2 memory=1Gi"), shown("a", "1,9", seen("x", "1,9")))
-        assert decision.already_admitted
-        allocation = decision.allocation
-        assert allocation is not None
-        assert allocation.origin is Origin.DECIDED
-        assert [(c.name, str(c.cpus)) for c in allocation.containers] == [("c1", "1,9")]
-        again = admit(RULES, decision.ledger, asking("cpu=2 memory=1Gi"))
-        assert again.allocation is allocation
-
     @pytest.mark.parametrize("text", ["cpu=1 memory=1Gi", "cpu=3 memory=1Gi"])
     def test_another_size_is_a_conflict_and_changes_nothing(self, text: str) -> None:
         decision = confirmed(RULES, asking(text), shown("a", "1-2", seen("x", "1-2")))
         assert decision.rejection is not None
         assert decision.rejection.reason == "PodConflict"
         assert allocated(decision.ledger) == {"a": "1-2"}
-
-    def test_names_distinguish_containers_of_one_size(self) -> None:
-        both = pod(
-            app("db", guaranteed("cpu=1 memory=1Gi")),
-            app("web", guaranteed("cpu=1 memory=1Gi")),
-            uid="a",
-        )
-        running = shown("a", "1-2", seen("shop-web.scope", "1"), seen("db.scope", "2"))
-        allocation = confirmed(RULES, both, running).allocation
-        assert allocation is not None
-        assert {c.name: str(c.cpus) for c in allocation.containers} == {"db": "2", "web": "1"}
-
-    def test_sizes_distinguish_containers_without_names(self) -> None:
-        both = pod(
-            init("setup", guaranteed("cpu=2 memory=1Gi")),
-            app("db", guaranteed("cpu=3 memory=1Gi")),
-            app("web", guaranteed("cpu=1 memory=1Gi")),
-            uid="a",
-        )
-        ids = [seen("cri-containerd-1.scope", "4"), seen("cri-containerd-2.scope", "1-3")]
-        allocation = confirmed(RULES, both, shown("a", "1-4", *ids)).allocation
-        assert allocation is not None
-        assert {c.name: str(c.cpus) for c in allocation.containers} == {
-            "setup": "1-2",
-            "db": "1-3",
-            "web": "4",
-        }
-
-    def test_a_container_that_does_not_run_gets_what_is_left_of_its_pod(self) -> None:
-        both = pod(
-            app("db", guaranteed("cpu=3 memory=1Gi")),
-            app("web", guaranteed("cpu=1 memory=1Gi")),
-            uid="a",
-        )
-        allocation = confirmed(RULES, both, shown("a", "1-4", seen("x", "1-3"))).allocation
-        assert allocation is not None
-        assert {c.name: str(c.cpus) for c in allocation.containers} == {"db": "1-3", "web": "4"}
-
-    def test_memory_is_charged_where_it_is_pinned(self) -> None:
-        rules = make_rules(scope=CONTAINER)
-        running = shown("a", "9-10", seen("x", "9-10", "1"))
-        decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
-        assert decision.allocation is not None
-        assert decision.allocation.containers[0].mems == Mask.of(1)
-        assert memory_charge(decision.ledger)[1].reserved["memory"] == 3 * GIB
-        assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
 
     def test_memory_of_a_container_that_shares_cpus_stays_where_it_is(self) -> None:
         """Admitted like any other it would get memory of node 0, and its pages would move."""
@@ -215,24 +132,6 @@ class TestConfirming:
         assert (container.cpus, container.mems) == (None, Mask.of(1))
         assert memory_charge(decision.ledger)[1].reserved["memory"] == 3 * GIB
         assert remove(rules, decision.ledger, "a") == rules.empty_ledger()
-
-    def test_memory_is_pinned_also_where_cpus_are_nobodys_own(self) -> None:
-        rules = make_rules(scope=CONTAINER)
-        cpu = replace(rules.policy.cpu, policy=CpuManagerPolicy.NONE)
-        rules = EffectivePolicy(rules.machine, replace(rules.policy, cpu=cpu), MANAGERS)
-        running = shown("a", "1-2", seen("x", "1-2", "1"))
-        decision = confirmed(rules, asking("cpu=2 memory=3Gi"), running)
-        assert decision.allocation is not None
-        assert decision.allocation.exclusive_cpus == EMPTY
-        assert decision.allocation.containers[0].mems == Mask.of(1)
-
-    def test_a_container_that_asks_for_less_than_memory_of_its_own_is_admitted_again(self) -> None:
-        rules = make_rules(scope=CONTAINER)
-        running = shown("a", "0-15", seen("x", "0-15", "1"))
-        asked = pod(app("c1", resources("cpu=1")), uid="a")
-        decision = confirmed(rules, asked, running)
-        assert (decision.admitted, decision.already_admitted) == (True, False)
-        assert memory_charge(decision.ledger) == memory_charge(rules.empty_ledger())
 
     def test_a_pod_that_runs_is_not_asked_whether_the_node_has_room(self) -> None:
         rules = make_rules(scope=CONTAINER, fit=NodeFit({"cpu": 15_500}))
@@ -275,21 +174,6 @@ class TestConfirming:
         assert memory_charge(ledger)[1].reserved["memory"] == 2 * GIB
         assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
 
-    def test_memory_that_is_not_pinned_is_a_conflict(self) -> None:
-        rules = make_rules(scope=CONTAINER)
-        running = shown("a", "9-10", seen("x", "9-10"))
-        assert not confirmed(rules, asking("cpu=2 memory=3Gi"), running).admitted
-
-    def test_devices_cannot_be_seen(self) -> None:
-        from agent.managers.policy import PluginDevice  # noqa: PLC0415
-
-        rules = make_rules(scope=CONTAINER, memory=False, devices={"e.org/g": (PluginDevice("a"),)})
-        decision = confirmed(
-            rules, asking("cpu=2 memory=1Gi e.org/g=1"), shown("a", "1-2", seen("x", "1-2"))
-        )
-        assert decision.rejection is not None
-        assert "devices" in decision.rejection.message
-
 
 class TestBudgets:
     RULES = make_rules(scope=POD, memory=False)
@@ -313,14 +197,6 @@ class TestBudgets:
             "log": ("1,4-5", Isolation.POD),
             "met": ("1,4-5", Isolation.POD),
         }
-
-    def test_a_lone_sharer_is_known_by_the_size_of_the_rest(self) -> None:
-        allocation = self.allocation(seen("x", "2-3"), seen("y", "1,4-5"))
-        assert allocation is not None
-        assert [str(c.cpus) for c in allocation.containers] == ["2-3", "1,4-5", "1,4-5"]
-
-    def test_another_size_is_another_budget(self) -> None:
-        assert self.allocation(seen("x", "2-3"), cpus="1-4") is None
 
     def test_sets_of_one_size_that_could_be_either_are_not_guessed(self) -> None:
         even = replace(self.MIXED, resources=guaranteed("cpu=4 memory=4Gi"))
@@ -357,9 +233,6 @@ class TestBudgets:
             "db": (Mask.parse(own), Isolation.CONTAINER),
             "log": (Mask.parse("1-4") - Mask.parse(own), Isolation.POD),
         }
-
-    def test_a_set_of_another_size_than_its_namesake_asks_for_is_a_conflict(self) -> None:
-        assert self.allocation(seen("db", "2-4"), seen("log", "1,5")) is None
 
 
 @given(data=st.data(), rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))

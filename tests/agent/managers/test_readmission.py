@@ -126,12 +126,6 @@ def test_a_budget_must_be_the_allocated_one() -> None:
     assert any("budget of 0 exclusive CPUs" in p for p in differences(allocation, plain, BUDGETS))
 
 
-def test_exclusive_cpus_that_are_asked_for_but_not_allocated_are_a_difference() -> None:
-    allocation = imported(pod(app("a", guaranteed("cpu=500m memory=1Gi"))))
-    (problem,) = differences(allocation, pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
-    assert problem == "container a asks for 2 exclusive CPUs, allocated are none"
-
-
 def test_what_no_manager_gives_is_not_compared() -> None:
     allocation = imported(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))

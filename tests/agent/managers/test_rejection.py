@@ -1,29 +1,25 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.managers.admission import admit
 from agent.managers.cpu.manager import CpuManager, cpus_of
 from agent.managers.decision import HintTrace, Reason, Rejection
-from agent.managers.device.manager import DeviceManager
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
 from agent.managers.rejection import (
     affinity_rejection,
-    empty_pool_rejection,
 )
 from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import draft_of, with_pod
 from tests.agent.managers.hosts import (
-    BEST_EFFORT,
     CONTAINER,
-    GIB,
     RESTRICTED,
     SINGLE,
     make_rules,
@@ -31,8 +27,6 @@ from tests.agent.managers.hosts import (
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.managers.policy import TopologyManagerPolicy
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
@@ -78,15 +72,6 @@ class TestFailedAlignment:
         message = rejected(make_rules(topology=RESTRICTED), desired, *others).message
         assert "4 of cpu fits only across {0-1} (free: node 0: 2, node 1: 3)" in message
 
-    def test_it_names_the_resource_that_stands_in_the_way(self) -> None:
-        found = rejected(make_rules(topology=SINGLE), self.BIG)
-        assert (found.resource, found.asked, found.free) == ("cpu", 9, {0: 7, 1: 8})
-
-    def test_in_container_scope_it_names_the_container(self) -> None:
-        found = rejected(make_rules(topology=SINGLE, scope=CONTAINER), self.BIG)
-        assert found.container == "a"
-        assert found.message.startswith("container a cannot be aligned")
-
     def test_a_request_that_fits_nowhere(self) -> None:
         other = pod(app("a", guaranteed("cpu=6 memory=1Gi")), uid="other")
         found = rejected(make_rules(topology=RESTRICTED, scope=CONTAINER),
@@ -123,41 +108,6 @@ class TestFailedAlignment:
         assert "{3}" not in message
 
 
-class TestEmptyPool:
-    def test_cpus_come_before_memory(self) -> None:
-        rules = make_rules(topology=BEST_EFFORT)
-        both = pod(
-            app("a", guaranteed("cpu=4 memory=4Gi")),
-            app("b"),
-            of_pod=guaranteed("cpu=4 memory=4Gi"),
-        )
-        found = empty_pool_rejection(MANAGERS, draft_of(rules, both), Reason.EMPTY_POD_SHARED_POOL)
-        assert found is not None
-        assert (found.resource, found.asked, found.free) == ("cpu", None, {})
-
-    def test_a_pod_without_a_budget_has_no_pool(self) -> None:
-        asked_for = pod(app("a", guaranteed("cpu=4 memory=4Gi")))
-        draft = draft_of(make_rules(), asked_for)
-        assert empty_pool_rejection(MANAGERS, draft, Reason.EMPTY_POD_SHARED_POOL) is None
-
-    def test_no_memory_is_missed_where_none_is_pinned(self) -> None:
-        burstable = pod(
-            app("a", guaranteed("cpu=1 memory=4Gi")),
-            app("b"),
-            of_pod=resources("cpu=2 memory=4Gi", "cpu=4 memory=4Gi"),
-        )
-        full = pod(
-            app("a", guaranteed("cpu=1 memory=4Gi")),
-            app("b"),
-            of_pod=guaranteed("cpu=4 memory=4Gi"),
-        )
-        for rules, desired in (make_rules(), burstable), (make_rules(memory=False), full):
-            assert (
-                empty_pool_rejection(MANAGERS, draft_of(rules, desired), Reason.TOPOLOGY_AFFINITY)
-                is None
-            )
-
-
 class TestAmounts:
     RULES = make_rules(scope=CONTAINER, devices=DEVICES)
     POD = pod(
@@ -165,35 +115,11 @@ class TestAmounts:
         app("b", guaranteed("cpu=1 memory=2Gi")),
     )
 
-    def test_they_are_asked_for_by_a_container_or_by_the_pod(self) -> None:
-        demand = draft_of(self.RULES, self.POD).demand
-        by_name = {manager.name: manager for manager in MANAGERS}
-        resources_of = {"cpu": "cpu", "memory": "memory", "devices": GPU}
-
-        def asked(parts: Mapping[str, Any]) -> list[int]:
-            return [
-                by_name[name].amount(parts[name], resource)
-                for name, resource in resources_of.items()
-            ]
-
-        assert asked({name: part.containers[0] for name, part in demand.parts.items()}) == [
-            2,
-            GIB,
-            1,
-        ]
-        assert asked({name: part.pod for name, part in demand.parts.items()}) == [3, 3 * GIB, 1]
-
     def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:
         draft = draft_of(self.RULES, self.POD)
         own = cpus_of(draft)
         own.free, own.reusable = Mask.parse("4-15"), Mask.of(1)
         assert CpuManager().free(draft, "cpu") == {0: 5, 1: 8}
-
-    def test_free_devices_count_on_every_node_that_reaches_them(self) -> None:
-        ledger = with_pod(self.RULES, pod(app("x", resources(limits=f"{GPU}=1")), uid="other"))
-        free = DeviceManager().free
-        assert free(draft_of(self.RULES, self.POD), GPU) == {0: 2, 1: 2}
-        assert free(draft_of(self.RULES, self.POD, ledger), GPU) == {0: 1, 1: 2}
 
     def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
         assert MemoryManager().amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocation import ContainerAllocation, Isolation, Origin, PodAllocation
@@ -57,11 +56,6 @@ def test_a_slice_of_the_budget_is_its_own_and_the_rest_is_shared_in_the_pod() ->
     assert sharing_of(allocation) == {"a": Sharing.OWN, "b": Sharing.POD}
 
 
-def test_without_cpus_of_its_own_a_container_runs_in_the_nodes_pool() -> None:
-    allocation = allocated(make_rules(), app("a", TWO), app("b"))
-    assert sharing_of(allocation) == {"a": Sharing.NODE, "b": Sharing.NODE}
-
-
 def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
     allocation = allocated(
         make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi"
@@ -100,25 +94,12 @@ def test_what_two_containers_of_an_imported_pod_hold_may_be_in_turn_or_shared() 
     assert sharing_of(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
 
 
-def test_in_an_imported_budget_a_single_set_may_be_the_pods_pool() -> None:
-    allocation = imported(having("a", "1-2"), having("b", "3"), budget="1-3")
-    assert sharing_of(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN}
-
-
 def test_a_reason_stands_for_a_specification_before_it_has_a_digest() -> None:
     """A pod that was imported together with its manifest."""
     allocation = imported(having("a", "1-2", why="Guaranteed"), budget="1-2")
     assert not is_specified(imported(having("a", "1-2")))
     assert is_specified(allocation)
     assert sharing_of(allocation) == {"a": Sharing.OWN}
-
-
-def test_exclusive_cpus_of_two_apps_that_are_the_same_are_neithers_own() -> None:
-    allocation = replace(imported(having("a", "1-2"), having("b", "2-3")), origin=Origin.DECIDED)
-    assert shares(allocation) == (
-        Share(Sharing.OVERLAPPING, Mask.of(2), ("b",)),
-        Share(Sharing.OVERLAPPING, Mask.of(2), ("a",)),
-    )
 
 
 def moments(allocation: PodAllocation) -> Iterator[list[int]]:

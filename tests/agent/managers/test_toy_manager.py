@@ -38,11 +38,6 @@ def rules(
     return replace(known, managers=(ToyManager(lanes), *MANAGERS))
 
 
-def asking(lanes: int, uid: str = "u-1", cpus: int = 2) -> Pod:
-    amounts = f"cpu={cpus} memory=1Gi {LANE}={lanes}"
-    return pod(app("a", resources(amounts, amounts)), app("b"), uid=uid)
-
-
 def only(lanes: int, uid: str = "u-1") -> Pod:
     amounts = f"cpu=2 memory=1Gi {LANE}={lanes}"
     return pod(app("a", resources(amounts, amounts)), uid=uid)
@@ -66,17 +61,6 @@ def test_cpus_and_memory_follow_the_lanes_to_their_node() -> None:
     assert known.machine.cpus.nodes_of(container.cpus or known.machine.cpus.all).bits == 2
     assert container.mems.bits == 2
     assert decision.counters["toy_lanes_taken_total", ()] == 2
-
-
-def test_lanes_of_another_pod_are_not_free_until_it_is_removed() -> None:
-    known = rules({0: 1, 1: 1})
-    first = admit(known, known.empty_ledger(), only(1))
-    second = admit(known, first.ledger, only(1, "u-2"))
-    assert (lanes_of(first), lanes_of(second)) == (["0.0"], ["1.0"])
-    assert not admit(known, second.ledger, only(1, "u-3")).admitted
-    assert admit(known, remove(known, second.ledger, "u-1"), only(1, "u-3")).admitted
-    empty = remove(known, remove(known, second.ledger, "u-1"), "u-2")
-    assert empty == known.empty_ledger()
 
 
 def test_a_rejection_says_what_was_asked_and_what_is_free() -> None:
@@ -105,16 +89,6 @@ def test_more_than_the_node_has_does_not_fit_it() -> None:
     assert rejection.shortages[0].allocatable == 2
 
 
-def test_who_may_have_lanes_is_explained_for_every_container() -> None:
-    known = rules({1: 2})
-    eligibility = admit(known, known.empty_ledger(), asking(1)).eligibility
-    assert [each.why["lanes"] for each in eligibility] == [
-        "it limits its lanes",
-        "it limits no lanes",
-    ]
-    assert [each.exclusive.get("lanes") for each in eligibility] == [1, None]
-
-
 def test_lanes_outlive_a_checkpoint_and_what_is_no_longer_there_is_reported() -> None:
     known = rules({1: 2})
     ledger = admit(known, known.empty_ledger(), only(2)).ledger
@@ -125,13 +99,6 @@ def test_lanes_outlive_a_checkpoint_and_what_is_no_longer_there_is_reported() ->
     (violation,) = invalid_allocations(fewer, restored(fewer, saved))
     assert (violation.rule, violation.container) == (LANE_GONE, "a")
     assert violation.message == "has lane 1.1, which is gone"
-
-
-def test_lanes_stay_in_the_checkpoint_of_an_agent_without_their_manager() -> None:
-    known, without = rules({1: 2}), make_rules(scope=CONTAINER)
-    ledger = admit(known, known.empty_ledger(), only(1)).ledger
-    elsewhere = restored(without, through_a_file(ledger))
-    assert restored(known, through_a_file(elsewhere)) == ledger
 
 
 def test_single_numa_node_counts_the_nodes_of_lanes() -> None:

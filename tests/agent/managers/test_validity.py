@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -64,13 +63,6 @@ def lessen(machine: Machine, lost: set[int]) -> Machine:
 
 
 TWO_CPUS = one("cpu=2 memory=1Gi")
-
-
-def test_a_pod_without_anything_of_its_own_is_valid_under_any_rules() -> None:
-    rules = make_rules()
-    ledger = ledger_of(rules, pod(app("c1"), uid="u-1"))
-    changed = make_rules(lessen(PLAIN, {1, 2, 3}), SINGLE, CONTAINER, reserved="4-15")
-    assert found(changed, restored(changed, ledger)) == []
 
 
 def test_an_offline_cpu_is_distinguished_from_one_that_is_gone() -> None:
@@ -187,14 +179,6 @@ def test_a_budget_needs_its_gate_and_the_pod_scope() -> None:
         assert found(changed, ledger) == [("u-1", Rule.POD_BUDGET)]
 
 
-@pytest.mark.parametrize("scope", [CONTAINER, POD])
-def test_single_numa_node_does_not_give_two(scope: str) -> None:
-    wide = one("cpu=9 memory=1Gi")
-    ledger = ledger_of(make_rules(topology=BEST_EFFORT, scope=CONTAINER), wide)
-    single = make_rules(topology=SINGLE, scope=type(CONTAINER)(scope))
-    assert found(single, ledger) == [("u-1", Rule.TOPOLOGY_POLICY)]
-
-
 def test_containers_on_two_nodes_are_one_too_many_for_the_pod_scope_alone() -> None:
     two = pod(
         app("c1", guaranteed("cpu=6 memory=1Gi")),
@@ -245,18 +229,6 @@ def test_reserved_cpus_that_a_pod_has_are_the_last_that_others_run_on() -> None:
     ledger = ledger_of(make_rules(topology=BEST_EFFORT), one("cpu=15 memory=1Gi"))
     changed = make_rules(reserved="0-3", strict_cpu_reservation=True)
     assert shared_cpus(changed, ledger) == Mask.of(0)
-
-
-@given(rules=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=4))
-@EVERY_SEQUENCE
-def test_nothing_is_found_of_what_the_same_rules_just_gave(
-    rules: EffectivePolicy, asked: list[Pod]
-) -> None:
-    ledger = rules.empty_ledger()
-    for number, desired in enumerate(asked):
-        ledger = admit(rules, ledger, replace(desired, uid=f"u-{number}")).ledger
-    left = {one.rule for one in invalid_allocations(rules, ledger)} - {Rule.FULL_PCPUS_ONLY}
-    assert left == set()
 
 
 @st.composite

@@ -12,7 +12,6 @@ from agent.managers.cpu.take import (
 )
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
-from agent.managers.versions import KubernetesVersion
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import (
     TWO_SOCKETS,

@@ -26,13 +26,12 @@ from tests.agent.managers.hosts import (
     CONTAINER,
     GIB,
     NO_POLICY,
-    POD,
     RESTRICTED,
     SMT,
     make_rules,
 )
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
-from tests.agent.pods.pods import app, guaranteed, init, pod
+from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from typing import Any
@@ -89,25 +88,6 @@ def test_the_configuration_says_whose_siblings_stay_idle(
     assert str(found.idle) == idle
 
 
-@pytest.mark.parametrize(
-    ("options", "cpus"),
-    [
-        # Three CPUs are no whole cores by full-pcpus-only, but three cores are.
-        ({"full_pcpus_only": True}, "1-3"),
-        ({"distribute_cpus_across_numa": True, "full_pcpus_only": True}, "1-6"),
-        ({"distribute_cpus_across_cores": True}, "4-7"),
-        ({"prefer_align_cpus_by_uncorecache": True}, "4-7"),
-        ({"align_by_socket": True}, "4-7"),
-    ],
-)
-def test_policy_options_choose_among_cores(options: dict[str, Any], cpus: str) -> None:
-    expected = Mask.parse(cpus)
-    rules = rules_of(topology=NO_POLICY, **options)
-    found = allocated(rules, asking(len(expected)))
-    assert found.containers[0].cpus == expected
-    assert found.idle == Mask.from_ids(cpu + 8 for cpu in expected)
-
-
 def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
     # Node 0: a core of two threads and three of one; node 1: two of four threads.
     rows = [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0), (4, 4, 0, 0, 0)]
@@ -123,30 +103,6 @@ def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
     rejection = admit(rules, three.ledger, asking(3, "u-2")).rejection
     assert rejection is not None
     assert "3 whole cores with idle siblings (at least 3 CPUs)" in rejection.message
-
-
-def test_an_init_containers_cores_are_used_again() -> None:
-    asked = pod(
-        init("i", guaranteed("cpu=4 memory=1Gi")),
-        app("a", guaranteed("cpu=2 memory=1Gi")),
-        annotations=ASKED,
-    )
-    found = allocated(rules_of(), asked)
-    assert [str(each.cpus) for each in found.containers] == ["4-7", "4-5"]
-    assert str(found.idle) == "12-15"
-
-
-def test_a_budget_is_cores_as_well() -> None:
-    rules = rules_of(scope=POD)
-    asked = pod(
-        app("a", guaranteed("cpu=2 memory=1Gi")),
-        app("b"),
-        of_pod=guaranteed("cpu=3 memory=2Gi"),
-        annotations=ASKED,
-    )
-    found = allocated(rules, asked)
-    assert (str(found.cpus), str(found.idle)) == ("1-3", "9-11")
-    assert [str(each.cpus) for each in found.containers] == ["1-2", "3"]
 
 
 @pytest.mark.parametrize(

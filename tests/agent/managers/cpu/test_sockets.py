@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.admission import admit
 from agent.managers.cpu.take import SocketOrder, on_fewer_sockets, take_by_topology
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicyOptions
@@ -71,40 +70,12 @@ def test_memory_of_two_nodes_is_on_that_socket_as_well(
     assert allocation.containers[0].mems == Mask.of(2, 3)
 
 
-@pytest.mark.parametrize("memory", ["1Gi", "20Gi"])
-def test_best_effort_keeps_cpus_on_a_socket_whatever_memory_prefers(memory: str) -> None:
-    rules = make_rules(MACHINE, BEST_EFFORT, align_by_socket=True)
-    desired = pod(app("a", guaranteed(f"cpu=12 memory={memory}")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
-    assert allocation.exclusive_cpus <= Mask.parse("16-31")
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_the_option_they_are_torn_over_both(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(MACHINE, policy, memory=False)
     desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
     allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
     assert sockets(MACHINE.cpus, allocation.exclusive_cpus) == 2
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_pods_budget_and_its_slices_keep_to_a_socket(policy: TopologyManagerPolicy) -> None:
-    rules = make_rules(MACHINE, policy, align_by_socket=True)
-    desired = pod(
-        app("a", guaranteed("cpu=6 memory=1Gi")),
-        app("b"),
-        of_pod=guaranteed("cpu=12 memory=20Gi"),
-    )
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
-    assert sockets(MACHINE.cpus, allocation.exclusive_cpus) == 1
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_no_socket_has_is_still_given(policy: TopologyManagerPolicy) -> None:
-    rules = make_rules(MACHINE, policy, memory=False, align_by_socket=True)
-    decision = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=20 memory=1Gi"))))
-    assert decision.allocation is not None
-    assert len(decision.allocation.exclusive_cpus) == 20
 
 
 @pytest.mark.parametrize("policy", POLICIES)

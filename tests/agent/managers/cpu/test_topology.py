@@ -35,22 +35,6 @@ def ids(groups: tuple[tuple[int, int, int], ...]) -> dict[int, str]:
     return {ident: str(Mask(cpus)) for ident, cpus, _ in groups}
 
 
-def test_groups_are_listed_by_id_with_their_cpus() -> None:
-    assert ids(TWO_SOCKETS.cores)[1] == "1,9"
-    assert ids(TWO_SOCKETS.sockets) == {0: "0-3,8-11", 1: "4-7,12-15"}
-    assert ids(TWO_SOCKETS.nodes) == ids(TWO_SOCKETS.uncores) == ids(TWO_SOCKETS.sockets)
-    assert TWO_SOCKETS.counted == CpuCounts(cpus=16, cores=8, sockets=2, nodes=2, uncores=2)
-
-
-def test_nested_groups_are_those_that_share_a_cpu() -> None:
-    spanning = Shape(sockets=2, nodes=-2, cores=2).topology()
-
-    assert [socket.id for socket in spanning.sockets_in_node[0]] == [0, 1]
-    assert [node.id for node in spanning.nodes_in_socket[1]] == [0]
-    assert [core.id for core in spanning.cores_in_socket[1]] == [2, 3]
-    assert [cache.id for cache in spanning.uncores_in_node[0]] == [0, 1]
-
-
 @pytest.mark.parametrize("unknown", [None, -1])
 def test_an_unreported_uncore_cache_is_the_socket(unknown: int | None) -> None:
     topology = CpuTopology.from_rows([(0, 0, 7, 0, unknown), (1, 1, 7, 0, unknown)])
@@ -71,25 +55,6 @@ def test_negative_ids_are_rejected() -> None:
 def test_a_machine_without_cpus_is_rejected() -> None:
     with pytest.raises(CpuTopologyError, match="at least one online CPU"):
         CpuTopology.from_rows([])
-
-
-@pytest.mark.parametrize(("cpus", "cores"), [(3, 2), (2, 4), (3, 0)])
-def test_the_average_core_is_rounded_down_and_never_zero(cpus: int, cores: int) -> None:
-    counts = CpuCounts(cpus=cpus, cores=cores, sockets=1, nodes=1, uncores=1)
-    topology = CpuTopology.from_rows([(0, 0, 0, 0, 0)], counts=counts)
-
-    assert topology.cpus_per_core == 1
-
-
-def test_groups_are_alike_when_all_have_as_many_cpus() -> None:
-    hybrid = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 1, 0, 2), (3, 3, 1, 0, 3)]
-    )
-
-    assert (hybrid.cores_alike, hybrid.sockets_alike, hybrid.uncores_alike) == (False, True, False)
-    assert TWO_SOCKETS.cores_alike
-    assert TWO_SOCKETS.sockets_alike
-    assert TWO_SOCKETS.uncores_alike
 
 
 def test_as_many_sockets_as_nodes_put_nodes_outside() -> None:

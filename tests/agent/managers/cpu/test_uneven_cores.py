@@ -21,46 +21,6 @@ def host(*sizes: int) -> CpuTopology:
     return CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
 
 
-#: Performance cores 0-1, 2-3 and efficiency cores 4, 5, 6.
-HYBRID = host(2, 2, 1, 1, 1)
-
-
-def chosen(topology: CpuTopology, free: str, count: int, *, whole: bool = False) -> str:
-    return str(Mask(fewest_cores(topology, Mask.parse(free).bits, count, whole=whole)))
-
-
-def test_large_cores_come_before_small_ones() -> None:
-    assert chosen(HYBRID, "0-6", 2) == "0-1"
-    assert chosen(HYBRID, "0-6", 4) == "0-3"
-
-
-def test_a_single_cpu_is_a_core_without_siblings() -> None:
-    assert chosen(HYBRID, "0-6", 1) == "4"
-    assert chosen(HYBRID, "0-6", 3) == "0-1,4"
-
-
-def test_a_free_core_comes_before_the_sibling_of_a_busy_cpu() -> None:
-    assert chosen(HYBRID, "1-6", 1) == "4"
-    assert chosen(HYBRID, "1-6", 2) == "2-3"
-
-
-def test_the_sibling_of_a_busy_cpu_comes_before_half_a_free_core() -> None:
-    assert chosen(HYBRID, "1-3", 1) == "1"
-
-
-def test_one_large_core_is_broken_rather_than_several_small_ones_used() -> None:
-    assert chosen(host(4, 1, 1), "0-5", 2) == "0-1"
-    assert chosen(host(4, 1, 1), "0-5", 2, whole=True) == "4-5"
-
-
-def test_a_core_that_would_spoil_the_sum_is_passed_over() -> None:
-    assert chosen(host(3, 2, 2), "0-6", 4) == "3-6"
-
-
-def test_of_partly_busy_cores_the_fullest_that_has_room_is_taken() -> None:
-    assert chosen(host(4, 4, 4), "0,4-5,8-10", 2) == "4-5"
-
-
 # --- beside trying every set of CPUs --------------------------------------------------------------
 
 

@@ -22,12 +22,11 @@ from agent.managers.topology.hint import Hint
 from agent.pods.model import REQUIRE, GivenDevice, Quality
 from agent.server.restart import renumbered
 from sysfs.described import regular_host
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
-    NO_POLICY,
     PLAIN,
     POD,
     RESTRICTED,
@@ -85,17 +84,6 @@ def admitted(rules: EffectivePolicy, asked: Pod) -> PodAllocation:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("scope", [CONTAINER, POD])
-def test_cpus_and_memory_are_on_the_node_of_the_device(
-    node: int, scope: TopologyManagerScope
-) -> None:
-    rules = beside_kubelet(scope=scope)
-    (main,) = admitted(rules, one(nic(0, node))).containers
-    assert rules.machine.cpus.nodes_of(main.cpus or EMPTY) == Mask.of(node)
-    assert main.mems == Mask.of(node)
-
-
-@pytest.mark.parametrize("node", [0, 1])
 def test_the_budget_of_a_pod_is_on_the_node_of_its_device(node: int) -> None:
     rules = beside_kubelet(scope=POD)
     asked = with_devices(
@@ -113,20 +101,6 @@ def test_the_budget_of_a_pod_is_on_the_node_of_its_device(node: int) -> None:
         None,
         {NIC: {"nic0": str(node)}},
     ]
-
-
-def test_the_pod_scope_goes_by_the_devices_of_all_containers() -> None:
-    rules = beside_kubelet(RESTRICTED, POD)
-    asked = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b", guaranteed("cpu=1 memory=1Gi")))
-    decision = admit(rules, rules.empty_ledger(), with_devices(asked, a=[nic(0, 0)], b=[nic(1, 1)]))
-    assert decision.rejection is not None
-    assert decision.rejection.reason == Reason.TOPOLOGY_AFFINITY
-    apart = beside_kubelet(RESTRICTED, CONTAINER)
-    places = [
-        apart.machine.cpus.nodes_of(each.cpus or EMPTY)
-        for each in admitted(apart, with_devices(asked, a=[nic(0, 0)], b=[nic(1, 1)])).containers
-    ]
-    assert places == [Mask.of(0), Mask.of(1)]
 
 
 def test_a_rejection_says_where_the_kubelet_gave_the_devices() -> None:
@@ -164,11 +138,6 @@ def test_a_device_without_a_node_leaves_the_choice_to_the_others(nodes: tuple[in
     anywhere = GivenDevice(NIC, "nic0", Mask.of(*nodes))
     assert admitted(rules, one(anywhere)).containers[0].hint == Hint(1, preferred=True)
     assert admitted(rules, one(anywhere, nic(1, 1))).containers[0].hint == Hint(2, preferred=True)
-
-
-def test_without_alignment_devices_are_recorded_all_the_same() -> None:
-    allocation = admitted(beside_kubelet(NO_POLICY), one(nic(0, 1)))
-    assert list(given_devices(allocation.containers[0])) == [nic(0, 1)]
 
 
 def test_a_far_device_is_named_and_rejected_where_nearness_is_required() -> None:

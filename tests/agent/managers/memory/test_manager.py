@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.admission import admit
 from agent.managers.allocation import MemoryBlock
 from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.machine import Machine
@@ -61,12 +60,6 @@ class TestHints:
         assert found is not None
         assert (found.reason, found.resource) == (Reason.UNEXPECTED, "hugepages-1Gi")
         assert (found.asked, found.container) == (GIB, "a")
-
-    def test_that_is_the_reason_where_the_cpus_fit_nowhere_either(self) -> None:
-        asked = pod(app("a", guaranteed("cpu=900 memory=1Gi hugepages-1Gi=1Gi")))
-        decision = admit(PAGED, PAGED.empty_ledger(), asked)
-        assert decision.rejection is not None
-        assert decision.rejection.resource == "hugepages-1Gi"
 
 
 class TestAllocation:

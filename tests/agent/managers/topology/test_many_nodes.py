@@ -101,15 +101,6 @@ def test_the_best_is_the_closest_then_the_lowest(nodes: int, data: st.DataObject
             assert found == min(sized, key=order, default=None)
 
 
-def test_only_the_node_that_has_enough_is_found_without_trying_pairs() -> None:
-    work = SearchBudget()
-    cover = Cover(
-        FULL, (CoverDemand.by_node(9, {node: 9 if node == 40 else 1 for node in range(64)}),)
-    )
-    assert Search([cover], FULL, work).best(1, by_value) == 1 << 40
-    assert SearchBudget().left - work.left < 100
-
-
 def test_interchangeable_nodes_are_tried_in_one_order_only() -> None:
     """Each demand alone could be met, both cannot: of 12,870 sets one for each mixture is tried."""
     even = CoverDemand.by_node(17, {node: 1 if node % 2 else 3 for node in range(16)})
@@ -126,14 +117,6 @@ def test_without_work_nothing_is_found_and_one_pass_still_gives_a_member() -> No
     assert search.best(5, by_value) is None
     assert work.exceeded
     assert search.greedy(5) == 0b11111
-
-
-def test_nodes_of_a_place_of_several_are_ordered_beside_others() -> None:
-    """Nodes with and without such a place were compared as a number with a tuple."""
-    drawn = [Cover(15, (CoverDemand(0, ((1, 1),)),), 3), Cover(15, (CoverDemand(1, ((3, 1),)),))]
-    search = Search(drawn, 15, SearchBudget(), every=True)
-    found = {mask for size in range(1, 5) for mask in search.sets(size)}
-    assert found == outcomes(drawn, 15)
 
 
 @given(nodes=node_sets(), data=st.data())
