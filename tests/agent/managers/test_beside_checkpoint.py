@@ -99,6 +99,21 @@ def test_of_two_that_run_on_the_same_cpus_the_checkpoint_names_the_owner() -> No
     )
 
 
+def test_what_is_known_to_be_of_no_pod_is_not_resurrected() -> None:
+    ledger = checkpoint(("old", 2))
+    running = [shown("new", "1,9"), shown("other", "2,10")]
+    recovery = recover(RULES, ledger, running, {"new"})
+    assert allocated(recovery.ledger) == {"old": "1,9", "other": "2,10"}
+    assert recovery.displaced == ()
+
+
+def test_an_orphan_does_not_make_the_cpus_of_a_running_pod_doubtful() -> None:
+    """A removed pod was not yet confined when its CPUs' new owner was lost with the checkpoint."""
+    running = [shown("gone", "1,9"), shown("new", "1,9")]
+    recovery = recover(RULES, RULES.empty_ledger(), running, {"gone"})
+    assert allocated(recovery.ledger) == {"new": "1,9"}
+
+
 def runs_as_allocated(rules: EffectivePolicy, ledger: Ledger, uid: str) -> ObservedPod:
     """Return a pod of a ledger as the kernel shows it when all of it runs."""
     allocation = ledger.allocations[uid]
