@@ -85,6 +85,19 @@ def test_the_fewest_nodes_that_have_enough_are_aligned_if_that_is_so_of_all_reso
     assert judged(with_memory, wide)["main", "aligned"] == "CPUs on nodes 0-1, memory on nodes 0-1"
 
 
+def test_two_nodes_where_one_would_do_are_not_aligned() -> None:
+    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False)
+    ledger = rules.empty_ledger()
+    for uid, cpus in (("a", 5), ("b", 5)):
+        ledger = admit(
+            rules, ledger, pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid)
+        ).ledger
+    allocation = admit(rules, ledger, pod(app("main", guaranteed("cpu=4 memory=1Gi")))).allocation
+    assert allocation is not None
+    (found,) = [each for each in verdict(rules, allocation) if each.quality is Quality.ALIGNED]
+    assert found.why == "CPUs on nodes 0-1"
+
+
 def test_a_device_of_another_node_is_far_and_one_without_a_node_is_not() -> None:
     devices = {GPU: (PluginDevice("far", Mask.of(1)),), "example.com/x": (PluginDevice("any"),)}
     rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False, devices=devices)
