@@ -3,6 +3,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.managers import admission
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
@@ -55,6 +57,15 @@ def charged(ledger: Ledger) -> int:
 def test_a_ledger_of_the_same_machine_is_taken_as_it_is() -> None:
     ledger = filled(rules(TWO_NODES))
     assert restored(rules(TWO_NODES), ledger) is ledger
+
+
+def test_less_memory_of_the_same_shape_changes_nothing() -> None:
+    ledger = filled(rules(TWO_NODES))
+    smaller = replace(
+        TWO_NODES,
+        nodes=tuple(replace(n, memory_bytes=(n.memory_bytes or 0) - 4096) for n in TWO_NODES.nodes),
+    )
+    assert restored(rules(smaller), ledger) is ledger
 
 
 def test_without_memory_pinning_nothing_is_charged_and_allocations_stay() -> None:

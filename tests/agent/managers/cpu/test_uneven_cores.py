@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,33 @@ def host(*sizes: int) -> CpuTopology:
     """Return a host of one node whose cores have so many CPUs, numbered one after the other."""
     cores = [core for core, size in enumerate(sizes) for _ in range(size)]
     return CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
+
+
+#: Performance cores 0-1, 2-3 and efficiency cores 4, 5, 6.
+HYBRID = (2, 2, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "free", "count", "whole", "cpus"),
+    [
+        pytest.param(HYBRID, "0-6", 2, False, "0-1", id="a large core before small ones"),
+        pytest.param(HYBRID, "0-6", 4, False, "0-3", id="two large cores before small ones"),
+        pytest.param(HYBRID, "0-6", 1, False, "4", id="a single CPU has no siblings"),
+        pytest.param(HYBRID, "0-6", 3, False, "0-1,4", id="the last CPU has no siblings"),
+        pytest.param(HYBRID, "1-6", 1, False, "4", id="a free core before a busy one's sibling"),
+        pytest.param(HYBRID, "1-6", 2, False, "2-3", id="a large free core before it as well"),
+        pytest.param(HYBRID, "1-3", 1, False, "1", id="that sibling before half a free core"),
+        pytest.param((4, 1, 1), "0-5", 2, False, "0-1", id="one is broken rather than two used"),
+        pytest.param((4, 1, 1), "0-5", 2, True, "4-5", id="unless cores are to be whole"),
+        pytest.param((3, 2, 2), "0-6", 4, False, "3-6", id="what spoils the sum is passed over"),
+        pytest.param((4, 4, 4), "0,4-5,8-10", 2, False, "4-5", id="the fullest that has room"),
+    ],
+)
+def test_the_cores_that_are_chosen(
+    sizes: tuple[int, ...], free: str, count: int, cpus: str, *, whole: bool
+) -> None:
+    chosen = fewest_cores(host(*sizes), Mask.parse(free).bits, count, whole=whole)
+    assert Mask(chosen) == Mask.parse(cpus)
 
 
 # --- beside trying every set of CPUs --------------------------------------------------------------

@@ -19,7 +19,7 @@ from agent.managers.quality import invalid_allocations, verdict
 from agent.pods.model import isolation_faults
 from agent.server.restart import renumbered
 from sysfs.described import regular_host, with_memory_only_nodes
-from sysfs.mask import EMPTY
+from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, machines, pods
 from tests.agent.pods.pods import app, guaranteed, init, pod
@@ -112,6 +112,16 @@ def test_memory_without_cpus_is_aligned_by_the_cpus_that_are_nearest(
     assert ledger == rules.empty_ledger()
 
 
+def test_what_one_node_of_the_class_does_not_have_is_on_the_fewest_that_do() -> None:
+    rules = rules_of(topology=BEST_EFFORT)
+    (container,) = allocated(rules, asking("hbm", "cpu=2 memory=12Gi")).containers
+    assert str(container.mems) == "2-3"
+    (container,) = allocated(
+        rules_of(topology=SINGLE), asking("cxl", "cpu=2 memory=60Gi")
+    ).containers
+    assert str(container.mems) == "4"
+
+
 @pytest.mark.parametrize(
     ("usual", "classes", "nodes"),
     [
@@ -168,6 +178,19 @@ def test_a_reboot_that_renumbers_nodes_renumbers_those_that_are_allowed() -> Non
     assert str(moved.allocations["u-1"].containers[0].mems) == "3,5"
 
 
+def test_a_budget_is_of_the_class_as_a_whole() -> None:
+    rules = rules_of(scope=POD)
+    asked = pod(
+        app("a", guaranteed("cpu=2 memory=2Gi")),
+        app("b"),
+        of_pod=guaranteed("cpu=3 memory=4Gi"),
+        annotations={MEMORY: "hbm"},
+    )
+    found = allocated(rules, asked)
+    assert [(block.size, str(block.nodes)) for block in found.memory] == [(4 * GIB, "2")]
+    assert {str(each.mems) for each in found.containers} == {"2"}
+
+
 def test_what_helps_is_to_ask_for_no_class() -> None:
     rules = rules_of()
     ledger = rules.empty_ledger()
@@ -206,6 +229,35 @@ def test_a_list_of_classes_has_names_and_names_to_shun(text: str, said: str) -> 
     found = dict(isolation_faults({MEMORY: text}))
     assert said in found.get(MEMORY, "")
     assert bool(found) == bool(said)
+
+
+def test_on_a_host_of_many_gpus_their_memory_is_beside_the_cpus() -> None:
+    host = with_memory_only_nodes(regular_host(cores_per_node=8, threads=1), [4 * GIB] * 16)
+    made = Machine.of(host)
+
+    def distance(node: int, other: int) -> int:
+        """GPUs 2-9 are beside node 0, GPUs 10-17 beside node 1."""
+        return 10 if node == other else 80 if (other < 10) == (node == 0) else 120
+
+    nodes = tuple(
+        replace(
+            each, distances={**each.distances, 0: distance(0, each.id), 1: distance(1, each.id)}
+        )
+        for each in made.nodes
+    )
+    rules = make_rules(replace(made, nodes=nodes), SINGLE, CONTAINER)
+    rules = with_classes(rules, {0: "dram", 1: "dram", **dict.fromkeys(range(2, 18), "gpu")})
+    ledger = rules.empty_ledger()
+    for number in range(4):
+        decision = admit(rules, ledger, asking("gpu", "cpu=1 memory=11Gi", f"u-{number}"))
+        assert decision.allocation is not None, decision.rejection
+        ledger = decision.ledger
+        (container,) = decision.allocation.containers
+        assert container.cpus is not None
+        (node,) = rules.machine.cpus.nodes_of(container.cpus)
+        assert len(container.mems) == 4
+        assert container.mems <= (Mask.parse("10-17") if node else Mask.parse("2-9"))
+    assert not admit(rules, ledger, asking("gpu", "cpu=1 memory=2Gi", "u-4")).admitted
 
 
 # --- properties -----------------------------------------------------------------------------------

@@ -119,6 +119,14 @@ def test_without_work_nothing_is_found_and_one_pass_still_gives_a_member() -> No
     assert search.greedy(5) == 0b11111
 
 
+def test_nodes_of_a_place_of_several_are_ordered_beside_others() -> None:
+    """Nodes with and without such a place were compared as a number with a tuple."""
+    drawn = [Cover(15, (CoverDemand(0, ((1, 1),)),), 3), Cover(15, (CoverDemand(1, ((3, 1),)),))]
+    search = Search(drawn, 15, SearchBudget(), every=True)
+    found = {mask for size in range(1, 5) for mask in search.sets(size)}
+    assert found == outcomes(drawn, 15)
+
+
 @given(nodes=node_sets(), data=st.data())
 def test_what_contains_a_member_is_a_member(nodes: int, data: st.DataObject) -> None:
     cover = data.draw(covers(nodes))
