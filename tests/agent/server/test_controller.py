@@ -293,31 +293,27 @@ async def test_conditions_stay_until_what_they_are_about_is_compared(
         assert controller.state.condition_lines() == ()
 
 
+@pytest.mark.parametrize(
+    ("fit", "reason", "asked"),
+    [(None, "UnexpectedAdmissionError", 1), (NodeFit(max_pods=110), "OutOfcpu", 0)],
+)
 @in_loop
-async def test_a_rejected_pod_is_neither_saved_nor_enforced_but_counted() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
+async def test_a_rejected_pod_is_counted_and_only_where_the_node_has_room_timed_as_aligned(
+    fit: NodeFit | None, reason: str, asked: int
+) -> None:
+    """The kubelet observes what its topology manager decided, which may not be asked."""
+    recorder, in_force = Recorder(), replace(rules(), policy=replace(rules().policy, fit=fit))
+    async with keeping(recorder, in_force) as controller:
         answer = await controller.admit(pod(cpu="64"))
         assert answer.rejection is not None
         counters = controller.metrics.counters
         assert counters.value(names.ADMISSIONS, "rejected") == 1
         assert counters.value(names.REJECTIONS, answer.rejection.reason) == 1
-        assert counters.value(TOPOLOGY_ADMISSION_REQUESTS) == 1
+        assert counters.value(TOPOLOGY_ADMISSION_REQUESTS) == asked
         assert controller.metrics.admission_duration.count == 1
-        assert controller.metrics.decision_duration.count == 1
+        assert controller.metrics.decision_duration.count == asked
+        assert answer.rejection.reason == reason
     assert recorder.log == []
-
-
-@in_loop
-async def test_a_pod_for_which_the_node_has_no_room_is_not_timed_as_aligned() -> None:
-    """The kubelet observes what its topology manager decided, which was not asked here."""
-    in_force = replace(rules(), policy=replace(rules().policy, fit=NodeFit(max_pods=110)))
-    async with keeping(Recorder(), in_force) as controller:
-        answer = await controller.admit(pod(cpu="64"))
-        assert answer.rejection is not None
-        assert answer.rejection.reason == "OutOfcpu"
-        assert controller.metrics.admission_duration.count == 1
-        assert controller.metrics.decision_duration.count == 0
 
 
 @in_loop
@@ -416,36 +412,6 @@ async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
         assert controller.outcomes.cgroups == {"c"}
 
 
-@in_loop
-async def test_a_new_pods_cgroup_is_watched_before_the_answer() -> None:
-    recorder, watched = Recorder(), list[str]()
-    async with keeping(recorder) as controller:
-        controller.outcomes.follow(watched.extend)
-        recorder.outcome = EnforcementReport(
-            cgroups=observed_cgroups("kubepods/a", "x"),
-            created=("kubepods/a",),
-            enabled=("kubepods",),
-        )
-        await controller.admit(pod())
-        assert watched == ["kubepods/a"]
-
-
-@in_loop
-async def test_a_state_directory_that_was_replaced_is_reported_before_a_request() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        recorder.save_error = ReplacedDirectoryError(Path("/state"))
-        await controller.reconcile()
-        (line,) = controller.state.condition_lines()
-        assert "state directory /state: it, or the lock file in it, was removed" in line
-        with pytest.raises(CheckpointFailedError, match="removed or replaced"):
-            await controller.admit(pod())
-        assert not controller.state.ledger.allocations
-        recorder.save_error = None
-        await controller.reconcile()
-        assert controller.state.condition_lines() == ()
-
-
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), disk_full()], ids=repr)
 @in_loop
 async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
@@ -454,9 +420,12 @@ async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
     recorder = Recorder()
     async with keeping(recorder) as controller:
         recorder.save_error = error
-        with pytest.raises((type(error), CheckpointFailedError)):
+        with pytest.raises((type(error), CheckpointFailedError)) as raised:
             await controller.admit(pod())
+        expected = isinstance(error, CheckpointIOError)
+        assert str(raised.value).startswith("nothing was changed") is expected
         assert controller.metrics.counters.value(names.CHECKPOINT_FAILURES) == 1
+        assert controller.metrics.counters.value(names.ADMISSIONS, "failed") == expected
         assert controller.state.ledger.allocations == {}
         assert any(line.startswith("checkpoint: ") for line in controller.state.condition_lines())
         recorder.save_error = None

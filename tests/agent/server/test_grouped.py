@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.managers.decision import Reason
-from agent.server import metrics as names
 from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE
-from agent.server.errors import CheckpointFailedError
 from agent.server.limits import Caller
-from agent.server.queue import QueueStopped, called_by
+from agent.server.queue import called_by
 from sysfs.mask import EMPTY
 from tests.agent.server.support import FakeClock, in_loop
-from tests.agent.server.test_controller import Recorder, disk_full, keeping, pod
+from tests.agent.server.test_controller import Recorder, keeping, pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,77 +85,6 @@ async def test_pods_that_take_long_to_decide_do_not_keep_the_first_waiting() -> 
         controller.steps.clock = SlowClock()
         await together(controller, pods(*["10m"] * 8))
         assert 2 < recorder.log.count("save") < 8
-
-
-@in_loop
-async def test_two_pods_of_one_name_do_not_come_together() -> None:
-    async with keeping(Recorder()) as controller:
-        first, second = pod("web", uid(0)), pod("web", uid(1))
-        answers = await together(controller, [first, second])
-        assert answers[0].admitted
-        assert answers[1].rejection is not None
-        assert answers[1].rejection.reason == Reason.CONFLICT
-
-
-@in_loop
-async def test_a_pod_that_is_asked_for_twice_at_once_is_admitted_once() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        answers = await together(controller, [pod(), pod()])
-        assert [answer.already_admitted for answer in answers] == [False, True]
-        assert recorder.log.count("save") == 1
-
-
-@in_loop
-async def test_nothing_of_a_group_that_cannot_be_saved_is_used() -> None:
-    recorder = Recorder()
-    async with keeping(recorder) as controller:
-        recorder.save_error = disk_full()
-        found = await asyncio.gather(
-            *map(controller.admit, pods("8", "10", "2")), return_exceptions=True
-        )
-        assert {type(each) for each in found} == {CheckpointFailedError}
-        assert "nothing was changed" in str(found[0])
-        assert controller.metrics.counters.value(names.ADMISSIONS, "failed") == 2
-        assert recorder.log == ["save"]
-        assert not controller.state.ledger.allocations
-        recorder.save_error = None
-        assert (await controller.admit(pods("0", "10")[1])).admitted
-
-
-@in_loop
-async def test_callers_that_wait_when_the_queue_stops_are_not_left_waiting() -> None:
-    async with keeping(Recorder()) as controller:
-        waiting = [asyncio.create_task(controller.admit(each)) for each in pods("1", "1")]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        controller.queue.stop()
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(each) for each in found] == [asyncio.CancelledError, QueueStopped]
-        with pytest.raises(QueueStopped):
-            await controller.admit(pod())
-
-
-@in_loop
-async def test_a_pod_whose_caller_goes_before_its_decision_is_not_admitted() -> None:
-    async with keeping(Recorder()) as controller:
-        waiting = [asyncio.create_task(controller.admit(each)) for each in pods("1", "1")]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        assert (await waiting[1]).admitted
-        assert [*controller.state.ledger.allocations] == [uid(1)]
-
-
-@in_loop
-async def test_a_pod_whose_caller_goes_after_its_decision_began_is_admitted() -> None:
-    async with keeping(Recorder()) as controller:
-        first, second = pods("1", "1")
-        waiting = asyncio.create_task(controller.admit(first))
-        await turns(lambda: controller.queue.waiting == 1)
-        await turns(lambda: controller.queue.waiting == 0)
-        waiting.cancel()
-        await controller.admit(second)
-        assert [*controller.state.ledger.allocations] == [uid(0), uid(1)]
 
 
 @in_loop

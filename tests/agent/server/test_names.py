@@ -18,18 +18,6 @@ REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 ALL = names.all_of(MANAGERS)
 
 
-@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
-def test_names_and_labels_are_valid_and_explained(metric: MetricSpec) -> None:
-    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
-    assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in metric.labels)
-    assert metric.help.endswith(".")
-
-
-def test_every_name_appears_once() -> None:
-    listed = [name for metric in ALL for name in metric.names]
-    assert len(set(listed)) == len(listed)
-
-
 def test_the_metrics_of_kep_5526_have_its_names_and_labels() -> None:
     labels = {metric.name: metric.labels for metric in ALL}
     assert labels["resource_manager_allocations_total"] == ("resource_name", "source")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import aiohttp
 import pytest
 from structlog.contextvars import merge_contextvars
@@ -23,74 +25,37 @@ async def ask(
         return response.status, response.headers[OPERATION], await response.read()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("GET", f"/v1/pods/{OTHER_UID}", None, 404),
-        ("DELETE", f"/v1/pods/{OTHER_UID}", None, 404),
-        ("GET", "/v1/nothing", None, 404),
-        ("PUT", "/v1/pods", None, 405),
-        ("GET", "/v1/pods?colour=red", None, 400),
-        ("POST", "/v1/pods", b"kind: Pod", 422),
-        ("POST", "/v1/pods", manifest("big", OTHER_UID, cpu="64"), 409),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"cgroup": "/none"}', 422),
-    ],
+#: What is asked for beside the admitted pod, and the status of the answer.
+ASKED: Final = (
+    ("GET", f"/v1/pods/{OTHER_UID}", None, 404),
+    ("GET", "/v1/nothing", None, 404),
+    ("PUT", "/v1/pods", None, 405),
+    ("GET", "/v1/pods?colour=red", None, 400),
+    ("POST", "/v1/pods", b"kind: Pod", 422),
+    ("POST", "/v1/pods", manifest("big", OTHER_UID, cpu="64"), 409),
+    ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"cgroup": "/none"}', 422),
+    ("GET", "/v1/status", None, 500),
 )
-def test_an_error_carries_the_operation_of_its_log_lines(
-    world: World, method: str, path: str, body: bytes | None, status: int
-) -> None:
-    @in_loop
-    async def run() -> None:
-        async with running(world) as agent:
-            await agent.ask(agent.client.admit, manifest())
-            with capture_logs(processors=[merge_contextvars]) as log:
-                answered, identity, answer = await ask(agent, method, path, body)
-        assert answered == status
-        assert decode(answer, ErrorDocument).error.operation == identity
-        lines = [line for line in log if "operation" in line]
-        assert lines
-        assert {line["operation"] for line in lines} == {identity}
-
-    run()
 
 
 @in_loop
-async def test_every_success_carries_the_operation_of_its_log_lines(world: World) -> None:
-    async with running(world) as agent:
-        with capture_logs(processors=[merge_contextvars]) as log:
-            _, admitted, _ = await ask(agent, "POST", "/v1/pods", manifest())
-            _, listed, _ = await ask(agent, "GET", "/v1/pods")
-            _, removed, _ = await ask(agent, "DELETE", f"/v1/pods/{UID}")
-    ours = {line["event"]: line["operation"] for line in log if "operation" in line}
-    assert (ours["pod admitted"], ours["pod removed"]) == (admitted, removed)
-    assert len({admitted, listed, removed}) == 3
-
-
-@in_loop
-async def test_a_stream_carries_its_operation(world: World) -> None:
-    async with running(world) as agent:
-        connector = aiohttp.UnixConnector(str(world.socket))
-        async with aiohttp.ClientSession(connector=connector) as session:
-            response = await session.get("http://agent/v1/watch")
-            assert response.headers[OPERATION]
-            await agent.stop()
-
-
-@in_loop
-async def test_the_client_names_the_operation_of_an_error(world: World) -> None:
-    async with running(world) as agent:
-        with pytest.raises(AgentError) as caught:
-            await agent.ask(agent.client.remove, OTHER_UID)
-    assert caught.value.error.operation in str(caught.value).splitlines()[0]
-
-
-@in_loop
-async def test_an_internal_error_carries_the_operation_of_its_log_line(
+async def test_every_answer_carries_the_operation_of_its_log_lines(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(world) as agent:
-        monkeypatch.setattr("agent.server.handlers.status_document", None)
         with capture_logs(processors=[merge_contextvars]) as log:
-            status, identity, _ = await ask(agent, "GET", "/v1/status")
-    assert status == 500
-    assert [line["operation"] for line in log if line["event"] == "request failed"] == [identity]
+            _, admitted, _ = await ask(agent, "POST", "/v1/pods", manifest())
+        assert {line["operation"] for line in log if "operation" in line} == {admitted}
+        monkeypatch.setattr("agent.server.handlers.status_document", None)
+        found = {admitted}
+        for method, path, body, status in ASKED:
+            with capture_logs(processors=[merge_contextvars]) as log:
+                answered, identity, answer = await ask(agent, method, path, body)
+            error = decode(answer, ErrorDocument).error
+            assert (path, answered, error.operation) == (path, status, identity)
+            assert {line["operation"] for line in log if "operation" in line} == {identity}
+            found.add(identity)
+        assert len(found) == 1 + len(ASKED)
+        with pytest.raises(AgentError) as caught:
+            await agent.ask(agent.client.remove, OTHER_UID)
+        assert caught.value.error.operation in str(caught.value).splitlines()[0]

@@ -85,17 +85,6 @@ def test_a_second_agent_on_the_same_cgroup_tree_is_rejected_whatever_else_it_has
         pass
 
 
-def test_a_socket_in_use_is_said(world: World) -> None:
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(world.socket))
-        other.listen()
-        with pytest.raises(StartError, match=r"agent\.sock: in use; stop the agent"):
-            assemble(world)
-    world.socket.unlink()
-    with assemble(world):
-        pass
-
-
 def test_a_port_in_use_is_said_and_the_socket_is_removed(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
