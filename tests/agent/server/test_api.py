@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"
+BIND = f"/v1/pods/{UID}/containers/c0/bind"
 
 
 async def ask(
@@ -85,39 +86,20 @@ async def test_a_pod_is_admitted_listed_shown_and_removed(world: World) -> None:
 
 
 @in_loop
-async def test_json_manifests_are_taken_as_well(world: World) -> None:
-    pod = (
-        b'{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u-1"},'
-        b'"spec":{"containers":[{"name":"c","image":"i"}]}}'
-    )
-    async with running(world) as agent:
-        assert (await ask(agent, "POST", "/v1/pods", pod))[0] == 201
-
-
-@in_loop
-async def test_asking_again_gives_the_same_allocation(world: World) -> None:
+async def test_asking_again_is_a_repetition_and_with_another_spec_a_conflict(world: World) -> None:
     async with running(world) as agent:
         _, first = await ask(agent, "POST", "/v1/pods", manifest())
         status, second = await ask(agent, "POST", "/v1/pods", manifest())
-        assert status == 200
         again = decode(second, AdmissionDocument)
-        assert again.already_admitted
+        assert (status, again.already_admitted) == (200, True)
         assert again.pod == decode(first, AdmissionDocument).pod
+        status, body = await ask(agent, "POST", "/v1/pods", manifest(cpu="4"))
+        error = decode(body, AdmissionDocument).error
+        assert error is not None
+        assert (status, error.code) == (409, "PodConflict")
+        assert [pod.exclusive_cpus for pod in agent.controller.pods()] == ["1,9"]
         text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert 'numawarden_admissions_total{result="repeated"} 1.0' in text
-
-
-@in_loop
-async def test_the_same_uid_with_another_spec_is_a_conflict(world: World) -> None:
-    async with running(world) as agent:
-        await ask(agent, "POST", "/v1/pods", manifest())
-        status, body = await ask(agent, "POST", "/v1/pods", manifest(cpu="4"))
-        answer = decode(body, AdmissionDocument)
-        assert status == 409
-        assert answer.error is not None
-        assert answer.error.code == "PodConflict"
-        (pod,) = agent.controller.pods()
-        assert pod.exclusive_cpus == "1,9"
 
 
 @in_loop
@@ -137,30 +119,6 @@ async def test_a_rejected_pod_changes_nothing_and_is_explained(world: World) -> 
         assert (world.directory / "state" / CHECKPOINT_NAME).read_bytes() == saved
         status_now = await asyncio.to_thread(agent.client.status)
         assert [rejected.uid for rejected in status_now.rejected] == [OTHER_UID]
-
-
-@in_loop
-async def test_a_pod_that_the_node_has_no_room_for_is_rejected_and_counted(world: World) -> None:
-    async with running(world) as agent:
-        before = kernel_text(world)
-        for query in ("?dryRun=true", ""):
-            status, body = await ask(agent, "POST", f"/v1/pods{query}", manifest(cpu="1000"))
-            answer = decode(body, AdmissionDocument)
-            assert status == 409
-            assert answer.error is not None
-            assert answer.rejection is not None
-            assert (answer.error.code, answer.rejection.reason) == ("OutOfcpu", "OutOfcpu")
-            assert (answer.rejection.asked, answer.rejection.free) == (None, {})
-            (shortage,) = answer.rejection.shortages
-            assert (shortage.resource, shortage.asked) == ("cpu", 1_000_000)
-            assert (shortage.allocatable, shortage.requested) == (15_000, 0)
-            assert answer.explanation is not None
-            assert [item.container for item in answer.explanation.eligibility] == ["c0"]
-        assert kernel_text(world) == before
-        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
-        assert 'numawarden_rejections_total{reason="OutOfcpu"} 1.0' in text
-        assert 'numawarden_allocatable{resource="cpu"} 15000.0' in text
-        assert 'numawarden_requested{resource="cpu"} 0.0' in text
 
 
 @in_loop
@@ -196,27 +154,28 @@ async def test_a_dry_run_decides_and_changes_nothing(world: World) -> None:
     assert not (world.directory / "state" / CHECKPOINT_NAME).exists()
 
 
-@in_loop
-async def test_every_mistake_in_a_manifest_is_named_with_its_path(world: World) -> None:
-    bad = manifest().replace(b"'2'", b"'-2'").replace(b"name: c0", b"name: C_0")
-    async with running(world) as agent:
-        status, body = await ask(agent, "POST", "/v1/pods", bad)
-        error = decode(body, ErrorDocument).error
-    assert (status, error.code) == (422, "InvalidManifest")
-    paths = [detail.path for detail in error.details]
-    assert "spec.containers[0].name" in paths
-    assert any(path.startswith("spec.containers[0].resources") for path in paths)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"\xff\xfe", b"[]", b"{", b"a: &x 1\nb: *x\n", b"kind: Node\n", b"\0", b"--- 1\n--- 2\n"],
+#: Bodies that are no manifest and no binding.
+NOTHING = (b"", b"\xff\xfe", b"[]", b"{", b"a: &x 1\nb: *x\n", b"kind: Node\n", b"\0")
+ENDLESS = (
+    b"[" * 500_000,
+    b'{"a":' * 100_000,
+    b"- " * 400_000,
+    b"a: &a [*a,*a]",
+    b'{"pid":' + b"9" * 5000,
 )
+
+
 @in_loop
-async def test_a_body_that_is_not_a_manifest_is_rejected(world: World, body: bytes) -> None:
+async def test_a_body_that_is_not_what_is_asked_for_or_never_ends_is_one_mistake(
+    world: World,
+) -> None:
     async with running(world) as agent:
-        assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
+        for body in (*NOTHING, b"--- 1\n--- 2\n", *ENDLESS):
+            assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
         assert not agent.controller.state.ledger.allocations
+        assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
+        for body in (*NOTHING, *ENDLESS):
+            assert await error_of(agent, "POST", BIND, body) == "422 InvalidBinding"
 
 
 @in_loop
@@ -228,58 +187,42 @@ async def test_a_body_above_the_limit_is_rejected(world: World) -> None:
         assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "expected"),
-    [
-        ("GET", "/", None, "404 NotFound"),
-        ("GET", "/v2/pods", None, "404 NotFound"),
-        ("PUT", "/v1/pods", None, "405 MethodNotAllowed"),
-        ("POST", "/v1/status", None, "405 MethodNotAllowed"),
-        ("POST", "/v1/pods?dryrun=true", b"", "400 InvalidRequest"),
-        ("POST", "/v1/pods?dryRun=maybe", b"", "400 InvalidRequest"),
-        ("GET", "/v1/pods/absent", None, "404 PodNotFound"),
-        ("GET", "/v1/pods/..%2F..%2Fetc", None, "404 PodNotFound"),
-        ("DELETE", "/v1/pods/absent", None, "404 PodNotFound"),
-        ("POST", "/v1/pods/absent/containers/c0/bind", b'{"pid": 1}', "404 PodNotFound"),
-        ("POST", f"/v1/pods/{UID}/containers/zz/bind", b'{"pid": 1}', "404 ContainerNotFound"),
-        ("DELETE", "/v1/pods/absent/containers/c0/bind", None, "404 PodNotFound"),
-        ("DELETE", f"/v1/pods/{UID}/containers/zz/bind", None, "404 ContainerNotFound"),
-        ("DELETE", f"/v1/pods/{UID}/containers/c0/bind", None, "404 BindingNotFound"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"", "422 InvalidBinding"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"[1]", "422 InvalidBinding"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b"{}", "422 InvalidBinding"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pid": "x"}', "422 InvalidBinding"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pid": 0}', "422 InvalidBinding"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"pdi": 1}', "422 InvalidBinding"),
-        ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"\xffid": 1}', "422 InvalidBinding"),
-        (
-            "POST",
-            f"/v1/pods/{UID}/containers/c0/bind",
-            b'{"pid": 1, "cgroup": "/a"}',
-            "422 InvalidBinding",
-        ),
-        (
-            "POST",
-            f"/v1/pods/{UID}/containers/c0/bind",
-            b'{"cgroup": "/../../etc"}',
-            "422 InvalidBinding",
-        ),
-        (
-            "POST",
-            f"/v1/pods/{UID}/containers/c0/bind",
-            b'{"cgroup": "/not/there"}',
-            "422 InvalidBinding",
-        ),
-    ],
+#: Requests that one clear error answers, beside a pod that is there.
+BAD = (
+    ("GET", "/", None, "404 NotFound"),
+    ("GET", "/v2/pods", None, "404 NotFound"),
+    ("PUT", "/v1/pods", None, "405 MethodNotAllowed"),
+    ("POST", "/v1/status", None, "405 MethodNotAllowed"),
+    ("POST", "/v1/pods?dryrun=true", b"", "400 InvalidRequest"),
+    ("POST", "/v1/pods?dryRun=maybe", b"", "400 InvalidRequest"),
+    ("GET", "/v1/pods/absent", None, "404 PodNotFound"),
+    ("GET", "/v1/pods/..%2F..%2Fetc", None, "404 PodNotFound"),
+    ("DELETE", "/v1/pods/absent", None, "404 PodNotFound"),
+    ("POST", "/v1/pods/absent/containers/c0/bind", b'{"pid": 1}', "404 PodNotFound"),
+    ("POST", f"/v1/pods/{UID}/containers/zz/bind", b'{"pid": 1}', "404 ContainerNotFound"),
+    ("DELETE", "/v1/pods/absent/containers/c0/bind", None, "404 PodNotFound"),
+    ("DELETE", f"/v1/pods/{UID}/containers/zz/bind", None, "404 ContainerNotFound"),
+    ("DELETE", BIND, None, "404 BindingNotFound"),
+    ("POST", BIND, b"[1]", "422 InvalidBinding"),
+    ("POST", BIND, b"{}", "422 InvalidBinding"),
+    ("POST", BIND, b'{"pid": "x"}', "422 InvalidBinding"),
+    ("POST", BIND, b'{"pid": 0}', "422 InvalidBinding"),
+    ("POST", BIND, b'{"pdi": 1}', "422 InvalidBinding"),
+    ("POST", BIND, b'{"\xffid": 1}', "422 InvalidBinding"),
+    ("POST", BIND, b'{"pid": 1, "cgroup": "/a"}', "422 InvalidBinding"),
+    ("POST", BIND, b'{"cgroup": "/../../etc"}', "422 InvalidBinding"),
+    ("POST", BIND, b'{"cgroup": "/not/there"}', "422 InvalidBinding"),
 )
+
+
 @in_loop
-async def test_bad_requests_get_one_clear_error(
-    world: World, method: str, path: str, body: bytes | None, expected: str
-) -> None:
+async def test_bad_requests_get_one_clear_error_and_change_nothing(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
         durable = agent.controller.state.durable
-        assert await error_of(agent, method, path, body) == expected
+        for method, path, body, expected in BAD:
+            found = await error_of(agent, method, path, body)
+            assert (method, path, body, found) == (method, path, body, expected)
         assert agent.controller.state.durable is durable
 
 
@@ -428,23 +371,6 @@ async def test_the_kernel_identifies_who_asks(
 
 
 @in_loop
-async def test_what_is_not_http_does_not_disturb(world: World) -> None:
-    async with running(world) as agent:
-        for garbage in (
-            b"\0" * 64,
-            b"GET\r\n\r\n",
-            b"POST /v1/pods HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-        ):
-            reader, writer = await asyncio.open_unix_connection(str(world.socket))
-            writer.write(garbage)
-            writer.write_eof()
-            assert not (await reader.read()).startswith(b"HTTP/1.1 2")
-            writer.close()
-            await writer.wait_closed()
-        assert (await ask(agent, "GET", "/v1/status"))[0] == 200
-
-
-@in_loop
 @pytest.mark.parametrize("begun", [True, False])
 async def test_an_admission_is_finished_if_it_began_before_its_client_went_away(
     world: World, *, begun: bool
@@ -491,8 +417,9 @@ async def test_a_body_that_does_not_arrive_is_given_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_module, "BODY_SECONDS", 0.01)
+    monkeypatch.setattr("agent.server.connections.LINGER_SECONDS", 0.01)
     async with running(world) as agent:
-        for path in ("/v1/pods", f"/v1/pods/{UID}/containers/c0/bind"):
+        for path in ("/v1/pods", BIND):
             answer = await say(world, posting(path, manifest(), length=10_000))
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b'"code":"TooSlow"' in answer
@@ -508,57 +435,27 @@ async def test_a_compressed_body_is_not_unpacked(world: World) -> None:
         assert not agent.controller.state.ledger.allocations
 
 
-@pytest.mark.parametrize("headers", [["X-A: b"] * 10_000, ["X-A: " + "b" * 100_000]])
-@in_loop
-async def test_too_many_and_too_long_headers_are_rejected(world: World, headers: list[str]) -> None:
-    async with running(world) as agent:
-        answer = await say(world, posting("/v1/pods", manifest(), *headers))
-        assert b" 431 " in answer.partition(b"\r\n")[0]
-        assert not agent.controller.state.ledger.allocations
-
-
-@pytest.mark.parametrize("path", ["/v1/pods/{}", "/v1/{}", "/v1/pods/{}/containers/c/bind"])
 @in_loop
 async def test_nothing_that_is_asked_for_becomes_a_header_or_a_line_of_its_own(
-    world: World, path: str
+    world: World,
 ) -> None:
     evil = "x%0d%0aX-Evil:%201%0d%0a%0d%0a%1b[2J"
     async with running(world):
-        head, _, body = (await say(world, posting(path.format(evil), b"{}"))).partition(b"\r\n\r\n")
-    assert b"X-Evil" not in head
-    assert body.count(b"\n") == 1
-    assert b"\x1b" not in body
-    assert decode(body, ErrorDocument).error.code
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[" * 500_000,
-        b'{"a":' * 100_000,
-        b"- " * 400_000,
-        b"a: &a [*a,*a]",
-        b'{"pid":' + b"9" * 5000,
-    ],
-)
-@in_loop
-async def test_what_is_nested_or_counted_without_end_is_one_mistake(
-    world: World, body: bytes
-) -> None:
-    async with running(world) as agent:
-        assert await error_of(agent, "POST", "/v1/pods", body) == "422 InvalidManifest"
-        assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == 201
-        bind = f"/v1/pods/{UID}/containers/c0/bind"
-        assert await error_of(agent, "POST", bind, body) == "422 InvalidBinding"
+        for path in ("/v1/pods/{}", "/v1/{}", "/v1/pods/{}/containers/c/bind"):
+            answer = await say(world, posting(path.format(evil), b"{}"))
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"X-Evil" not in head
+            assert body.count(b"\n") == 1
+            assert b"\x1b" not in body
+            assert decode(body, ErrorDocument).error.code
 
 
 @in_loop
 async def test_the_path_of_a_binding_is_answered_in_short(world: World) -> None:
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
-        bind = f"/v1/pods/{UID}/containers/c0/bind"
         body = b'{"cgroup": "' + b"/a" * 100_000 + b'"}'
-        status, answer = await ask(agent, "POST", bind, body)
+        status, answer = await ask(agent, "POST", BIND, body)
     assert status == 422
     assert len(answer) < 500
 

@@ -19,18 +19,14 @@ from agent.server.limits import Caller
 from agent.server.queue import called_by
 from agent.server.state import decide
 from agent.server.wiring import Fakes, Wiring
-from sysfs.described import with_offline
-from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
     RecordingManager,
     in_loop,
-    make_world,
     manifest,
     next_event,
     running,
-    two_packages,
     until,
 )
 
@@ -56,38 +52,6 @@ async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None
         status = await asyncio.to_thread(agent.client.status)
         assert status.ready
         assert status.shared_pool == "0-15"
-
-
-@in_loop
-async def test_a_restart_picks_everything_up_again_and_moves_nothing(world: World) -> None:
-    async with running(world) as agent:
-        before = await asyncio.to_thread(agent.client.admit, manifest())
-    assert world.cpus_of(POD) == "1,9"
-    async with running(world) as agent:
-        (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert before.pod is not None
-        assert (pod.uid, pod.exclusive_cpus) == (UID, before.pod.exclusive_cpus)
-        assert (pod.source, pod.source_name, pod.origin) == ("api", "api", "decided")
-        again = await asyncio.to_thread(agent.client.admit, manifest())
-        assert again.already_admitted
-        status = await asyncio.to_thread(agent.client.status)
-        assert status.last_reconcile is not None
-        assert status.last_reconcile.found == {}
-
-
-@in_loop
-async def test_stopping_leaves_every_workload_as_it_is(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        world.kernel.mkdir(f"{POD}/c0")
-        world.kernel.spawn(f"{POD}/c0", 4711)
-        await agent.ask(agent.client.reconcile)
-        written = world.kernel.read(f"{POD}/c0", "cpuset.cpus")
-        await agent.stop()
-        assert world.kernel.procs(f"{POD}/c0") == (4711,)
-        assert world.kernel.read(f"{POD}/c0", "cpuset.cpus") == written == "1,9\n"
-        assert agent.manager.sent[-1] == "stopping"
-    assert not world.socket.exists()
 
 
 @asynccontextmanager
@@ -147,43 +111,6 @@ async def test_the_periodic_comparison_overtakes_the_changes_of_members(world: W
         await asyncio.gather(*asked)
     # One may have had its turn before.
     assert compared[1] == 1
-
-
-@in_loop
-async def test_drift_is_repaired_at_the_next_period_and_counted(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        with agent.controller.events.watch() as watcher:
-            world.kernel.write(POD, "cpuset.cpus", "0-15")
-            event = await world.clock.passing(10, next_event(watcher, "DriftFound"))
-        assert "unknown" in event.message
-        assert world.cpus_of(POD) == "1,9"
-        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
-        assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
-        assert 'numawarden_drift_repaired_total{cause="unknown"} 1.0' in text
-
-
-@in_loop
-async def test_cpus_that_go_offline_are_noticed_and_no_longer_given(tmp_path: Path) -> None:
-    world = make_world(tmp_path)
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            world.change_host(with_offline(two_packages(), Mask.of(1, 9)))
-            event = await world.clock.passing(10, next_event(watcher, "HostChanged"))
-        assert "1,9 are no longer online" in event.message
-        answer = await asyncio.to_thread(agent.client.admit, manifest())
-        assert answer.pod is not None
-        assert answer.pod.exclusive_cpus == "2,10"
-
-
-@in_loop
-async def test_the_watchdog_hears_of_an_agent_that_works(world: World) -> None:
-    manager = RecordingManager(ping_seconds=5)
-    async with running(world, manager):
-        await manager.pinged.wait()
-        manager.pinged.clear()
-        world.clock.advance(5)
-        await manager.pinged.wait()
 
 
 @in_loop
@@ -272,17 +199,6 @@ async def test_a_file_that_appears_or_goes_admits_or_releases_its_pod_at_once(
 
 
 @in_loop
-async def test_a_file_deleted_while_the_agent_was_down_releases_its_pod(world: World) -> None:
-    directory = world.manifest_directory()
-    (directory / "web.yaml").write_bytes(manifest())
-    async with running(world):
-        pass
-    (directory / "web.yaml").unlink()
-    async with running(world) as agent:
-        assert await asyncio.to_thread(agent.client.pods) == ()
-
-
-@in_loop
 async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> None:
     directory = world.manifest_directory()
     (directory / "web.yaml").write_bytes(manifest())
@@ -291,35 +207,6 @@ async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> N
             await asyncio.to_thread(agent.client.remove, UID)
         assert rejected.value.error.code == "ManagedByManifest"
         assert len(await asyncio.to_thread(agent.client.pods)) == 1
-
-
-@in_loop
-async def test_a_manifest_directory_open_to_others_is_reported_and_nothing_is_read(
-    world: World,
-) -> None:
-    directory = world.manifest_directory()
-    (directory / "web.yaml").write_bytes(manifest())
-    directory.chmod(0o777)
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert status.pods == 0
-        (condition,) = status.condition_lines()
-        assert "can be written by others (mode 0777), who could make any pod run" in condition
-        assert f"close it: chmod go-w {directory}" in condition
-
-
-@in_loop
-async def test_a_bad_manifest_is_reported_and_the_others_are_admitted(world: World) -> None:
-    directory = world.manifest_directory()
-    (directory / "a.yaml").write_text("kind: Pod\n")
-    (directory / "b.yaml").write_bytes(manifest())
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert status.pods == 1
-        assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
-        assert any("a.yaml is invalid" in line for line in status.condition_lines())
-        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
-        assert 'numawarden_manifests{state="invalid"} 1.0' in text
 
 
 @in_loop
@@ -332,6 +219,9 @@ async def test_a_file_with_any_name_leaves_the_others_and_every_answer_alone(wor
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert [pod.uid for pod in await asyncio.to_thread(agent.client.pods)] == [UID]
+        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
+        assert 'numawarden_manifests{state="invalid"} 3.0' in text
+        assert any("bad-\\xff.yaml is invalid" in line for line in status.condition_lines())
         states = {Path(entry.file).name: entry.state for entry in status.manifests}
         assert states == {
             "bad-\\xff.yaml": "invalid",
@@ -413,27 +303,6 @@ async def test_a_rejected_manifest_is_admitted_once_another_pod_ends(world: Worl
             admitted = next_event(watcher, "PodAdmitted")
             event = await world.clock.passing(service_module.SOURCE_PERIOD, admitted)
             assert event.uid == UID
-
-
-@in_loop
-async def test_a_failing_periodic_action_is_reported_and_does_not_end_the_agent(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(world) as agent:
-        fail = asyncio.Event()
-
-        async def broken(**_: bool) -> None:
-            fail.set()
-            raise RuntimeError("boom")
-
-        monkeypatch.setattr(agent.controller, "reconcile", broken)
-        await world.clock.passing(10, until(fail.is_set))
-        monkeypatch.undo()
-        status = await asyncio.to_thread(agent.client.status)
-        assert any("boom" in line for line in status.condition_lines())
-        with agent.controller.events.watch() as watcher:
-            await agent.ask(agent.client.admit, manifest())
-            await next_event(watcher, "PodAdmitted")
 
 
 @asynccontextmanager

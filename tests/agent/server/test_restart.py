@@ -212,22 +212,6 @@ async def test_a_budget_outlives_its_gate_going_off_and_on_while_new_pods_follow
         await assert_kept(agent)
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_the_log_says_which_way_a_gate_was_switched(world: World, *, on: bool) -> None:
-    @in_loop
-    async def scenario() -> None:
-        for gate in (not on, on):
-            switch_gate(world, on=gate)
-            async with running(world) as agent:
-                await agent.ask(agent.client.admit, manifest())
-
-    with capture_logs() as lines:
-        scenario()
-    (changed,) = [line for line in lines if line["event"].startswith("policy changed")]
-    after, before = str(on).lower(), str(not on).lower()
-    assert f"featureGates.{GATE} is {after}, it was {before}" in changed["changes"]
-
-
 RULES_CHANGED = "policy changed since the last start; existing allocations are kept"
 
 
@@ -411,26 +395,34 @@ def host(*nodes: tuple[int, Mask]) -> HostFacts:
     return HostFacts(LOW | HIGH, EMPTY, tuple(NodeFacts(node, cpus, GIB) for node, cpus in nodes))
 
 
-def test_nodes_that_swapped_numbers_are_known_by_their_cpus() -> None:
-    assert node_moves(host((0, LOW), (1, HIGH)), host((0, HIGH), (1, LOW))) == {0: 1, 1: 0}
+BEFORE = host((0, LOW), (1, HIGH))
+THREE = host((0, LOW), (1, HIGH), (2, EMPTY))
 
 
-def test_the_same_numbers_are_no_move_whatever_memory_they_have() -> None:
-    before = host((0, LOW), (1, HIGH))
-    larger = tuple(replace(node, memory_bytes=2 * GIB) for node in before.nodes)
-    assert node_moves(before, replace(before, nodes=larger)) == {}
-
-
-def test_a_node_that_is_not_found_again_makes_it_another_machine() -> None:
-    before = host((0, LOW), (1, HIGH))
-    assert node_moves(before, host((1, LOW), (2, Mask.parse("8-14")))) == {}
-    assert node_moves(before, host((1, LOW))) == {}
-
-
-def test_nodes_without_cpus_keep_their_number_or_are_lost() -> None:
-    before = host((0, LOW), (1, HIGH), (2, EMPTY))
-    assert node_moves(before, host((1, LOW), (0, HIGH), (2, EMPTY))) == {0: 1, 1: 0, 2: 2}
-    assert node_moves(before, host((1, LOW), (0, HIGH), (3, EMPTY))) == {}
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        (BEFORE, host((0, HIGH), (1, LOW)), {0: 1, 1: 0}),
+        # The same numbers, whatever memory they have.
+        (
+            BEFORE,
+            replace(
+                BEFORE, nodes=(replace(BEFORE.nodes[0], memory_bytes=2 * GIB), BEFORE.nodes[1])
+            ),
+            {},
+        ),
+        # Another machine.
+        (BEFORE, host((1, LOW), (2, Mask.parse("8-14"))), {}),
+        (BEFORE, host((1, LOW)), {}),
+        # Without CPUs a node keeps its number or is lost.
+        (THREE, host((1, LOW), (0, HIGH), (2, EMPTY)), {0: 1, 1: 0, 2: 2}),
+        (THREE, host((1, LOW), (0, HIGH), (3, EMPTY)), {}),
+    ],
+)
+def test_nodes_that_got_other_numbers_are_known_by_their_cpus(
+    before: HostFacts, after: HostFacts, moves: dict[int, int]
+) -> None:
+    assert node_moves(before, after) == moves
 
 
 def test_memory_hints_and_charges_follow_their_node_and_come_back() -> None:
