@@ -246,15 +246,6 @@ async def test_who_sends_no_whole_request_is_closed_and_makes_room() -> None:
 
 
 @in_loop
-async def test_who_asks_nothing_more_is_closed() -> None:
-    async with opened(limits(1, idle=AT_ONCE)) as listener:
-        visitor = await listener.enter()
-        assert await answered(visitor)
-        assert await ended(visitor) == b""
-        await left(visitor)
-
-
-@in_loop
 async def test_who_begins_a_head_after_an_answer_has_only_the_time_of_a_head() -> None:
     async with opened(limits(1, head=AT_ONCE)) as listener:
         slow = await listener.enter()
@@ -302,20 +293,6 @@ async def test_what_a_client_asked_for_is_cancelled_once_it_has_closed(tmp_path:
         await listener.asked.wait()
         writer.close()
         await listener.cancelled.wait()
-
-
-@in_loop
-async def test_who_sends_no_more_still_gets_the_answer(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    async with opened(limits(1), unix=path) as listener:
-        listener.free.clear()
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(REQUEST)
-        writer.write_eof()
-        await listener.asked.wait()
-        listener.free.set()
-        assert (await ended((reader, writer))).startswith(b"HTTP/1.1 200")
-        await left((reader, writer))
 
 
 @in_loop

@@ -14,13 +14,12 @@ from agent.server.connections import Connections
 from agent.server.http import Request, Response, Stream
 from agent.server.limits import Caller, Limit, Limits
 from agent.server.sockets import Address, open_tcp
-from tests.agent.server.support import in_loop, running
+from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from agent.server.http import Answer
-    from tests.agent.server.support import World
 
 MAX_BYTES = 1000
 FOREVER = 3600.0
@@ -251,22 +250,6 @@ async def test_bytes_that_are_not_http_are_answered_and_logged_in_a_short_line(
     assert (line["log_level"], line["event"]) == ("warning", "malformed HTTP request")
     assert len(line["why"]) < 200
     assert line["why"].isprintable()
-
-
-@in_loop
-async def test_both_listeners_of_the_agent_say_it_the_same_way(world: World) -> None:
-    with capture_logs() as log:
-        async with running(world) as agent:
-            for port in (None, agent.port):
-                if port is None:
-                    reader, writer = await asyncio.open_unix_connection(str(world.socket))
-                else:
-                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"hello\r\n\r\n")
-                writer.write_eof()
-                assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
-                writer.close()
-    assert [line["event"] for line in log].count("malformed HTTP request") == 2
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /x HT", asking("GET", "/x")[:-2]])

@@ -307,15 +307,6 @@ class TestAssignments:
             "memory shared": 1,
         }
 
-    def test_every_kind_is_exported_before_there_is_a_pod(self) -> None:
-        now = values(reading(RULES.empty_ledger()))
-        kinds = [key[1] for key in now if key[0] == "numawarden_container_assignments"]
-        assert kinds == [
-            (resource, kind)
-            for resource in ("cpu", "memory")
-            for kind in ("node_exclusive", "pod_exclusive", "pod_shared", "shared")
-        ]
-
 
 WITH_SIBLINGS = make_rules(SMT)
 

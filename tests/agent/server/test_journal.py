@@ -66,17 +66,6 @@ def test_a_line_is_an_entry_with_priority_and_fields(
 
 
 @pytest.mark.usefixtures("stream")
-def test_the_text_of_an_entry_is_the_line_that_standard_error_would_have(
-    journald: FakeJournal,
-) -> None:
-    log.info("ready", pods=3)
-    (entry,) = journald.entries()
-    line = json.loads(entry["MESSAGE"])
-    line.pop("timestamp")
-    assert line == {"message": "ready", "pods": 3, "level": "info", "logger": "agent.x"}
-
-
-@pytest.mark.usefixtures("stream")
 @pytest.mark.parametrize(
     ("level", "number"),
     [("debug", "7"), ("info", "6"), ("warning", "4"), ("error", "3"), ("critical", "2")],

@@ -74,13 +74,6 @@ async def test_a_comparison_that_could_not_read_the_tree_counts_no_task_of_a_pod
 
 
 @in_loop
-async def test_a_working_agent_is_healthy_and_ready(world: World) -> None:
-    async with running(world) as agent:
-        assert await fetch(agent, "/healthz") == (200, "ok\n")
-        assert await fetch(agent, "/readyz") == (200, "ok\n")
-
-
-@in_loop
 async def test_an_agent_that_does_not_compare_is_not_healthy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.cluster.plugs import PLUGS
-from agent.managers.allocation import API, Origin, Source
+from agent.managers.allocation import Origin, Source
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
@@ -253,26 +253,6 @@ async def test_a_source_that_is_no_longer_registered_leaves_its_pods_to_the_api(
         assert await sources_of(agent) == {}
 
 
-@in_loop
-async def test_the_absence_of_one_source_does_not_remove_the_pods_of_another(
-    world: World, toy: ToySource
-) -> None:
-    """Even under the same key: the manifest directory lists nothing, another toy is empty."""
-    other = ToySource("other")
-    plug_in(world, toy, other)
-    world.manifest_directory()
-    toy.put(KEY, manifest())
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
-        agent.service.resync()
-        with agent.controller.events.watch() as watcher:
-            other.put(KEY, manifest("new", "u-new"))
-            await next_event(watcher, "PodAdmitted")
-            other.empty(KEY)
-            await next_event(watcher, "PodRemoved")
-        assert await sources_of(agent) == {UID: f"toy: {KEY}", OTHER_UID: "api: api"}
-
-
 @pytest.mark.parametrize("order", ["toy first", "other first"])
 @in_loop
 async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the_first(
@@ -304,59 +284,6 @@ async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the
             other.changed.set()
             await next_event(watcher, "PodAdmitted")
         assert await sources_of(agent) == {UID: "other: slot 7"}
-
-
-@in_loop
-async def test_a_source_takes_over_a_pod_of_the_api(world: World, toy: ToySource) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        assert saved_source(world) == API
-        toy.put(KEY, manifest())
-        await manifests_settled(agent, {("toy", KEY): "admitted"})
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-        assert saved_source(world) == Source("toy", KEY)
-
-
-@in_loop
-async def test_a_recovered_pod_belongs_to_the_source_whose_specification_completes_it(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world) as agent:
-        world.kernel.mkdir(f"{POD}/c0")
-        world.kernel.spawn(f"{POD}/c0", 4711)
-        await agent.ask(agent.client.reconcile)
-    (world.config.agent.state_directory / "checkpoint.json").unlink()
-    toy.broken = "not now"
-    async with running(world) as agent:
-        (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert (pod.origin, pod.source, pod.source_name, pod.name) == ("recovered", "", "", "")
-        toy.broken = ""
-        toy.changed.set()
-        await manifests_settled(agent, {("toy", KEY): "admitted"})
-        (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert (pod.origin, pod.source, pod.name) == ("decided", KEY, "web")
-        assert world.cpus_of(f"{POD}/c0") == "1,9"
-
-
-@in_loop
-async def test_what_a_source_cannot_read_is_said_and_changes_no_pod(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    toy.conditions = ("slot 2 is stuck",)
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert "slot 2 is stuck" in status.condition_lines()
-        assert status.ready
-    toy.broken = "the drawer is locked"
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert "the drawer is locked; mend it" in status.condition_lines()
-        assert not status.ready
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-        # It may be removed: no entry is known to bring it back.
-        await agent.ask(agent.client.remove, UID)
 
 
 @in_loop

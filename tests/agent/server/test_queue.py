@@ -16,7 +16,6 @@ from agent.server.queue import (
     MOST_OF_USER,
     OWN,
     Job,
-    QueueStopped,
     SerialQueue,
     Turns,
     Worker,
@@ -52,24 +51,6 @@ async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
 
 
 @in_loop
-async def test_the_caller_gets_the_error_and_the_queue_goes_on() -> None:
-    queue = SerialQueue(Progress(FakeClock()))
-    serving = asyncio.create_task(queue.serve())
-
-    async def fail() -> None:
-        raise ValueError("no")
-
-    async def succeed() -> int:
-        return 7
-
-    with pytest.raises(ValueError, match="no"):
-        await queue.run(fail)
-    assert await queue.run(succeed) == 7
-    queue.stop()
-    await serving
-
-
-@in_loop
 async def test_an_action_whose_asker_went_away_is_finished() -> None:
     queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
@@ -87,37 +68,6 @@ async def test_an_action_whose_asker_went_away_is_finished() -> None:
     await finished.wait()
     queue.stop()
     await serving
-
-
-@in_loop
-async def test_a_stop_finishes_what_has_begun_and_rejects_all_that_waits() -> None:
-    queue = SerialQueue(Progress(FakeClock()))
-    serving = asyncio.create_task(queue.serve())
-    began, go_on, done = asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def first() -> str:
-        began.set()
-        await go_on.wait()
-        return "first"
-
-    async def later() -> None:
-        done.append("later")
-
-    asking = asyncio.create_task(queue.run(first))
-    await began.wait()
-    asked = [asyncio.create_task(queue.run(later)) for number in range(9)]
-    await asyncio.sleep(0)
-    assert queue.waiting == 9
-    queue.stop()
-    rejected = await asyncio.gather(*asked, return_exceptions=True)
-    assert {type(each) for each in rejected} == {QueueStopped}
-    with pytest.raises(QueueStopped):
-        await queue.run(later)
-    assert not serving.done()
-    go_on.set()
-    assert await asking == "first"
-    await serving
-    assert done == []
 
 
 MEMBERS = Caller("user 1"), Caller("user 2")

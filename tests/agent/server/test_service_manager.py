@@ -30,16 +30,6 @@ def everything(notified: socket.socket) -> list[str]:
             return texts
 
 
-def test_the_service_manager_hears_of_readiness_life_and_end(
-    notified: socket.socket, tmp_path: Path
-) -> None:
-    manager = ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify")})
-    manager.ready("3 pods")
-    manager.alive()
-    manager.stopping()
-    assert everything(notified) == ["READY=1\nSTATUS=3 pods", "WATCHDOG=1", "STOPPING=1"]
-
-
 def test_a_status_is_sent_when_it_changed(notified: socket.socket, tmp_path: Path) -> None:
     manager = ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify")})
     manager.ready("3 pods")

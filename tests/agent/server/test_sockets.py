@@ -83,35 +83,41 @@ def test_a_socket_in_use_is_not_taken_for_stale_because_it_is_busy(tmp_path: Pat
         assert path.exists()
 
 
-def test_a_file_of_that_name_is_never_removed(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
+def is_a_file(path: Path) -> None:
     path.write_text("mine")
-    with pytest.raises(StartError, match="a file of that name exists"):
+
+
+def is_a_link(path: Path) -> None:
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def has_no_directory(path: Path) -> None:
+    path.parent.rmdir()
+
+
+def is_open_to_others(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("obstruct", "name", "said"),
+    [
+        (is_a_file, "a.sock", "a file of that name exists"),
+        (is_a_link, "a.sock", "a file of that name exists"),
+        (has_no_directory, "a.sock", "No such file or directory; create the directory: inst"),
+        (is_open_to_others, "a.sock", r"can be written by others \(mode 0777\); close it"),
+        (is_a_file, "a" * 120, "longer than 107 bytes"),
+    ],
+)
+def test_a_place_where_no_socket_may_be_is_left_as_it_is_and_said(
+    tmp_path: Path, obstruct: Callable[[Path], None], name: str, said: str
+) -> None:
+    path = tmp_path / "directory" / name
+    path.parent.mkdir()
+    obstruct(path)
+    with pytest.raises(StartError, match=said):
         open_unix(path, None)
-    assert path.read_text() == "mine"
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartError, match="a file of that name exists"):
-        open_unix(path, None)
-
-
-def test_a_missing_directory_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="No such file or directory; create the directory: inst"):
-        open_unix(tmp_path / "no" / "a.sock", None)
-
-
-def test_a_directory_in_which_others_could_replace_the_socket_is_rejected(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(StartError, match=r"can be written by others \(mode 0777\); close it"):
-        open_unix(tmp_path / "a.sock", None)
-
-
-def test_a_path_that_is_too_long_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="longer than 107 bytes"):
-        open_unix(tmp_path / ("a" * 120), None)
+    assert obstruct is not is_a_file or path.read_text() == "mine"
 
 
 def test_a_socket_that_another_process_put_there_is_not_removed(tmp_path: Path) -> None:
@@ -150,14 +156,16 @@ def test_a_port_in_use_is_said_in_a_line() -> None:
     )
 
 
-def test_an_address_of_another_machine_is_rejected() -> None:
-    with pytest.raises(StartError, match="Cannot assign requested address"):
-        open_tcp(Address("192.0.2.1", 0))
-
-
-def test_an_address_that_is_none_is_rejected() -> None:
-    with pytest.raises(StartError, match="name an address of this machine"):
-        open_tcp(Address("not an address", 1))
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (Address("192.0.2.1", 0), "Cannot assign requested address"),
+        (Address("not an address", 1), "name an address of this machine"),
+    ],
+)
+def test_an_address_of_another_machine_or_none_is_rejected(address: Address, said: str) -> None:
+    with pytest.raises(StartError, match=said):
+        open_tcp(address)
 
 
 def test_ipv6_addresses_are_written_in_brackets() -> None:
