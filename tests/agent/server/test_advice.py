@@ -121,14 +121,6 @@ async def test_nothing_is_tried_for_a_rejection_until_advice_is_looked_at(
 
 
 @in_loop
-async def test_where_nothing_helps_the_advice_is_empty(world: World) -> None:
-    unknown = LARGE.replace(b"memory: 1Gi", b"memory: 1Gi, example.com/absent: 1")
-    async with running(world) as agent:
-        answer = await asyncio.to_thread(agent.client.admit, unknown, advice=True)
-        assert texts(answer.rejection) == []
-
-
-@in_loop
 async def test_beyond_a_few_rejections_at_a_time_none_waits_for_advice(world: World) -> None:
     async with running(world) as agent:
         decided = [await rejected(agent, number) for number in range(MOST_WAITING + 3)]

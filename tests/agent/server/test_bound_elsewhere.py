@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 ONE, OTHER = (f"{digit}0000000-2222-3333-4444-555555555555" for digit in (1, 2))
 
 
+@pytest.fixture(params=CgroupDriver)
+def site(request: pytest.FixtureRequest, tmp_path: Path, host_root: Path) -> Site:
+    return make_site(site_config(make_world(tmp_path, host_root).config, request.param))
+
+
 def cpus_of(site: Site, cgroup: str) -> Mask:
     """Return where the only process of a cgroup may run."""
     (pid,) = site.kernel.procs(cgroup)
     return site.kernel.allowed(pid)[0]
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
-def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
-) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(site: Site) -> None:
 
     async def bind_and_remove(controller: Controller) -> str:
         await controller.admit(pod_of("one", ONE, "main=2"))
@@ -79,11 +80,9 @@ def test_it_gives_up_its_pods_cpus_and_stays_confined_until_it_ends(
     assert site.kernel.exists(bound), "it is not the agent's to remove"
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
 def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_corrected(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
+    site: Site,
 ) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
     mistaken, right = site.start_elsewhere("sshd"), site.start_elsewhere("app")
     cpus = partial(cpus_of, site)
 
@@ -110,11 +109,7 @@ def test_what_was_bound_by_mistake_gives_the_cpus_up_when_the_binding_is_correct
     with_agent(site, let_another_have_them)
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
-def test_what_is_unbound_is_confined_before_its_cpus_can_be_another_pods(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
-) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+def test_what_is_unbound_is_confined_before_its_cpus_can_be_another_pods(site: Site) -> None:
     bound = site.start_elsewhere("service")
     cpus = partial(cpus_of, site, bound)
 
@@ -144,11 +139,7 @@ def test_what_is_unbound_is_confined_before_its_cpus_can_be_another_pods(
     with_agent(site, let_another_have_them)
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
-def test_an_unbound_container_is_found_by_its_name_again(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
-) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+def test_an_unbound_container_is_found_by_its_name_again(site: Site) -> None:
 
     async def play(controller: Controller) -> None:
         await controller.admit(pod_of("one", ONE, "first=2 second=4"))
@@ -162,11 +153,7 @@ def test_an_unbound_container_is_found_by_its_name_again(
     with_agent(site, play)
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
-def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
-) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(site: Site) -> None:
     bound = site.start_elsewhere("service")
 
     async def play(controller: Controller) -> None:
@@ -187,11 +174,7 @@ def test_what_starts_where_a_container_was_bound_is_not_on_its_cpus(
     with_agent(site, play)
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
-def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
-) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(site: Site) -> None:
     bound = site.start_elsewhere("service")
 
     def start_late(step: Step, act: Callable[[], object]) -> object:
@@ -214,11 +197,7 @@ def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(
     with_agent(site, play, Effects(start_late))
 
 
-@pytest.mark.parametrize("driver", CgroupDriver)
-def test_a_binding_never_takes_the_container_of_another_pod(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver
-) -> None:
-    site = make_site(site_config(make_world(tmp_path, host_root).config, driver))
+def test_a_binding_never_takes_the_container_of_another_pod(site: Site) -> None:
     bound, other = site.start_elsewhere("service"), site.start_elsewhere("other")
 
     async def play(controller: Controller) -> None:

@@ -109,32 +109,6 @@ async def test_an_admission_waits_for_no_other(world: World) -> None:
 
 
 @in_loop
-async def test_only_what_is_contested_waits(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
-        await periods(agent, AT_ONCE + 1, written="0-1,9")
-        world.kernel.write(f"kubepods/pod{OTHER_UID}", "cpuset.cpus", "0-15")
-        document = await agent.controller.reconcile()
-        assert document.repaired == {"unknown": 1}
-        assert world.cpus_of(f"kubepods/pod{OTHER_UID}") == "2,10"
-        assert world.cpus_of(POD) == "0-1,9"
-
-
-@in_loop
-async def test_when_it_is_over_it_is_forgotten(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        await periods(agent, AT_ONCE + 1)
-        world.clock.now += 20
-        document = await agent.controller.reconcile()
-        assert document.repaired == {"unknown": 1}
-        world.clock.now += 200
-        await agent.controller.reconcile()
-        assert await periods(agent, AT_ONCE - 1) == AT_ONCE - 1
-
-
-@in_loop
 async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

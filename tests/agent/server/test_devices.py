@@ -13,15 +13,12 @@ from agent.managers.policy import PluginDevice
 from agent.server.state import situate
 from agent.state.store import peek
 from sysfs.mask import Mask
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running, two_packages
+from tests.agent.server.support import UID, in_loop, manifest, running, two_packages
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from agent.api.documents import AdmissionDocument
     from agent.managers.allocation import PodAllocation
-    from agent.server.wiring import ProviderInputs
     from tests.agent.server.support import Running, World
 
 GPU: Final = "example.com/gpu"
@@ -153,42 +150,6 @@ async def test_devices_that_come_and_go_change_what_is_admitted_at_once(
         assert agent.controller.state.ledger.allocations[UID].containers[0].devices == {
             GPU: ("a", "b", "c")
         }
-
-
-@in_loop
-async def test_after_a_restart_no_device_is_given_twice_whatever_is_offered(
-    world: World, provider: FakeProvider
-) -> None:
-    async with running(world) as agent:
-        assert (await admit(agent, 2)).admitted
-    known: dict[str, Iterable[str]] = {}
-
-    def make(inputs: ProviderInputs) -> FakeProvider:
-        known.update(inputs.allocated)
-        return provider
-
-    world.providers = (make,)
-    provider.devices = {GPU: ON_NODE_1[:2]}
-    async with running(world) as agent:
-        assert {resource: set(ids) for resource, ids in known.items()} == {GPU: {"a", "b"}}
-        rejected = await admit(agent, 1, OTHER_UID)
-        assert not rejected.admitted
-        provider.devices = {GPU: ON_NODE_1}
-        await offered(agent, provider)
-        assert (await admit(agent, 1, OTHER_UID)).admitted
-        ledger = agent.controller.state.ledger
-        assert ledger.allocations[OTHER_UID].containers[0].devices == {GPU: ("c",)}
-
-
-@in_loop
-async def test_a_node_that_the_host_does_not_have_says_nothing_about_a_device(
-    world: World, provider: FakeProvider
-) -> None:
-    provider.devices = {GPU: (PluginDevice("far", Mask.of(7)),)}
-    async with running(world) as agent:
-        assert (await admit(agent, 1)).admitted
-        (device,) = agent.controller.state.configured.rules.policy.devices[GPU]
-        assert device.nodes == Mask(0)
 
 
 @in_loop

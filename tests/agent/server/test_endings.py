@@ -220,7 +220,7 @@ def test_a_removed_pod_leaves_no_set_on_record_for_the_next_start_of_its_unit(un
     with_agent(units, live)
 
 
-def test_what_prevents_the_binding_to_a_unit_is_a_condition_until_it_is_bound(
+def test_what_prevents_the_binding_to_a_unit_is_a_condition_until_it_is_bound_or_the_pod_gone(
     units: Site,
 ) -> None:
     async def live(controller: Controller) -> None:
@@ -232,14 +232,8 @@ def test_what_prevents_the_binding_to_a_unit_is_a_condition_until_it_is_bound(
         units.kernel.rmdir(f"{cgroup}/inside")
         await controller.end_pods()
         assert conditions(controller) == ()
-
-    with_agent(units, live)
-
-
-def test_the_condition_of_a_pod_that_cannot_be_bound_ends_with_the_pod(units: Site) -> None:
-    async def live(controller: Controller) -> None:
-        units.kernel.mkdir(f"{start_service(units)}/inside")
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
+        await controller.unbind(ONE, "main")
+        units.kernel.mkdir(f"{cgroup}/inside")
         await controller.end_pods()
         assert len(conditions(controller)) == 1
         await controller.remove(ONE)
@@ -250,23 +244,4 @@ def test_the_condition_of_a_pod_that_cannot_be_bound_ends_with_the_pod(units: Si
 
 
 def conditions(controller: Controller) -> tuple[str, ...]:
-    return tuple(controller.state.observed.conditions.values())
-
-
-def test_a_restarted_agent_still_knows_what_ends_a_pod(units: Site) -> None:
-    async def start(controller: Controller) -> None:
-        start_service(units)
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
-        await controller.end_pods()
-
-    async def look(controller: Controller) -> None:
-        (pod,) = controller.pods()
-        assert (pod.end, pod.unit) == ("unit", SERVICE)
-        stop_service(units)
-        await controller.end_pods()
-        advance(controller, STOPPED_SECONDS)
-        await controller.end_pods()
-        assert admitted(controller) == set()
-
-    with_agent(units, start)
-    with_agent(units, look)
+    return tuple(controller.state.conditions.values())

@@ -116,15 +116,6 @@ def test_what_inherits_from_a_cgroup_without_a_set_of_its_own_is_not_drift(
     assert tree.read(f"{pod}/a", "cpuset.cpus.effective") == "0,2-7\n"
 
 
-def test_containers_that_run_are_named(tree: EmulatedKernel) -> None:
-    kernel, desired = kernel_of(tree), target(allocation("a", "b"))
-    kernel.admitted(desired, "u-1")
-    for name in ("a", "b"):
-        tree.mkdir(f"{POD}/{name}")
-    tree.spawn(f"{POD}/a", 7)
-    assert kernel.reconcile(desired).cgroups.running == {"u-1": ["a"]}
-
-
 def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -> None:
     kernel, pod = kernel_of(tree), allocation("a", "b")
     kernel.admitted(target(pod), "u-1")
@@ -167,14 +158,6 @@ def test_a_tree_that_fails_is_a_difference_and_no_exception() -> None:
     assert [each.pod for each in both] == ["u-1", "u-2"]
     assert "Input/output error" in kernel.reconcile(desired).of_pod("")[0].detail
     assert "Input/output error" in kernel.removed(target(), allocation("a")).of_pod("")[0].detail
-
-
-def test_a_cgroup_is_named_by_its_path_with_or_without_the_mount(tree: EmulatedKernel) -> None:
-    tree.mkdir("a.scope")
-    kernel, pod = kernel_of(tree), allocation("a")
-    for path in ("a.scope", "/a.scope", "/sys/fs/cgroup/a.scope"):
-        binding = kernel.locate(target(pod), pod, "a", BindRequest(cgroup=path))
-        assert binding.cgroup == "a.scope"
 
 
 def test_a_process_that_does_not_run_cannot_be_bound(tree: EmulatedKernel) -> None:

@@ -132,14 +132,6 @@ def test_the_methods_that_are_known_are_those_that_are_called() -> None:
     assert sorted(called) == sorted(METHODS)
 
 
-def test_known_label_values_are_there_from_the_start() -> None:
-    counters = Counters(MANAGERS)
-    families = {family.name: family for family in counters.families()}
-    samples = families["resource_manager_container_assignments"].samples
-    assert len(samples) == 6
-    assert {sample.value for sample in samples} == {0}
-
-
 def test_what_a_decision_caused_is_added() -> None:
     counters = Counters(MANAGERS)
     key = ("resource_manager_allocations_total", ("cpu", "pod"))

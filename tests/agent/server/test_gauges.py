@@ -324,7 +324,7 @@ def with_cpus(uid: str, cpus: Mask) -> PodAllocation:
     return PodAllocation(uid, f"pod-{uid}", "shop", QosClass.GUARANTEED, "", (container,))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(occupied_hosts())
 def test_as_many_cores_are_shared_as_the_map_warns_of(case: Occupied) -> None:
     drawn = map_of_allocations(case.host, case.rules, case.ledger)
@@ -342,7 +342,7 @@ def test_as_many_cores_are_shared_as_the_map_warns_of(case: Occupied) -> None:
     assert shared_cores(case.rules, case.ledger) == len(expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(occupied_hosts())
 def test_every_judgement_is_counted_once_and_every_pair_of_labels_is_there(case: Occupied) -> None:
     found = {

@@ -70,20 +70,6 @@ def test_before_the_first_start_of_a_kubelet_the_agent_starts(tmp_path: Path) ->
 
 
 @in_loop
-async def test_status_shows_what_the_start_found(tmp_path: Path) -> None:
-    directory = tmp_path / "kubelet"
-    directory.mkdir()
-    (directory / "config.yaml").write_text("topologyManagerPolicy: restricted\n")
-    world = make_world(tmp_path)
-    agent = world.config.agent
-    beside = replace(agent.kubelet, enabled=True, directory=directory)
-    world.config = replace(world.config, agent=replace(agent, kubelet=beside))
-    async with running(world) as found:
-        reasons = {one.reason for one in found.controller.state.present_conditions()}
-    assert "KubeletTopologyManager" in reasons
-
-
-@in_loop
 async def test_a_kubelet_of_another_version_changes_the_rules_of_a_running_agent(
     tmp_path: Path,
 ) -> None:

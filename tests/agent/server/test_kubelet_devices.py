@@ -19,7 +19,7 @@ from agent.managers.allocation import API, KUBELET, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.manifest import load_pod
-from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, Client
+from agent.rpc import POD_RESOURCES_LISTER, V1, Client
 from agent.server.conditions import ConditionType
 from agent.state.store import peek
 from sysfs.mask import Mask
@@ -245,34 +245,6 @@ async def test_a_pod_whose_devices_the_kubelet_does_not_say_keeps_no_other_waiti
         assert not waiting.done()
         go_on.set()
         assert (await waiting).admitted
-
-
-@in_loop
-async def test_what_only_the_kubelet_lists_is_listed_once_it_answers(world: World) -> None:
-    async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
-        devices = agent.controller.state.parts.kubelet_devices
-        assert isinstance(devices, KubeletDevices)
-        kubelet.pods["shop", "shared"] = {"main": [container_devices(NIC, "nic7", node=1)]}
-        kubelet.allocatable = [container_devices(NIC, "nic7", node=1)]
-        await devices.refresh()
-        (pod,) = await listed(world)
-        assert (pod.name, list(pod.containers[0].devices[0].device_ids)) == ("shared", ["nic7"])
-        path = world.config.agent.pod_resources.socket
-        assert path is not None
-        client = Client(path, POD_RESOURCES_LISTER)
-        try:
-            request = V1["AllocatableResourcesRequest"]()
-            response = V1["AllocatableResourcesResponse"]
-            every = await client.call("GetAllocatableResources", request, response, PATIENCE)
-            assert [list(each.device_ids) for each in every.devices] == [["nic7"]]
-            get, got = V1["GetPodResourcesRequest"], V1["GetPodResourcesResponse"]
-            asked = get(pod_namespace="shop", pod_name="shared")
-            found = await client.call("Get", asked, got, PATIENCE)
-            assert found.pod_resources.name == "shared"
-            with pytest.raises(CallError, match="not found"):
-                await client.call("Get", get(pod_name="nosuch"), got, PATIENCE)
-        finally:
-            await client.close()
 
 
 @in_loop

@@ -102,22 +102,6 @@ async def test_a_pod_goes_from_the_pods_api_to_its_cgroup_over_a_restart_to_its_
 
 
 @in_loop
-async def test_a_pod_that_ended_while_the_agent_was_down_frees_its_cpus(
-    world: World, kubelet: FakePodsApi
-) -> None:
-    kubelet.pods[UID] = pod_message(UID)
-    await kubelet.start()
-    async with running(world) as agent:
-        await settled(agent, {f"pods/{UID}": "admitted"})
-        run_pod(world)
-    end_pod(world)
-    del kubelet.pods[UID]
-    async with running(world) as agent:
-        await until(lambda: not pods_of(agent))
-    await kubelet.stop()
-
-
-@in_loop
 async def test_without_a_kubelet_that_answers_the_status_says_what_to_do(
     world: World, kubelet: FakePodsApi
 ) -> None:

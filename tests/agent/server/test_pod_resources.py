@@ -18,7 +18,6 @@ from agent.server import pod_resources as module
 from agent.server.errors import StartError
 from agent.server.pod_resources import PodResourcesListener, RateLimit
 from tests.agent.server.support import (
-    OTHER_UID,
     PATIENCE,
     FakeClock,
     in_loop,
@@ -120,29 +119,6 @@ async def test_a_hundred_requests_of_one_connection_at_once_are_all_answered(wor
         found = await asyncio.gather(*calls, return_exceptions=True)
         failed = {each.code for each in found if isinstance(each, CallError)}
         assert failed <= {"RESOURCE_EXHAUSTED"}
-
-
-@in_loop
-async def test_the_topology_updater_computes_what_is_free(world: World) -> None:
-    """NFD subtracts what List has from what GetAllocatableResources has, by CPU."""
-    async with served(world) as (agent, client):
-        response = V1["AllocatableResourcesResponse"]
-        request = V1["AllocatableResourcesRequest"]()
-        every = await client.call("GetAllocatableResources", request, response, PATIENCE)
-        pods = (await listed(client)).pod_resources
-        taken = {cpu for pod in pods for c in pod.containers for cpu in c.cpu_ids}
-        state = agent.controller.state
-        free = set(every.cpu_ids) - taken
-        assert free == set(state.shared_pool - state.configured.rules.policy.cpu.reserved)
-
-
-@in_loop
-async def test_what_changes_is_listed_at_the_next_request(world: World) -> None:
-    async with served(world) as (agent, client):
-        await agent.ask(agent.client.admit, manifest("db", OTHER_UID))
-        assert [pod.name for pod in (await listed(client)).pod_resources] == ["web", "db"]
-        await agent.ask(agent.client.remove, OTHER_UID)
-        assert [pod.name for pod in (await listed(client)).pod_resources] == ["web"]
 
 
 @in_loop

@@ -168,14 +168,6 @@ async def test_however_much_is_wrong_little_of_it_is_kept_and_reported() -> None
 
 
 @in_loop
-async def test_a_restart_forgets_who_failed(world: World) -> None:
-    async with running(world) as agent:
-        await ask(agent, "POST", "/v1/pods", manifest("big", cpu="64"))
-    async with running(world) as agent:
-        assert (await ask(agent, "GET", f"/v1/pods/{UID}"))[0] == 404
-
-
-@in_loop
 async def test_a_file_without_a_pod_fails_once_until_it_has_one_or_is_gone(world: World) -> None:
     directory = world.manifest_directory()
     file = directory / "web.yaml"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 
 from agent.managers.allocation import Source
 from agent.managers.decision import Rule
@@ -25,8 +24,7 @@ from agent.pods.quantity import Quantity
 from agent.server import wiring as assembly
 from agent.server.restart import node_moves, renumbered
 from agent.server.state import situate
-from agent.state.checkpoint import HostFacts, NodeFacts, SharedPod, policy_summary
-from agent.state.store import CHECKPOINT_NAME
+from agent.state.checkpoint import HostFacts, NodeFacts, SharedPod
 from sysfs.described import regular_host, with_offline
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.documents import StatusDocument
-    from agent.managers.policy import Policy
     from sysfs.host import Host
     from tests.agent.server.support import Running, World
 
@@ -210,35 +207,6 @@ async def test_a_budget_outlives_its_gate_going_off_and_on_while_new_pods_follow
         plain_still = await asyncio.to_thread(agent.client.pod, OTHER_UID)
         assert plain_still.cpus is None
         await assert_kept(agent)
-
-
-RULES_CHANGED = "policy changed since the last start; existing allocations are kept"
-
-
-async def changes_at_the_next_start(world: World) -> list[str]:
-    """Start an agent and end it; return which rules it says are others than before."""
-    with capture_logs() as log:
-        async with running(world):
-            pass
-    return [line for entry in log if entry["event"] == RULES_CHANGED for line in entry["changes"]]
-
-
-@in_loop
-async def test_the_first_start_after_an_upgrade_names_no_rule_that_did_not_change(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A summary of a release without a switch says nothing of it."""
-
-    def only_what_is_on(policy: Policy) -> dict[str, str]:
-        return {key: text for key, text in policy_summary(policy).items() if text != "false"}
-
-    with monkeypatch.context() as earlier:
-        earlier.setattr("agent.server.state.policy_summary", only_what_is_on)
-        async with running(world) as agent:
-            await agent.ask(agent.client.admit, manifest())
-    saved = (world.directory / "state" / CHECKPOINT_NAME).read_text()
-    assert "align-by-socket" not in saved
-    assert await changes_at_the_next_start(world) == []
 
 
 @in_loop

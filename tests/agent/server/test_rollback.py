@@ -213,23 +213,6 @@ def test_a_removed_pod_is_remembered_until_its_cgroup_is_gone(site: Site) -> Non
     assert orphaned() == frozenset()
 
 
-def test_a_pod_that_was_removed_and_admitted_again_is_not_orphaned(site: Site) -> None:
-    with_pod_one(site)
-
-    async def again(controller: Controller) -> bytes:
-        await controller.remove(ONE)
-        await controller.reconcile()
-        await admit(controller, ONE)
-        return pickle.dumps(site.disk)
-
-    async def keep(controller: Controller) -> None:
-        assert controller.state.durable.orphaned == frozenset()
-        assert allocated(controller) == {ONE: "1,9"}
-
-    with_agent(site, again)
-    with_agent(site, keep)
-
-
 def test_a_rejected_pod_that_runs_holds_nothing_after_a_restart(
     tmp_path: Path, host_root: Path
 ) -> None:

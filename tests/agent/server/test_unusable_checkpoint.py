@@ -17,12 +17,10 @@ from agent.pods.quantity import Quantity
 from agent.state.store import CHECKPOINT_NAME
 from agent.state.store import peek as saved_state
 from cgroupfs.settings import KernelController
-from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
     in_loop,
-    make_world,
     manifest,
     running,
 )
@@ -150,68 +148,6 @@ async def test_what_was_recovered_is_saved_and_freed_by_removing_it(world: World
         assert world.kernel.procs(f"{POD}/cri-containerd-0123456789ab.scope") == (4711,)
         status = await asyncio.to_thread(agent.client.status)
         assert status.exclusive_cpus == ""
-
-
-@in_loop
-async def test_a_pod_that_does_not_run_is_not_recovered(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-    damage(world)
-    async with running(world) as agent:
-        assert await asyncio.to_thread(agent.client.pods) == ()
-        assert not world.kernel.exists(POD)
-
-
-@in_loop
-async def test_containers_that_only_ids_name_keep_their_cpus_over_a_restart(world: World) -> None:
-    """Bound explicitly before; the checkpoint with the bindings is lost."""
-    ids = ("cri-containerd-aaa.scope", "cri-containerd-bbb.scope")
-    async with running(world) as agent:
-        await with_running_containers(agent, *ids)
-        for number, name in enumerate(ids):
-            from agent.api.documents import BindRequest  # noqa: PLC0415
-
-            request = BindRequest(cgroup=f"/{POD}/{name}")
-            await agent.ask(agent.client.bind, UID, f"c{number}", request)
-        before = [world.cpus_of(f"{POD}/{name}") for name in ids]
-        assert before == ["1,9", "2,10"]
-    damage(world)
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest(containers=2))
-        await agent.ask(agent.client.reconcile)
-        assert [world.cpus_of(f"{POD}/{name}") for name in ids] == before
-        shown = await asyncio.to_thread(agent.client.pod, UID)
-        cgroups = {c.name: [k.cgroup for k in c.kernel] for c in shown.containers}
-        assert cgroups == {f"c{n}": [f"/{POD}/{name}"] for n, name in enumerate(ids)}
-
-
-@in_loop
-async def test_a_damaged_file_is_kept_and_reported_after_every_start_until_it_is_gone(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-    damage(world)
-    async with running(world):
-        pass
-    names = {path.name for path in world.config.agent.state_directory.iterdir()}
-    assert any(name.startswith(f"{CHECKPOINT_NAME}.") for name in names)
-
-
-@in_loop
-async def test_pods_run_on_without_a_checkpoint_under_a_configuration_that_does_not_fit(
-    tmp_path: Path,
-) -> None:
-    """Their CPUs are at stake although nothing on the disk says so."""
-    world = make_world(tmp_path)
-    async with running(world) as agent:
-        await with_running_containers(agent, "c0")
-    damage(world, "removed")
-    world.config = replace(world.config, reserved_system_cpus=Mask.of(99))
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert "this host has no CPU 99" in " ".join(status.condition_lines())
-        assert status.exclusive_cpus == "1,9"
 
 
 @in_loop
