@@ -215,6 +215,19 @@ async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_b
 
 
 @in_loop
+async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None:
+    recorder = Recorder(outcome=EnforcementReport(differences=(unenforced("no", UID),)))
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        recorder.outcome = EnforcementReport()
+        again = await controller.admit(pod())
+        assert again.already_admitted
+        assert again.pod is not None
+        assert again.pod.enforcement.enforced
+    assert recorder.log == ["save", "enforce 1", "enforce 1"]
+
+
+@in_loop
 async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:

@@ -113,6 +113,7 @@ async def test_beside_a_container_runtime_plugins_have_less_time(
     world: World, provider: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admissions, "PLUGIN_SECONDS_BESIDE_RUNTIME", 0.01)
+    monkeypatch.setattr(admissions, "PLUGIN_SECONDS", 1000)
     async with running(world) as agent:
         agent.controller.state.parts.runtime = lambda: RuntimeDocument(connected=True, since=0.0)
         assert not (await (await begun(agent, provider))).admitted

@@ -10,38 +10,29 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
 from msgspec.structs import replace
 
 from agent.cli.errors import ExitCode
-from agent.config.model import CgroupDriver
 from agent.server import metrics as names
 from agent.state.store import CHECKPOINT_NAME, Store, peek
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import Mask
 from tests.agent.cli.shell import Shell, in_background
-from tests.agent.server.changes import EXCLUSIVE, MIXED, NEW, settled
-from tests.agent.server.sites import pod_of, site_config, with_agent
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
     in_loop,
-    make_world,
     manifest,
     next_event,
     running,
 )
-from tests.fakes.effects import Effects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    import pytest
+
     from agent.api.documents import AdmissionDocument
-    from agent.pods.model import Pod
-    from agent.server.controller import Controller
-    from tests.agent.server.sites import Site
     from tests.agent.server.support import Running, World
-    from tests.fakes.effects import Step
 
 #: The host has 16 CPUs, one of them reserved.
 SAME_NAME = manifest("web", OTHER_UID, cpu="4")
@@ -203,52 +194,6 @@ async def test_of_several_pods_of_one_name_in_an_old_checkpoint_none_is_chosen(
         assert len(await pods(agent)) == 2
         await agent.ask(agent.client.remove, OTHER_UID)
         assert (await ask(agent, third, replace_pod=True)).replaced == UID
-
-
-# --- in the kernel, write by write ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("driver", CgroupDriver)
-@pytest.mark.parametrize(
-    ("old", "pod"),
-    [
-        (EXCLUSIVE, pod_of("exclusive", NEW, "main=2")),
-        (EXCLUSIVE, pod_of("exclusive", NEW, "main=1 two=1")),
-        (EXCLUSIVE, pod_of("exclusive", NEW, "main=6")),
-        (MIXED, pod_of("mixed", NEW, "own=2 rest", budget="3")),
-        (MIXED, pod_of("mixed", NEW, "own=5")),
-    ],
-)
-def test_no_write_leaves_cpus_of_the_new_pod_to_processes_of_the_old_one(
-    tmp_path: Path, host_root: Path, driver: CgroupDriver, old: str, pod: Pod
-) -> None:
-    site = settled(site_config(make_world(tmp_path, host_root).config, driver))
-    home = site.cgroup(NEW)
-    before = processes(site, site.cgroup(old))
-    seen: list[Mask] = []
-
-    def watched(step: Step, act: Callable[[], object]) -> object:
-        done = act()
-        if step.is_effect and site.kernel.exists(home):
-            text = (site.kernel.read_many(home, ("cpuset.cpus",))[0] or "").strip()
-            own = Mask.parse(text)
-            seen.append(own)
-            for pid in before:
-                assert (step, site.kernel.allowed(pid)[0] & own) == (step, EMPTY)
-        return done
-
-    async def act(controller: Controller) -> None:
-        answer = await controller.admit(pod, replace_pod=True)
-        assert answer.admitted, answer.rejection
-        assert answer.replaced == old
-
-    with_agent(site, act, Effects(watched))
-    assert before
-    assert seen
-
-
-def processes(site: Site, pod: str) -> list[int]:
-    return [pid for name in site.kernel.children(pod) for pid in site.kernel.procs(f"{pod}/{name}")]
 
 
 # --- on the command line --------------------------------------------------------------------------
