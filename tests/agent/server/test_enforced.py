@@ -116,33 +116,6 @@ def test_what_inherits_from_a_cgroup_without_a_set_of_its_own_is_not_drift(
     assert tree.read(f"{pod}/a", "cpuset.cpus.effective") == "0,2-7\n"
 
 
-def test_what_the_kernel_shows_stands_with_its_container(tree: EmulatedKernel) -> None:
-    kernel, pod = kernel_of(tree), allocation("a", "b")
-    kernel.admitted(target(pod), "u-1")
-    tree.mkdir(f"{POD}/a")
-    kernel.reconcile(target(pod))
-    seen = kernel.observe(target(pod), pod)
-    assert seen.keys() == {None, "a"}
-    assert seen["a"][0].cpus_effective == "1"
-    assert seen[None][0].cgroup == f"/{POD}"
-
-
-def test_a_removed_pod_is_gone_and_processes_that_stay_are_noted(tree: EmulatedKernel) -> None:
-    kernel, pod = kernel_of(tree), allocation("a")
-    kernel.admitted(target(pod), "u-1")
-    assert kernel.removed(target(), pod).notes == ()
-    assert not tree.exists(POD)
-    kernel.admitted(target(pod), "u-1")
-    tree.mkdir(f"{POD}/a")
-    tree.spawn(f"{POD}/a", 7)
-    outcome = kernel.removed(target(), pod)
-    assert any("processes live in it" in note for note in outcome.notes)
-    assert outcome.remaining == ()
-    tree.exit(7)
-    kernel.reconcile(target())
-    assert not tree.exists(POD)
-
-
 class BrokenTree(EmulatedKernel):
     """A hierarchy that fails altogether."""
 

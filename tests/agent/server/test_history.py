@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +37,7 @@ from tests.agent.server.support import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from agent.api.documents import HistoryDocument, HistoryEntry
     from tests.agent.server.support import Running, World
@@ -62,42 +60,6 @@ async def history(agent: Running, **query: object) -> tuple[HistoryEntry, ...]:
 def of_type(entries: tuple[HistoryEntry, ...], kind: str) -> HistoryEntry:
     (found,) = (entry for entry in entries if entry.type == kind)
     return found
-
-
-#: What the kernel calls a process of this interpreter (proc_pid_comm(5)).
-PYTHON = Path(sys.executable).name[:15]
-#: Admits the pod on its standard input over the socket that is named, as a process of its own.
-ASKING = """
-import http.client, socket, sys
-connection = http.client.HTTPConnection("agent")
-connection.sock = socket.socket(socket.AF_UNIX)
-connection.sock.connect(sys.argv[1])
-connection.request("POST", "/v1/pods", sys.stdin.buffer.read())
-print(connection.getresponse().headers["Numawarden-Operation"])
-"""
-
-
-@in_loop
-async def test_the_process_that_asked_is_named_with_the_operation_of_its_answer(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-
-        def ask() -> tuple[int, str]:
-            with subprocess.Popen(
-                [sys.executable, "-c", ASKING, str(world.socket)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            ) as process:
-                return process.pid, process.communicate(manifest())[0].decode().strip()
-
-        pid, answered = await asyncio.to_thread(ask)
-        entry = of_type(await history(agent), "PodAdmitted")
-    assert (entry.uid, entry.pod, entry.operation) == (UID, "shop/web", answered)
-    assert entry.requester is not None
-    asked = entry.requester
-    assert (asked.source, asked.uid, asked.pid) == ("api", os.getuid(), pid)
-    assert asked.command == PYTHON
 
 
 @in_loop

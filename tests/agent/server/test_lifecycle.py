@@ -176,29 +176,6 @@ async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) ->
 
 
 @in_loop
-async def test_manifests_are_admitted_before_it_is_ready(world: World) -> None:
-    directory = world.manifest_directory()
-    (directory / "web.yaml").write_bytes(manifest())
-    async with running(world) as agent:
-        (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert (pod.source, pod.source_name) == (str(directory / "web.yaml"), "manifests")
-
-
-@in_loop
-async def test_a_file_that_appears_or_goes_admits_or_releases_its_pod_at_once(
-    world: World,
-) -> None:
-    directory = world.manifest_directory()
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            (directory / "web.yaml").write_bytes(manifest())
-            assert (await next_event(watcher, "PodAdmitted")).uid == UID
-            (directory / "web.yaml").unlink()
-            assert (await next_event(watcher, "PodRemoved")).uid == UID
-        assert await asyncio.to_thread(agent.client.pods) == ()
-
-
-@in_loop
 async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> None:
     directory = world.manifest_directory()
     (directory / "web.yaml").write_bytes(manifest())
