@@ -51,7 +51,7 @@ types: setup ## check types
 
 nightly: setup ## what is long, random or measured: its tests, explore with three requests, fuzz, load, bench; some hours
 	@$(BIN)/pytest -q -n auto --dist loadfile -m nightly
-	@NUMAWARDEN_DEATHS=2000 $(BIN)/pytest -q tests/agent/server/test_random_deaths.py
+	@NUMAWARDEN_STORIES=4000 $(BIN)/pytest -q tests/agent/server/test_never_two_pods.py
 	@$(BIN)/python -m tests.exploration 3 3600
 	@$(MAKE) --no-print-directory fuzz load bench
 

@@ -10,7 +10,6 @@ import pytest
 from agent.api.documents import BindRequest
 from agent.config.model import CgroupDriver
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.reconcile.report import BindingError
 from agent.server.errors import BindingNotFoundError
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
@@ -195,25 +194,6 @@ def test_a_process_that_starts_while_its_cgroup_is_given_back_is_confined(site: 
         assert site.kernel.allowed(site.processes)[0] == Mask.parse("0,2-8,10-15")
 
     with_agent(site, play, Effects(start_late))
-
-
-def test_a_binding_never_takes_the_container_of_another_pod(site: Site) -> None:
-    bound, other = site.start_elsewhere("service"), site.start_elsewhere("other")
-
-    async def play(controller: Controller) -> None:
-        await controller.admit(pod_of("one", ONE, "main=2"))
-        await controller.admit(pod_of("other", OTHER, "main=2"))
-        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
-        with pytest.raises(BindingError, match=f"/{bound} is bound to container main of pod {ONE}"):
-            await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
-        (pid,) = site.kernel.procs(bound)
-        assert site.kernel.allowed(pid)[0] == Mask.of(1, 9)
-        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{other}"))
-        await controller.bind(OTHER, "main", BindRequest(cgroup=f"/{bound}"))
-        assert site.kernel.allowed(pid)[0] == Mask.of(2, 10)
-        assert controller.state.durable.bindings.released == ()
-
-    with_agent(site, play)
 
 
 def test_what_enters_a_removed_pod_at_the_last_moment_is_not_ended(

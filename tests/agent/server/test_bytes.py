@@ -442,5 +442,6 @@ async def test_too_many_connections_are_answered_with_a_document(
         assert await status(patient) == 100
         head, document = await said_by(world, b"")
         assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nRetry-After: 1\r\n" in head
         assert document["error"]["code"] == "Busy"
         patient[1].close()

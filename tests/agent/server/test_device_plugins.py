@@ -147,27 +147,6 @@ async def test_a_plugin_that_registers_again_amid_a_call_stops_nothing(
 
 
 @in_loop
-async def test_a_plugin_that_goes_and_returns_with_fewer_devices_gives_none_twice(
-    world: World, directory: Path
-) -> None:
-    async with running(world) as agent:
-        async with registered(agent, directory, "a", "b"):
-            assert (await admit(agent, 1)).admitted
-            (kept,) = devices(agent)
-        await taken(agent, {"a": False, "b": False})
-        lines = [each.message for each in agent.controller.state.present_conditions()]
-        assert not any(GPU in line for line in lines)
-        assert not (await admit(agent, 1, OTHER_UID)).admitted
-        other = "b" if kept == "a" else "a"
-        async with registered(agent, directory, other):
-            assert devices(agent) == (kept,)
-            (violation,) = agent.controller.state.invalid
-            assert f"{GPU} {kept}" in str(violation)
-            assert (await admit(agent, 1, OTHER_UID)).admitted
-            assert devices(agent, OTHER_UID) == (other,)
-
-
-@in_loop
 async def test_a_restart_of_the_agent_keeps_allocations_until_the_plugin_returns(
     world: World, directory: Path
 ) -> None:

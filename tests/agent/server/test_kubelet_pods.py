@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster.kubelet.tracked import ALONE_SECONDS
-from agent.managers.allocation import Source
 from agent.server.lifecycle import SOURCE_PERIOD
-from tests.agent.server.support import UID, in_loop, next_event, running, until
+from tests.agent.server.support import UID, in_loop, running
 from tests.fakes.pods_api import FakePodsApi, pod_message
 
 if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
-
-POD: Final = f"kubepods/pod{UID}"
 
 
 @pytest.fixture
@@ -35,20 +31,6 @@ def kubelet(world: World) -> FakePodsApi:
     return FakePodsApi(directory)
 
 
-def run_pod(world: World, uid: str = UID) -> None:
-    """Make the cgroups of a pod and of its container, as a kubelet does, with a process."""
-    for name in (f"kubepods/pod{uid}", f"kubepods/pod{uid}/c0"):
-        world.kernel.mkdir(name)
-    world.kernel.spawn(f"kubepods/pod{uid}/c0", 4711)
-
-
-def end_pod(world: World, uid: str = UID) -> None:
-    """Let a pod's process end and remove its cgroups, as a kubelet does."""
-    world.kernel.exit(4711)
-    for name in (f"kubepods/pod{uid}/c0", f"kubepods/pod{uid}"):
-        world.kernel.rmdir(name)
-
-
 async def states(agent: Running) -> dict[str, str]:
     status = await asyncio.to_thread(agent.client.status)
     return {entry.file: entry.state for entry in status.manifests if entry.source == "kubelet"}
@@ -58,47 +40,6 @@ async def settled(agent: Running, entries: dict[str, str]) -> None:
     """Wait until what has become of all entries was reported, which follows the last event."""
     while await states(agent) != entries:  # noqa: ASYNC110  # no event says so
         await asyncio.sleep(0)
-
-
-def pods_of(agent: Running) -> set[str]:
-    return set(agent.controller.state.ledger.allocations)
-
-
-@in_loop
-async def test_a_pod_goes_from_the_pods_api_to_its_cgroup_over_a_restart_to_its_end(
-    world: World, kubelet: FakePodsApi
-) -> None:
-    await kubelet.start()
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            kubelet.add(UID, pod_message(UID))
-            assert (await next_event(watcher, "PodAdmitted")).uid == UID
-        await settled(agent, {f"pods/{UID}": "admitted"})
-        allocation = agent.controller.state.ledger.allocations[UID]
-        assert allocation.source == Source("kubelet", f"pods/{UID}")
-        run_pod(world)
-        await agent.ask(agent.client.reconcile)
-        assert world.cpus_of(f"{POD}/c0") == str(allocation.exclusive_cpus) == "1,9"
-    # The kubelet is away, and lists nothing at first when it is back.
-    await kubelet.stop()
-    pods, kubelet.pods = kubelet.pods, {}
-    async with running(world) as agent:
-        assert pods_of(agent) == {UID}
-        world.clock.advance(10 * ALONE_SECONDS)
-        await kubelet.start()
-        await world.clock.passing(SOURCE_PERIOD, until(lambda: kubelet.watched))
-        await agent.ask(agent.client.reconcile)
-        assert pods_of(agent) == {UID}
-        kubelet.add(UID, pods[UID])
-        await settled(agent, {f"pods/{UID}": "admitted"})
-        assert agent.controller.state.ledger.allocations[UID] == allocation
-        with agent.controller.events.watch() as watcher:
-            kubelet.delete(UID)
-            end_pod(world)
-            event = next_event(watcher, "PodRemoved")
-            assert (await world.clock.passing(SOURCE_PERIOD, event)).uid == UID
-        await settled(agent, {})
-    await kubelet.stop()
 
 
 @in_loop

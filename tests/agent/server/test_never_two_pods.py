@@ -50,7 +50,7 @@ from cgroupfs.names import Tier
 from sysfs.described import with_offline
 from sysfs.discover import discover
 from sysfs.mask import EMPTY, Mask
-from tests.agent.server.sites import hotplug, make_site, pod_of, site_config, with_agent
+from tests.agent.server.sites import allocated, hotplug, make_site, pod_of, site_config, with_agent
 from tests.agent.server.support import make_world, two_packages
 from tests.conformance.invariants import broken_invariants
 from tests.fakes.effects import Effects, die_after, die_amid, die_before
@@ -452,10 +452,12 @@ class Upheaval(Story):
         raise AssertionError(f"what is withheld does not come to rest: {self.done}")
 
     def settled(self, controller: Controller, step: str) -> None:
-        """Look at what may run where, after a comparison."""
+        """Look at what may run where and what is saved, after a comparison."""
         self.done.append(step)
         found = list(intruders(self.site, controller, self.forgotten))
         assert found == [], (found, self.done)
+        state, saved = controller.state, self.site.saved()
+        assert saved is None or allocated(saved) == allocated(state.durable), self.done
 
     def steps(self) -> list[Callable[[Controller], Awaitable[None]]]:
         more = [self.cordon, self.uncordon, self.plug, self.plug, self.scribble, self.scribble]
