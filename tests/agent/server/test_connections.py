@@ -128,23 +128,6 @@ async def test_one_more_than_may_connect_takes_the_place_of_the_longest_idle() -
 
 
 @in_loop
-async def test_silent_users_lock_out_neither_each_other_nor_root() -> None:
-    async with opened(limits(4)) as listener:
-        silent = [await listener.enter() for _ in range(12)]
-        visitor = await listener.enter()
-        assert await answered(visitor)
-        listener.caller = ROOT
-        roots = [await listener.enter() for _ in range(6)]
-        for ends in roots:
-            assert await answered(ends)
-        assert await answered(visitor)  # root took no other's place
-        for ends in silent[:9]:
-            assert (await ended(ends)).startswith(b"HTTP/1.1 503 ")
-        for ends in (*silent, visitor, *roots):
-            await left(ends)
-
-
-@in_loop
 async def test_a_caller_whose_connections_all_wait_for_answers_gets_no_more() -> None:
     async with opened(limits(2)) as listener:
         listener.free.clear()
