@@ -72,9 +72,11 @@ async def test_the_shared_pool_leaves_at_once_and_a_running_pod_keeps_its_cpus(
         assert status.cordoned_cpus == "1-3"
         assert status.conditions == ()
         assert status.last_reconcile is None or not status.last_reconcile.found
-        releases = agent.controller.state.releases
+        releases = agent.controller.state.observed.releases
         after = await uncordon(agent, "2-3")
-        assert agent.controller.state.releases == releases + 1, "rejected pods are tried again"
+        assert agent.controller.state.observed.releases == releases + 1, (
+            "rejected pods are tried again"
+        )
         assert after.cpus == "1"
         assert shared_cpus(agent) == "0,2-8,10-15"
 

@@ -244,4 +244,4 @@ def test_what_prevents_the_binding_to_a_unit_is_a_condition_until_it_is_bound_or
 
 
 def conditions(controller: Controller) -> tuple[str, ...]:
-    return tuple(controller.state.conditions.values())
+    return tuple(controller.state.observed.conditions.values())
