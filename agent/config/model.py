@@ -62,7 +62,6 @@ from agent.managers.policy import (
     TopologyManagerScope,
 )
 from agent.managers.versions import (
-    MEANINGS,
     NEWEST,
     OLDEST,
     KubernetesVersion,
@@ -1043,7 +1042,7 @@ class Config(Section, frozen=True):
         "last decision; of a version that is not known the nearest one, which is a condition. "
         "`numawarden status` says whose rules hold and why. "
         "Pods keep what they have when this changes. The kubelet has no such key.",
-        values=MEANINGS,
+        values={version: version.meaning for version in KubernetesVersion},
     )
     cgroup_driver: CgroupDriver = key(
         CgroupDriver.CGROUPFS,

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from itertools import takewhile
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
 class VersionRules(Struct, frozen=True):
@@ -67,19 +66,6 @@ class VersionRules(Struct, frozen=True):
     state_is_in_data: bool = False
 
 
-class KubernetesVersion(StrEnum):
-    """`kubernetesVersion`: whose rules hold where those of versions differ."""
-
-    V1_36 = "v1.36"
-    V1_37 = "v1.37"
-    V1_38 = "v1.38"
-
-    @property
-    def rules(self) -> VersionRules:
-        """The rules of this version."""
-        return _RULES[self]
-
-
 _V1_36: Final = VersionRules()
 _V1_37: Final = replace(
     _V1_36,
@@ -99,21 +85,28 @@ _V1_38: Final = replace(
     distributing_keeps_all_nodes=True,
     spreading_goes_core_by_core=True,
 )
-_RULES: Final[Mapping[KubernetesVersion, VersionRules]] = MappingProxyType(
-    {
-        KubernetesVersion.V1_36: _V1_36,
-        KubernetesVersion.V1_37: _V1_37,
-        KubernetesVersion.V1_38: _V1_38,
-    }
-)
-#: What a version is, for whoever chooses one.
-MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        KubernetesVersion.V1_36: "the version whose decisions are recorded",
-        KubernetesVersion.V1_37: "the newest that is released",
-        KubernetesVersion.V1_38: "what was merged for it by September 2026; it is not released",
-    }
-)
+
+
+class KubernetesVersion(StrEnum):
+    """`kubernetesVersion`: whose rules hold where those of versions differ."""
+
+    #: What is so under the version.
+    rules: VersionRules
+    #: What the version is, for whoever chooses one.
+    meaning: str
+
+    def __new__(cls, name: str, rules: VersionRules = _V1_36, meaning: str = "") -> Self:
+        """Make a member; a call with a name alone looks the member up (`EnumMeta`)."""
+        version = str.__new__(cls, name)
+        version._value_ = name
+        version.rules = rules
+        version.meaning = meaning
+        return version
+
+    V1_36 = "v1.36", _V1_36, "the version whose decisions are recorded"
+    V1_37 = "v1.37", _V1_37, "the newest that is released"
+    V1_38 = "v1.38", _V1_38, "what was merged for it by September 2026; it is not released"
+
 
 #: The oldest version whose rules are known.
 OLDEST: Final = KubernetesVersion.V1_36

@@ -17,7 +17,6 @@ from agent.managers.machine import Machine
 from agent.managers.metrics import MEMORY_PINNING_REQUESTS
 from agent.managers.policy import CpuPolicyOptions, PluginDevice
 from agent.managers.versions import (
-    MEANINGS,
     OLDEST,
     KubernetesVersion,
     VersionRules,
@@ -215,12 +214,12 @@ def test_another_version_decides_no_allocation_again(
 
 
 class TestTable:
-    def test_every_version_has_its_rules_and_its_meaning(self) -> None:
-        assert all(isinstance(version.rules, VersionRules) for version in KubernetesVersion)
-        assert list(MEANINGS) == list(KubernetesVersion)
-        assert [int(version.rpartition(".")[2]) for version in KubernetesVersion] == sorted(
-            int(version.rpartition(".")[2]) for version in KubernetesVersion
-        )
+    def test_the_versions_are_in_their_order_and_read_by_their_names(self) -> None:
+        numbers = [int(version.rpartition(".")[2]) for version in KubernetesVersion]
+        assert numbers == sorted(set(numbers))
+        for version in KubernetesVersion:
+            assert KubernetesVersion(f"v1.{version.rpartition('.')[2]}") is version
+            assert str(version) == version.value
 
     @pytest.mark.parametrize("name", VersionRules.__struct_fields__)
     def test_a_rule_is_another_in_some_version(self, name: str) -> None:
