@@ -161,6 +161,7 @@ class TestFlags:
 
         assert "shared pool" in outcome_of(name, other).differences[0]
 
+    # Shows in differences.md: invalid-pods
     def test_a_pod_that_the_api_server_rejects_must_be_rejected(self) -> None:
         name, number = next(
             (name, number)

@@ -1,39 +1,49 @@
-"""That every test named in docs/differences.md exists."""
+"""Every row of docs/differences.md is shown by tests, which name its key in a comment above."""
 
 from __future__ import annotations
 
-import ast
 import re
-from functools import cache
+from collections import Counter
 from pathlib import Path
+from typing import Final
 
-ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
-
-
-@cache
-def names_in(file: Path) -> set[str]:
-    """Return the tests of a file as pytest names them."""
-    found: set[str] = set()
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            inner = (item for item in node.body if isinstance(item, ast.FunctionDef))
-            found |= {f"{node.name}::{item.name}" for item in inner}
-    return found
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = (ROOT / "docs/differences.md").read_text()
+#: What ends a row.
+KEY: Final = re.compile(r"\| `([a-z0-9-]+)` \|$")
+#: `# Shows in differences.md: KEY, KEY`, above a test, a class of tests, or what decorates it.
+MARK: Final = re.compile(
+    r"^( *)# Shows in differences.md: (.+)\n(?=(?:\1@(?s:.)*?)?\1(?:def test_|class Test))",
+    re.MULTILINE,
+)
 
 
-def test_every_difference_is_shown_by_tests_that_exist() -> None:
-    text = (ROOT / "docs/differences.md").read_text()
-    named = NAMED.findall(text)
-    assert len(named) > 30
-    missing = [f"{file}::{test}" for file, test in named if test not in names_in(ROOT / file)]
-    assert missing == []
-
-
-def test_no_difference_is_without_a_test() -> None:
-    lines = (ROOT / "docs/differences.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| ---")]
+def rows() -> list[str]:
     heads = ("| the kubelet |", "| the documents |")
-    assert [row for row in rows if not row.startswith(heads) and not NAMED.search(row)] == []
+    lines = PAGE.splitlines()
+    return [line for line in lines if line.startswith("| ") and not line.startswith(heads)]
+
+
+def marked() -> set[str]:
+    """Return the keys that tests name."""
+    files = ((file, file.read_text()) for file in (ROOT / "tests").rglob("test_*.py"))
+    found = [MARK.findall(text) for file, text in files if file != Path(__file__)]
+    return {key for marks in found for _, keys in marks for key in keys.split(", ")}
+
+
+def test_every_row_has_a_key_of_its_own() -> None:
+    keys = [found[1] if (found := KEY.search(row)) else row for row in rows()]
+    assert len(keys) > 30
+    assert {key: count for key, count in Counter(keys).items() if count > 1} == {}
+    assert [key for key in keys if key.startswith("|")] == []
+
+
+def test_every_row_is_named_by_a_test_and_every_named_row_exists() -> None:
+    found = {match[1] for row in rows() if (match := KEY.search(row))}
+    assert marked() == found
+
+
+def test_a_mark_stands_above_a_test() -> None:
+    mark = "# Shows in differences.md:"
+    text = f"{mark} a, b\n@mark(\n)\ndef test_a():\n    {mark} c\n    x = 1\n"
+    assert [keys for _, keys in MARK.findall(text)] == ["a, b"]

@@ -24,6 +24,7 @@ def with_policy_none(change: Callable[[Case], object]) -> Outcome:
     return run_case(case)
 
 
+# Shows in differences.md: policy-none
 def test_what_policy_none_ignores_may_be_rejected() -> None:
     def odd_scope(case: Case) -> None:
         case["config"]["topology"]["scope"] = "sideways"

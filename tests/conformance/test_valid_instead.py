@@ -470,6 +470,7 @@ def test_memory_of_shared_containers(
     assert pins_no_shared_memory(rules, MIXED, decision, expected, document) is valid
 
 
+# Shows in differences.md: rejected-pod
 def test_memory_may_be_spread_otherwise_but_must_add_up_by_type() -> None:
     empty = make_rules().empty_ledger()
     charged = {

@@ -149,6 +149,7 @@ def test_a_cpu_whose_package_id_is_odd_is_in_that_of_its_core(tmp_path: Path, te
     assert "cpu0/topology/physical_package_id: found" in tree.warnings[0]
 
 
+# Shows in differences.md: sibling-lists
 def test_cores_are_sibling_lists_whatever_their_ids(tmp_path: Path) -> None:
     files = {
         cpus: {"core_cpus_list": cpus, "core_id": "0", "physical_package_id": "0"}

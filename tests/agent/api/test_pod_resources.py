@@ -79,6 +79,7 @@ def block(kind: str, size: int, *ids: int) -> Message:
     return {"memory_type": kind, "size": str(size), "topology": nodes(*ids)}
 
 
+# Shows in differences.md: podresources-entries
 def test_a_container_has_its_cpus_memory_and_devices_with_their_nodes() -> None:
     asked = guaranteed(f"cpu=2 memory=1Gi {GPU}=2 {NIC}=2")
     rules = make_rules(topology=BEST_EFFORT, devices=DEVICES)
@@ -120,6 +121,7 @@ def test_containers_of_the_shared_pool_have_no_cpus() -> None:
     assert one["containers"] == [{"name": "whole"}, {"name": "none"}]
 
 
+# Shows in differences.md: podresources-version
 def test_what_the_containers_of_a_budget_share_stands_at_the_pod() -> None:
     asked = pod(
         app("own", guaranteed("cpu=2 memory=1Gi")),
@@ -135,6 +137,7 @@ def test_what_the_containers_of_a_budget_share_stands_at_the_pod() -> None:
     ]
 
 
+# Shows in differences.md: podresources-version
 def test_for_clients_of_v1_36_what_containers_share_of_a_budget_stands_at_each_of_them() -> None:
     asked = pod(
         app("own", guaranteed("cpu=2 memory=1Gi")),

@@ -42,6 +42,7 @@ def given_by(
 OWN = ["--cpuset-cpus=1-2,17-18", "--cpuset-mems=0"]
 
 
+# Shows in differences.md: start-on-cpus
 @pytest.mark.parametrize(
     ("tool", "given"),
     [

@@ -70,6 +70,7 @@ def test_memory_nodes_alone_are_pinned_and_the_quota_is_the_kubelets() -> None:
     assert given.environment["NUMAWARDEN_MEMORY_NODES"] == "1"
 
 
+# Shows in differences.md: ephemeral-quota
 @pytest.mark.parametrize(
     ("allocation", "lifted", "quota"),
     [

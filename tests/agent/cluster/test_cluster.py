@@ -339,6 +339,7 @@ async def test_a_resize_in_place_takes_no_cpus_and_adds_no_quota(cluster: Cluste
         await until(lambda: any(said in step.get("error", "") for step in steps))
 
 
+# Shows in differences.md: ephemeral-quota
 @pytest.mark.parametrize(
     ("manifest", "quota"), [(pod("own", container("app", 2)), "max"), (MIXED, "400000")]
 )

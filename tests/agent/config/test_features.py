@@ -48,6 +48,7 @@ def test_a_gate_that_is_set_is_so(name: str) -> None:
         assert getattr(gates_of({name: enabled}), GATES[name].field) is enabled
 
 
+# Shows in differences.md: managers-gate
 def test_a_whole_stage_can_be_switched_and_a_named_gate_wins() -> None:
     alpha = gates_of({"AllAlpha": True, "CPUManagerPolicyAlphaOptions": False})
     assert not alpha.cpu_manager_policy_alpha_options
@@ -87,6 +88,7 @@ def test_the_nearest_gate_is_looked_for_as_often_as_mistakes_are_reported() -> N
     assert hints == [True] * MISTAKES_REPORTED + [False] * 50
 
 
+# Shows in differences.md: quota-gate
 def test_a_gate_that_a_version_locks_is_rejected_from_it_on() -> None:
     gate = {"DisableCPUQuotaWithExclusiveCPUs": False}
     assert not list(gate_problems(gate, V1_36))

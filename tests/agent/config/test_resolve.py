@@ -170,6 +170,7 @@ def test_memory_is_reserved_as_listed() -> None:
     }
 
 
+# Shows in differences.md: reserved-memory
 def test_memory_is_derived_where_it_is_not_listed() -> None:
     policy = _resolve("memoryManagerPolicy: Static\nsystemReserved: {memory: 1Gi}\n")
     reserved = policy.memory.reserved
@@ -311,6 +312,7 @@ def test_closest_nodes_need_distances_unless_nothing_is_aligned() -> None:
     assert _resolve(closest, host).topology.policy is TopologyManagerPolicy.NONE
 
 
+# Shows in differences.md: many-nodes
 def test_a_host_of_many_nodes_needs_no_option() -> None:
     host = machine(dict.fromkeys(range(9), GIB), cpu_nodes=tuple(range(9)))
     policy = _resolve("topologyManagerPolicy: restricted\n", host)

@@ -24,6 +24,7 @@ def test_a_delivery_without_fault_is_returned() -> None:
 _HOSTILE = ("a\nb", "a\0b", "a\x1b[2Jb", "a\x7f", "a\x85b", "a\u2028b", "a\ud800")
 
 
+# Shows in differences.md: plugin-lists
 @pytest.mark.parametrize(
     "delivery",
     [

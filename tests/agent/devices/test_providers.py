@@ -165,6 +165,7 @@ def test_the_ids_of_all_allocations_are_collected_by_resource() -> None:
     assert {name: set(nodes) for name, nodes in found.items()} == {GPU: {"a", "b", "c"}, NIC: {"d"}}
 
 
+# Shows in differences.md: conflicting-settings
 def test_settings_that_conflict_are_logged_and_the_first_counts() -> None:
     one = Delivery(environment={"A": "1", "B": "x"}, mounts=(Mount("/m", "/one"),))
     other = Delivery(environment={"A": "2", "B": "x"}, mounts=(Mount("/m", "/other"),))

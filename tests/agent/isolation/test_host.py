@@ -60,6 +60,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+# Shows in differences.md: isolation
 def test_what_touches_exclusive_cpus_leaves_them_and_nothing_else_is_written(host: Host) -> None:
     isolation, places = host.start()
     isolation.apply([quiet("2-3")], (), thorough=True)

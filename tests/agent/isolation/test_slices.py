@@ -89,6 +89,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     return Machine(tmp_path, request.param)
 
 
+# Shows in differences.md: isolation
 def test_the_hosts_slices_use_what_is_not_exclusive_and_all_again_afterwards(
     machine: Machine,
 ) -> None:

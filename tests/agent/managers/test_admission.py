@@ -38,6 +38,7 @@ def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:
 
 
 class TestAskingAgain:
+    # Shows in differences.md: same-pod
     def test_the_same_pod_keeps_its_allocation(self) -> None:
         rules = make_rules()
         asked = pod(app("c1", guaranteed("cpu=2 memory=1Gi")))
@@ -48,6 +49,7 @@ class TestAskingAgain:
         assert second.ledger is first.ledger
         assert not second.counters
 
+    # Shows in differences.md: same-pod
     def test_another_specification_under_the_same_uid_is_a_conflict(self) -> None:
         rules = make_rules()
         first = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
@@ -58,6 +60,7 @@ class TestAskingAgain:
 
 
 class TestRemoving:
+    # Shows in differences.md: ended-pod
     @pytest.mark.parametrize("scope", [CONTAINER, POD])
     def test_it_undoes_admitting(self, scope: object) -> None:
         rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value

@@ -168,6 +168,7 @@ class TestOfABudgetThatLeavesNothingToShare:
     )
     DPDK = guaranteed("cpu=2 memory=1Gi hugepages-2Mi=64Mi")
 
+    # Shows in differences.md: empty-huge-pages
     def test_a_page_more_is_advised(self) -> None:
         asked = pod(app("dpdk", self.DPDK), app("logs"),
                     of_pod=guaranteed("cpu=4 memory=4Gi hugepages-2Mi=64Mi"))  # fmt: skip

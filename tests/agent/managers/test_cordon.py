@@ -64,6 +64,7 @@ def memory_nodes(allocation: PodAllocation) -> Mask:
     return nodes
 
 
+# Shows in differences.md: cordon
 @given(rules=rule_sets(), data=st.data())
 @EVERY_SEQUENCE
 def test_nothing_cordoned_is_allocated_and_running_pods_keep_all(
@@ -91,6 +92,7 @@ def test_nothing_cordoned_is_allocated_and_running_pods_keep_all(
         assert uncordoned_shared_cpus(beside, decision.ledger)
 
 
+# Shows in differences.md: cordon
 @given(rules=rule_sets(), data=st.data())
 @EVERY_SEQUENCE
 def test_a_decision_beside_cordoned_cpus_is_that_of_a_host_that_reserves_them(

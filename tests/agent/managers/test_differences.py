@@ -48,6 +48,7 @@ HYBRID = Machine(
 )
 
 
+# Shows in differences.md: uneven-sizes
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 def test_no_pod_of_an_uneven_host_gets_a_cpu_that_is_busy_or_reserved(
@@ -74,6 +75,7 @@ def test_no_pod_of_an_uneven_host_gets_a_cpu_that_is_busy_or_reserved(
 class TestRestart:
     MIXED = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b"), of_pod=BUDGET)
 
+    # Shows in differences.md: restart-with-budget
     @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
     def test_a_pod_with_a_budget_keeps_the_one_it_has(self, policy: object) -> None:
         """The kubelet takes a second budget, or rejects the running pod."""
@@ -83,12 +85,14 @@ class TestRestart:
         assert again.allocation == ledger.allocations["u-1"]
         assert again.ledger is ledger
 
+    # Shows in differences.md: other-policy
     def test_other_policies_scopes_and_gates_keep_it_as_well(self) -> None:
         """The kubelet rejects to start until the node is drained and the file deleted."""
         ledger = with_pod(make_rules(), self.MIXED)
         for rules in make_rules(topology=NO_POLICY), make_rules(scope=CONTAINER, managed=False):
             assert admit(rules, ledger, self.MIXED).allocation == ledger.allocations["u-1"]
 
+    # Shows in differences.md: reserved-now
     def test_cpus_that_were_reserved_meanwhile_stay_with_their_pod_alone(self) -> None:
         """The kubelet rejects to start: not all reserved CPUs are in its default set."""
         ledger = with_pod(
@@ -100,6 +104,7 @@ class TestRestart:
         later = with_pod(rules, pod(app("a", guaranteed("cpu=2 memory=1Gi")), uid="u-2"), ledger)
         assert later.allocations["u-2"].exclusive_cpus == Mask.parse("4-5")
 
+    # Shows in differences.md: strict-reservation
     def test_an_empty_shared_pool_does_not_prevent_a_start(self) -> None:
         """The kubelet rejects to start: its default set must not be empty."""
         rules = make_rules(topology=NO_POLICY, scope=CONTAINER, strict_cpu_reservation=True)
@@ -110,6 +115,7 @@ class TestRestart:
         assert admit(rules, again, everything).already_admitted
         assert admit(rules, again, pod(app("b"), uid="u-2")).admitted
 
+    # Shows in differences.md: cpus-offline
     def test_cpus_that_went_offline_are_not_allocated(self) -> None:
         """The kubelet rejects to start: its CPUs are not those of the state."""
         before = make_rules(HYBRID, NO_POLICY, CONTAINER, memory=False)
@@ -126,6 +132,7 @@ class TestRestart:
         assert not later.allocations["u-2"].exclusive_cpus & exclusive_cpus(ledger)
 
 
+# Shows in differences.md: shared-container-memory
 @pytest.mark.parametrize(
     ("policy", "scope"),
     [
@@ -146,6 +153,7 @@ def test_a_shared_container_of_a_budget_needs_no_pinned_memory_in_container_scop
     assert [container.memory != () for container in allocation.containers] == [True, False]
 
 
+# Shows in differences.md: node-distances
 def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
     """The kubelet looks them up by id: it crashes on these nodes, and errs on others."""
     rows = {0: (10, 32, 12), 2: (32, 10, 20), 3: (12, 20, 10)}
@@ -164,6 +172,7 @@ def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
     assert allocation.exclusive_cpus == Mask.of(1, 4, 5)
 
 
+# Shows in differences.md: rejected-pod
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 def test_a_rejected_pod_leaves_nothing_behind(scope: object) -> None:
     """The kubelet keeps what its earlier containers got until the next stale state is removed."""
@@ -179,6 +188,7 @@ def test_a_rejected_pod_leaves_nothing_behind(scope: object) -> None:
     assert decision.ledger is ledger
 
 
+# Shows in differences.md: over-reserved-node
 def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     """The kubelet subtracts unsigned numbers and sees 16 EiB free."""
     plain = make_rules(topology=SINGLE, scope=CONTAINER)
@@ -192,6 +202,7 @@ def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     assert decision.rejection.free == {0: 0, 1: 0}
 
 
+# Shows in differences.md: room-first
 def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     """The kubelet asks its managers first, so its reason is that no nodes could be aligned."""
     asked = pod(app("a", guaranteed("cpu=17 memory=1Gi")))
@@ -204,6 +215,7 @@ def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     assert unasked.rejection.reason == Reason.TOPOLOGY_AFFINITY
 
 
+# Shows in differences.md: unknown-resources
 def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
     """The kubelet takes it for one of the cluster's, not of its node, and admits the pod."""
     devices = {"example.com/gpu": (PluginDevice("0"),)}
@@ -219,6 +231,7 @@ def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
     assert admit(beside, beside.empty_ledger(), asked).admitted
 
 
+# Shows in differences.md: milli-bytes
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 def test_memory_in_thousandths_of_bytes_is_rounded_up(scope: TopologyManagerScope) -> None:
     """The kubelet fails to represent such an amount and rejects Guaranteed pods."""
@@ -232,6 +245,7 @@ def test_memory_in_thousandths_of_bytes_is_rounded_up(scope: TopologyManagerScop
     assert admit(rules, decision.ledger, asked).warnings == decision.warnings
 
 
+# Shows in differences.md: milli-bytes
 def test_a_budget_in_thousandths_of_bytes_is_divided() -> None:
     """Rounded up, containers may ask for some bytes more than their budget."""
     rules = make_rules(scope=POD)
@@ -240,6 +254,7 @@ def test_a_budget_in_thousandths_of_bytes_is_divided() -> None:
     assert admit(rules, rules.empty_ledger(), asked).admitted
 
 
+# Shows in differences.md: large-amounts
 @pytest.mark.parametrize("resource", ["cpu", "memory", "example.com/gpu", "kubernetes.io/x"])
 @pytest.mark.parametrize("looks", [True, False])
 def test_an_amount_that_no_host_has_is_rejected_for_want_of_room(
@@ -271,6 +286,7 @@ def test_a_resource_of_kubernetes_that_the_node_does_not_offer_can_be_ignored() 
     assert admit(others, others.empty_ledger(), asked).admitted
 
 
+# Shows in differences.md: ephemeral-storage
 def test_ephemeral_storage_is_not_looked_at() -> None:
     """The kubelet compares it with its image file system, of which the agent knows nothing."""
     rules = make_rules(fit=NodeFit())
@@ -285,6 +301,7 @@ PAGES_ON_NODE_1 = replace(
 )
 
 
+# Shows in differences.md: init-memory-types
 @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
 @pytest.mark.parametrize("kind", [init, sidecar])
 def test_huge_pages_that_only_an_init_container_asks_for_choose_the_pods_node(
@@ -315,6 +332,7 @@ def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
     assert start_container(rules, ledger, "u-1", "b") is ledger
 
 
+# Shows in differences.md: shared-container-memory
 @pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
 def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
     policy: TopologyManagerPolicy,
@@ -327,6 +345,7 @@ def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
     assert not any(container.memory for container in allocation.containers)
 
 
+# Shows in differences.md: init-after-sidecar
 def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() -> None:
     """Two sentences of KEP-5526 meet here: the sidecar has the final pool from its start."""
     rules = make_rules()
@@ -345,6 +364,7 @@ def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() ->
     assert not log.cpus & main.cpus
 
 
+# Shows in differences.md: metrics-gate
 def test_resource_manager_metrics_count_without_the_gate() -> None:
     """KEP-5526 brings them with the gate; the kubelet counts them for every pod."""
     rules = make_rules(managed=False)
@@ -354,6 +374,7 @@ def test_resource_manager_metrics_count_without_the_gate() -> None:
     assert counters["resource_manager_container_assignments", ("memory", "node_exclusive")] == 1
 
 
+# Shows in differences.md: level-gate-off
 def test_a_budget_that_the_feature_gate_drops_is_as_if_it_were_not_there() -> None:
     """An API server with PodLevelResources off drops the field."""
     rules = make_rules(managed=False, gates={"pod_level_resources": False})

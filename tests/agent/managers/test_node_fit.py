@@ -104,6 +104,7 @@ class TestEffectiveRequests:
 class TestAdmitted:
     """A pod that holds an allocation already is a fact and not asked again."""
 
+    # Shows in differences.md: fit-after-restart
     def test_asking_again_on_a_full_node_keeps_the_allocation(self) -> None:
         ledger = with_pod(rules_with(), asking("cpu=14"))
         smaller = rules_with(NodeFit({"cpu": 15_000}, max_pods=1))

@@ -88,6 +88,7 @@ def test_with_memory_pinning_again_what_allocations_hold_is_charged_again() -> N
     assert memory_charge(emptied) == memory_charge(static.empty_ledger())
 
 
+# Shows in differences.md: memory-nodes
 def test_what_the_machine_no_longer_has_is_not_charged() -> None:
     ledger = filled(rules(TWO_NODES))
     moved = restored(rules(ONE_NODE), ledger)

@@ -63,6 +63,7 @@ def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> N
     assert sharing_of(allocation) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
 
 
+# Shows in differences.md: init-after-sidecar
 def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> None:
     """KEP-5526 gives the sidecar the final pool from its start."""
     containers = (sidecar("s"), init("i", guaranteed("cpu=3 memory=1Gi")), app("a", TWO))

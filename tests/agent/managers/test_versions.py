@@ -49,6 +49,7 @@ GPUS: Final = {GPU: tuple(PluginDevice(f"g{node}", Mask.of(node)) for node in ra
 
 
 class TestSpreadingOverCores:
+    # Shows in differences.md: spread-over-cores
     @pytest.mark.parametrize(
         ("version", "free", "count", "cpus"),
         [
@@ -67,6 +68,7 @@ class TestSpreadingOverCores:
     def test_is_as_for_a_reservation(self) -> None:
         assert str(reserve_cpus(NEIGHBOURS, SPREAD, 2000, V1_38)) == "0,2"
 
+    # Shows in differences.md: align-by-socket-spread
     @pytest.mark.parametrize("version", KubernetesVersion)
     def test_keeps_to_one_socket_with_align_by_socket(self, version: KubernetesVersion) -> None:
         """120 CPUs of two sockets of 126 free ones (kubernetes issue 141237)."""
@@ -84,6 +86,7 @@ class TestSpreadingOverCores:
 
 
 class TestDistributingOverTheNodesOfAHint:
+    # Shows in differences.md: distribute-over-hint
     @pytest.mark.parametrize(
         ("version", "cpus"), [(V1_36, "8-13"), (V1_37, "8-13"), (V1_38, "1,8-9,16-17,24")]
     )
@@ -95,6 +98,7 @@ class TestDistributingOverTheNodesOfAHint:
         asked = pod(app("a", guaranteed(f"cpu=6 memory=1Gi {GPU}=4")))
         assert str(with_pod(rules, asked).allocations["u-1"].exclusive_cpus) == cpus
 
+    # Shows in differences.md: distribute-over-hint
     def test_keeps_as_many_as_can_give_equal_shares(self) -> None:
         """The kubelet packs where not all of them can."""
         free = Mask.parse("0-15,16")  # the third node has one CPU, the fourth none
@@ -103,6 +107,7 @@ class TestDistributingOverTheNodesOfAHint:
         assert sorted(share.base + share.extra_groups for share in shares) == [4, 5]
 
 
+# Shows in differences.md: shared-container-memory
 def test_a_container_that_shares_a_budget_is_not_a_request_for_memory_from_v1_37_on() -> None:
     def requests(version: KubernetesVersion) -> int:
         rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, version=version)
@@ -115,6 +120,7 @@ def test_a_container_that_shares_a_budget_is_not_a_request_for_memory_from_v1_37
     assert list(map(requests, KubernetesVersion)) == [2, 1, 1]
 
 
+# Shows in differences.md: empty-resources
 @pytest.mark.parametrize("version", KubernetesVersion)
 def test_resources_that_state_no_amount_are_as_if_left_out(version: KubernetesVersion) -> None:
     """Kubelet v1.36 makes the pod BestEffort (kubernetes issue 135082)."""
@@ -140,6 +146,7 @@ class TestLimitsThatFollowFromTheContainers:
     def rules(*, fixed: bool = True) -> EffectivePolicy:
         return make_rules(gates={"pod_level_resources_fix_defaulting": fixed})
 
+    # Shows in differences.md: limits-from-containers
     @pytest.mark.parametrize(
         ("of_pod", "containers", "limits"),
         [
@@ -182,6 +189,7 @@ class TestLimitsThatFollowFromTheContainers:
         assert allocation is not None
         assert (allocation.cpu.limit_millis, allocation.limits.get("memory")) == limits
 
+    # Shows in differences.md: limits-from-containers
     @pytest.mark.parametrize(
         ("fixed", "qos"), [(False, QosClass.BURSTABLE), (True, QosClass.GUARANTEED)]
     )

@@ -92,6 +92,7 @@ def test_huge_pages_count_for_the_pod_whichever_container_requests_them(
     }
 
 
+# Shows in differences.md: init-memory-types
 def test_of_a_type_that_only_init_containers_ask_for_the_peak_counts() -> None:
     asked = pod(
         init("i", guaranteed("hugepages-2Mi=6Mi")),

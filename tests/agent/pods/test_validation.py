@@ -136,6 +136,7 @@ def test_sizes_that_are_no_whole_number_of_bytes_are_warned_of() -> None:
 _AMOUNT = st.integers(0, 4)
 
 
+# Shows in differences.md: invalid-pods
 @given(
     st.lists(st.tuples(st.sampled_from(list(ContainerKind)), _AMOUNT, _AMOUNT), max_size=5),
     _AMOUNT,

@@ -113,6 +113,7 @@ def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
     }
 
 
+# Shows in differences.md: huge-page-limits
 def test_no_huge_pages_are_left_to_a_container_that_states_none_beside_others() -> None:
     """Unless the pod as a whole states more than its containers: then each may use any."""
     containers = with_limit("a", hugepages_2Mi=4 << 20), on_host("b")
@@ -155,6 +156,7 @@ def test_requested_memory_is_reserved_for_pods_and_containers_by_their_class(
     assert container_memory(best_effort, container, TIERED, 0) == {}
 
 
+# Shows in differences.md: memory-high
 @pytest.mark.parametrize(
     ("qos", "request_mib", "limit_mib", "high"),
     [
@@ -210,6 +212,7 @@ def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:
     return {file: (text or "none").strip() for file, text in zip(files, texts, strict=True)}
 
 
+# Shows in differences.md: system-reserved, memory-low
 def test_kubepods_is_limited_and_reserves_what_its_pods_request() -> None:
     tree = kernel()
     kept = {"cpu": 1000, "memory": GIB, "hugepages-2Mi": 64 << 20, "pid": 1000}

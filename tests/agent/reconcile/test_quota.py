@@ -55,6 +55,7 @@ def test_a_limit_becomes_the_kubelets_quota(millis: int, shown: str) -> None:
     assert str(cpu_max(millis)) == shown
 
 
+# Shows in differences.md: quota-period
 def test_quotas_follow_the_period_that_is_configured_or_there_are_none() -> None:
     allocation = pod(exclusive("a", "2-3"), on_host("b", limit=500), on_host("c"), limit=3000)
     quotas = pod_quotas(allocation, 5_000)
@@ -145,6 +146,7 @@ class TestWhatExclusiveCpusLeaveOfABudget:
         ),
     }  # fmt: skip
 
+    # Shows in differences.md: budget-quota, shared-limits
     @pytest.mark.parametrize("case", LEFT)
     def test_is_given(self, case: str) -> None:
         own, others, limit, expected = self.LEFT[case]
@@ -251,6 +253,7 @@ def most(running: Sequence[ContainerAllocation], quotas: PodQuotas) -> int:
     return total + 1000 * len(own)
 
 
+# Shows in differences.md: budget-quota
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(RULES), budget_pods())
 def test_a_pod_never_uses_more_than_its_budget_and_never_throttles_exclusive_cpus(
@@ -277,6 +280,7 @@ def test_a_pod_never_uses_more_than_its_budget_and_never_throttles_exclusive_cpu
             assert used < limit
 
 
+# Shows in differences.md: shared-limits
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(RULES), budget_pods())
 def test_every_container_may_use_what_it_requests_and_no_more_than_its_limit(

@@ -53,6 +53,7 @@ async def share(site: Site, controller: Controller, uid: str) -> str:
     return path
 
 
+# Shows in differences.md: shared-cgroup
 def test_the_shared_cgroup_carries_the_pool_and_its_pods_inherit(site: Site) -> None:
     async def live(controller: Controller) -> None:
         inside = [await share(site, controller, uid) for uid in (ONE, TWO)]

@@ -80,6 +80,7 @@ def devices(agent: Running, uid: str = UID) -> tuple[str, ...]:
     return agent.controller.state.ledger.allocations[uid].containers[0].devices[GPU]
 
 
+# Shows in differences.md: pre-start
 @in_loop
 async def test_a_pod_gets_what_the_plugin_prefers_and_delivers_with_cpus_near_it(
     world: World, directory: Path

@@ -126,6 +126,7 @@ async def test_a_dry_run_asks_no_provider(world: World, provider: FakeProvider) 
         assert provider.calls == []
 
 
+# Shows in differences.md: unhealthy-device
 @in_loop
 async def test_devices_that_come_and_go_change_what_is_admitted_at_once(
     world: World, provider: FakeProvider

@@ -132,6 +132,7 @@ def test_memory_that_is_not_known_is_not_exported() -> None:
     assert exported == {"0"}
 
 
+# Shows in differences.md: gauges
 def test_nothing_stays_behind_when_the_pod_is_gone() -> None:
     ledger = admitted()
     (uid,) = ledger.allocations
@@ -283,6 +284,7 @@ class TestAssignments:
             if sample.metric is ASSIGNED_CONTAINERS and sample.value
         }
 
+    # Shows in differences.md: assignments-after-restart
     def test_of_a_budget_slices_and_the_pods_pool_are_distinguished(self) -> None:
         mixed = (
             pods.app("a", self.GUARANTEED),

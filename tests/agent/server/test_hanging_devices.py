@@ -90,6 +90,7 @@ def admitted(controller: Controller) -> list[str]:
     return [*controller.state.ledger.allocations]
 
 
+# Shows in differences.md: plugin-deadline
 @pytest.mark.parametrize(("hangs", "admits"), [("prefer", True), ("allocate", False)])
 @in_loop
 async def test_a_plugin_that_hangs_costs_all_others_its_time_only(

@@ -268,6 +268,7 @@ def test_of_two_files_with_one_uid_the_first_keeps_it(here: Here) -> None:
     assert here.sync() == {"a.yaml": "admitted"}
 
 
+# Shows in differences.md: retry
 def test_a_rejected_pod_is_tried_again_only_when_something_was_freed(here: Here) -> None:
     here.ledger.room = 1
     here.write("a.yaml", manifest())

@@ -110,6 +110,7 @@ async def test_a_client_of_the_first_version_lists_devices(world: World) -> None
         assert counters.value(names.POD_RESOURCES_REQUESTS, "v1alpha1") == 1
 
 
+# Shows in differences.md: podresources-bounds
 @in_loop
 async def test_a_hundred_requests_of_one_connection_at_once_are_all_answered(world: World) -> None:
     """A client of Go opens so many streams before it knows how many a server takes."""

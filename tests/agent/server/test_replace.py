@@ -57,6 +57,7 @@ def reason(answer: AdmissionDocument) -> str:
 # --- without asking for it ------------------------------------------------------------------------
 
 
+# Shows in differences.md: pod-names
 @in_loop
 async def test_a_second_pod_of_a_name_is_rejected_and_nothing_changes(world: World) -> None:
     async with running(world) as agent:
@@ -87,6 +88,7 @@ async def test_a_name_is_free_in_another_namespace_and_once_its_pod_is_removed(
 # --- in place of the other ------------------------------------------------------------------------
 
 
+# Shows in differences.md: pod-names
 @in_loop
 async def test_a_replacement_has_the_cpus_of_the_pod_before_it(world: World) -> None:
     """12 of 15 CPUs, then 14: both together would not fit."""

@@ -165,6 +165,7 @@ async def start_with_budget(world: World, agent: Running) -> None:
     await assert_kept(agent)
 
 
+# Shows in differences.md: restart-with-budget
 @in_loop
 async def test_a_restart_keeps_a_budget_and_its_division_under_every_version(world: World) -> None:
     """The kubelet takes a second budget until v1.37 (kubernetes issue 140989)."""

@@ -113,6 +113,7 @@ def world(tmp_path: Path) -> World:
     return make_world(tmp_path)
 
 
+# Shows in differences.md: cpus-above
 @pytest.mark.parametrize("way", WAYS)
 def test_cpus_that_were_taken_before_are_given_to_no_pod(world: World, way: str) -> None:
     take(world.kernel, way)
@@ -129,6 +130,7 @@ def test_cpus_that_were_taken_before_are_given_to_no_pod(world: World, way: str)
     scenario()
 
 
+# Shows in differences.md: cpus-above
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_taken_after_a_pod_got_it_is_its_condition_until_that_ends(
     world: World, way: str

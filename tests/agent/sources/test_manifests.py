@@ -43,6 +43,7 @@ def test_hidden_files_and_directories_are_ignored(directory: Path) -> None:
     assert read(directory) == []
 
 
+# Shows in differences.md: editor-backups
 @pytest.mark.parametrize("suffix", ["~", ".bak", ".swp", ".orig", ".rpmsave", ".rpmnew", ".rpmorig",
                                     ".dpkg-old", ".dpkg-dist", ".dpkg-new"])  # fmt: skip
 def test_what_editors_and_packages_leave_beside_a_manifest_is_ignored(

@@ -70,6 +70,7 @@ def test_what_both_have_is_taken_and_the_rest_is_listed_with_why() -> None:
     assert left["cpuManagerReconcilePeriod"].startswith("stands for the default")
 
 
+# Shows in differences.md: quota-gate
 def test_a_gate_that_v1_37_has_locked_is_taken_with_the_rules_before() -> None:
     text = f"{HEADER}featureGates: {{DisableCPUQuotaWithExclusiveCPUs: false}}\n"
     config = import_kubelet_config(text.encode(), "config.yaml").config

@@ -143,6 +143,7 @@ class TestDelivery:
         with pytest.raises(AnswerError, match=words):
             read_delivery(raw)
 
+    # Shows in differences.md: plugin-lists
     @pytest.mark.parametrize(
         ("answered", "words"),
         [

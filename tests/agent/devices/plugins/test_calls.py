@@ -92,6 +92,7 @@ async def test_a_plugin_without_preferences_is_not_asked(directory: Path) -> Non
         assert plugin.calls == []
 
 
+# Shows in differences.md: preference-misfit
 @in_loop
 async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition(
     directory: Path,
@@ -107,6 +108,7 @@ async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition
         assert 'device "x" is preferred, but not available' in line
 
 
+# Shows in differences.md: preference-fails
 @pytest.mark.parametrize("answer", [never, failing("INTERNAL", "broken")])
 def test_a_preference_that_is_not_answered_is_none(directory: Path, answer: object) -> None:
     @in_loop
@@ -190,6 +192,7 @@ async def test_a_plugin_that_did_not_ask_for_it_is_not_called(directory: Path) -
         assert plugin.calls == []
 
 
+# Shows in differences.md: plugin-deadline
 @in_loop
 async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
     directory: Path,
@@ -261,6 +264,7 @@ def test_of_a_method_that_hangs_every_pod_but_the_first_is_rejected_at_once(
     check()
 
 
+# Shows in differences.md: preference-fails
 @in_loop
 async def test_a_preference_that_hangs_costs_its_deadline_once(directory: Path) -> None:
     async with registered(directory, hurried=replace(PATIENT, preference=0.05)) as (

@@ -48,6 +48,7 @@ def test_an_empty_list_has_no_device() -> None:
     assert read_devices(b"") == ()
 
 
+# Shows in differences.md: plugin-bounds
 @pytest.mark.parametrize(
     ("raw", "words"),
     [

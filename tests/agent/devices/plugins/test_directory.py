@@ -82,6 +82,7 @@ async def test_only_the_owner_may_connect(directory: Path) -> None:
         assert (directory / "kubelet.sock").stat().st_mode & 0o7777 == 0o755
 
 
+# Shows in differences.md: plugin-socket
 @in_loop
 async def test_the_directory_of_a_kubelet_is_left_alone_until_the_kubelet_is_gone(
     directory: Path,

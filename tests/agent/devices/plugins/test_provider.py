@@ -161,6 +161,7 @@ async def test_a_plugin_that_comes_back_has_the_devices_of_its_new_list(director
             await running.until(lambda: False in (running.health() or {}).values())
 
 
+# Shows in differences.md: plugin-devices-kept
 @in_loop
 async def test_known_devices_are_unhealthy_until_their_plugin_registers(directory: Path) -> None:
     async with served(directory, known=KNOWN) as running:
@@ -249,6 +250,7 @@ async def test_a_former_resource_of_a_plugin_that_is_configured_now_is_not_offer
         assert running.plugins.conditions() == ()
 
 
+# Shows in differences.md: plugin-bounds
 @in_loop
 async def test_resources_are_limited_in_number_and_those_that_were_dropped_make_room(
     directory: Path,
@@ -356,6 +358,7 @@ async def test_a_plugin_that_does_not_answer_in_time_is_not_registered(directory
         await plugin.stop()
 
 
+# Shows in differences.md: plugin-lists
 @in_loop
 async def test_a_list_that_cannot_be_used_makes_all_devices_unhealthy_until_a_sound_one(
     directory: Path,

@@ -46,6 +46,7 @@ def test_what_is_not_an_extended_resource_is_rejected_with_the_kubelets_words(
         read_registration(registration(resource=resource), DIRECTORY)
 
 
+# Shows in differences.md: plugin-endpoint
 @pytest.mark.parametrize(
     "endpoint",
     ["", ".", "..", "kubelet.sock", "../x", "/x", "a/b", "a\0b", "a\n", "a" * 76, "\u00e9" * 38],

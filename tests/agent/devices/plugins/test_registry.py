@@ -160,6 +160,7 @@ async def test_a_plugin_whose_options_fail_is_answered_why(directory: Path) -> N
         await plugin.stop()
 
 
+# Shows in differences.md: plugin-types
 @in_loop
 async def test_plugins_of_other_types_are_left_to_a_kubelet(directory: Path) -> None:
     async with watching(directory) as (running, registry):
@@ -173,6 +174,7 @@ async def test_plugins_of_other_types_are_left_to_a_kubelet(directory: Path) -> 
             await each.stop()
 
 
+# Shows in differences.md: plugin-types
 @in_loop
 async def test_plugins_of_a_directory_that_others_can_write_are_not_registered(
     directory: Path,

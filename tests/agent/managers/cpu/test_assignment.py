@@ -36,6 +36,7 @@ def chosen(topology: CpuTopology, options: CpuPolicyOptions, free: str, count: i
     return str(take_by_topology(topology, options, Mask.parse(free), count))
 
 
+# Shows in differences.md: distribute-whole-cores
 def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
     """The kubelet's stripe of the remainder never ends here (kubernetes issue 140730)."""
     four = Shape(sockets=4, cores=3).topology()
@@ -71,6 +72,7 @@ def test_whole_cores_are_kept_where_cores_differ() -> None:
     assert chosen(hybrid, PACKED, "0-4", 3) == "0-1,4"
 
 
+# Shows in differences.md: uneven-sizes
 def test_busy_siblings_are_never_given_away_where_cores_differ() -> None:
     """The average is one CPU per core, so the kubelet takes core (0,1) for free with 1 busy."""
     offline = CpuTopology.from_rows(
@@ -126,6 +128,7 @@ def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
     assert not torn(topology, taken)
 
 
+# Shows in differences.md: whole-cores-add-up
 @settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()))
 def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(

@@ -53,6 +53,7 @@ def divided(topology: CpuTopology, number: int, *containers: Container) -> dict[
     return {name: f"{part.cpus}{' own' * part.exclusive}" for name, part in parts.items()}
 
 
+# Shows in differences.md: budget-cores
 def test_single_cpus_get_cores_of_their_own_and_leave_the_rest_to_the_pool() -> None:
     found = divided(TWO, 2, app("a", guaranteed(own(1))), app("b", guaranteed(own(1))), app("c"))
     assert found == {"a": "0 own", "b": "1 own", "c": "16-17"}
@@ -139,6 +140,7 @@ def whole_cores_in(topology: CpuTopology, cpus: Mask) -> int:
     return sum(1 for core in topology.cores if not core.cpus & ~cpus.bits)
 
 
+# Shows in differences.md: budget-cores
 @pytest.mark.parametrize("topology", [TWO, FOUR], ids=["two threads", "four threads"])
 @given(drawn=_CONTAINERS, number=st.integers(1, 8))
 def test_a_core_is_shared_only_where_the_cores_do_not_suffice(

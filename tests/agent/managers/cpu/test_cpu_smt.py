@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
 
 
+# Shows in differences.md: smt-total
 def test_half_a_core_is_rejected() -> None:
     problem = smt_misalignment(TWO_SOCKETS, TWO_SOCKETS.all, 5)
 
@@ -76,6 +77,7 @@ def _counted(decision: Decision, rules: EffectivePolicy) -> tuple[int, int, list
     return whole, torn, [each.met for each in judged if each.quality is Quality.WHOLE_CORES]
 
 
+# Shows in differences.md: halves-of-cores
 @pytest.mark.parametrize("budget", [False, True])
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 @pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
@@ -91,6 +93,7 @@ def test_halves_of_cores_are_no_room_while_whole_cores_are_free(
     assert _counted(decision, rules) == (1, 0, [True])
 
 
+# Shows in differences.md: halves-of-cores
 @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
 def test_a_pod_is_not_aligned_to_a_node_of_half_cores(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(HALVES, policy, CONTAINER, reserved="0,2,4,6", memory=False,

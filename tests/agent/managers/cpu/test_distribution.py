@@ -38,6 +38,7 @@ def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None
     assert distribution(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
 
 
+# Shows in differences.md: best-distribution
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=7),

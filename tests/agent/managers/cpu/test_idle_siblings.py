@@ -62,6 +62,7 @@ def allocated(rules: EffectivePolicy, asked: Pod, ledger: Ledger | None = None) 
     return decision.allocation
 
 
+# Shows in differences.md: idle-siblings
 def test_a_container_has_the_lowest_thread_of_each_of_its_cores_and_no_pod_the_others() -> None:
     rules = rules_of()
     decision = admit(rules, rules.empty_ledger(), asking(3))
@@ -193,6 +194,7 @@ def used_of(allocation: PodAllocation) -> set[int]:
     return {cpu for mask in sets if mask is not None for cpu in mask}
 
 
+# Shows in differences.md: idle-siblings
 @given(rules=rule_sets(), several=st.lists(pods(), min_size=1, max_size=5), data=st.data())
 @EVERY_SEQUENCE
 def test_cores_of_pods_that_ask_have_one_thread_in_use_and_no_other_owner(

@@ -60,6 +60,7 @@ class TestWholeCores:
 class TestBudget:
     BUDGET = guaranteed("cpu=4 memory=4Gi")
 
+    # Shows in differences.md: allocations-total
     def test_it_is_taken_from_the_hints_node_and_divided(self) -> None:
         asked = pod(app("a", own(1)), app("b"), of_pod=self.BUDGET)
         draft = draft_of(make_rules(), asked)
@@ -72,6 +73,7 @@ class TestBudget:
             "resource_manager_container_assignments cpu,pod_shared": 1,
         }
 
+    # Shows in differences.md: aligned-budgets
     @pytest.mark.parametrize(
         ("cpus", "name"),
         [

@@ -29,6 +29,7 @@ class TestSharedPool:
         assert shared_pool(rules, rules.empty_ledger()) == Mask.parse("1-15")
         assert shared_cpus(rules, rules.empty_ledger()) == Mask.parse("1-15")
 
+    # Shows in differences.md: empty-shared-pool
     def test_containers_run_on_the_reserved_cpus_when_it_is_empty(self) -> None:
         rules = make_rules(strict_cpu_reservation=True)
         ledger = with_exclusive(rules.empty_ledger(), Mask.parse("1-15"))

@@ -24,6 +24,7 @@ def test_a_quantity_is_chosen_by_the_policy_options() -> None:
     assert str(reserve_cpus(TWO_SOCKETS, spread, 2000)) == "0-1"
 
 
+# Shows in differences.md: reserve-distributed
 def test_a_quantity_is_spread_over_the_first_nodes() -> None:
     """The kubelet forgets the best distribution on four nodes and more and reserves 0-2,5."""
     topology = CpuTopology.from_rows([(n, n, n // 3, n, n // 3) for n in range(6)])
@@ -31,6 +32,7 @@ def test_a_quantity_is_spread_over_the_first_nodes() -> None:
     assert reserve_cpus(topology, spread, 4000) == Mask.parse("0-3")
 
 
+# Shows in differences.md: reserve-quantity
 def test_whole_cores_are_not_promised_to_the_system() -> None:
     """Half of the large core touches one core; whole cores would be two."""
     cores = (0, 0, 0, 0, 4, 5)
@@ -39,6 +41,7 @@ def test_whole_cores_are_not_promised_to_the_system() -> None:
     assert str(reserve_cpus(uneven, CpuPolicyOptions(full_pcpus_only=True), 2000)) == "0-1"
 
 
+# Shows in differences.md: reserve-quantity
 def test_a_quantity_lies_on_few_cores_where_cores_differ() -> None:
     hybrid = CpuTopology.from_rows(
         [(0, 0, 0, 0, 0), (1, 1, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0)]

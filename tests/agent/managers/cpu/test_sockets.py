@@ -46,6 +46,7 @@ def nearly_full(rules: EffectivePolicy, cpus: int) -> Ledger:
     return with_pod(rules, pod(app("x", guaranteed(f"cpu={cpus} memory=1Gi")), uid="other"))
 
 
+# Shows in differences.md: align-by-socket
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_twelve_cpus_are_taken_on_the_socket_that_has_them(
@@ -58,6 +59,7 @@ def test_twelve_cpus_are_taken_on_the_socket_that_has_them(
     assert len(allocation.exclusive_cpus) == 12
 
 
+# Shows in differences.md: align-by-socket
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
 @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED])
 def test_memory_of_two_nodes_is_on_that_socket_as_well(

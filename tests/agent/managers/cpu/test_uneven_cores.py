@@ -84,6 +84,7 @@ def test_no_set_without_needless_sharing_is_on_fewer_cores(
     )
 
 
+# Shows in differences.md: whole-cores-add-up
 @settings(deadline=None, max_examples=100)
 @given(requests())
 def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, int]) -> None:

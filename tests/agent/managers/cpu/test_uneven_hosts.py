@@ -34,6 +34,7 @@ def taken(topology: CpuTopology, free: str, count: int, **how: bool) -> str:
     return str(take(topology, Strategy(**how), Mask.parse(free), count))
 
 
+# Shows in differences.md: uneven-sockets
 def test_a_node_that_has_room_is_better_than_a_small_node_and_a_rest_elsewhere() -> None:
     assert taken(HYBRID, "0-11", 6) == "4-9"
 
@@ -47,6 +48,7 @@ def test_a_whole_node_is_still_taken_as_one() -> None:
     assert taken(HYBRID, "0-11", 8) == "4-11"
 
 
+# Shows in differences.md: uneven-sockets
 @pytest.mark.parametrize("topology", [SOCKETS, NODES], ids=["one node", "several nodes"])
 def test_a_socket_that_has_room_is_better_than_several_small_ones(topology: CpuTopology) -> None:
     assert taken(topology, "0-13", 5) == "4-8"
@@ -107,6 +109,7 @@ class TestCpusThatInitContainersLeft:
         ),
     )
 
+    # Shows in differences.md: init-cpus
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
     @pytest.mark.parametrize("memory", [1, 14], ids=["for its CPUs", "for its memory"])
     def test_do_not_tie_an_app_to_a_node_where_it_does_not_fit(
@@ -148,6 +151,7 @@ class TestCoresOfOnePod:
         allocation = with_pod(rules, desired).allocations["u-1"]
         return {one.name: str(one.cpus) for one in allocation.containers}
 
+    # Shows in differences.md: uneven-pods
     def test_a_container_breaks_no_core_of_which_another_would_get_the_rest(self) -> None:
         desired = pod(
             app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=4 memory=1Gi"))
@@ -163,6 +167,7 @@ class TestCoresOfOnePod:
         )
         assert self.places(desired, "4-11") == {"a": "0-1", "b": "2-3"}
 
+    # Shows in differences.md: uneven-pods
     @pytest.mark.parametrize("spread", [False, True])
     def test_exclusive_containers_of_a_budget_get_cores_of_their_own(self, *, spread: bool) -> None:
         """Unless an option has threads of many cores taken."""

@@ -144,6 +144,7 @@ def allocated(request: pytest.FixtureRequest) -> list[Allocated]:
     ]
 
 
+# Shows in differences.md: uneven-cores
 def test_of_twenty_allocations_at_most_one_lies_on_more_cores_than_needed(
     allocated: list[Allocated],
 ) -> None:
@@ -155,6 +156,7 @@ def test_of_twenty_allocations_at_most_one_lies_on_more_cores_than_needed(
     assert needless * 20 <= len(several)
 
 
+# Shows in differences.md: uneven-cores
 def test_no_core_is_shared_while_one_that_serves_is_free(allocated: list[Allocated]) -> None:
     shared = sum(1 for one in allocated if one.topology.cores_of(one.others) & one.cpus)
 

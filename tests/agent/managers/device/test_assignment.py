@@ -38,6 +38,7 @@ def test_what_the_pod_can_use_again_counts_as_free() -> None:
     assert device_hints(NODES, INVENTORY, 3, {"a", "b"}) == ()
 
 
+# Shows in differences.md: lowest-devices
 def test_aligned_devices_are_given_first_and_the_lowest_ids_among_equals() -> None:
     assert assign_devices(GPU, INVENTORY, 1, yes(2), ()) == ("b",)
     assert assign_devices(GPU, INVENTORY, 3, yes(2), ()) == ("a", "b", "c")

@@ -125,6 +125,7 @@ def test_devices_on_several_nodes_are_aligned_by_no_single_node() -> None:
     assert decision.rejection.asked == 2
 
 
+# Shows in differences.md: given-devices
 def test_devices_on_both_nodes_go_with_cpus_that_need_both() -> None:
     rules = beside_kubelet(RESTRICTED, memory=False)
     allocation = admitted(rules, one(nic(0, 0), nic(1, 1), cpus=10))
@@ -132,6 +133,7 @@ def test_devices_on_both_nodes_go_with_cpus_that_need_both() -> None:
     assert near.met
 
 
+# Shows in differences.md: given-devices
 @pytest.mark.parametrize("nodes", [(), (7,)], ids=["none known", "none of this machine"])
 def test_a_device_without_a_node_leaves_the_choice_to_the_others(nodes: tuple[int, ...]) -> None:
     rules = beside_kubelet()

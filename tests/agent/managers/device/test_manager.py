@@ -55,6 +55,7 @@ def test_too_few_devices_are_a_rejection_with_what_is_free_where() -> None:
     assert "Requested: 2, Available: 1" in rejection.message
 
 
+# Shows in differences.md: budget-devices
 def test_a_budgets_containers_get_devices_one_after_the_other_from_the_pods_nodes() -> None:
     rules = make_rules(scope=POD, devices={GPU: GPUS})
     budget = guaranteed("cpu=4 memory=4Gi")
@@ -80,6 +81,7 @@ class TestPodsWithABudget:
     def rules(self, policy: TopologyManagerPolicy) -> EffectivePolicy:
         return make_rules(topology=policy, scope=POD, devices={GPU: GPUS[:2]})
 
+    # Shows in differences.md: budget-devices
     @pytest.mark.parametrize("policy", TopologyManagerPolicy)
     def test_of_three_pods_of_two_devices_a_host_of_two_admits_one(
         self, policy: TopologyManagerPolicy

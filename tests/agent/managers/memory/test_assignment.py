@@ -166,6 +166,7 @@ MACHINES = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 2)), min_size=1
 )
 
 
+# Shows in differences.md: memory-charges
 @settings(max_examples=100, deadline=None)
 @given(st.data(), MACHINES)
 def test_memory_is_never_given_twice_and_all_of_it_comes_back(

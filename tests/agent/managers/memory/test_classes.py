@@ -77,6 +77,7 @@ def allocated(rules: EffectivePolicy, asked: Pod, ledger: Ledger | None = None) 
     return decision.allocation
 
 
+# Shows in differences.md: memory-classes
 @pytest.mark.parametrize("scope", TopologyManagerScope)
 @pytest.mark.parametrize("policy", TopologyManagerPolicy)
 def test_memory_without_cpus_is_aligned_by_the_cpus_that_are_nearest(
@@ -263,6 +264,7 @@ def test_on_a_host_of_many_gpus_their_memory_is_beside_the_cpus() -> None:
 # --- properties -----------------------------------------------------------------------------------
 
 
+# Shows in differences.md: memory-classes
 @given(st.data())
 @EVERY_SEQUENCE
 def test_who_shuns_nodes_without_cpus_is_served_as_on_a_host_without_them(

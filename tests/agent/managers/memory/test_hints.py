@@ -19,6 +19,7 @@ def no(*ids: int) -> Hint:
     return Hint(bits(*ids), preferred=False)
 
 
+# Shows in differences.md: memory-hints
 def test_no_mask_left_means_no_preference_rather_than_impossible() -> None:
     assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {"memory": None}
 
@@ -29,6 +30,7 @@ def test_all_memory_types_share_one_list() -> None:
     assert hints == {"memory": (yes(1), no(0, 1)), "hugepages-1Gi": (yes(1), no(0, 1))}
 
 
+# Shows in differences.md: huge-page-sizes
 def test_a_page_size_of_one_node_only_is_found_there() -> None:
     facts = facts_of(node(0, 8 * GI, {2 * MI: 64}), node(1, 8 * GI))
     hints = memory_hints(facts, initial_memory(facts), {"memory": GI, "hugepages-2Mi": 64 * MI})

@@ -52,6 +52,8 @@ def rejection(draft: Draft, hint: Hint = NO_AFFINITY) -> Rejection:
         allocate(draft, hint)
     return caught.value.cause.explain()
 
+    # Shows in differences.md: huge-page-sizes
+
 
 class TestHints:
     def test_a_page_size_that_the_machine_lacks_is_a_rejection_naming_it(self) -> None:
@@ -63,6 +65,7 @@ class TestHints:
 
 
 class TestAllocation:
+    # Shows in differences.md: memory-assignments
     def test_only_a_container_that_got_memory_is_counted_as_having_some(self) -> None:
         draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
         allocate(draft)
@@ -88,6 +91,7 @@ class TestBudget:
     def draft(self, *containers: Container, gib: int = 4) -> Draft:
         return draft_of(make_rules(topology=BEST_EFFORT), pod(*containers, of_pod=budget(gib)))
 
+    # Shows in differences.md: allocations-total
     def test_it_is_charged_once_and_divided(self) -> None:
         draft = self.draft(app("a", own(1)), app("b"), app("c"))
         MANAGER.allocate_pod(draft, ON_NODE_1)

@@ -99,6 +99,7 @@ def test_a_budget_may_be_used_up(containers: tuple[Container, ...]) -> None:
     assert empty_memory_pool(demand("memory=1Gi", *containers)) is None
 
 
+# Shows in differences.md: first-pool
 def test_memory_is_named_before_huge_pages_when_both_are_used_up() -> None:
     used_up = app("a", own("hugepages-1Gi=1Gi memory=1Gi"))
     problem = empty_memory_pool(demand("hugepages-1Gi=1Gi memory=1Gi", used_up, app("b")))

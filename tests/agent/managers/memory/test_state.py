@@ -64,6 +64,7 @@ def test_at_first_every_node_is_alone_and_free() -> None:
     assert free_memory(facts, state, "hugepages-2Mi") == {0: 0, 3: 16 * MI}
 
 
+# Shows in differences.md: memory-charges
 def test_what_was_charged_to_a_node_out_of_use_moves_to_those_who_still_hold_it() -> None:
     facts = plain_facts(12 * GI, 12 * GI)
     wide, small = Mask.of(0, 1), Mask.of(0)

@@ -37,11 +37,13 @@ def no(*ids: int) -> Hint:
     return Hint(Mask.of(*ids).bits, preferred=False)
 
 
+# Shows in differences.md: merged-preference
 def test_an_intersection_of_different_preferred_masks_is_not_preferred() -> None:
     providers: list[ProviderHints] = [{"cpu": (yes(0, 1),)}, {"memory": (yes(1),)}]
     assert merge(TWO_NODES, FLAT, RESTRICTED, providers) == (no(1), False)
 
 
+# Shows in differences.md: narrowest-hint
 def test_unpreferred_masks_are_as_wide_as_the_most_demanding_resource_needs() -> None:
     nodes = Mask.of(0, 1, 2, 3)
     providers: list[ProviderHints] = [

@@ -141,6 +141,7 @@ def uneven(nodes: int) -> Host:
     )
 
 
+# Shows in differences.md: many-nodes
 def test_a_choice_that_exceeds_the_budget_of_work_is_valid_and_counted() -> None:
     policy = TopologyPolicy(
         TopologyManagerPolicy.BEST_EFFORT, TopologyManagerScope.POD, prefer_closest_numa_nodes=True
