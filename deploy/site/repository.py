@@ -2,7 +2,8 @@
 
 The pages are read in the repository, too, where `../deploy/config.yaml` is a link that works. In
 the site that file stands at `project/deploy/config.yaml`, pages such as the README at
-`project/README.md`, and a directory gets a page that lists its files.
+`project/README.md`, and a directory gets a page that lists its files. The page of the configuration
+is made here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from posixpath import normpath, relpath
 from typing import TYPE_CHECKING, Final
 
 from mkdocs.structure.files import File
+
+from deploy.site.configuration import configuration_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +28,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 #: Where the pages stand in the repository, and what is not one of them in the site.
 PAGES: Final = "docs/"
 OUTSIDE: Final = "project/"
+#: The page that is in the site alone.
+CONFIGURATION: Final = "configuration.md"
 #: `[text](target)`, the text possibly over several lines; what begins in code is left alone.
 _LINK: Final = re.compile(r"(\[[^\]]+\]\()([^)\s]+)(\))")
 _CODE: Final = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -42,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 seen.add(target)
                 waiting += [target] if _is_page(target) else []
                 waiting += _directory(target)
+    files.append(File.generated(config, CONFIGURATION, content=configuration_page()))
     for target in sorted(seen | {file for name in seen for file in _directory(name)}):
         files.append(_file(target, config))
     return files

@@ -11,9 +11,9 @@ ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs/differences.md").read_text()
 #: What ends a row.
 KEY: Final = re.compile(r"\| `([a-z0-9-]+)` \|$")
-#: `# Shows in differences.md: KEY, KEY`, above a test, a class of tests, or what decorates it.
+#: `# Shows in differences.md: KEY, KEY`, directly above a test or a class, or what decorates it.
 MARK: Final = re.compile(
-    r"^( *)# Shows in differences.md: (.+)\n(?=(?:\1@(?s:.)*?)?\1(?:def test_|class Test))",
+    r"^( *)# Shows in differences\.md: (.+)\n(?=(?:\1@(?s:.)*?)?\1(?:def test_|class Test))",
     re.MULTILINE,
 )
 

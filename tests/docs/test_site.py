@@ -59,6 +59,12 @@ def test_what_pages_link_to_outside_of_docs_is_in_the_site(site: Path) -> None:
     assert (site / "project/deploy/examples/mixed.yaml").is_file()
 
 
+def test_the_page_of_the_configuration_is_made_with_the_site(site: Path) -> None:
+    page = (site / "configuration.html").read_text()
+    assert 'id="agentisolation"' in page
+    assert not (ROOT / "docs/configuration.md").exists()
+
+
 def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     loaded = {
