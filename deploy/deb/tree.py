@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
+from posixpath import normpath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +22,7 @@ from deploy.image.tree import PREFIX
 from deploy.man import pages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from deploy.deb.targets import Target
 
@@ -46,7 +49,11 @@ DOCUMENTS: Final = (
     *("deploy/prometheus/*", "deploy/image/health.py", "deploy/image/packages"),
 )
 #: What of it is not for users, and the changelog, which has a name of its own (`changelogs`).
-LEFT_OUT: Final = ("CHANGELOG.md", "deploy/prometheus/alerts.test.yaml")
+LEFT_OUT: Final = (
+    *("CHANGELOG.md", "CONTRIBUTING.md", "docs/contributing/*"),
+    "deploy/prometheus/alerts.test.yaml",
+)
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 
 #: Manual pages, in a directory for each section.
 MANUALS: Final = Path("usr/share/man")
@@ -63,8 +70,12 @@ def lay_out(root: Path) -> None:
     """Add to a root what the same checkout gives every package; the root may hold more already."""
     for source, target in COPIED.items():
         _put(root / target, (ROOT / source).read_bytes())
-    for name in documents():
-        _put(root / DOCUMENTATION / name, (ROOT / name).read_bytes())
+    names = documents()
+    for name in names:
+        content = (ROOT / name).read_bytes()
+        if name.endswith(".md"):
+            content = without_dead_links(name, content.decode(), names).encode()
+        _put(root / DOCUMENTATION / name, content)
     alerts = root / DOCUMENTATION / "deploy/prometheus/alerts.yaml"
     here = f'runbook_url: "file:///{DOCUMENTATION}/docs/'
     alerts.write_text(alerts.read_text().replace('runbook_url: "docs/', here))
@@ -81,7 +92,19 @@ def lay_out(root: Path) -> None:
 def documents() -> list[str]:
     """Return the files of the checkout that are the package's documentation, by their paths."""
     files = (file for pattern in DOCUMENTS for file in ROOT.glob(pattern) if file.is_file())
-    return sorted({str(file.relative_to(ROOT)) for file in files} - set(LEFT_OUT))
+    names = {str(file.relative_to(ROOT)) for file in files}
+    return sorted(name for name in names if not any(fnmatch(name, out) for out in LEFT_OUT))
+
+
+def without_dead_links(page: str, text: str, names: Collection[str]) -> str:
+    """Return a page with the text alone of links to files that are not among the names."""
+
+    def link(found: re.Match[str]) -> str:
+        target = normpath(f"{Path(page).parent}/{found[2]}")
+        there = target in names or any(name.startswith(f"{target}/") for name in names)
+        return found[0] if there else found[1]
+
+    return _LINK.sub(link, text)
 
 
 def completion(shell: str) -> str:

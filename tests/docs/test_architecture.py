@@ -12,7 +12,7 @@ PACKAGES = ("agent", "cgroupfs", "sysfs", "systemd")
 NAMED = re.compile(r"`((?:agent|cgroupfs|sysfs|systemd|tests|docs|deploy|changelog\.d)/[^`\s]*)`")
 STEP = re.compile(r"^\| \d+ \| (?P<files>[^|]+) \| `(?P<name>\w+)` \|", re.MULTILINE)
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs/contributing/architecture.md").read_text()
 
 
 def folders_with_code(root: Path) -> set[str]:
@@ -45,7 +45,11 @@ def missing_paths(text: str, root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/architecture.md", "CONTRIBUTING.md", "SECURITY.md", "docs/glossary.md"]
+    "page",
+    [
+        *("CONTRIBUTING.md", "SECURITY.md", "docs/glossary.md"),
+        *(f"docs/contributing/{name}.md" for name in ("architecture", "decisions", "guest")),
+    ],
 )
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     assert missing_paths((ROOT / page).read_text(), ROOT) == []

@@ -102,7 +102,7 @@ def test_links_out_of_docs_lead_to_where_the_file_is_in_the_site() -> None:
         "README.md",
         "docs/glossary.md",
     ]
-    assert rewritten("docs/adr/x.md", "[a](../../deploy/config.yaml)") == (
+    assert rewritten("docs/contributing/x.md", "[a](../../deploy/config.yaml)") == (
         "[a](../project/deploy/config.yaml)"
     )
     assert rewritten("docs/cli.md", page) == (

@@ -3,7 +3,7 @@
 The kubelet allocates the devices of its own plugins when it admits a pod, before the agent decides
 on that pod. To the merge they are a provider whose choice is made, as the kubelet's device manager
 is one after a restart: its hints for a container that has devices already are those of these
-devices (generateDeviceTopologyHints). See docs/adr/0016.
+devices (generateDeviceTopologyHints). See docs/contributing/decisions.md.
 """
 
 from __future__ import annotations

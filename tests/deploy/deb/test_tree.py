@@ -80,9 +80,21 @@ def test_every_link_of_the_documentation_leads_to_a_file_of_the_package(root: Pa
         for page in pages
         for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", page.read_text())
     }
-    assert len(links) > 200
+    assert len(links) > 150
     missing = [(page.name, link) for page, link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_what_is_for_contributors_is_not_in_the_package_nor_linked(root: Path) -> None:
+    below = root / tree.DOCUMENTATION
+    assert not (below / "CONTRIBUTING.md").exists()
+    assert not (below / "docs/contributing").exists()
+    assert not (below / "docs/configuration.md").exists()
+    assert (below / "deploy/config.yaml").is_file()
+    text = "[a](../CONTRIBUTING.md#tests), [b](cli.md), [c](https://example.invalid)\n"
+    assert tree.without_dead_links("docs/api.md", text, {"docs/cli.md"}) == (
+        "a, [b](cli.md), [c](https://example.invalid)\n"
+    )
 
 
 def test_the_package_has_dashboards_alerts_and_opt_ins_but_no_tests(root: Path) -> None:
