@@ -61,6 +61,6 @@ PAGES: Final[Mapping[str, Page | PlaygroundPage]] = {
     ),
     "rollout": Page(ROOT / "docs/rollout.md", {"": {}}, fresh=False),
     "first-hour": PlaygroundPage(ROOT / "docs/tutorials/first-hour.md"),
-    "kubelet": PlaygroundPage(ROOT / "docs/howto/kubelet.md"),
+    "moving-a-node": PlaygroundPage(ROOT / "docs/moving-a-node.md"),
     "postgresql": PlaygroundPage(ROOT / "docs/howto/postgresql.md"),
 }
