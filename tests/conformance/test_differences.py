@@ -9,8 +9,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs/differences.md").read_text()
-#: What ends a row.
-KEY: Final = re.compile(r"\| `([a-z0-9-]+)` \|$")
+#: What begins a row.
+KEY: Final = re.compile(r"^\| `([a-z0-9-]+)`: ")
 #: `# Shows in differences.md: KEY, KEY`, directly above a test or a class, or what decorates it.
 MARK: Final = re.compile(
     r"^( *)# Shows in differences\.md: (.+)\n(?=(?:\1@(?s:.)*?)?\1(?:def test_|class Test))",
