@@ -10,7 +10,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs/differences.md").read_text()
 #: What begins a row.
-KEY: Final = re.compile(r"^\| `([a-z0-9-]+)`: ")
+KEY: Final = re.compile(r"^- `([a-z0-9-]+)`: .+ → ")
 #: `# Shows in differences.md: KEY, KEY`, directly above a test or a class, or what decorates it.
 MARK: Final = re.compile(
     r"^( *)# Shows in differences\.md: (.+)\n(?=(?:\1@(?s:.)*?)?\1(?:def test_|class Test))",
@@ -19,9 +19,7 @@ MARK: Final = re.compile(
 
 
 def rows() -> list[str]:
-    heads = ("| the kubelet |", "| the documents |")
-    lines = PAGE.splitlines()
-    return [line for line in lines if line.startswith("| ") and not line.startswith(heads)]
+    return [line for line in PAGE.splitlines() if line.startswith("- ")]
 
 
 def marked() -> set[str]:
@@ -35,7 +33,7 @@ def test_every_row_has_a_key_of_its_own() -> None:
     keys = [found[1] if (found := KEY.search(row)) else row for row in rows()]
     assert len(keys) > 30
     assert {key: count for key, count in Counter(keys).items() if count > 1} == {}
-    assert [key for key in keys if key.startswith("|")] == []
+    assert [key for key in keys if key.startswith("-")] == []
 
 
 def test_every_row_is_named_by_a_test_and_every_named_row_exists() -> None:
