@@ -140,7 +140,7 @@ def test_every_file_and_section_that_is_linked_exists() -> None:
 def test_alerts_are_all_explained_and_ask_for_metrics_that_exist() -> None:
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     listed = [rule["alert"] for rule in group["rules"] if _runbook(rule).endswith("#alerts")]
-    assert rows("alert") == listed
+    assert re.findall(r"^- `(Numawarden\w+)`: ", TEXT, re.MULTILINE) == listed
     known = {name for metric in names.all_of(MANAGERS) for name in metric.names}
     for rule in group["rules"]:
         asked = set(re.findall(r"\b(?:numawarden|kubelet|resource_manager)_\w+", rule["expr"]))
