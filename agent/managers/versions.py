@@ -96,7 +96,7 @@ class KubernetesVersion(StrEnum):
     meaning: str
 
     def __new__(cls, name: str, rules: VersionRules = _V1_36, meaning: str = "") -> Self:
-        """Make a member; a call with a name alone looks the member up (`EnumMeta`)."""
+        """Make a member; a call with a name alone looks the member up."""
         version = str.__new__(cls, name)
         version._value_ = name
         version.rules = rules

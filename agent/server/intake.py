@@ -149,7 +149,7 @@ class State(Enum):
     REMOVED = auto()
 
 
-class Outcome(Struct, frozen=True):
+class EntryOutcome(Struct, frozen=True):
     """What became of an entry last."""
 
     document: ManifestDocument
@@ -176,11 +176,11 @@ class Entry(Struct, eq=False):
     key: str
     #: What the source says of the key now.
     says: SourceEntry | Literal[State.UNREAD, State.REMOVED] = State.UNREAD
-    outcome: Outcome | None = None
+    outcome: EntryOutcome | None = None
     #: Whether a container of the pod starts: if it runs shared, it is admitted where there is room.
     again: bool = False
     #: The admission of the pod, while that goes on.
-    task: asyncio.Task[Outcome] | None = None
+    task: asyncio.Task[EntryOutcome] | None = None
 
     @property
     def pod(self) -> Pod | None:
@@ -293,7 +293,7 @@ class PodIntake:
         for uid, key in owned.items():
             entry, shared = self._entries[key], self._admissions.shared(uid)
             if entry.state is State.UNREAD and shared is not None:
-                entry.outcome = Outcome(self._document(key, SHARED, shared.why, shared))
+                entry.outcome = EntryOutcome(self._document(key, SHARED, shared.why, shared))
         self._conditions = reading.conditions
 
     async def _release(self) -> None:
@@ -310,7 +310,9 @@ class PodIntake:
                 await self._admissions.release(uid, self._source(key))
             except EntryFailedError as error:
                 message = f"its pod is no longer asked for but could not be removed: {error}"
-                entry.outcome = Outcome(self._document(key, INVALID, message, PodIdentity(uid)))
+                entry.outcome = EntryOutcome(
+                    self._document(key, INVALID, message, PodIdentity(uid))
+                )
         keys = {*self._owned().values()}
         for key, entry in tuple(self._entries.items()):
             if key not in keys and not isinstance(entry.says, SourceEntry):
@@ -318,13 +320,13 @@ class PodIntake:
 
     # --- entries --------------------------------------------------------------------------------
 
-    def _begin(self, entry: Entry) -> asyncio.Task[Outcome] | None:
+    def _begin(self, entry: Entry) -> asyncio.Task[EntryOutcome] | None:
         """Return the admission of an entry's pod; None if there is none, then `outcome` holds."""
         says = entry.says
         if entry.task is not None or not isinstance(says, SourceEntry):
             return entry.task
         if says.pod is None:
-            entry.outcome = Outcome(self._invalid(says))
+            entry.outcome = EntryOutcome(self._invalid(says))
         elif (outcome := self._outcome(entry, says.pod)) is not None:
             entry.outcome = outcome
         else:
@@ -333,13 +335,13 @@ class PodIntake:
             entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return entry.task
 
-    def _outcome(self, entry: Entry, pod: Pod) -> Outcome | None:
+    def _outcome(self, entry: Entry, pod: Pod) -> EntryOutcome | None:
         """Return the outcome of an entry without an admission, None if its pod needs one."""
         key = entry.key
         if lifetime_of(pod.annotations).end is not End.REMOVAL:
             # The pod would be admitted again as soon as it had ended.
             message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
-            return Outcome(self._document(key, INVALID, f"{message} over the API", pod))
+            return EntryOutcome(self._document(key, INVALID, f"{message} over the API", pod))
         outcome = entry.outcome if entry.state is State.SETTLED else None
         state = None if outcome is None else outcome.document.state
         same = outcome is not None and outcome.generation == self._admissions.generation()
@@ -347,7 +349,7 @@ class PodIntake:
             return outcome if same and state == SHARED and not entry.again else None
         if (first := self._first(pod.uid)) is not entry:
             message = f"states the same uid as {first.key}, which came first"
-            return Outcome(self._document(key, CONFLICT, message, pod))
+            return EntryOutcome(self._document(key, CONFLICT, message, pod))
         stands = self._holder(pod.uid) is entry if state == ADMITTED else same
         return outcome if stands else None
 
@@ -366,14 +368,14 @@ class PodIntake:
             return None
         return self._entries.get(owner.key)
 
-    async def _settle(self, entry: Entry, pod: Pod) -> Outcome:
+    async def _settle(self, entry: Entry, pod: Pod) -> EntryOutcome:
         try:
             entry.outcome = outcome = await self._attempt(entry, pod)
             return outcome
         finally:
             entry.task = None
 
-    async def _attempt(self, entry: Entry, pod: Pod) -> Outcome:
+    async def _attempt(self, entry: Entry, pod: Pod) -> EntryOutcome:
         """Admit a pod; one that runs shared only while its containers start, then on its CPUs."""
         key, generation = entry.key, self._admissions.generation()
         shared, again, entry.again = self._admissions.shared(pod.uid), entry.again, False
@@ -384,10 +386,10 @@ class PodIntake:
             else:
                 state, message = _verdict(await self._admit(pod, key))
         except EntryFailedError as error:
-            return Outcome(self._document(key, INVALID, str(error), pod))
+            return EntryOutcome(self._document(key, INVALID, str(error), pod))
         if shared is not None and state == REJECTED:  # the room was taken meanwhile
             message, state = shared.why, SHARED
-        return Outcome(self._document(key, state, message, pod), pod, generation)
+        return EntryOutcome(self._document(key, state, message, pod), pod, generation)
 
     async def _admit(self, pod: Pod, key: str) -> AdmissionDocument:
         """Admit a pod; one of a removed entry that does not move to this one is released for it."""

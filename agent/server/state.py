@@ -214,7 +214,7 @@ def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) 
 
 # --- state ----------------------------------------------------------------------------------------
 
-#: Subject of the first comparison in `Observed.pending`.
+#: Subject of the first comparison in `Observations.pending`.
 COMPARISON: Final = "comparison"
 
 
@@ -270,7 +270,7 @@ class AtStart(Struct):
     changed_before: FormerChanges = FormerChanges()
 
 
-class Observed(Struct):
+class Observations(Struct):
     """What the agent saw since its start; none of it is saved."""
 
     #: Whether changes are accepted.
@@ -340,7 +340,7 @@ class AgentState(Struct):
     #: What the checkpoint contains; changed by `Steps.commit` alone.
     durable: Checkpoint
     start: AtStart = field(default_factory=AtStart)
-    observed: Observed = field(default_factory=Observed)
+    observed: Observations = field(default_factory=Observations)
     parts: Parts = field(default_factory=Parts)
     #: The properties below of the values that they follow from, which are costly.
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
@@ -663,5 +663,5 @@ def _not_read(source: str) -> str:
 
 
 def _unread(source: str) -> str:
-    """Return the subject of the first reading of a source in `Observed.pending`."""
+    """Return the subject of the first reading of a source in `Observations.pending`."""
     return f"source {source}"

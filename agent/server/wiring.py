@@ -59,7 +59,7 @@ from agent.server.lifecycle import (
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.server.state import AgentState, AtStart, GoverningVersion, Observed, Parts, situate
+from agent.server.state import AgentState, AtStart, GoverningVersion, Observations, Parts, situate
 from agent.server.steps import Steps
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
@@ -486,7 +486,7 @@ class Wiring:
                 exported_containers=config.agent.metrics.containers,
                 changed_before=changed,
             ),
-            Observed(unenforced=prepared.differences),
+            Observations(unenforced=prepared.differences),
             Parts(
                 providers=self._providers,
                 kubelet_devices=self._plugs.given_devices(config, worker),

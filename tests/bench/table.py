@@ -1,4 +1,4 @@
-"""Print the table of decisions behind `docs/performance.md`: `python -m tests.bench.table bench.json`.
+"""Print the table of decisions behind the page on performance: `... -m tests.bench.table FILE`.
 
 Medians in milliseconds.
 """

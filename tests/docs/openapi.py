@@ -144,7 +144,7 @@ def openapi() -> dict[str, Any]:
 def served() -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the query parameters of each route of the agent, by method and path."""
     progress = SimpleNamespace(part=lambda _name: None)
-    state = SimpleNamespace(progress=progress)
+    state = SimpleNamespace(parts=SimpleNamespace(progress=progress))
     controller = SimpleNamespace(worker=SimpleNamespace(clock=None), state=state)
     api = Api(cast("Controller", controller), lambda _: b"", cast("Config", None))
     return {

@@ -21,7 +21,7 @@ from agent.managers.ledger import Ledger
 from agent.pods.model import Pod
 from agent.reconcile.diff import Difference
 from agent.server.admissions import Admission, _Decided
-from agent.server.intake import Entry, Outcome, PodIntake
+from agent.server.intake import Entry, EntryOutcome, PodIntake
 from agent.server.queue import Job, SerialQueue, Turns, Waiting
 from agent.server.state import ConfiguredHost
 from agent.sources.source import SourceEntry
@@ -151,7 +151,7 @@ _RULES: Final[Mapping[type, Callable[[Any], Plain]]] = {
     Turns: lambda turns: (turns._taken, _all(turns._lanes._urgent), _all(turns._lanes._normal)),
     PodIntake: _fields,
     Entry: lambda entry: _all((entry.says, entry.outcome, entry.again, entry.task is None)),
-    Outcome: lambda outcome: _all((outcome.pod, outcome.generation, outcome.document)),
+    EntryOutcome: lambda outcome: _all((outcome.pod, outcome.generation, outcome.document)),
     SourceEntry: lambda entry: (entry.key, _of(entry.pod)),
     ManifestDocument: lambda document: (document.file, document.state),
     AdmissionDocument: lambda answer: (answer.uid, answer.admitted),
