@@ -83,41 +83,25 @@ def test_a_socket_in_use_is_not_taken_for_stale_because_it_is_busy(tmp_path: Pat
         assert path.exists()
 
 
-def is_a_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def is_a_link(path: Path) -> None:
-    path.symlink_to(path.with_name("elsewhere"))
-
-
-def has_no_directory(path: Path) -> None:
-    path.parent.rmdir()
-
-
-def is_open_to_others(path: Path) -> None:
-    path.parent.chmod(0o777)
-
-
 @pytest.mark.parametrize(
     ("obstruct", "name", "said"),
     [
-        (is_a_file, "a.sock", "a file of that name exists"),
-        (is_a_link, "a.sock", "a file of that name exists"),
-        (has_no_directory, "a.sock", "No such file or directory; create the directory: inst"),
-        (is_open_to_others, "a.sock", r"can be written by others \(mode 0777\); close it"),
-        (is_a_file, "a" * 120, "longer than 107 bytes"),
+        (lambda path: path.write_text("mine"), "a.sock", "a file of that name exists"),
+        (lambda path: path.symlink_to("elsewhere"), "a.sock", "a file of that name exists"),
+        (lambda path: path.parent.rmdir(), "a.sock", "No such file or directory; create the dir"),
+        (lambda path: path.parent.chmod(0o777), "a.sock", r"by others \(mode 0777\); close it"),
+        (lambda path: path.write_text("mine"), "a" * 120, "longer than 107 bytes"),
     ],
 )
 def test_a_place_where_no_socket_may_be_is_left_as_it_is_and_said(
-    tmp_path: Path, obstruct: Callable[[Path], None], name: str, said: str
+    tmp_path: Path, obstruct: Callable[[Path], object], name: str, said: str
 ) -> None:
     path = tmp_path / "directory" / name
     path.parent.mkdir()
     obstruct(path)
     with pytest.raises(StartError, match=said):
         open_unix(path, None)
-    assert obstruct is not is_a_file or path.read_text() == "mine"
+    assert not path.is_file() or path.read_text() == "mine"
 
 
 def test_a_socket_that_another_process_put_there_is_not_removed(tmp_path: Path) -> None:
