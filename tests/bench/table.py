@@ -1,4 +1,4 @@
-"""Print the table of decisions behind the page on performance: `... -m tests.bench.table FILE`.
+"""Print the table of decisions: `python -m tests.bench.table bench.json`.
 
 Medians in milliseconds.
 """
