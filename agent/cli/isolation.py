@@ -13,7 +13,8 @@ from agent.cli.options import configuration_options
 from agent.config.isolation import IsolationConfig
 from agent.config.load import load_config_file
 from agent.isolation.host import HostIsolation
-from agent.isolation.places import CGROUP, PLACE_ERRORS, UNIT, HostPlaces, Originals, running_boot
+from agent.isolation.originals import Originals, running_boot
+from agent.isolation.places import PLACE_ERRORS, HostPlaces, kind_of
 from agent.reconcile.start_checks import open_tree
 from agent.state.checkpoint import StateDirectoryLockedError
 from agent.state.store import DirectoryLock, check_directory
@@ -83,11 +84,9 @@ def restore(file: Path, settings: tuple[str, ...]) -> None:
 
 def _places(agent: AgentConfig, originals: dict[str, str]) -> HostPlaces:
     """Return the places of the host; tree and systemd are opened only where they are needed."""
-    tree = systemd = None
-    if any(place.startswith(CGROUP) for place in originals):
-        tree = open_tree(agent.cgroup_mount)
-    if any(place.startswith(UNIT) for place in originals):
-        systemd = _bus()
+    kinds = set(map(kind_of, originals))
+    tree = open_tree(agent.cgroup_mount) if any(kind.in_tree for kind in kinds) else None
+    systemd = _bus() if any(kind.in_systemd for kind in kinds) else None
     return HostPlaces(agent.sysfs_root, tree, systemd)
 
 

@@ -1,22 +1,19 @@
-"""The one writer of host-wide settings: observe, compare, save, write, read back, restore.
+"""The one writer of host-wide settings: observe, compare, save, write, read back, give back.
 
-A pass can be repeated after any failure, and after a death at any point:
+In go the pods with what they ask for, out comes what is not as asked (`IsolationReport`). A pass
+(`apply`) reads each place that is to differ, saves what it had, writes it and reads it back (at an
+admission interrupts are not: the comparison that follows reads them), and gives back what is no
+longer to differ. It can be repeated after any failure, and after a death at any point:
+`agent.isolation.originals` says why. What another program wrote since the agent did stays, unless
+it uses CPUs that it has to keep off: irqbalance and users may move an interrupt among the others.
 
-1. what a place shows is saved, durable, before the place is first written;
-2. a place that has to change is written, and read back (at an admission interrupts are not: the
-   comparison that follows reads them);
-3. a place that is no longer to differ gets its original back, byte for byte;
-4. only then is its original forgotten.
-
-So a start finds either an original for each place that may have been written, and completes or
-undoes the write, or a place that was never touched. What another program wrote since the agent did
-stays, unless it uses CPUs that it has to keep off: irqbalance and users may move an interrupt among
-the others.
+The slices of the host's services and the exclusive CPUs of all pods are cgroups, which the enforcer
+writes with those of the pods (`slices`, `partitions`), so that they shrink before a pod is given
+CPUs. They are saved here before, and given back by the pass that follows.
 """
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -26,40 +23,39 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode
+from agent.isolation.originals import Custody, ImmovableError, State
 from agent.isolation.places import (
+    AFFINITY,
     BANNED,
-    CGROUP,
-    PLACE_ERRORS,
-    RESCTRL_GROUP,
-    TASKS,
-    UNIT,
-    Form,
-    cpus_of,
-    same,
-    why_not,
-)
-from agent.isolation.resctrl import ROOT_SCHEMATA, ResctrlGroups
-from agent.isolation.rows import (
     DEFAULT_IRQ,
     IRQ,
+    PLACE_ERRORS,
+    Form,
+    cpus_of,
+    exclusive_of,
+    set_of_slice,
+    set_of_unit,
+    why_not,
+)
+from agent.isolation.resctrl import ResctrlGroups
+from agent.isolation.rows import (
     IsolationItem,
     desired_settings,
-    has_to_change,
     isolated_cpus,
     partition_words,
-    text_instead,
+    text_to_write,
 )
 from agent.managers.policy import IsolationMode
-from agent.state.checkpoint import CheckpointError, CheckpointIOError
+from agent.state.checkpoint import CheckpointIOError
 from cgroupfs.plan import Setting
-from cgroupfs.settings import CPUS, EXCLUSIVE
 from cgroupfs.tree import is_within, parent
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from agent.isolation.places import HostPlaces, Originals
+    from agent.isolation.originals import Originals
+    from agent.isolation.places import HostPlaces
     from agent.isolation.resctrl import CacheCount
     from agent.isolation.rows import DesiredSetting, IsolatedCpus
     from agent.managers.allocation import Binding, PodAllocation
@@ -68,8 +64,8 @@ log = structlog.get_logger(__name__)
 
 #: The cgroups of the host's own services, sessions and virtual machines, and of PID 1.
 HOST_SLICES: Final = ("system.slice", "user.slice", "machine.slice", "init.scope")
-_PROPERTY: Final = "AllowedCPUs"
-_IRQS: Final = f"{IRQ}*/smp_affinity_list"
+_SETS: Final = frozenset(map(set_of_slice, HOST_SLICES))
+_IRQS: Final = f"{IRQ}*{AFFINITY}"
 #: So many places are named in a condition.
 _NAMED: Final = 3
 _PARTITIONS: Final = "isolation partitions"
@@ -104,101 +100,39 @@ class HostIsolation:
         #: Whether anything is configured: else only a comparison looks for what is left to restore.
         self.active = config != IsolationConfig()
         self._places = places
-        self._groups = ResctrlGroups(config.resctrl, places)
-        self._store = originals
-        self._units = units
-        self._originals: dict[str, str] = {}
-        #: What was last written, by place; another text is another writer's.
-        self._written: dict[str, str] = {}
-        #: What the kernel would not have written: the text that was there then.
+        self._custody = Custody(places, originals)
+        self._groups = ResctrlGroups(config.resctrl, places, self._custody)
+        self._interrupts = _Interrupts(places, self._custody)
+        self._slices = _Slices(places, self._custody, units=units)
+        #: What the kernel would not have written, by place: the text that was there then.
         self._immovable: dict[str, str] = {}
-        #: How often interrupts had come to CPUs that they avoid, by place.
-        self._came: dict[str, tuple[Mask, int]] = {}
-        #: The interrupts of the last pass, None before the first.
-        self._seen: set[str] | None = None
         #: What the last pass was given, None before the first and after one that failed.
         self._last: tuple[IsolatedCpus, Mapping[str, str]] | None = None
-        #: The slices that could not be saved, so that they are not narrowed.
-        self._unsaved: dict[str, str] = {}
         #: The kind of partition by pod (uid), and by subject why a pod that asks is none.
         self._partitions: Mapping[str, str] = {}
         self._unpartitioned: Mapping[str, str] = {}
+        #: Where the exclusive CPUs of all pods are, "" without a partition.
+        self._all_pods = ""
         #: What the kernel shows instead of a valid partition, by pod (uid) and cgroup.
         self._invalid: Mapping[tuple[str, str], str] = {}
         #: The CPUs that were in no cgroup at the last comparison.
         self._lost = EMPTY
-        self._unusable = ""
         self.report = NOT_APPLIED
-        try:
-            self._originals = originals.load()
-        except CheckpointError as error:
-            # What was there before is not known: writing would make that worse.
-            self._unusable = f"nothing host-wide is written: {error}"
-            log.error("originals of host settings unreadable", why=str(error))  # noqa: TRY400  # not a defect of the agent
 
     def try_again(self) -> None:
         """Ask a systemd that did not answer again; call this before a comparison."""
         self._places.try_again()
+        self._slices.compare_units()
 
-    # --- host slices ----------------------------------------------------------------------------
-
-    def slices(self, exclusive: Mask, online: Mask) -> Iterator[Setting]:
-        """Yield what the host's slices are to have: what is not exclusive, of their own set.
+    def slices(self, exclusive: Mask, online: Mask) -> Iterable[Setting]:
+        """Return what the host's slices are to have: what is not exclusive, of their own set.
 
         What a slice has is saved before it is narrowed for the first time; one of which that fails
-        stays as it is.
+        stays as it is. One that uses no exclusive CPU is not the agent's.
         """
-        whole = exclusive | online
-        usable = whole - exclusive
-        own = whole & (self._config.host_cpus or whole)
-        if not (self._config.host_slices and usable):
-            return
-        if (own & usable or usable) != whole:
-            self._save_slices()
-        for name in HOST_SLICES:
-            original = self._originals.get(f"{CGROUP}{name}/{CPUS}")
-            if original is None:
-                continue
-            cpus = (Mask.parse(original) & whole or own) & usable or usable
-            if cpus == whole:
-                yield Setting(name, whole_cpus=whole)
-            else:
-                yield Setting(name, cpus=cpus)
-
-    def _save_slices(self) -> None:
-        """Save what the host's slices have, those that are there and were not saved."""
-        new: dict[str, str] = {}
-        self._unsaved = {}
-        for name in HOST_SLICES:
-            place, unit = f"{CGROUP}{name}/{CPUS}", f"{UNIT}{name}/{_PROPERTY}"
-            if self._unusable or place in self._originals:
-                continue
-            try:
-                shown = self._places.read(place)
-                new |= {unit: self._places.read(unit)} if self._units else {}
-                new[place] = shown
-            except FileNotFoundError:
-                continue
-            except PLACE_ERRORS as error:
-                self._unsaved[f"isolation {name}"] = f"{name} uses exclusive CPUs: {why_not(error)}"
-        try:
-            self._save(self._originals | new)
-        except CheckpointIOError as error:
-            self._unsaved["isolation hostSlices"] = f"the host's slices use all CPUs: {error}"
-
-    def _forget_slices(self) -> None:
-        """Forget what slices had that are gone; a new one starts without a set."""
-        gone = set()
-        for place in self._originals:
-            kind, _, name = place.partition("/")
-            if f"{kind}/" in (CGROUP, UNIT):
-                name = name.partition("/")[0]
-                if not self._places.has_cgroup(name):
-                    gone.add(place)
-        if gone:
-            self._save({key: text for key, text in self._originals.items() if key not in gone})
-
-    # --- partitions -----------------------------------------------------------------------------
+        asked = self._config.host_slices and not self._custody.unusable
+        whole = exclusive | online if asked else EMPTY
+        return self._slices.narrowed(whole, whole - exclusive, self._config.host_cpus)
 
     def partitions(
         self, allocations: Mapping[str, PodAllocation], bindings: Iterable[Binding], all_pods: str
@@ -208,32 +142,39 @@ class HostIsolation:
         None: there are none, and never were. What the cgroup of all pods (`all_pods`) has is saved
         before the first of them; with that forgotten all partitions below are ended.
         """
-        place = f"{CGROUP}{all_pods}/{EXCLUSIVE}"
+        place = exclusive_of(all_pods)
         if self._config.partitions is PartitionMode.NEVER:
-            return {} if place in self._originals else None
+            return {} if place in self._custody.originals else None
         elsewhere = {one.pod_uid for one in bindings if not is_within(one.cgroup, (all_pods,))}
         self._partitions, unmet = partition_words(self._config, allocations.values(), elsewhere)
         why = ""
-        if self._partitions and place not in self._originals:
+        if self._partitions and place not in self._custody.originals:
             why = self._save_exclusive(all_pods, place)
             if why:
                 self._partitions = {}
         self._unpartitioned = (
             {**unmet, _PARTITIONS: f"no pod is a partition: {why}"} if why else unmet
         )
-        return self._partitions if place in self._originals else None
+        self._all_pods = place if self._partitions else ""
+        return self._partitions if place in self._custody.originals else None
 
     def _save_exclusive(self, all_pods: str, place: str) -> str:
         """Save what the cgroup of all pods has; return why that is not possible, "" if it is."""
-        if self._unusable or parent(all_pods):
-            return self._unusable or f"cgroupRoot is /{parent(all_pods)}, which is not the agent's"
-        if not self._places.has_file(place):
-            return "the kernel has no remote partitions (Linux 6.7 and later have)"
+        if self._custody.unusable or parent(all_pods):
+            return (
+                self._custody.unusable
+                or f"cgroupRoot is /{parent(all_pods)}, which is not the agent's"
+            )
         try:
-            new = {place: self._places.read(place)}
+            shown = self._places.read(place)
+        except FileNotFoundError:
+            return "the kernel has no remote partitions (Linux 6.7 and later have)"
+        except PLACE_ERRORS as error:
+            return why_not(error)
+        try:
             # The kernel overwrites these when a partition changes (up to Linux 6.19).
-            new |= {thread: self._places.read(thread) for thread in self._places.node_threads()}
-            self._save_more(new)
+            threads = {name: self._places.read(name) for name in self._places.node_threads()}
+            self._custody.take({place: shown, **threads, **self._custody.originals})
         except (CheckpointIOError, *PLACE_ERRORS) as error:
             return why_not(error)
         return ""
@@ -248,8 +189,6 @@ class HostIsolation:
         others = {} if pods is None else self._invalid
         kept = {key: text for key, text in others.items() if key[0] not in (pods or ())}
         self._invalid = {**kept, **invalid}
-
-    # --- passes ---------------------------------------------------------------------------------
 
     def apply(
         self,
@@ -278,7 +217,7 @@ class HostIsolation:
             changed = thorough or state != self._last
             if changed:
                 self._last = None  # until the pass has ended
-                conditions = {**asked.unmet, **unpartitioned, **self._unsaved}
+                conditions = {**asked.unmet, **unpartitioned, **self._slices.unsaved}
                 if thorough:
                     self._places.refresh()
                     conditions |= self._own_sets(asked, bound)
@@ -292,6 +231,94 @@ class HostIsolation:
         except (CheckpointIOError, *PLACE_ERRORS) as error:
             stays = {"isolation": f"settings of the host stay as they are: {why_not(error)}"}
             self.report = IsolationReport(stays)
+
+    def restore(self) -> tuple[Mapping[str, str], int]:
+        """Restore all originals; return what could not be, by place, and how many were."""
+        before = len(self._custody.originals)
+        failed, _ = self._custody.give_back(self._custody.originals)
+        return failed, before - len(self._custody.originals)
+
+    def _applied(
+        self, asked: IsolatedCpus, conditions: dict[str, str], *, thorough: bool
+    ) -> IsolationReport:
+        if self._custody.unusable:
+            return IsolationReport({**conditions, "isolation": self._custody.unusable})
+        pass_ = _Pass(conditions, thorough)
+        if self._config.interrupts is not IsolationMode.NEVER:
+            self._interrupts.take_in()
+        desired = dict(desired_settings(asked, self._places))
+        of_groups = self._groups.places_of(asked.resctrl)
+        held = {*desired, *of_groups, *self._slices.held, self._all_pods}
+        pass_.failed, pass_.written = self._custody.give_back(self._custody.originals.keys() - held)
+        try:
+            self._hold(pass_, desired)
+        finally:
+            self._places.close_kept()
+        pass_.conditions.update(self._groups.make(asked.resctrl))
+        if thorough:
+            avoided = asked.avoided.get(IsolationItem.INTERRUPTS, EMPTY)
+            pass_.late = self._interrupts.still_coming(avoided)
+            if avoided and not self._places.find(BANNED) and self._places.irqbalance_runs():
+                pass_.conditions["isolation irqbalance"] = (
+                    "irqbalance runs and has no socket over which to name exclusive CPUs, so it "
+                    "moves interrupts back; stop it, or set IRQBALANCE_BANNED_CPULIST"
+                )
+            self._take_back(pass_)
+        originals = self._custody.originals
+        if pass_.written:
+            log.info("host settings written", settings=pass_.written, changed=len(originals))
+        changed = Counter(str(desired[name].row.item) for name in originals if name in desired)
+        changed[str(IsolationItem.HOST_SLICES)] = len(originals.keys() & _SETS)
+        changed[str(IsolationItem.PARTITIONS)] = len(self._partitions)
+        changed[str(IsolationItem.RESCTRL)] = len(originals.keys() & of_groups)
+        return IsolationReport(pass_.lines(), MappingProxyType(+changed), pass_.written)
+
+    def _hold(self, pass_: _Pass, desired: Mapping[str, DesiredSetting]) -> None:
+        """Save the originals of what has to change, then write that and read it back."""
+        waiting: list[tuple[str, str, str]] = []
+        new: dict[str, str] = {}
+        others: set[str] = set()
+        for name, setting in desired.items():
+            if self._places.at(name).many and not pass_.thorough:
+                self._places.keep_open(name)  # most are written
+            try:
+                shown = self._places.read(name)
+                original = self._custody.original(name, shown)
+                text = text_to_write(setting, shown, original)
+            except FileNotFoundError:
+                if setting.row.missing:
+                    pass_.missing.add((setting.row.item, setting.row.missing))
+            except PLACE_ERRORS as error:
+                pass_.failed[name] = why_not(error)
+            else:
+                if text is not None and self._immovable.get(name) != shown:
+                    waiting.append((name, shown, text))
+                    new |= {name: shown} if original is None else {}
+                elif original is None:
+                    others.add(name)
+        self._custody.take(new)
+        self._custody.forget(others)
+        # What depends on another setting, as the lowest frequency on the highest, is tried twice.
+        again = [one for one in waiting if not self._write(pass_, *one, last=False)]
+        for one in again:
+            self._write(pass_, *one, last=True)
+        self._custody.forget({name for name in new if not self._custody.wrote(name)})
+
+    def _write(self, pass_: _Pass, name: str, before: str, text: str, *, last: bool) -> bool:
+        """Write a setting; return False where that is to be tried again."""
+        try:
+            self._custody.write(name, text, many=not pass_.thorough)
+        except ImmovableError:
+            self._immovable[name] = before
+        except FileNotFoundError:
+            pass  # it has ended
+        except PLACE_ERRORS as error:
+            if last:
+                pass_.failed[name] = why_not(error)
+            return False
+        else:
+            pass_.written += 1
+        return True
 
     def _fill_groups(
         self,
@@ -316,8 +343,8 @@ class HostIsolation:
             name: {uid: threads_of(uid) for uid in pods if uid in uids}
             for name, pods in asked.resctrl.items()
         }
-        found = dict(self._groups.fill(used, thorough=thorough))
-        conditions = MappingProxyType({**self.report.conditions, **found})
+        left = dict(self._groups.fill(used, thorough=thorough))
+        conditions = MappingProxyType({**self.report.conditions, **left})
         self.report = replace(self.report, conditions=conditions, counts=self._groups.counts)
 
     def _own_sets(self, asked: IsolatedCpus, bound: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -333,225 +360,6 @@ class HostIsolation:
                         "exclusive to a pod: it does without them"
                     )
                     yield f"isolation /{cgroup}", message
-
-    def _applied(
-        self, asked: IsolatedCpus, conditions: dict[str, str], *, thorough: bool
-    ) -> IsolationReport:
-        if self._unusable:
-            return IsolationReport({**conditions, "isolation": self._unusable})
-        if thorough:
-            self._forget_slices()
-        pass_ = _Pass(conditions, thorough)
-        self._take_in_appeared()
-        desired = dict(desired_settings(asked, self._places))
-        self._release(pass_, desired.keys() | self._groups.places_of(asked.resctrl))
-        try:
-            self._hold(pass_, desired)
-        finally:
-            self._places.close_kept()
-        made = self._groups.make(asked.resctrl, self._originals, self._written, self._save_more)
-        pass_.conditions.update(made)
-        if thorough:
-            self._look_at_effects(pass_, asked)
-            self._take_back(pass_)
-        if pass_.written:
-            log.info("host settings written", settings=pass_.written, changed=len(self._originals))
-        return IsolationReport(pass_.lines(), self._changed(desired), pass_.written)
-
-    def restore(self) -> tuple[Mapping[str, str], int]:
-        """Restore all originals; return what could not be, by place, and how many were."""
-        pass_ = _Pass({}, thorough=True)
-        self._forget_slices()
-        before = len(self._originals)
-        self._release(pass_, (), everything=True)
-        return pass_.failed, before - len(self._originals)
-
-    def _save(self, originals: dict[str, str]) -> None:
-        if originals != self._originals:
-            self._store.save(originals)
-            self._originals = originals
-
-    def _save_more(self, new: Mapping[str, str]) -> None:
-        self._save({**new, **self._originals})
-
-    def _take_in_appeared(self) -> None:
-        """Give interrupts that came with the narrowed default the original of the default."""
-        if self._config.interrupts is IsolationMode.NEVER:
-            return
-        places = set(self._places.find(_IRQS))
-        default, narrowed = self._originals.get(DEFAULT_IRQ), self._written.get(DEFAULT_IRQ)
-        if None not in (default, narrowed, self._seen):
-            new = places - (self._seen or set()) - self._originals.keys()
-            wide = str(cpus_of(Form.MASK, default or ""))
-            taken = {place: wide for place in new if self._shows(place, narrowed or "")}
-            self._save(self._originals | taken)
-        self._seen = places
-
-    def _shows(self, place: str, default: str) -> bool:
-        try:
-            return Mask.parse(self._places.read(place)) == cpus_of(Form.MASK, default)
-        except PLACE_ERRORS:
-            return False
-
-    def _hold(self, pass_: _Pass, desired: Mapping[str, DesiredSetting]) -> None:
-        """Save the originals of what has to change, then write that and read it back."""
-        waiting: list[tuple[str, Form, str, str]] = []
-        new: dict[str, str] = {}
-        for key, each in desired.items():
-            if key.startswith(IRQ) and not pass_.thorough:
-                self._places.keep_open(key)  # there are hundreds, and most are written
-            try:
-                shown = self._places.read(key)
-                text = self._to_write(key, each, shown, new)
-            except FileNotFoundError:
-                if each.row.missing:
-                    pass_.missing.add((each.row.item, each.row.missing))
-            except PLACE_ERRORS as error:
-                pass_.failed[key] = why_not(error)
-            else:
-                if text is not None:
-                    waiting.append((key, each.row.form, shown, text))
-        self._save(self._originals | new)
-        # What depends on another setting, as the lowest frequency on the highest, is tried twice.
-        again = [one for one in waiting if not self._write(pass_, *one, last=False)]
-        for one in again:
-            self._write(pass_, *one, last=True)
-        untouched = new.keys() - self._written.keys()
-        self._save({key: text for key, text in self._originals.items() if key not in untouched})
-
-    def _to_write(
-        self, key: str, each: DesiredSetting, shown: str, new: dict[str, str]
-    ) -> str | None:
-        """Return what has to be written, None for nothing; an original goes to `new`."""
-        form = each.row.form
-        unused = each.row.where_set and not cpus_of(form, shown)
-        if unused or self._immovable.get(key) == shown:
-            return None
-        changes, original = has_to_change(each, shown), self._originals.get(key)
-        if original is None:
-            if not changes:
-                return None
-            original = new[key] = shown
-        text = text_instead(each, original)
-        if changes:
-            return text
-        if same(form, shown, text):
-            self._written.setdefault(key, text)
-            return None
-        return text if self._is_ours(key, form, shown) else None
-
-    def _is_ours(self, key: str, form: Form, shown: str) -> bool:
-        """Return whether the agent wrote what is shown; after a start that is assumed."""
-        return key not in self._written or same(form, shown, self._written[key])
-
-    def _write(
-        self, pass_: _Pass, key: str, form: Form, before: str, text: str, *, last: bool
-    ) -> bool:
-        """Write a setting and read it back; return False where that is to be tried again."""
-        # irqbalance shows what it was sent only after its next round.
-        late = form is Form.AVOIDED and self._written.get(key) != text
-        try:
-            if not self._took(key, text):
-                self._immovable[key] = before
-                return True
-            self._written[key] = text
-            pass_.written += 1
-            # The answer to the write says that the interrupt is set (write_irq_affinity in
-            # kernel/irq/proc.c), and the next comparison reads all of them.
-            if key.startswith(IRQ) and not pass_.thorough:
-                return True
-            shown = self._places.read(key)
-            if not (late or same(form, shown, text)):
-                raise OSError(errno.EIO, f"it shows {shown.strip()} instead of {text}")
-        except FileNotFoundError:
-            return True
-        except PLACE_ERRORS as error:
-            if last:
-                pass_.failed[key] = why_not(error)
-            return False
-        return True
-
-    def _took(self, key: str, text: str) -> bool:
-        """Write a text; return False for an interrupt or a thread that no process may move.
-
-        The interrupt is managed by its driver, per CPU, or its controller cannot move it: EIO, and
-        EPERM in newer kernels, 6.12 among them (write_irq_affinity in kernel/irq/proc.c).
-        """
-        try:
-            self._places.write(key, text)
-        except OSError as error:
-            never = ((IRQ, errno.EIO), (IRQ, errno.EPERM), (TASKS, errno.EINVAL))
-            if any(key.startswith(kind) and error.errno == number for kind, number in never):
-                return False
-            raise
-        return True
-
-    def _release(self, pass_: _Pass, desired: Collection[str], *, everything: bool = False) -> None:
-        """Give what is no longer to differ its original back, then forget that."""
-        left = dict(self._originals)
-        # Units before their cgroups: systemd writes a cgroup when a property is set. Partitions
-        # before threads: the kernel moves some when a partition ends.
-        places = sorted((key for key in left if key not in desired), reverse=True)
-        places.sort(key=lambda key: not key.endswith(EXCLUSIVE))
-        # Twice, since one may depend on another, as the lowest frequency on the highest.
-        for key in (*places, *places):
-            of_slices = self._config.host_slices and key.startswith((CGROUP, UNIT))
-            partitioned = key.endswith(EXCLUSIVE)
-            kept = bool(self._partitions) if partitioned else of_slices
-            if key not in left or (kept and not everything):
-                continue
-            form = _form_of(key)
-            try:
-                shown, original = self._places.read(key), left[key]
-                moved = key.startswith(TASKS) and self._places.node_of(key) is not None
-                if everything or moved or self._is_ours(key, form, shown):
-                    if shown != original or partitioned:
-                        self._places.write(key, original)
-                        pass_.written += 1
-                        shown = self._places.read(key)
-                    if original.strip() and key != BANNED and not same(form, shown, original):
-                        raise OSError(errno.EIO, f"it shows {shown.strip()}")
-            except FileNotFoundError:
-                pass  # the device is gone, or the thread has ended
-            except PLACE_ERRORS as error:
-                pass_.failed[key] = why_not(error)
-                continue
-            del left[key]
-            self._written.pop(key, None)
-            pass_.failed.pop(key, None)
-        self._save(left)
-
-    def _look_at_effects(self, pass_: _Pass, asked: IsolatedCpus) -> None:
-        """Note interrupts that still come to CPUs that they avoid, and an irqbalance that fights.
-
-        Many are moved only by the kernel when they come next (IRQ_MOVE_PCNTXT): one more that comes
-        there is none too many.
-        """
-        avoided = asked.avoided.get(IsolationItem.INTERRUPTS)
-        if not avoided:
-            return
-        for key in self._originals:
-            if not key.startswith(IRQ) or key == DEFAULT_IRQ:
-                continue
-            irq = key.split("/")[2]
-            try:
-                effective = Mask.parse(self._places.read(f"{IRQ}{irq}/effective_affinity_list"))
-                cpus = effective & avoided - Mask.parse(self._written.get(key, ""))
-                if not cpus:
-                    continue
-                counts = self._places.read(f"sys/kernel/irq/{irq}/per_cpu_count").split(",")
-                came = sum(int(counts[cpu]) for cpu in cpus)
-            except (IndexError, *PLACE_ERRORS):
-                continue
-            before = self._came.get(key)
-            self._came[key] = (cpus, came)
-            if before is not None and before[0] == cpus and came > before[1] + 1:
-                pass_.late.append(f"{irq} ({self._places.described(key)}) to {cpus}")
-        if not self._places.find(BANNED) and self._places.irqbalance_runs():
-            pass_.conditions["isolation irqbalance"] = (
-                "irqbalance runs and has no socket over which to name exclusive CPUs, so it moves "
-                "interrupts back; stop it, or set IRQBALANCE_BANNED_CPULIST"
-            )
 
     def _take_back(self, pass_: _Pass) -> None:
         """Have the kernel give back CPUs that no cgroup has, for the second time in a row.
@@ -578,18 +386,142 @@ class HostIsolation:
         else:
             log.warning("lost CPUs taken back", cpus=str(again))
 
-    def _changed(self, desired: Mapping[str, DesiredSetting]) -> Mapping[str, int]:
-        changed = Counter(str(desired[key].row.item) for key in self._originals if key in desired)
-        slices = sum(key.startswith(CGROUP) and key.endswith(CPUS) for key in self._originals)
-        groups = sum(key.startswith((RESCTRL_GROUP, ROOT_SCHEMATA)) for key in self._originals)
-        changed |= Counter(
-            {
-                str(IsolationItem.HOST_SLICES): slices,
-                str(IsolationItem.PARTITIONS): len(self._partitions),
-                str(IsolationItem.RESCTRL): groups,
-            }
-        )
-        return MappingProxyType(dict(changed))
+
+class _Slices:
+    """The sets of the host's own slices, in their cgroups and on record with systemd."""
+
+    def __init__(self, places: HostPlaces, custody: Custody, *, units: bool) -> None:
+        self._places = places
+        self._custody = custody
+        self._units = units
+        #: Whether systemd is asked what it has on record of slices whose cgroups are as written.
+        self._compares = False
+        #: The places that are narrower than they would be.
+        self.held: frozenset[str] = frozenset()
+        #: The slices that could not be saved, so that they are not narrowed, by subject.
+        self.unsaved: dict[str, str] = {}
+
+    def compare_units(self) -> None:
+        """Have the next call of `narrowed` ask systemd, too."""
+        self._compares = self._units
+
+    def narrowed(self, whole: Mask, usable: Mask, stay: Mask | None) -> Iterable[Setting]:
+        """Save what slices have that are to be narrower; return what these are to have.
+
+        `whole` are all CPUs, of which those that are `usable` are nobody's; slices without a set
+        are to `stay` on these.
+        """
+        home = (stay or whole) & usable or usable
+        self.held, self.unsaved = frozenset(), {}
+        if not usable or home == whole:
+            return ()
+        settings: dict[str, Setting] = {}
+        new: dict[str, str] = {}
+        for name in HOST_SLICES:
+            place, unit = set_of_slice(name), set_of_unit(name)
+            try:
+                changed = self._not_ours(place, unit)
+            except FileNotFoundError:
+                self.held |= {place, unit}  # systemd keeps the unit's property for the next
+                continue
+            except PLACE_ERRORS as error:
+                self.unsaved[f"isolation {name}"] = f"{name} uses exclusive CPUs: {why_not(error)}"
+                continue
+            original = Mask.parse({**self._custody.originals, **changed}[place]) & whole
+            cpus = original & usable or home
+            if cpus != (original or whole):
+                settings[place] = Setting(name, cpus=cpus)
+                self.held |= {place, unit}
+                new |= changed
+        self._compares = False
+        try:
+            self._custody.take(new)
+        except CheckpointIOError as error:
+            self.unsaved["isolation hostSlices"] = f"the host's slices use all CPUs: {error}"
+        saved = self._custody.originals
+        for place in settings.keys() & saved:
+            for name in {place, set_of_unit(settings[place].cgroup)} & saved.keys():
+                self._custody.will_write(name, str(settings[place].cpus))
+        return [setting for place, setting in settings.items() if place in saved]
+
+    def _not_ours(self, place: str, unit: str) -> Mapping[str, str]:
+        """Return what a slice and its unit show that the agent did not write."""
+        shown = self._places.read(place)
+        whose = self._custody.state(place, shown)
+        if whose is State.OURS and not self._compares:
+            return {}
+        changed = {} if whose is State.OURS else {place: shown}
+        if not self._units:
+            return changed
+        try:
+            recorded = self._places.read(unit)
+        except FileNotFoundError:
+            recorded = ""
+        except PLACE_ERRORS:
+            if whose is State.UNTOUCHED:
+                raise
+            return {}  # whose it is now says the next comparison
+        if self._custody.state(unit, recorded) is not State.OURS:
+            return {**changed, unit: recorded}
+        # systemd may write what it had on record of the agent's before.
+        return {} if self._places.at(place).same(shown, recorded) else changed
+
+
+class _Interrupts:
+    """Interrupts that come while the default is narrowed, and that still come where they may not.
+
+    Many are moved only by the kernel when they come next (IRQ_MOVE_PCNTXT): one more that comes
+    there is none too many.
+    """
+
+    def __init__(self, places: HostPlaces, custody: Custody) -> None:
+        self._places = places
+        self._custody = custody
+        #: The interrupts of the last pass, none before the first.
+        self._seen: set[str] = set()
+        #: How often they had come to CPUs that they avoid, by place.
+        self._came: dict[str, tuple[Mask, int]] = {}
+
+    def take_in(self) -> None:
+        """Give interrupts that came with the narrowed default the original of the default.
+
+        Those that came while no agent ran, too.
+        """
+        there = set(self._places.find(_IRQS))
+        originals = self._custody.originals
+        if DEFAULT_IRQ in originals and (new := there - self._seen - originals.keys()):
+            wide = str(cpus_of(Form.MASK, originals[DEFAULT_IRQ]))
+            narrowed = cpus_of(Form.MASK, self._places.read(DEFAULT_IRQ))
+            self._custody.take({name: wide for name in new if self._shows(name, narrowed)})
+        self._seen = there
+
+    def _shows(self, name: str, cpus: Mask) -> bool:
+        try:
+            return Mask.parse(self._places.read(name)) == cpus
+        except FileNotFoundError:  # it was freed
+            return False
+
+    def still_coming(self, avoided: Mask) -> list[str]:
+        """Return the interrupts that came to CPUs that they avoid since the last call."""
+        late = []
+        for name in self._places.find(_IRQS) if avoided else ():
+            if name not in self._custody.originals:
+                continue
+            irq = name.split("/")[2]
+            try:
+                effective = Mask.parse(self._places.read(f"{IRQ}{irq}/effective_affinity_list"))
+                cpus = effective & avoided - Mask.parse(self._custody.last(name))
+                if not cpus:
+                    continue
+                counts = self._places.read(f"sys/kernel/irq/{irq}/per_cpu_count").split(",")
+                came = sum(int(counts[cpu]) for cpu in cpus)
+            except (IndexError, *PLACE_ERRORS):  # the kernel shows nothing of it
+                continue
+            before = self._came.get(name)
+            self._came[name] = (cpus, came)
+            if before is not None and before[0] == cpus and came > before[1] + 1:
+                late.append(f"{irq} ({self._places.described(name)}) to {cpus}")
+        return late
 
 
 class _Pass(Struct):
@@ -604,31 +536,18 @@ class _Pass(Struct):
 
     def lines(self) -> Mapping[str, str]:
         """Return what is not as asked, by subject."""
-        found = dict(self.conditions)
+        lines = dict(self.conditions)
         for item in sorted({item for item, _ in self.missing}):
             why = "; ".join(sorted(why for of, why in self.missing if of == item))
-            found[f"isolation {item}"] = f"{item} changes less than asked: {why}"
+            lines[f"isolation {item}"] = f"{item} changes less than asked: {why}"
         reasons = Counter(self.failed.values())
         for why, times in sorted(reasons.items()):
-            places = [place for place, each in self.failed.items() if each == why]
+            places = [place for place, reason in self.failed.items() if reason == why]
             named = ", ".join(f"/{place}" for place in places[:_NAMED])
             more = f" and {times - _NAMED} more" if times > _NAMED else ""
-            found[f"isolation /{places[0]}"] = f"not as desired: {named}{more}: {why}"
+            lines[f"isolation /{places[0]}"] = f"not as desired: {named}{more}: {why}"
         if self.late:
             named = ", ".join(sorted(self.late)[:_NAMED])
             more = f" and {len(self.late) - _NAMED} more" if len(self.late) > _NAMED else ""
-            found["isolation interrupts"] = f"still delivered to exclusive CPUs: {named}{more}"
-        return MappingProxyType(found)
-
-
-def _form_of(key: str) -> Form:
-    """Return how the text of a place is compared when its original is given back."""
-    if key == ROOT_SCHEMATA:
-        return Form.SCHEMATA
-    if key.startswith((TASKS, CGROUP, UNIT, BANNED)) or key.endswith(
-        ("affinity_list", "watchdog_cpumask")
-    ):
-        return Form.LIST
-    if key.endswith(("cpumask", "_cpus", "smp_affinity")):
-        return Form.MASK
-    return Form.WORD
+            lines["isolation interrupts"] = f"still delivered to exclusive CPUs: {named}{more}"
+        return MappingProxyType(lines)

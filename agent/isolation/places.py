@@ -1,17 +1,19 @@
-"""Where host-wide settings are read and written, and what was there before.
+"""Where host-wide settings are read and written: one small class for each kind of place.
 
-A place has a name and shows a text:
+A place has a name, shows a text, and takes one:
 
-- `proc/...`, `sys/...`: a file below the host's root;
-- `tasks/PID/START`: the CPUs of a thread of the kernel that can be moved, as a list (START is its
-  start in clock ticks: a number is used again);
-- `irqbalance/banned`: the CPUs that irqbalance keeps interrupts off, over its socket;
-- `cgroup/PATH/FILE`, `unit/NAME/PROPERTY`: of the host's own slices;
-- `cgroup/PATH/cpuset.cpus.exclusive`: of the cgroup of all pods. Writing it ends the partitions
-  below;
-- `resctrl/PATH`: a group of the resctrl filesystem, which is made by any text and removed by none.
+- `proc/...`, `sys/...`: a file below the host's root (`SettingFile`, `Interrupt`);
+- `tasks/PID/START`: the CPUs of a thread of the kernel that can be moved (`KernelThread`);
+- `irqbalance/banned`: the CPUs that irqbalance keeps interrupts off (`Banned`);
+- `cgroup/PATH/cpuset.cpus`, `unit/NAME/AllowedCPUs`: of the host's own slices (`SliceSet`,
+  `UnitSet`);
+- `cgroup/PATH/cpuset.cpus.exclusive`: of the cgroup of all pods (`AllPodsExclusive`);
+- `resctrl/PATH`: a group of the resctrl filesystem (`CacheGroup`).
 
-This module is the only one that writes them.
+What is particular to a kind stands in its class and nowhere else: `HostPlaces.at` makes the place
+of a name. Text goes in and comes out; what a place had before is kept by `agent.isolation.custody`.
+Every place raises `PLACE_ERRORS`, and `FileNotFoundError` where there is none any more. This module
+is the only one that writes them.
 """
 
 from __future__ import annotations
@@ -22,16 +24,12 @@ import os
 import re
 import socket
 import struct
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-import msgspec
-
-from agent.files import LARGEST
 from agent.isolation.shares import has_lines, parse_schemata
-from agent.state.checkpoint import CheckpointIOError, UnusableCheckpointError
-from agent.state.store import AtomicFile, OsFiles, read_checked
 from cgroupfs.apply import CPUSET, enabled
 from cgroupfs.errors import CgroupError
 from cgroupfs.partitions import partitions
@@ -47,37 +45,38 @@ from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import join
 from sysfs.mask import EMPTY, Mask
 from systemd.bus import Breaker
-from systemd.units import BusError, SystemdError, allowed_cpus, bytes_mask, cpuset_partition
+from systemd.units import (
+    BusError,
+    NoSuchUnitError,
+    SystemdError,
+    allowed_cpus,
+    bytes_mask,
+    cpuset_partition,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.state.store import Files
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
 
 BANNED: Final = "irqbalance/banned"
 TASKS: Final = "tasks/"
-CGROUP: Final = "cgroup/"
-UNIT: Final = "unit/"
+IRQ: Final = "proc/irq/"
+AFFINITY: Final = "/smp_affinity_list"
+DEFAULT_IRQ: Final = f"{IRQ}default_smp_affinity"
 RESCTRL_GROUP: Final = "resctrl/"
 RESCTRL_ROOT: Final = "sys/fs/resctrl/"
+ROOT_SCHEMATA: Final = f"{RESCTRL_ROOT}schemata"
+_CGROUP: Final = "cgroup/"
+_UNIT: Final = "unit/"
+_CPU: Final = "sys/devices/system/cpu/"
 #: What a place raises where it cannot be read or written.
 PLACE_ERRORS: Final = (OSError, ValueError, CgroupError, SystemdError)
 #: The unit may not write there.
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _DROP_IN: Final = "give the unit the drop-in deploy/isolation.conf (docs/isolation.md)"
-
-
-def why_not(error: Exception) -> str:
-    """Return why a place could not be read or written, and what to do where that is known."""
-    if not isinstance(error, OSError):
-        return str(error)
-    why = error.strerror or str(error)
-    return f"{why}; {_DROP_IN}" if error.errno in _FORBIDDEN else why
-
-
 #: A cgroup at the top that exists for a moment, while lost CPUs are taken back.
 _RETURNED: Final = "numawarden-returned"
 _LONGEST: Final = 1 << 16
@@ -98,12 +97,31 @@ _SILENT: Final = "irqbalance does not answer on its socket"
 _BANNED_MASK: Final = re.compile(r"BANNED ([0-9a-f,]+)")
 
 
-# --- forms ----------------------------------------------------------------------------------------
-# How a text is a value: two texts are the same setting if their values are equal.
+def why_not(error: Exception) -> str:
+    """Return why a place could not be read or written, and what to do where that is known."""
+    if not isinstance(error, OSError):
+        return str(error)
+    why = error.strerror or str(error)
+    return f"{why}; {_DROP_IN}" if error.errno in _FORBIDDEN else why
+
+
+def set_of_slice(cgroup: str) -> str:
+    """Return the name of the place that has the CPUs of one of the host's own slices."""
+    return f"{_CGROUP}{cgroup}/{CPUS}"
+
+
+def set_of_unit(unit: str) -> str:
+    """Return the name of the place that has the CPUs of a unit on record."""
+    return f"{_UNIT}{unit}/{allowed_cpus(EMPTY).name}"
+
+
+def exclusive_of(all_pods: str) -> str:
+    """Return the name of the place that has the exclusive CPUs of the cgroup of all pods."""
+    return f"{_CGROUP}{all_pods}/{EXCLUSIVE}"
 
 
 class Form(StrEnum):
-    """How a set of CPUs is written, or that a text is none."""
+    """How a text is a value: two texts are the same setting if their values are equal."""
 
     LIST = "list"
     MASK = "mask"
@@ -145,11 +163,413 @@ def same(form: Form, one: str, other: str) -> bool:
         return one == other
 
 
-# --- places ---------------------------------------------------------------------------------------
+class Sources:
+    """What the places of one host are read from and written to; see `HostPlaces`."""
+
+    def __init__(
+        self,
+        root: Path,
+        tree: CgroupTree | None,
+        systemd: Systemd | None,
+        affinity: tuple[Callable[[int], set[int]], Callable[[int, Mask], None]],
+    ) -> None:
+        self.root = root
+        #: Joining paths would cost as much as reading the file, for hundreds at an admission.
+        self._prefix = "" if str(root) == "/" else str(root)
+        self.cgroups = tree
+        self.breaker = None if systemd is None else Breaker(systemd)
+        self.affinity = affinity
+        #: The nodes of the threads that the kernel has for each, by place.
+        self.nodes: dict[str, int] = {}
+        #: The descriptors of files that are read and then written, by place.
+        self._kept: dict[str, int] = {}
+
+    @property
+    def tree(self) -> CgroupTree:
+        """The host's cgroups; raises `OSError` where none were opened."""
+        if self.cgroups is None:
+            raise OSError(errno.ENODEV, "no cgroups are open here")
+        return self.cgroups
+
+    @property
+    def systemd(self) -> Systemd:
+        """The host's systemd; raises `OSError` where none is asked."""
+        if self.breaker is None:
+            why = "systemd is not asked (cgroupDriver); numawarden isolation restore asks it"
+            raise OSError(errno.ENODEV, why)
+        return self.breaker
+
+    def find(self, pattern: str) -> list[str]:
+        """Return the files of a pattern, of which `*` is any name."""
+        return sorted(glob.glob(pattern, root_dir=self.root))  # noqa: PTH207  # names, not paths
+
+    def read(self, file: str) -> str:
+        """Return the text of a file."""
+        kept = self._kept.get(file)
+        fd = os.open(f"{self._prefix}/{file}", _TO_READ) if kept is None else kept
+        try:
+            return os.pread(fd, _LONGEST, 0).decode()
+        finally:
+            if kept is None:
+                os.close(fd)
+
+    def write(self, file: str, text: str) -> None:
+        """Write a text to a file in one system call, to the one that was kept open if one was."""
+        data, kept = text.encode() or b"\n", self._kept.pop(file, None)
+        to_write = os.O_WRONLY | os.O_CLOEXEC
+        fd = os.open(f"{self._prefix}/{file}", to_write) if kept is None else kept
+        try:
+            os.write(fd, data)
+            # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.
+            if os.fstat(fd).st_size > len(data):
+                os.ftruncate(fd, len(data))
+        except OSError as error:
+            if kept is None or error.errno != errno.EIO:
+                raise
+            # So answers the file of an interrupt that was freed since it was read (proc_reg_write
+            # in fs/proc/inode.c); its number may be another one's now.
+            self.write(file, text)
+        finally:
+            os.close(fd)
+
+    def keep_open(self, file: str) -> None:
+        """Open a file once for the read and the write that follow, until that or `close_kept`."""
+        if len(self._kept) < _MOST_KEPT:
+            with suppress(OSError):  # the read that follows says why, or the write
+                self._kept[file] = os.open(f"{self._prefix}/{file}", os.O_RDWR | os.O_CLOEXEC)
+
+    def close_kept(self) -> None:
+        """Close the files that were kept open and not written."""
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+
+    def cpus(self, state: str) -> Mask:
+        """Return the CPUs of the host that are `online` or `possible`."""
+        return Mask.parse(self.read(f"{_CPU}{state}"))
+
+    def stat(self, pid: str) -> tuple[str, list[str]]:
+        """Return the number and name of a thread as the kernel shows them, and what follows."""
+        called, _, rest = (self.root / "proc" / pid / "stat").read_text().rpartition(")")
+        return called, rest.split()
+
+
+class Place(ABC):
+    """One setting of the host; the class says what is particular to its kind."""
+
+    #: How the text is a value.
+    form: Form = Form.LIST
+    #: Places with a lower order are given back first.
+    order: int = 5
+    #: With these errors the kernel says that no process may change this one.
+    immovable: ClassVar[frozenset[int]] = frozenset()
+    #: There are hundreds that an admission writes: the answer to the write says that it took, and
+    #: the comparison that follows reads them.
+    many: ClassVar[bool] = False
+    #: What was written shows only after a while.
+    shows_later: ClassVar[bool] = False
+    #: Whether the place is in the cgroup tree, or with systemd.
+    in_tree: ClassVar[bool] = False
+    in_systemd: ClassVar[bool] = False
+
+    def __init__(self, name: str, host: Sources) -> None:
+        self.name = name
+        self._host = host
+
+    @property
+    def chosen(self) -> bool:
+        """Whether what others write is somebody's choice, so that it becomes the original.
+
+        Not where the kernel moves things by itself, and not in the agent's own cgroup.
+        """
+        return True
+
+    @abstractmethod
+    def read(self) -> str:
+        """Return the text that the place shows."""
+
+    @abstractmethod
+    def write(self, text: str) -> None:
+        """Write a text in one system call, or one message; whoever writes reads it back."""
+
+    def same(self, shown: str, text: str) -> bool:
+        """Return whether what is shown is the setting that a text is."""
+        return same(self.form, shown, text)
+
+
+class SettingFile(Place):
+    """A file of procfs or sysfs, whose name says its form."""
+
+    _FORMS: Final = {
+        "smp_affinity_list": Form.LIST,
+        "default_smp_affinity": Form.MASK,
+        "cpumask": Form.MASK,
+        "rps_cpus": Form.MASK,
+        "xps_cpus": Form.MASK,
+        "watchdog_cpumask": Form.LIST,
+        "schemata": Form.SCHEMATA,
+    }
+    #: Before those that depend on them: what interrupts come with; some governors reset the energy
+    #: preference.
+    _FIRST: Final = frozenset({"default_smp_affinity", "scaling_governor"})
+
+    def __init__(self, name: str, host: Sources) -> None:
+        super().__init__(name, host)
+        file = name.rpartition("/")[2]
+        self.form = self._FORMS.get(file, Form.WORD)
+        self.order = 4 if file in self._FIRST else 5
+
+    def read(self) -> str:
+        """Return the text of the file."""
+        return self._host.read(self.name)
+
+    def write(self, text: str) -> None:
+        """Write the file."""
+        self._host.write(self.name, text)
+
+
+class Interrupt(SettingFile):
+    """The CPUs to which an interrupt may come."""
+
+    #: The interrupt is managed by its driver, per CPU, or its controller cannot move it: EIO, and
+    #: EPERM in newer kernels, 6.12 among them (write_irq_affinity in kernel/irq/proc.c).
+    immovable = frozenset({errno.EIO, errno.EPERM})
+    many = True
+
+
+class CacheGroup(Place):
+    """A group of the resctrl filesystem, which is made by any text and removed by none.
+
+    Before the schemata of the root: the ways of an exclusive group are given to no other.
+    """
+
+    form = Form.WORD
+    order = 3
+
+    def _path(self) -> Path:
+        return self._host.root / RESCTRL_ROOT / self.name.removeprefix(RESCTRL_GROUP)
+
+    def read(self) -> str:
+        """Return `made`; raises `FileNotFoundError` where there is none."""
+        if self._path().is_dir():
+            return "made"
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+
+    def write(self, text: str) -> None:
+        """Make or remove the group."""
+        path = self._path()
+        path.mkdir() if text else path.rmdir()
+
+
+class KernelThread(Place):
+    """The CPUs of a thread of the kernel; START is in clock ticks, since numbers are used again.
+
+    The kernel shows no CPU that is offline: a thread that may use all others is on every one.
+    """
+
+    #: The kernel binds it to its CPU.
+    immovable = frozenset({errno.EINVAL})
+
+    @property
+    def chosen(self) -> bool:
+        """Not those of a memory node, which the kernel moves (up to Linux 6.19)."""
+        return self.name not in self._host.nodes
+
+    def _id(self) -> int:
+        pid, _, start = self.name.removeprefix(TASKS).partition("/")
+        try:
+            if self._host.stat(pid)[1][_START] == start:
+                return int(pid)
+        except ProcessLookupError:
+            pass
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+
+    def read(self) -> str:
+        """Return the list of its CPUs."""
+        return str(Mask.from_ids(self._host.affinity[0](self._id())))
+
+    def write(self, text: str) -> None:
+        """Move the thread."""
+        self._host.affinity[1](self._id(), Mask.parse(text))
+
+    def same(self, shown: str, text: str) -> bool:
+        """Return whether the CPUs that are online are the same."""
+        return super().same(shown, text) or Mask.parse(shown) == (
+            Mask.parse(text) & self._host.cpus("online")
+        )
+
+
+class SliceSet(Place):
+    """The CPUs of a slice. The kernel clears no set in use: all CPUs are the same as none."""
+
+    order = 2
+    in_tree = True
+
+    def _at(self) -> tuple[str, str]:
+        cgroup, _, file = self.name.removeprefix(_CGROUP).rpartition("/")
+        return cgroup, file
+
+    def read(self) -> str:
+        """Return the list of its CPUs, a blank line without a set of its own."""
+        return self._host.tree.read(*self._at())
+
+    def write(self, text: str) -> None:
+        """Write the set; where there was none, none or all possible CPUs, offline ones too."""
+        try:
+            self._host.tree.write(*self._at(), text.strip() or "\n")
+        except OSError as error:
+            if error.errno != errno.ENOSPC or text.strip():
+                raise
+            self._host.tree.write(*self._at(), str(self._host.cpus("possible")))
+
+    def same(self, shown: str, text: str) -> bool:
+        """Return whether the sets are equal, or both are none."""
+        if super().same(shown, text):
+            return True
+        return not text.strip() and self._host.cpus("possible") <= Mask.parse(shown)
+
+
+class UnitSet(Place):
+    """The CPUs that systemd has on record of a unit, and writes: before those of its cgroup."""
+
+    order = 1
+    in_systemd = True
+
+    def read(self) -> str:
+        """Return the list of CPUs, "" where the property is not set."""
+        try:
+            (value,) = self._host.systemd.unit_properties(*self.name.removeprefix(_UNIT).split("/"))
+        except NoSuchUnitError as error:
+            raise FileNotFoundError(errno.ENOENT, str(error), self.name) from error
+        return str(bytes_mask(value if isinstance(value, bytes) else b""))
+
+    def write(self, text: str) -> None:
+        """Set the property of the running unit."""
+        unit = self.name.removeprefix(_UNIT).partition("/")[0]
+        self._host.systemd.set_properties(unit, (allowed_cpus(Mask.parse(text)),))
+
+
+class AllPodsExclusive(SliceSet):
+    """The CPUs that partitions below the cgroup of all pods may have; the kernel clears this set.
+
+    To write it ends the partitions below. They come before threads, of which the kernel moves some
+    when a partition ends.
+    """
+
+    order = 0
+
+    @property
+    def chosen(self) -> bool:
+        """Nobody else's: the cgroup is the agent's."""
+        return False
+
+    def write(self, text: str) -> None:
+        """End all partitions below, the inner ones first, then write the set."""
+        tree, (cgroup, file) = self._host.tree, self._at()
+        for path, word, exclusive in self._below(tree, cgroup):
+            if word != MEMBER:
+                self._forget(path.rpartition("/")[2])
+                tree.write(path, PARTITION, MEMBER)
+            if exclusive:
+                tree.write(path, EXCLUSIVE, "\n")
+        tree.write(cgroup, file, text.strip() or "\n")
+
+    def same(self, shown: str, text: str) -> bool:
+        """Return whether the sets are equal and nothing below is a partition or may be one."""
+        below = self._below(self._host.tree, self._at()[0])
+        return same(self.form, shown, text) and next(below, None) is None
+
+    def _below(self, tree: CgroupTree, cgroup: str) -> Iterator[tuple[str, str, str]]:
+        """Yield what is a partition or has exclusive CPUs, with both files; inner ones first."""
+        for name in tree.children(cgroup):
+            path = join(cgroup, name)
+            with suppress(FileNotFoundError):  # it has ended
+                exclusive, word = tree.read_many(path, PARTITION_FILES)
+                if word is None:
+                    continue  # nothing below has a set
+                yield from self._below(tree, path)
+                if word.strip() != MEMBER or (exclusive or "").strip():
+                    yield path, word.strip(), (exclusive or "").strip()
+
+    def _forget(self, unit: str) -> None:
+        """Have systemd make no partition of a unit again, where it has a property of that."""
+        if self._host.breaker is not None and unit.endswith((".slice", ".scope", ".service")):
+            with suppress(BusError):
+                self._host.breaker.set_properties(unit, (cpuset_partition(MEMBER),))
+
+
+class Banned(Place):
+    """The CPUs that irqbalance keeps interrupts off, over its socket.
+
+    It answers to root alone, which it takes from the credentials of the message (irqbalance(1),
+    "COMMUNICATION VIA SOCKET"), and shows what it was sent after its next round.
+    """
+
+    form = Form.AVOIDED
+    shows_later = True
+    #: Whether it did not answer: it is asked again by another place, after a `refresh`.
+    silent = False
+
+    def read(self) -> str:
+        """Return the list of CPUs that all that run keep off."""
+        banned = _BANNED_MASK.search(self._asked("setup"))
+        if banned is None:
+            raise OSError(errno.EPROTO, "irqbalance does not name the CPUs it avoids")
+        return str(cpus_of(Form.MASK, banned[1]))
+
+    def write(self, text: str) -> None:
+        """Send the CPUs to all that run."""
+        self._asked(f"settings cpus {text.strip() or 'NULL'}")
+
+    @staticmethod
+    def sockets(host: Sources) -> list[str]:
+        """Return the sockets of all that run."""
+        return host.find("run/irqbalance/irqbalance*.sock")
+
+    def _asked(self, message: str) -> str:
+        """Send one message to each irqbalance; return what they answer."""
+        sockets = self.sockets(self._host)
+        if not sockets:
+            raise FileNotFoundError(errno.ENOENT, "irqbalance has no socket", BANNED)
+        if self.silent:
+            raise TimeoutError(errno.ETIMEDOUT, _SILENT)
+        answers = []
+        credentials = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
+        for name in sockets:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                try:
+                    connection.connect(str(self._host.root / name))
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, credentials)]
+                    connection.sendmsg([message.encode() + b"\0"], ancillary)
+                    if message == "setup":
+                        answers.append(connection.recv(_LONGEST).decode(errors="replace"))
+                except TimeoutError:
+                    self.silent = True
+                    raise TimeoutError(errno.ETIMEDOUT, _SILENT) from None
+        return "\n".join(answers)
+
+
+#: How the name of a place begins and ends, and its kind; the first that fits.
+_KINDS: Final[tuple[tuple[str, str, type[Place]], ...]] = (
+    (IRQ, AFFINITY, Interrupt),
+    (TASKS, "", KernelThread),
+    (BANNED, "", Banned),
+    (_CGROUP, f"/{EXCLUSIVE}", AllPodsExclusive),
+    (_CGROUP, "", SliceSet),
+    (_UNIT, "", UnitSet),
+    (RESCTRL_GROUP, "", CacheGroup),
+    ("", "", SettingFile),
+)
+
+
+def kind_of(name: str) -> type[Place]:
+    """Return the kind of the place of a name."""
+    fitting = (kind for at, end, kind in _KINDS if name.startswith(at) and name.endswith(end))
+    return next(fitting)
 
 
 class HostPlaces:
-    """All places of one host; every method but `find` raises `PLACE_ERRORS`.
+    """All places of one host, and which there are.
 
     `root` is where the host's proc, sys and run stand. `tree` has the host's cgroups and `systemd`
     its units, None where there is none. `affinity` reads and sets the CPUs of a thread.
@@ -162,30 +582,37 @@ class HostPlaces:
         systemd: Systemd | None = None,
         affinity: tuple[Callable[[int], set[int]], Callable[[int, Mask], None]] | None = None,
     ) -> None:
-        self._root = root
-        #: Joining paths would cost as much as reading the file, for hundreds at an admission.
-        self._prefix = "" if str(root) == "/" else str(root)
-        self._tree = tree
-        self._systemd = None if systemd is None else Breaker(systemd)
-        self._affinity = affinity or (os.sched_getaffinity, os.sched_setaffinity)
+        affinity = affinity or (os.sched_getaffinity, os.sched_setaffinity)
+        self._host = Sources(root, tree, systemd, affinity)
         #: What is not done again before `refresh`: asking a silent irqbalance, and looking for
         #: places, which costs more than reading them.
-        self._silent = False
+        self._at: dict[str, Place] = {}
         self._found: dict[str, Sequence[str]] = {}
-        #: The descriptors of files that are read and then written, by place.
-        self._kept: dict[str, int] = {}
-        #: The nodes of the threads that the kernel has for each.
-        self._nodes: dict[str, int] = {}
 
     def refresh(self) -> None:
         """Ask an irqbalance that did not answer again, and look for places that appeared."""
-        self._silent = False
+        self._at.clear()
         self._found.clear()
 
     def try_again(self) -> None:
         """Ask a systemd that did not answer again; until this call it is not asked."""
-        if self._systemd is not None:
-            self._systemd.try_again()
+        if self._host.breaker is not None:
+            self._host.breaker.try_again()
+
+    def at(self, name: str) -> Place:
+        """Return the place of a name, the same one until `refresh`."""
+        place = self._at.get(name)
+        if place is None:
+            place = self._at[name] = kind_of(name)(name, self._host)
+        return place
+
+    def read(self, name: str) -> str:
+        """Return the text that a place shows."""
+        return self.at(name).read()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a text to a place."""
+        self.at(name).write(text)
 
     def find(self, pattern: str) -> Sequence[str]:
         """Return the places of a pattern, of which `*` is any name, as of the last `refresh`."""
@@ -198,21 +625,17 @@ class HostPlaces:
         if pattern.startswith(TASKS):
             return self._kernel_threads()
         if pattern == BANNED:
-            return (BANNED,) if self._irqbalance() else ()
-        return sorted(glob.glob(pattern, root_dir=self._root))  # noqa: PTH207  # names, not paths
+            return (BANNED,) if Banned.sockets(self._host) else ()
+        return self._host.find(pattern)
 
     def node_threads(self) -> Sequence[str]:
         """Return the threads that the kernel has for each memory node, those that reclaim."""
-        return [place for place in self.find(f"{TASKS}*") if place in self._nodes]
-
-    def node_of(self, thread: str) -> int | None:
-        """Return the memory node of a thread, None of all others."""
-        self.find(f"{TASKS}*")
-        return self._nodes.get(thread)
+        return [place for place in self.find(f"{TASKS}*") if place in self._host.nodes]
 
     def cpus_of_node(self, thread: str) -> Mask:
         """Return the CPUs of the node of a thread among `node_threads`."""
-        return Mask.parse(self.read(f"sys/devices/system/node/node{self._nodes[thread]}/cpulist"))
+        node = self._host.nodes[thread]
+        return Mask.parse(self.read(f"sys/devices/system/node/node{node}/cpulist"))
 
     def irqs_of(self, device: str) -> Sequence[int]:
         """Return the interrupts of a PCI device; of other devices none are known."""
@@ -223,7 +646,7 @@ class HostPlaces:
 
     def package_of(self, cpu: int) -> str:
         """Return the package of a CPU as the names of uncore directories have it."""
-        file = self._root / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"
+        file = self._host.root / f"{_CPU}cpu{cpu}/topology/physical_package_id"
         try:
             return f"{int(file.read_text()):02}"
         except (OSError, ValueError):
@@ -231,14 +654,14 @@ class HostPlaces:
 
     def online(self) -> Mask:
         """Return the CPUs of the host that are online."""
-        return Mask.parse(self.read("sys/devices/system/cpu/online"))
+        return self._host.cpus("online")
 
     def lost(self) -> Mask:
         """Return the online CPUs that neither the root nor a partition has, as far as is known.
 
         Those of a partition without one above that was removed while invalid (Linux 6.12).
         """
-        tree = self._tree
+        tree = self._host.cgroups
         if tree is None:
             return EMPTY
         word, shown = tree.read_many("", (PARTITION, CPUS_EFFECTIVE))
@@ -254,9 +677,7 @@ class HostPlaces:
 
         Nothing is given back while another cgroup at the top lists one of them.
         """
-        tree = self._tree
-        if tree is None:
-            return
+        tree = self._host.tree
         with suppress(FileExistsError):  # of an agent that was killed here
             tree.mkdir(_RETURNED)
         try:
@@ -268,32 +689,27 @@ class HostPlaces:
 
     def has_cgroup(self, cgroup: str) -> bool:
         """Return whether a cgroup exists."""
-        return self._tree is not None and self._tree.exists(cgroup)
-
-    def has_file(self, place: str) -> bool:
-        """Return whether a cgroup has a file: the kernel offers it."""
-        cgroup, _, file = place.removeprefix(CGROUP).rpartition("/")
-        if self._tree is None or not self._tree.exists(cgroup):
-            return False
-        return self._tree.read_many(cgroup, (file,))[0] is not None
+        return self._host.cgroups is not None and self._host.cgroups.exists(cgroup)
 
     def own_sets(self, cgroup: str) -> Iterator[tuple[str, Mask]]:
         """Yield the cgroups inside one that have CPUs of their own, with these."""
-        if self._tree is None or CPUSET not in enabled(self._tree, cgroup):
+        tree = self._host.cgroups
+        if tree is None or CPUSET not in enabled(tree, cgroup):
             return
-        for name in self._tree.children(cgroup):
+        for name in tree.children(cgroup):
             path = join(cgroup, name)
-            if cpus := Mask.parse(self._tree.read_many(path, (CPUS,))[0] or ""):
+            if cpus := Mask.parse(tree.read_many(path, (CPUS,))[0] or ""):
                 yield path, cpus
             yield from self.own_sets(path)
 
     def threads_in(self, cgroup: str) -> Iterator[int]:
         """Yield the threads in a cgroup and inside it, none where it is gone."""
-        if self._tree is None or not self._tree.exists(cgroup):
+        tree = self._host.cgroups
+        if tree is None or not tree.exists(cgroup):
             return
-        (threads,) = self._tree.read_many(cgroup, ("cgroup.threads",))
+        (threads,) = tree.read_many(cgroup, ("cgroup.threads",))
         yield from map(int, (threads or "").split())
-        for name in self._tree.children(cgroup):
+        for name in tree.children(cgroup):
             yield from self.threads_in(join(cgroup, name))
 
     def irqbalance_runs(self) -> bool:
@@ -302,254 +718,33 @@ class HostPlaces:
 
     def described(self, irq_place: str) -> str:
         """Return the names of the devices of an interrupt, "" without one."""
-        directory = (self._root / irq_place).parent
+        directory = (self._host.root / irq_place).parent
         try:
             return ", ".join(sorted(each.name for each in directory.iterdir() if each.is_dir()))
         except OSError:
             return ""
 
-    def keep_open(self, place: str) -> None:
+    def keep_open(self, file: str) -> None:
         """Open a file once for the read and the write that follow, until that or `close_kept`."""
-        if len(self._kept) < _MOST_KEPT:
-            with suppress(OSError):  # the read that follows says why, or the write
-                self._kept[place] = os.open(f"{self._prefix}/{place}", os.O_RDWR | os.O_CLOEXEC)
+        self._host.keep_open(file)
 
     def close_kept(self) -> None:
         """Close the files that were kept open and not written."""
-        while self._kept:
-            os.close(self._kept.popitem()[1])
-
-    def read(self, place: str) -> str:
-        """Return the text that a place shows."""
-        kind, _, rest = place.partition("/")
-        match kind:
-            case "tasks":
-                return str(Mask.from_ids(self._affinity[0](self._thread(rest))))
-            case "irqbalance":
-                found = _BANNED_MASK.search(self._asked("setup"))
-                if found is None:
-                    raise OSError(errno.EPROTO, "irqbalance does not name the CPUs it avoids")
-                return str(cpus_of(Form.MASK, found[1]))
-            case "cgroup" if self._tree is not None:
-                cgroup, _, file = rest.rpartition("/")
-                return self._tree.read(cgroup, file)
-            case "unit" if self._systemd is not None:
-                (value,) = self._systemd.unit_properties(*rest.split("/"))
-                return str(bytes_mask(value if isinstance(value, bytes) else b""))
-            case "resctrl":
-                if (self._root / RESCTRL_ROOT / rest).is_dir():
-                    return "made"
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
-            case _:
-                kept = self._kept.get(place)
-                fd = os.open(f"{self._prefix}/{place}", _TO_READ) if kept is None else kept
-                try:
-                    return os.pread(fd, _LONGEST, 0).decode()
-                finally:
-                    if kept is None:
-                        os.close(fd)
-
-    def write(self, place: str, text: str) -> None:
-        """Write a text in one system call, or one message."""
-        kind, _, rest = place.partition("/")
-        match kind:
-            case "tasks":
-                self._affinity[1](self._thread(rest), Mask.parse(text))
-            case "irqbalance":
-                self._asked(f"settings cpus {text.strip() or 'NULL'}")
-            case "cgroup" if self._tree is not None:
-                cgroup, _, file = rest.rpartition("/")
-                if file == EXCLUSIVE:
-                    end_partitions(self._tree, cgroup, self._forget_partition)
-                self._write_set(self._tree, cgroup, file, text=text)
-            case "unit" if self._systemd is not None:
-                unit, _, _ = rest.partition("/")
-                self._systemd.set_properties(unit, (allowed_cpus(Mask.parse(text)),))
-            case "resctrl" if text:
-                (self._root / RESCTRL_ROOT / rest).mkdir()
-            case "resctrl":
-                (self._root / RESCTRL_ROOT / rest).rmdir()
-            case _:
-                self._put(place, text)
-
-    def _put(self, place: str, text: str) -> None:
-        """Write a text to a file, the one that was kept open if there is one."""
-        data, kept = text.encode() or b"\n", self._kept.pop(place, None)
-        to_write = os.O_WRONLY | os.O_CLOEXEC
-        fd = os.open(f"{self._prefix}/{place}", to_write) if kept is None else kept
-        try:
-            os.write(fd, data)
-            # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.
-            if os.fstat(fd).st_size > len(data):
-                os.ftruncate(fd, len(data))
-        except OSError as error:
-            if kept is None or error.errno != errno.EIO:
-                raise
-            # So answers the file of an interrupt that was freed since it was read (proc_reg_write
-            # in fs/proc/inode.c); its number may be another one's now.
-            self._put(place, text)
-        finally:
-            os.close(fd)
-
-    @staticmethod
-    def _write_set(tree: CgroupTree, cgroup: str, file: str, *, text: str) -> None:
-        """Write the CPUs of a cgroup; where none were set, all: the kernel clears no set in use."""
-        try:
-            tree.write(cgroup, file, text.strip() or "\n")
-        except OSError as error:
-            if error.errno != errno.ENOSPC or text.strip() or file != CPUS:
-                raise
-            tree.write(cgroup, file, tree.read("", CPUS_EFFECTIVE).strip())
-
-    def _forget_partition(self, unit: str) -> None:
-        """Have systemd make no partition of a unit again, where it has a property of that."""
-        if self._systemd is not None and unit.endswith((".slice", ".scope", ".service")):
-            with suppress(BusError):
-                self._systemd.set_properties(unit, (cpuset_partition(MEMBER),))
+        self._host.close_kept()
 
     def _kernel_threads(self) -> list[str]:
         """Return the threads of the kernel that can be moved."""
-        found: list[str] = []
-        self._nodes.clear()
-        for name in os.listdir(self._root / "proc"):  # noqa: PTH208  # names alone, of thousands
+        threads: list[str] = []
+        self._host.nodes.clear()
+        for name in os.listdir(self._host.root / "proc"):  # noqa: PTH208  # names alone, of thousands
             if not name.isdecimal():
                 continue
             try:
-                called, fields = self._stat(name)
+                called, fields = self._host.stat(name)
             except OSError:  # it has ended
                 continue
             if fields[_PARENT] == _KTHREADD and not int(fields[_FLAGS]) & _BOUND:
-                found.append(f"{TASKS}{name}/{fields[_START]}")
+                threads.append(f"{TASKS}{name}/{fields[_START]}")
                 if of_node := _OF_NODE.search(called):
-                    self._nodes[found[-1]] = int(of_node[1])
-        return found
-
-    def _stat(self, pid: str) -> tuple[str, list[str]]:
-        """Return the number and name of a thread as the kernel shows them, and what follows."""
-        called, _, rest = (self._root / "proc" / pid / "stat").read_text().rpartition(")")
-        return called, rest.split()
-
-    def _thread(self, named: str) -> int:
-        """Return the id of a thread; raises `FileNotFoundError` where it has ended."""
-        pid, _, start = named.partition("/")
-        try:
-            if self._stat(pid)[1][_START] == start:
-                return int(pid)
-        except ProcessLookupError:
-            pass
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{TASKS}{named}")
-
-    def _irqbalance(self) -> Sequence[str]:
-        pattern = "run/irqbalance/irqbalance*.sock"
-        return sorted(glob.glob(pattern, root_dir=self._root))  # noqa: PTH207  # as above
-
-    def _asked(self, message: str) -> str:
-        """Send one message to each irqbalance; return what they answer.
-
-        It answers to root alone, which it takes from the credentials of the message
-        (irqbalance(1), "COMMUNICATION VIA SOCKET").
-        """
-        sockets = self._irqbalance()
-        if not sockets:
-            raise FileNotFoundError(errno.ENOENT, "irqbalance has no socket", BANNED)
-        if self._silent:
-            raise TimeoutError(errno.ETIMEDOUT, _SILENT)
-        answers = []
-        credentials = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
-        for name in sockets:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(_ANSWER_SECONDS)
-                try:
-                    connection.connect(str(self._root / name))
-                    ancillary = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, credentials)]
-                    connection.sendmsg([message.encode() + b"\0"], ancillary)
-                    if message == "setup":
-                        answers.append(connection.recv(_LONGEST).decode(errors="replace"))
-                except TimeoutError:
-                    self._silent = True
-                    raise TimeoutError(errno.ETIMEDOUT, _SILENT) from None
-        return "\n".join(answers)
-
-
-def end_partitions(tree: CgroupTree, cgroup: str, forget: Callable[[str], None]) -> None:
-    """Make members of all partitions below a cgroup; the inner ones first.
-
-    `forget` is called with the name of each before it is written.
-    """
-    for name in tree.children(cgroup):
-        path = join(cgroup, name)
-        exclusive, word = tree.read_many(path, PARTITION_FILES)
-        if word is None:
-            continue  # nothing below has a set
-        end_partitions(tree, path, forget)
-        if word.strip() != MEMBER:
-            forget(name)
-            tree.write(path, PARTITION, MEMBER)
-        if exclusive and exclusive.strip():
-            tree.write(path, EXCLUSIVE, "\n")
-
-
-# --- originals ------------------------------------------------------------------------------------
-
-ORIGINALS_NAME: Final = "isolation.json"
-_REMEDY: Final = "put an intact copy in its place, or remove it and restart the host"
-
-
-class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file; `boot_id` is the kernel's: after a reboot nothing is as it was written."""
-
-    version: int
-    boot_id: str
-    originals: dict[str, str]
-
-
-_VERSION: Final = 1
-
-
-def running_boot(proc: Path) -> str:
-    """Return the kernel's random boot id, "" where a sandbox hides that."""
-    try:
-        return (proc / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-class Originals:
-    """What places showed before the agent first wrote them, in one file of the state directory.
-
-    `boot_id` is that of the running kernel: those of another are forgotten.
-    """
-
-    def __init__(self, directory: Path, boot_id: str, files: Files | None = None) -> None:
-        self._boot_id = boot_id
-        self._files = OsFiles() if files is None else files
-        self._file = AtomicFile(directory / ORIGINALS_NAME, self._files)
-
-    def load(self) -> dict[str, str]:
-        """Return the originals by place, none where nothing is written.
-
-        Raises `UnusableCheckpointError` and `CheckpointIOError`.
-        """
-        path = self._file.path
-        try:
-            data = read_checked(self._files, path)
-        except FileNotFoundError:
-            return {}
-        try:
-            saved = msgspec.json.decode(data, type=_Saved)
-        except msgspec.DecodeError as error:
-            raise UnusableCheckpointError(path, "$", str(error), _REMEDY) from error
-        if saved.version != _VERSION:
-            found = f"version {saved.version} is not {_VERSION}"
-            raise UnusableCheckpointError(path, "$.version", found, "use the newer release")
-        return saved.originals if saved.boot_id == self._boot_id else {}
-
-    def save(self, originals: Mapping[str, str]) -> None:
-        """Save all originals, durable on return; raises `CheckpointIOError`."""
-        data = msgspec.json.encode(
-            _Saved(_VERSION, self._boot_id, dict(originals)), order="deterministic"
-        )
-        if len(data) > LARGEST:
-            too_large = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            raise CheckpointIOError("saving", self._file.path, too_large)
-        self._file.replace(data + b"\n")
+                    self._host.nodes[threads[-1]] = int(of_node[1])
+        return threads

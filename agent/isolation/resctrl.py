@@ -1,10 +1,11 @@
 """Control groups of the kernel's resctrl filesystem, one for each class that a pod is in.
 
-A class without pods has no group: its tasks are then, as after a removal, in the root group, where
-the kernel puts those of a removed one. Only tasks of the root group are taken, so that what another
-program has grouped stays. The groups, and the schemata of the root group that exclusive classes
-narrow, are places with originals as every other setting (`agent.isolation.host`), so that release
-and restoring are the same for them.
+In go the classes that have pods (`make`) and the threads of these (`fill`); out comes what is not
+as asked, by subject, and what the kernel counts. A class without pods has no group: its tasks are
+then, as after a removal, in the root group, where the kernel puts those of a removed one. Only
+tasks of the root group are taken, so that what another program has grouped stays. The groups, and
+the schemata of the root group that exclusive classes narrow, are places with originals as every
+other setting (`agent.isolation.originals`), so that release and restoring are the same for them.
 
 Source: Documentation/filesystems/resctrl.rst of Linux 6.12; for counter assignment of 6.18.
 """
@@ -18,7 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.isolation.places import PLACE_ERRORS, RESCTRL_GROUP, RESCTRL_ROOT, Form, same, why_not
+from agent.isolation.places import (
+    PLACE_ERRORS,
+    RESCTRL_GROUP,
+    RESCTRL_ROOT,
+    ROOT_SCHEMATA,
+    why_not,
+)
 from agent.isolation.shares import (
     BANDWIDTH,
     CACHES,
@@ -36,12 +43,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from agent.config.isolation import ResctrlConfig
+    from agent.isolation.originals import Custody
     from agent.isolation.places import HostPlaces
     from agent.isolation.shares import Schemata
 
 #: What the names of the agent's groups begin with.
 PREFIX: Final = "numawarden-"
-ROOT_SCHEMATA: Final = f"{RESCTRL_ROOT}schemata"
 _INFO: Final = f"{RESCTRL_ROOT}info/"
 #: The values of Intel's MB line.
 _WHOLE: Final = 100
@@ -110,11 +117,12 @@ def read_resctrl(places: HostPlaces) -> Resctrl:
 
 
 class ResctrlGroups:
-    """The agent's control groups of one host; see `agent.isolation.host` for what is saved."""
+    """The agent's control groups of one host; `custody` has what was there before."""
 
-    def __init__(self, config: ResctrlConfig, places: HostPlaces) -> None:
+    def __init__(self, config: ResctrlConfig, places: HostPlaces, custody: Custody) -> None:
         self._config = config
         self._places = places
+        self._custody = custody
         #: The classes whose groups have what they are to have.
         self._ready: frozenset[str] = frozenset()
         #: What the kernel counted at the last comparison.
@@ -126,18 +134,8 @@ class ResctrlGroups:
         root = {ROOT_SCHEMATA} if any(map(self._exclusive, used)) else set()
         return frozenset(groups | root)
 
-    def make(
-        self,
-        used: Mapping[str, object],
-        originals: Mapping[str, str],
-        written: dict[str, str],
-        save: Callable[[Mapping[str, str]], None],
-    ) -> Iterator[tuple[str, str]]:
-        """Make the groups of the classes that have pods; yield what is not as asked, by subject.
-
-        `save` makes originals durable, before the first write; `written` is what was last written
-        to a place.
-        """
+    def make(self, used: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        """Make the groups of the classes that have pods; yield what is not as asked, by subject."""
         self._ready = frozenset()
         if not used:
             self.counts = ()
@@ -150,17 +148,14 @@ class ResctrlGroups:
                 named = "; ".join(map(str, decided.mistakes[:_NAMED]))
                 yield "isolation resctrl", f"no class is used: {named}"
                 return
-            made = self._made(used, originals, save, failed)
+            made = self._made(used, failed)
             # As long as one of these is exclusive, the kernel gives its former ways to no group.
             changed = {name for name in made if not self._has(name, decided.schemata[name])}
             for name in changed:
                 self._write(f"{_directory(name)}/mode", _SHAREABLE)
             exclusive = [decided.schemata[name] for name in used if self._exclusive(name)]
             if exclusive:
-                shown = {ROOT_SCHEMATA: self._root_caches()}
-                save(shown)
-                original = parse_schemata({**shown, **originals}[ROOT_SCHEMATA])
-                self._narrow(original, host, exclusive, written)
+                self._narrow(host, exclusive)
         except PLACE_ERRORS as error:
             yield "isolation resctrl", f"classes are not as asked: {why_not(error)}"
             return
@@ -169,20 +164,14 @@ class ResctrlGroups:
             yield f"isolation resctrl {name}", f"class {name} is not as asked: {why}"
         self._ready = frozenset(made - failed.keys())
 
-    def _made(
-        self,
-        used: Mapping[str, object],
-        originals: Mapping[str, str],
-        save: Callable[[Mapping[str, str]], None],
-        failed: dict[str, str],
-    ) -> set[str]:
+    def _made(self, used: Mapping[str, object], failed: dict[str, str]) -> set[str]:
         """Make the groups that are missing; return the classes whose groups are the agent's."""
         groups = {name: f"{RESCTRL_GROUP}{PREFIX}{name}" for name in sorted(used)}
         there = {name for name in groups if self._places.look_for(_directory(name))}
-        made = {name for name in there if groups[name] in originals}
+        made = {name for name in there if groups[name] in self._custody.originals}
         for name in there - made:
             failed[name] = f"/{_directory(name)} is not the agent's; remove it with rmdir"
-        save({groups[name]: "" for name in groups.keys() - there})
+        self._custody.take({groups[name]: "" for name in groups.keys() - there})
         for name in groups.keys() - there:
             try:
                 self._write(groups[name], "made")
@@ -198,28 +187,22 @@ class ResctrlGroups:
     def _has(self, name: str, lines: Schemata) -> bool:
         return has_lines(parse_schemata(self._places.read(f"{_directory(name)}/schemata")), lines)
 
-    def _root_caches(self) -> str:
-        """Return the lines of the root group that exclusive classes narrow."""
-        shown = parse_schemata(self._places.read(ROOT_SCHEMATA))
-        return schemata_text({line: shown[line] for line in CACHES if line in shown})
-
-    def _narrow(
-        self,
-        original: Schemata,
-        host: Resctrl,
-        exclusive: Sequence[Schemata],
-        written: dict[str, str],
-    ) -> None:
+    def _narrow(self, host: Resctrl, exclusive: Sequence[Schemata]) -> None:
         """Keep the root group off exclusive ways; what another program wrote beside them stays."""
         text = self._places.read(ROOT_SCHEMATA)
-        shown, lines = parse_schemata(text), beside(original, host, exclusive)
-        ours = same(Form.SCHEMATA, text, written.get(ROOT_SCHEMATA, text))
-        apart = has_lines(shown, beside(shown, host, exclusive))
-        if has_lines(shown, lines) or (apart and not ours):
+        shown, original = parse_schemata(text), self._custody.original(ROOT_SCHEMATA, text)
+        before = shown if original is None else parse_schemata(original)
+        lines = beside(before, host, exclusive)
+        if has_lines(shown, lines):
+            if original is None:
+                self._custody.forget({ROOT_SCHEMATA})
             return
-        written[ROOT_SCHEMATA] = schemata_text(lines)
+        if original is None:
+            caches: Schemata = {line: shown[line] for line in CACHES if line in shown}
+            self._custody.take({ROOT_SCHEMATA: schemata_text(caches)})
+        self._custody.will_write(ROOT_SCHEMATA, schemata_text(lines))
         self._write(ROOT_SCHEMATA, schemata_text(lines))
-        if not same(Form.SCHEMATA, self._places.read(ROOT_SCHEMATA), schemata_text(lines)):
+        if not has_lines(parse_schemata(self._places.read(ROOT_SCHEMATA)), lines):
             raise OSError(errno.EIO, f"/{ROOT_SCHEMATA} does not show what was written")
 
     def _give(
@@ -269,8 +252,6 @@ class ResctrlGroups:
             why = error.strerror or str(error)
             kernel = f", the kernel says: {said}" if said and said != "ok" else ""
             raise OSError(error.errno, f"/{path}: {why}{kernel}") from error
-
-    # --- tasks ------------------------------------------------------------------------------------
 
     def fill(
         self,
@@ -385,8 +366,6 @@ class ResctrlGroups:
         for place in self._places.look_for(f"{directory}/mon_groups/{PREFIX}*"):
             if place.removeprefix(f"{directory}/mon_groups/{PREFIX}") not in pods:
                 self._places.write(place.replace(RESCTRL_ROOT, RESCTRL_GROUP), "")
-
-    # --- counts -----------------------------------------------------------------------------------
 
     def _count(self, name: str) -> Iterator[CacheCount]:
         directory = _directory(name)

@@ -1,10 +1,11 @@
 """Which host-wide settings there are, and what each is to be: a table and pure functions of it.
 
-A setting is one file below the host's root, or another place that is read and written as text
-(`agent.isolation.places`). What it is to be follows from what it was before the agent wrote it,
-its original, and from the pods: a set of CPUs loses those that it has to keep off, and is all
-others where nothing would be left. So a setting that touches no exclusive CPU is never written,
-and what another program has chosen for a setting stays as far as it can.
+A setting is one place that is read and written as text (`agent.isolation.places`). In goes what is
+configured and what pods have (`isolated_cpus`, `partition_words`), out comes what each place is to
+be (`desired_settings`) and the text for that (`text_to_write`), which follows from its original: a
+set of CPUs loses those that it has to keep off, and is all others where nothing would be left. So a
+setting that touches no exclusive CPU is never written, and what another program has chosen stays as
+far as it can.
 
 Sources: Documentation/core-api/irq/irq-affinity.rst, Documentation/core-api/workqueue.rst,
 Documentation/networking/scaling.rst, Documentation/admin-guide/lockup-watchdogs.rst,
@@ -22,7 +23,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode, PowerClass
-from agent.isolation.places import BANNED, TASKS, Form, cpus_of, same, text_of
+from agent.isolation.places import (
+    AFFINITY,
+    BANNED,
+    DEFAULT_IRQ,
+    IRQ,
+    TASKS,
+    Form,
+    cpus_of,
+    same,
+    text_of,
+)
 from agent.managers.allocation import Isolation
 from agent.managers.policy import IsolationMode
 from agent.pods.model import (
@@ -57,17 +68,13 @@ class IsolationItem(StrEnum):
     RESCTRL = "resctrl"
 
 
-# --- table ----------------------------------------------------------------------------------------
-
-
 class Row(Struct, frozen=True):
-    """Settings of one kind: where they are, their form, and what it means that there are none."""
+    """Settings of one item that have one name: where they are, and what it means without any."""
 
     item: IsolationItem
     #: Below the host's root, with `*` for any name; `{cpu}` is the number of an exclusive CPU,
     #: `{package}` the package of one.
     pattern: str
-    form: Form
     #: Why the host has none of these; "" where that is nothing to report.
     missing: str = ""
     #: Only where a set is there already: an empty one means that the kernel does not use it.
@@ -76,32 +83,29 @@ class Row(Struct, frozen=True):
     value: str = ""
 
 
-IRQ: Final = "proc/irq/"
-DEFAULT_IRQ: Final = f"{IRQ}default_smp_affinity"
 _CPU: Final = "sys/devices/system/cpu/"
 _FREQUENCY: Final = f"{_CPU}cpu{{cpu}}/cpufreq/"
 _NO_FREQUENCY: Final = "the host has no cpufreq driver that offers it (a virtual machine, usually)"
 
 #: In the order of the writes: the default before the interrupts, which come from it.
 ROWS: Final = (
-    Row(IsolationItem.INTERRUPTS, BANNED, Form.AVOIDED),
-    Row(IsolationItem.INTERRUPTS, DEFAULT_IRQ, Form.MASK, "the kernel shows no interrupts"),
-    Row(IsolationItem.INTERRUPTS, f"{IRQ}*/smp_affinity_list", Form.LIST),
-    Row(IsolationItem.INTERRUPTS, "sys/devices/virtual/workqueue/cpumask", Form.MASK),
-    Row(IsolationItem.INTERRUPTS, "sys/class/net/*/queues/*/rps_cpus", Form.MASK, where_set=True),
-    Row(IsolationItem.INTERRUPTS, "sys/class/net/*/queues/*/xps_cpus", Form.MASK, where_set=True),
-    Row(IsolationItem.INTERRUPTS, "proc/sys/kernel/watchdog_cpumask", Form.LIST),
-    Row(IsolationItem.KERNEL_THREADS, f"{TASKS}*", Form.LIST),
+    Row(IsolationItem.INTERRUPTS, BANNED),
+    Row(IsolationItem.INTERRUPTS, DEFAULT_IRQ, "the kernel shows no interrupts"),
+    Row(IsolationItem.INTERRUPTS, f"{IRQ}*{AFFINITY}"),
+    Row(IsolationItem.INTERRUPTS, "sys/devices/virtual/workqueue/cpumask"),
+    Row(IsolationItem.INTERRUPTS, "sys/class/net/*/queues/*/rps_cpus", where_set=True),
+    Row(IsolationItem.INTERRUPTS, "sys/class/net/*/queues/*/xps_cpus", where_set=True),
+    Row(IsolationItem.INTERRUPTS, "proc/sys/kernel/watchdog_cpumask"),
+    Row(IsolationItem.KERNEL_THREADS, f"{TASKS}*"),
     Row(
         IsolationItem.POWER,
         f"{_CPU}cpu{{cpu}}/power/pm_qos_resume_latency_us",
-        Form.WORD,
         "the kernel has no PM QoS of CPUs (CONFIG_PM)",
         value="resume_latency",
     ),
     # The governor first: some reset the preference, and `powersave` of intel_pstate has none.
     *(
-        Row(IsolationItem.POWER, f"{_FREQUENCY}{file}", Form.WORD, _NO_FREQUENCY, value=value)
+        Row(IsolationItem.POWER, f"{_FREQUENCY}{file}", _NO_FREQUENCY, value=value)
         for file, value in (
             ("scaling_governor", "governor"),
             ("energy_performance_preference", "energy_preference"),
@@ -112,14 +116,10 @@ ROWS: Final = (
     Row(
         IsolationItem.POWER,
         f"{_CPU}intel_uncore_frequency/package_{{package}}_die_*/min_freq_khz",
-        Form.WORD,
         "the host has no intel_uncore_frequency driver",
         value="uncore_min_frequency",
     ),
 )
-
-
-# --- what pods have -------------------------------------------------------------------------------
 
 
 class IsolatedCpus(Struct, frozen=True):
@@ -262,9 +262,6 @@ def partition_words(
     return words, unmet
 
 
-# --- desired --------------------------------------------------------------------------------------
-
-
 class DesiredSetting(Struct, frozen=True, cache_hash=True):
     """What settings are to be: a word, or their CPUs without `avoided`; `own` replaces both.
 
@@ -272,6 +269,7 @@ class DesiredSetting(Struct, frozen=True, cache_hash=True):
     """
 
     row: Row
+    form: Form
     word: str = ""
     avoided: Mask = EMPTY
     online: Mask = EMPTY
@@ -281,7 +279,7 @@ class DesiredSetting(Struct, frozen=True, cache_hash=True):
 @lru_cache(maxsize=64)
 def has_to_change(desired: DesiredSetting, shown: str) -> bool:
     """Return whether what is shown has to change in any case; raises `ValueError`."""
-    form = desired.row.form
+    form = desired.form
     if form is Form.WORD:
         return not same(form, shown, desired.word)
     cpus = cpus_of(form, shown)
@@ -295,7 +293,7 @@ def has_to_change(desired: DesiredSetting, shown: str) -> bool:
 @lru_cache(maxsize=64)
 def text_instead(desired: DesiredSetting, original: str) -> str:
     """Return what is to be written where `original` was; raises `ValueError`."""
-    form, avoided, online = desired.row.form, desired.avoided, desired.online
+    form, avoided, online = desired.form, desired.avoided, desired.online
     if form is Form.WORD:
         return desired.word
     cpus = cpus_of(form, original)
@@ -305,13 +303,28 @@ def text_instead(desired: DesiredSetting, original: str) -> str:
     return text_of(form, left or cpus)
 
 
+def text_to_write(desired: DesiredSetting, shown: str, original: str | None) -> str | None:
+    """Return what has to be written where `shown` is, None for nothing; raises `ValueError`.
+
+    `original` is None where another program chose what is shown: that stays if it can.
+    """
+    form = desired.form
+    if desired.row.where_set and not cpus_of(form, shown):
+        return None
+    changes = has_to_change(desired, shown)
+    if original is None:
+        return text_instead(desired, shown) if changes else None
+    text = text_instead(desired, original)
+    return text if changes or not same(form, shown, text) else None
+
+
 def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[tuple[str, DesiredSetting]]:
     """Yield the places that are to differ from their originals, in the order of the table.
 
     A place that does not exist is among them where the row says why the host may have none.
     """
     own = {
-        f"{IRQ}{irq}/smp_affinity_list": cpus
+        f"{IRQ}{irq}{AFFINITY}": cpus
         for device, cpus in asked.devices.items()
         for irq in host.irqs_of(device)
     }
@@ -320,17 +333,18 @@ def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[tuple[st
     reclaiming = host.node_threads() if asked.partitions else ()
     own |= {place: host.cpus_of_node(place) - threads for place in reclaiming}
     for row in ROWS:
+        form = host.at(row.pattern).form
         avoided, places = asked.avoided.get(row.item, EMPTY), reclaiming
         if row.value:
             for pattern, word in _words(row, asked.classes, host).items():
-                desired = DesiredSetting(row, word)
+                desired = DesiredSetting(row, form, word)
                 yield from ((place, desired) for place in _places(row, pattern, host))
             continue
         if avoided:
             places = _places(row, row.pattern, host)
         elif row.item is not IsolationItem.KERNEL_THREADS:
             continue
-        usual = DesiredSetting(row, "", avoided or threads, asked.online)
+        usual = DesiredSetting(row, form, "", avoided or threads, asked.online)
         for place in places:
             yield place, replace(usual, own=own[place]) if place in own else usual
 

@@ -1,9 +1,10 @@
 """Which part of each L3 cache, and of memory bandwidth, a class has: pure decisions.
 
-The classes of a configuration meet what the processor can divide (`Resctrl`): masks of ways,
-whose bits have to be adjacent on most processors, and a step of bandwidth. Parts that are asked
-for as percentages are placed here, the exclusive ones first, so that they are the same at each
-start and whichever pods come.
+In go the classes of a configuration and what the processor divides (`Resctrl`), out come the lines
+of a schemata file for each class (`Schemata`, which `parse_schemata` and `schemata_text` read and
+write), and what cannot be. The classes meet masks of ways, whose bits have to be adjacent on most
+processors, and a step of bandwidth. Parts that are asked for as percentages are placed here, the
+exclusive ones first, so that they are the same at each start and whichever pods come.
 
 Source: Documentation/filesystems/resctrl.rst of Linux 6.12 (info/, schemata, mode).
 """
@@ -253,9 +254,6 @@ def _runs(ways: int) -> list[int]:
         runs.append(run)
         ways &= ~run
     return runs
-
-
-# --- schemata -------------------------------------------------------------------------------------
 
 
 def parse_schemata(text: str) -> Schemata:

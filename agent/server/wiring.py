@@ -22,7 +22,8 @@ from agent.devices.cdi import CdiFiles
 from agent.devices.host import host_devices
 from agent.devices.providers import Providers, allocated_nodes
 from agent.isolation.host import HostIsolation
-from agent.isolation.places import HostPlaces, Originals, running_boot
+from agent.isolation.originals import Originals, running_boot
+from agent.isolation.places import HostPlaces
 from agent.managers.policy import NO_CORDON, PluginDevice
 from agent.managers.registry import MANAGERS
 from agent.managers.versions import KubernetesVersion

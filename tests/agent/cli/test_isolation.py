@@ -9,7 +9,7 @@ import pytest
 from agent.cli import isolation as command
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
-from agent.isolation.places import Originals, running_boot
+from agent.isolation.originals import Originals, running_boot
 from agent.state.store import Store
 
 if TYPE_CHECKING:

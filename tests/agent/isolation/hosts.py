@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig
 from agent.isolation.host import HostIsolation
-from agent.isolation.places import HostPlaces, Originals
+from agent.isolation.originals import Originals
+from agent.isolation.places import HostPlaces
 from agent.managers.policy import IsolationMode
 from agent.pods.model import INTERRUPTS, POWER
 from tests.agent.reconcile.pods import exclusive, pod
@@ -32,6 +33,7 @@ QUEUES: Final = "sys/class/net/eth0/queues"
 #: What a host shows; a machine with one network card and one card that manages its interrupts.
 FILES: Final = {
     "sys/devices/system/cpu/online": "0-7\n",
+    "sys/devices/system/cpu/possible": "0-7\n",
     "proc/irq/default_smp_affinity": "ff\n",
     "proc/irq/5/smp_affinity_list": "0-7\n",
     "proc/irq/6/smp_affinity_list": "3\n",

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PowerClass
-from agent.isolation.places import ORIGINALS_NAME
+from agent.isolation.originals import ORIGINALS_NAME
 from agent.isolation.rows import isolated_cpus
 from agent.managers.policy import IsolationMode
-from agent.pods.model import INTERRUPTS, OWN_DEVICES
+from agent.pods.model import INTERRUPTS, OWN_DEVICES, POWER
 from agent.state.store import OsFiles
 from sysfs.mask import Mask
 from tests.agent.isolation.hosts import (
@@ -213,7 +213,7 @@ class FullDisk(OsFiles):
 
 def test_nothing_is_written_whose_original_could_not_be_saved(host: Host) -> None:
     isolation, places = host.start()
-    isolation._store._file._files = FullDisk()
+    isolation._custody._file._file._files = FullDisk()
     isolation.apply([quiet("2-3")], (), thorough=True)
     assert "No space left" in isolation.report.conditions["isolation"]
     assert (places.writes, host.all()) == ([], FILES)
@@ -240,6 +240,56 @@ def test_an_interrupt_that_came_with_the_narrowed_default_gets_the_original_defa
     host.put(IRQ.format(9), "0-1,4-7\n")
     isolation.apply([], (), thorough=True)
     assert host.shows(IRQ.format(9)) == "0-7\n"
+
+
+def test_what_another_program_chose_meanwhile_is_what_is_given_back(host: Host) -> None:
+    host.config = replace(ALWAYS, power_classes={"fast": FAST})
+    for name, text in POWER_FILES.items():
+        host.put(name, text)
+    pods = [asking("2-3", **{INTERRUPTS: "off", POWER: "fast"})]
+    isolation, _ = host.start()
+    isolation.apply(pods, (), thorough=True)
+    host.put(IRQ.format(5), "2-3,7\n")
+    governor = f"{CPU}/cpufreq/scaling_governor"
+    host.put(governor, "powersave\n")
+    isolation.apply(pods, (), thorough=True)
+    assert (host.shows(IRQ.format(5)), host.shows(governor)) == ("7\n", "performance\n")
+    isolation.apply([], (), thorough=True)
+    assert (host.shows(IRQ.format(5)), host.shows(governor)) == ("2-3,7\n", "powersave\n")
+    assert host.saved() == {}
+
+
+def test_what_the_kernel_makes_of_a_text_is_not_another_programs_choice(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.config = IsolationConfig(power_classes={"fast": FAST})
+    for name, text in POWER_FILES.items():
+        host.put(name, text)
+    lowest, write = f"{CPU}/cpufreq/scaling_min_freq", FaultyPlaces.write
+
+    def rounded(places: FaultyPlaces, place: str, text: str) -> None:
+        write(places, place, "2900000\n" if place == lowest and text == "3000000" else text)
+
+    monkeypatch.setattr(FaultyPlaces, "write", rounded)
+    isolation, _ = host.start()
+    for _ in range(2):
+        isolation.apply([powered("2", "fast")], (), thorough=True)
+        (condition,) = isolation.report.conditions.values()
+        assert condition.endswith("it shows 2900000 instead of 3000000")
+    isolation.apply([], (), thorough=True)
+    assert {name: host.shows(name) for name in POWER_FILES} == POWER_FILES
+
+
+def test_an_interrupt_that_came_while_no_agent_ran_gets_the_original_default(host: Host) -> None:
+    isolation, _ = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.put(IRQ.format(9), "0-1,4-7\n")
+    host.put(IRQ.format(10), "1\n")
+    isolation, _ = host.start()
+    for pods in ([quiet("2-3")], []):
+        isolation.apply(pods, (), thorough=True)
+    assert (host.shows(IRQ.format(9)), host.shows(IRQ.format(10))) == ("0-7\n", "1\n")
+    assert host.all() == FILES
 
 
 def test_an_interrupt_whose_device_is_gone_is_forgotten(host: Host) -> None:
@@ -342,6 +392,27 @@ def test_threads_of_the_kernel_that_can_be_moved_leave(host: Host) -> None:
     assert places.affinities == {30: {2, 3, 4}, 31: {2}}
 
 
+def test_a_thread_given_back_while_a_cpu_is_offline_has_all_that_the_kernel_shows(
+    host: Host,
+) -> None:
+    host.config = IsolationConfig(kernel_threads=True)
+    host.put("proc/30/stat", f"30 (kauditd) S 2 0 0 0 -1 0 {'0 ' * 12}77\n")
+    isolation, places = host.start()
+    places.affinities[30] = set(range(8))
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    host.put("sys/devices/system/cpu/online", "0-6\n")
+    given: list[Mask] = []
+
+    def shown(thread: int, cpus: Mask) -> None:  # as sched_getaffinity(2): no CPU that is offline
+        given.append(cpus)
+        places.affinities[thread] = set(cpus - Mask.of(7))
+
+    places._host.affinity = (places.affinities.__getitem__, shown)
+    isolation.apply([], (), thorough=True)
+    assert (isolation.report.conditions, given) == ({}, [Mask.parse("0-7")])
+    assert host.saved() == {}
+
+
 def test_a_power_class_is_set_for_the_cpus_of_its_pods_alone(host: Host) -> None:
     host.config = IsolationConfig(power_classes={"fast": FAST})
     for name, text in POWER_FILES.items():
@@ -407,6 +478,29 @@ def test_frequencies_are_set_in_an_order_that_the_kernel_takes(
     assert shown == [*map(str, asked), "performance", "performance", "2000000"]
     isolation.apply([], (), thorough=True)
     assert isolation.report.conditions == {}
+    assert {name: host.shows(name) for name in files} == files
+
+
+def test_a_governor_that_resets_the_energy_preference_is_set_and_given_back_before_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {_GOVERNOR: "powersave\n", _PREFERENCE: "balance_power\n"}
+    for name, text in files.items():
+        host.put(name, text)
+    write = FaultyPlaces.write
+
+    def reset(places: FaultyPlaces, place: str, text: str) -> None:
+        write(places, place, text)
+        if place == _GOVERNOR:
+            host.put(_PREFERENCE, "default\n")
+
+    monkeypatch.setattr(FaultyPlaces, "write", reset)
+    fast = PowerClass(governor="schedutil", energy_preference="performance")
+    host.config = IsolationConfig(power_classes={"fast": fast})
+    isolation, _ = host.start()
+    isolation.apply([powered("2", "fast")], (), thorough=True)
+    assert [host.shows(name) for name in files] == ["schedutil\n", "performance\n"]
+    isolation.apply([], (), thorough=True)
     assert {name: host.shows(name) for name in files} == files
 
 

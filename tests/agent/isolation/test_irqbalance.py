@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.isolation.host import HostIsolation
-from agent.isolation.places import BANNED, Form, HostPlaces, Originals, cpus_of, text_of
+from agent.isolation.originals import Originals
+from agent.isolation.places import BANNED, Banned, Form, HostPlaces, cpus_of, text_of
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.isolation.hosts import ALWAYS, BOOT, Host, quiet
@@ -114,7 +115,9 @@ def test_one_that_does_not_answer_is_a_condition_and_is_asked_once_a_comparison(
         isolation.apply([quiet("2-3")], (), thorough=True)
         (condition,) = isolation.report.conditions.values()
         assert condition.endswith("irqbalance does not answer on its socket")
-        assert places._silent
+        place = places.at(BANNED)
+        assert isinstance(place, Banned)
+        assert place.silent
         assert host.shows("proc/irq/5/smp_affinity_list") == "0-1,4-7\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode
-from agent.isolation.places import Originals
+from agent.isolation.originals import Originals
 from agent.managers.allocation import Binding, Bindings
 from agent.pods.model import PARTITION, QosClass
 from agent.reconcile.desired import DesiredCgroup, Role, with_partitions
@@ -517,6 +517,18 @@ def test_partitions_end_by_command_and_when_they_are_switched_off(
     assert Originals(machine.state, BOOT).load() == {}
 
 
+def test_partitions_end_by_command_though_another_took_their_cpus_from_all_pods(
+    machine: Machine,
+) -> None:
+    machine.repair(target(OWN))
+    machine.kernel.write(all_pods(machine), "cpuset.cpus.exclusive", "\n")
+    machine.start()
+    assert machine.isolation.restore() == ({}, 1)
+    assert partition(machine)[0] == "member"
+    own = path_of(OWN, machine.driver)
+    assert machine.kernel.read(own, "cpuset.cpus.exclusive") == "\n"
+
+
 def test_systemd_has_partitions_on_record_where_it_has_the_property(tmp_path: Path) -> None:
     machine = Machine(tmp_path, Driver.SYSTEMD, ROOT)
     machine.systemd.partitions = True
@@ -567,6 +579,10 @@ def test_threads_that_reclaim_a_nodes_memory_are_back_on_its_cpus_after_each_cha
 
     changed(target(OWN))
     assert machine.places.affinities == {40: {0, 1, 4, 5, 6, 7}, 41: outside}
+    machine.places.writes.clear()
+    machine.isolation.restore()
+    assert machine.places.writes == ["cgroup/kubepods/cpuset.cpus.exclusive", "tasks/40/7"]
+    changed(target(OWN))
     outside = set(range(16))
     changed(target())
     assert machine.places.affinities[40] == before[40]

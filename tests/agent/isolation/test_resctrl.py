@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, ResctrlClass, ResctrlConfig
 from agent.isolation.host import HostIsolation
-from agent.isolation.places import Originals
+from agent.isolation.originals import Originals
 from agent.isolation.resctrl import read_resctrl
 from agent.isolation.shares import CacheControl, Resctrl, beside, shares
 from agent.pods.model import RESCTRL
@@ -44,8 +44,12 @@ class Places(ResctrlPlaces):
 
     def write(self, place: str, text: str) -> None:
         self._machine.fault(place)
-        super().write(place, text)
         self._machine.writes += 1
+        try:
+            super().write(place, text)
+        except OSError:
+            self._machine.rejected.append(place)
+            raise
 
 
 class Machine:
@@ -61,6 +65,7 @@ class Machine:
         self.fake = FakeResctrl(self.root, {1, 2, 30, 31, 32, 40})
         self.fault = die_before(10**6)
         self.writes = 0
+        self.rejected: list[str] = []
         self.config = config
         self.start()
 
@@ -134,6 +139,10 @@ def test_a_pod_gets_its_class_to_itself_and_with_its_end_all_is_as_it_was(machin
     machine.apply(thorough=False)
     assert machine.is_as_found()
     assert machine.fake.group_of(30) == ("", "")
+    machine.apply(asking("2-3"))
+    machine.apply()
+    assert machine.is_as_found()
+    assert machine.rejected == []
 
 
 def test_threads_follow_their_pod_in_and_out(machine: Machine) -> None:

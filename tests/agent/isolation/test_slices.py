@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode
 from agent.isolation.host import HostIsolation
-from agent.isolation.places import Originals
+from agent.isolation.originals import Originals
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
+from systemd.units import allowed_cpus, bytes_mask
 from tests.agent.isolation.hosts import BOOT, FaultyPlaces
 from tests.agent.managers.ledgers import ledger_with
 from tests.agent.reconcile.pods import OTHER, exclusive, layout, path_of, pod, target
@@ -40,7 +41,8 @@ class Machine:
         self.driver, self.config = driver, config
         self.state, self.root = directory / "state", directory / "root"
         (self.root / "sys/devices/system/cpu").mkdir(parents=True)
-        (self.root / "sys/devices/system/cpu/online").write_text("0-15\n")
+        for state in ("online", "possible"):
+            (self.root / f"sys/devices/system/cpu/{state}").write_text("0-15\n")
         (self.root / "proc").mkdir()
         self.state.mkdir()
         self.systemd = FakeSystemd(self.kernel)
@@ -172,6 +174,148 @@ def test_a_set_of_its_own_stays_as_far_as_it_is_not_exclusive(machine: Machine) 
     assert machine.set("user.slice") == "1"
     machine.repair(target())
     assert machine.set("user.slice") == "1-2"
+
+
+def test_virtual_machines_use_what_is_not_exclusive(machine: Machine) -> None:
+    machine.systemd.start_scope("vm-1.scope", "machine.slice", 13)
+    machine.repair(target(OWN))
+    assert machine.kernel.allowed(13)[0] == Mask.parse("0-1,4-15")
+
+
+def recorded(machine: Machine) -> str:
+    """Return the CPUs of services that systemd has on record, whether its bus answers or not."""
+    (value,) = machine.systemd.unit_properties("system.slice", "AllowedCPUs")
+    assert isinstance(value, bytes)
+    return str(bytes_mask(value))
+
+
+def administrator_sets(machine: Machine, cpus: str) -> None:
+    """Set the CPUs of services, as `systemctl set-property` does where there is systemd."""
+    if machine.driver is Driver.SYSTEMD:
+        machine.systemd.set_properties("system.slice", (allowed_cpus(Mask.parse(cpus)),))
+    else:
+        machine.kernel.write("system.slice", "cpuset.cpus", cpus)
+
+
+def test_with_nothing_exclusive_no_set_of_any_slice_is_the_agents(machine: Machine) -> None:
+    machine.repair(target(OWN))
+    machine.repair(target())
+    assert Originals(machine.state, BOOT).load() == {}
+    administrator_sets(machine, "0-3")
+    machine.systemd.calls.clear()
+    for _ in range(2):
+        machine.repair(target())
+        assert machine.set("system.slice") == "0-3"
+        machine.start()
+    assert ("set", "system.slice") not in machine.systemd.calls
+
+
+def test_what_an_administrator_sets_stays_as_far_as_it_is_not_exclusive(machine: Machine) -> None:
+    machine.repair(target(OWN))
+    for cpus, left in (("0-1", "0-1"), ("1-3", "1"), ("2-5", "4-5")):
+        administrator_sets(machine, cpus)
+        assert machine.repair(target(OWN))
+        assert machine.set("system.slice") == left
+        assert machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
+        assert machine.set("system.slice") == left
+    assert machine.repair(target())
+    assert machine.set("system.slice") == "2-5"
+    if machine.driver is Driver.SYSTEMD:
+        assert recorded(machine) == "2-5"
+
+
+def test_what_systemd_had_on_record_of_the_agents_is_not_taken_for_an_administrators(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, Driver.SYSTEMD)
+    beside = pod(exclusive("main", "8-15"), uid=OTHER)
+    assert machine.repair(target(OWN, beside))
+    machine.bus.silent = True
+    for _ in range(2):
+        machine.repair(target(OWN))
+    assert (machine.set("system.slice"), recorded(machine)) == ("0-1,4-15", "0-1,4-7")
+    machine.bus.silent = False
+    machine.systemd.daemon_reload()
+    machine.systemd.start_service("new.service", 12)
+    assert machine.set("system.slice") == "0-1,4-7"
+    assert machine.repair(target(OWN))
+    assert machine.set("system.slice") == "0-1,4-15"
+    assert machine.repair(target())
+    assert (machine.uses("system.slice"), recorded(machine)) == ("0-15", "")
+
+
+def test_an_administrator_may_set_what_the_agent_had_set_before(machine: Machine) -> None:
+    machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
+    for _ in range(2):
+        machine.repair(target(OWN))
+    administrator_sets(machine, "0-1,4-7")
+    machine.repair(target(OWN))
+    assert machine.set("system.slice") == "0-1,4-7"
+    machine.repair(target())
+    assert machine.set("system.slice") == "0-1,4-7"
+
+
+def test_after_a_start_what_could_not_be_written_is_not_taken_for_an_administrators(
+    machine: Machine,
+) -> None:
+    machine.repair(target(OWN))
+    more = target(OWN, pod(exclusive("main", "8-15"), uid=OTHER))
+    machine.start()
+    machine.enforcer.verify(more)  # announces what is not written
+    machine.repair(more)
+    machine.repair(target())
+    assert [machine.uses(each) for each in SLICES] == ["0-15"] * 3
+
+
+def test_a_pod_after_another_finds_the_slices_recorded_and_no_drift(machine: Machine) -> None:
+    machine.repair(target(OWN))
+    for desired in (target(), target(OWN)):
+        report = machine.enforcer.enforce_change(desired, *desired.ledger.allocations)
+        machine.isolation.apply(desired.ledger.allocations.values(), (), thorough=False)
+        assert report.drift == ()
+    assert machine.uses("system.slice") == "0-1,4-15"
+    if machine.driver is Driver.SYSTEMD:
+        assert recorded(machine) == "0-1,4-15"
+
+
+def online(machine: Machine, cpus: str) -> None:
+    machine.kernel.set_online(Mask.parse(cpus))
+    (machine.root / "sys/devices/system/cpu/online").write_text(f"{cpus}\n")
+
+
+@pytest.mark.parametrize("by", ["restore", "disabling", "removal"])
+def test_a_slice_given_back_while_a_cpu_is_offline_has_that_when_it_is_online_again(
+    machine: Machine, by: str
+) -> None:
+    machine.repair(target(OWN))
+    online(machine, "0-8,10-15")
+    if by == "restore":
+        machine.start()
+        assert machine.isolation.restore()[0] == {}
+    elif by == "disabling":
+        machine.config = IsolationConfig()
+        machine.start()
+        machine.repair(target(OWN))
+    else:
+        machine.repair(target())
+    assert Originals(machine.state, BOOT).load() == {}
+    online(machine, "0-15")
+    machine.repair(target())
+    assert [machine.uses(each) for each in SLICES] == ["0-15"] * 3
+
+
+def test_a_slice_given_back_beside_a_partition_has_its_cpus_when_that_ends(
+    machine: Machine,
+) -> None:
+    machine.repair(target(OWN))
+    machine.kernel.mkdir("other")
+    for file, text in (("", "12-13"), (".exclusive", "12-13"), (".partition", "isolated")):
+        machine.kernel.write("other", f"cpuset.cpus{file}", text)
+    machine.start()
+    machine.isolation.restore()
+    machine.kernel.write("other", "cpuset.cpus.partition", "member")
+    machine.kernel.rmdir("other")
+    assert [machine.uses(each) for each in SLICES] == ["0-15"] * 3
 
 
 def test_the_slices_stay_on_the_cpus_that_are_configured(tmp_path: Path) -> None:
