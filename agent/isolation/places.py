@@ -88,12 +88,14 @@ _KTHREADD: Final = "2"
 _BOUND: Final = 0x04000000
 #: Places in /proc/PID/stat behind the name (proc(5)).
 _PARENT, _FLAGS, _START = 1, 6, 19
+_ALLOWED: Final = "Cpus_allowed_list:"
 #: mm/vmscan.c, mm/compaction.c: they begin on the CPUs of their node.
 _OF_NODE: Final = re.compile(r"\((?:kswapd|kcompactd)(\d+)$")
 _PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: irqbalance answers within a moment, between two rounds of its own work.
 _ANSWER_SECONDS: Final = 0.2
 _SILENT: Final = "irqbalance does not answer on its socket"
+_SOCKETS: Final = "run/irqbalance/irqbalance*.sock"
 _BANNED_MASK: Final = re.compile(r"BANNED ([0-9a-f,]+)")
 
 
@@ -163,96 +165,6 @@ def same(form: Form, one: str, other: str) -> bool:
         return one == other
 
 
-class Sources:
-    """What the places of one host are read from and written to; see `HostPlaces`."""
-
-    def __init__(
-        self,
-        root: Path,
-        tree: CgroupTree | None,
-        systemd: Systemd | None,
-        affinity: tuple[Callable[[int], set[int]], Callable[[int, Mask], None]],
-    ) -> None:
-        self.root = root
-        #: Joining paths would cost as much as reading the file, for hundreds at an admission.
-        self._prefix = "" if str(root) == "/" else str(root)
-        self.cgroups = tree
-        self.breaker = None if systemd is None else Breaker(systemd)
-        self.affinity = affinity
-        #: The nodes of the threads that the kernel has for each, by place.
-        self.nodes: dict[str, int] = {}
-        #: The descriptors of files that are read and then written, by place.
-        self._kept: dict[str, int] = {}
-
-    @property
-    def tree(self) -> CgroupTree:
-        """The host's cgroups; raises `OSError` where none were opened."""
-        if self.cgroups is None:
-            raise OSError(errno.ENODEV, "no cgroups are open here")
-        return self.cgroups
-
-    @property
-    def systemd(self) -> Systemd:
-        """The host's systemd; raises `OSError` where none is asked."""
-        if self.breaker is None:
-            why = "systemd is not asked (cgroupDriver); numawarden isolation restore asks it"
-            raise OSError(errno.ENODEV, why)
-        return self.breaker
-
-    def find(self, pattern: str) -> list[str]:
-        """Return the files of a pattern, of which `*` is any name."""
-        return sorted(glob.glob(pattern, root_dir=self.root))  # noqa: PTH207  # names, not paths
-
-    def read(self, file: str) -> str:
-        """Return the text of a file."""
-        kept = self._kept.get(file)
-        fd = os.open(f"{self._prefix}/{file}", _TO_READ) if kept is None else kept
-        try:
-            return os.pread(fd, _LONGEST, 0).decode()
-        finally:
-            if kept is None:
-                os.close(fd)
-
-    def write(self, file: str, text: str) -> None:
-        """Write a text to a file in one system call, to the one that was kept open if one was."""
-        data, kept = text.encode() or b"\n", self._kept.pop(file, None)
-        to_write = os.O_WRONLY | os.O_CLOEXEC
-        fd = os.open(f"{self._prefix}/{file}", to_write) if kept is None else kept
-        try:
-            os.write(fd, data)
-            # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.
-            if os.fstat(fd).st_size > len(data):
-                os.ftruncate(fd, len(data))
-        except OSError as error:
-            if kept is None or error.errno != errno.EIO:
-                raise
-            # So answers the file of an interrupt that was freed since it was read (proc_reg_write
-            # in fs/proc/inode.c); its number may be another one's now.
-            self.write(file, text)
-        finally:
-            os.close(fd)
-
-    def keep_open(self, file: str) -> None:
-        """Open a file once for the read and the write that follow, until that or `close_kept`."""
-        if len(self._kept) < _MOST_KEPT:
-            with suppress(OSError):  # the read that follows says why, or the write
-                self._kept[file] = os.open(f"{self._prefix}/{file}", os.O_RDWR | os.O_CLOEXEC)
-
-    def close_kept(self) -> None:
-        """Close the files that were kept open and not written."""
-        while self._kept:
-            os.close(self._kept.popitem()[1])
-
-    def cpus(self, state: str) -> Mask:
-        """Return the CPUs of the host that are `online` or `possible`."""
-        return Mask.parse(self.read(f"{_CPU}{state}"))
-
-    def stat(self, pid: str) -> tuple[str, list[str]]:
-        """Return the number and name of a thread as the kernel shows them, and what follows."""
-        called, _, rest = (self.root / "proc" / pid / "stat").read_text().rpartition(")")
-        return called, rest.split()
-
-
 class Place(ABC):
     """One setting of the host; the class says what is particular to its kind."""
 
@@ -271,7 +183,7 @@ class Place(ABC):
     in_tree: ClassVar[bool] = False
     in_systemd: ClassVar[bool] = False
 
-    def __init__(self, name: str, host: Sources) -> None:
+    def __init__(self, name: str, host: HostPlaces) -> None:
         self.name = name
         self._host = host
 
@@ -312,7 +224,7 @@ class SettingFile(Place):
     #: preference.
     _FIRST: Final = frozenset({"default_smp_affinity", "scaling_governor"})
 
-    def __init__(self, name: str, host: Sources) -> None:
+    def __init__(self, name: str, host: HostPlaces) -> None:
         super().__init__(name, host)
         file = name.rpartition("/")[2]
         self.form = self._FORMS.get(file, Form.WORD)
@@ -320,11 +232,11 @@ class SettingFile(Place):
 
     def read(self) -> str:
         """Return the text of the file."""
-        return self._host.read(self.name)
+        return self._host.read_file(self.name)
 
     def write(self, text: str) -> None:
         """Write the file."""
-        self._host.write(self.name, text)
+        self._host.write_file(self.name, text)
 
 
 class Interrupt(SettingFile):
@@ -363,7 +275,7 @@ class CacheGroup(Place):
 class KernelThread(Place):
     """The CPUs of a thread of the kernel; START is in clock ticks, since numbers are used again.
 
-    The kernel shows no CPU that is offline: a thread that may use all others is on every one.
+    Some kernels take only CPUs that are online.
     """
 
     #: The kernel binds it to its CPU.
@@ -492,9 +404,9 @@ class AllPodsExclusive(SliceSet):
 
     def _forget(self, unit: str) -> None:
         """Have systemd make no partition of a unit again, where it has a property of that."""
-        if self._host.breaker is not None and unit.endswith((".slice", ".scope", ".service")):
+        if self._host.asks_systemd and unit.endswith((".slice", ".scope", ".service")):
             with suppress(BusError):
-                self._host.breaker.set_properties(unit, (cpuset_partition(MEMBER),))
+                self._host.systemd.set_properties(unit, (cpuset_partition(MEMBER),))
 
 
 class Banned(Place):
@@ -520,14 +432,9 @@ class Banned(Place):
         """Send the CPUs to all that run."""
         self._asked(f"settings cpus {text.strip() or 'NULL'}")
 
-    @staticmethod
-    def sockets(host: Sources) -> list[str]:
-        """Return the sockets of all that run."""
-        return host.find("run/irqbalance/irqbalance*.sock")
-
     def _asked(self, message: str) -> str:
         """Send one message to each irqbalance; return what they answer."""
-        sockets = self.sockets(self._host)
+        sockets = self._host.look_for(_SOCKETS)
         if not sockets:
             raise FileNotFoundError(errno.ENOENT, "irqbalance has no socket", BANNED)
         if self.silent:
@@ -569,7 +476,7 @@ def kind_of(name: str) -> type[Place]:
 
 
 class HostPlaces:
-    """All places of one host, and which there are.
+    """All places of one host, which there are, and what they are read from and written to.
 
     `root` is where the host's proc, sys and run stand. `tree` has the host's cgroups and `systemd`
     its units, None where there is none. `affinity` reads and sets the CPUs of a thread.
@@ -582,12 +489,35 @@ class HostPlaces:
         systemd: Systemd | None = None,
         affinity: tuple[Callable[[int], set[int]], Callable[[int, Mask], None]] | None = None,
     ) -> None:
-        affinity = affinity or (os.sched_getaffinity, os.sched_setaffinity)
-        self._host = Sources(root, tree, systemd, affinity)
+        self.root = root
+        #: Joining paths would cost as much as reading the file, for hundreds at an admission.
+        self._prefix = "" if str(root) == "/" else str(root)
+        self._tree = tree
+        self._systemd = None if systemd is None else Breaker(systemd)
+        self.affinity = affinity or (self._allowed, os.sched_setaffinity)
+        #: The nodes of the threads that the kernel has for each, by place.
+        self.nodes: dict[str, int] = {}
+        #: The descriptors of files that are read and then written, by name.
+        self._kept: dict[str, int] = {}
         #: What is not done again before `refresh`: asking a silent irqbalance, and looking for
         #: places, which costs more than reading them.
         self._at: dict[str, Place] = {}
         self._found: dict[str, Sequence[str]] = {}
+
+    @property
+    def tree(self) -> CgroupTree:
+        """The host's cgroups; raises `OSError` where none were opened."""
+        if self._tree is None:
+            raise OSError(errno.ENODEV, "no cgroups are open here")
+        return self._tree
+
+    @property
+    def systemd(self) -> Systemd:
+        """The host's systemd; raises `OSError` where none is asked."""
+        if self._systemd is None:
+            why = "systemd is not asked (cgroupDriver); numawarden isolation restore asks it"
+            raise OSError(errno.ENODEV, why)
+        return self._systemd
 
     def refresh(self) -> None:
         """Ask an irqbalance that did not answer again, and look for places that appeared."""
@@ -596,14 +526,14 @@ class HostPlaces:
 
     def try_again(self) -> None:
         """Ask a systemd that did not answer again; until this call it is not asked."""
-        if self._host.breaker is not None:
-            self._host.breaker.try_again()
+        if self._systemd is not None:
+            self._systemd.try_again()
 
     def at(self, name: str) -> Place:
         """Return the place of a name, the same one until `refresh`."""
         place = self._at.get(name)
         if place is None:
-            place = self._at[name] = kind_of(name)(name, self._host)
+            place = self._at[name] = kind_of(name)(name, self)
         return place
 
     def read(self, name: str) -> str:
@@ -613,6 +543,11 @@ class HostPlaces:
     def write(self, name: str, text: str) -> None:
         """Write a text to a place."""
         self.at(name).write(text)
+
+    @property
+    def asks_systemd(self) -> bool:
+        """Whether units are with systemd here."""
+        return self._systemd is not None
 
     def find(self, pattern: str) -> Sequence[str]:
         """Return the places of a pattern, of which `*` is any name, as of the last `refresh`."""
@@ -625,16 +560,16 @@ class HostPlaces:
         if pattern.startswith(TASKS):
             return self._kernel_threads()
         if pattern == BANNED:
-            return (BANNED,) if Banned.sockets(self._host) else ()
-        return self._host.find(pattern)
+            return (BANNED,) if self.look_for(_SOCKETS) else ()
+        return sorted(glob.glob(pattern, root_dir=self.root))  # noqa: PTH207  # names, not paths
 
     def node_threads(self) -> Sequence[str]:
         """Return the threads that the kernel has for each memory node, those that reclaim."""
-        return [place for place in self.find(f"{TASKS}*") if place in self._host.nodes]
+        return [place for place in self.find(f"{TASKS}*") if place in self.nodes]
 
     def cpus_of_node(self, thread: str) -> Mask:
         """Return the CPUs of the node of a thread among `node_threads`."""
-        node = self._host.nodes[thread]
+        node = self.nodes[thread]
         return Mask.parse(self.read(f"sys/devices/system/node/node{node}/cpulist"))
 
     def irqs_of(self, device: str) -> Sequence[int]:
@@ -646,7 +581,7 @@ class HostPlaces:
 
     def package_of(self, cpu: int) -> str:
         """Return the package of a CPU as the names of uncore directories have it."""
-        file = self._host.root / f"{_CPU}cpu{cpu}/topology/physical_package_id"
+        file = self.root / f"{_CPU}cpu{cpu}/topology/physical_package_id"
         try:
             return f"{int(file.read_text()):02}"
         except (OSError, ValueError):
@@ -654,14 +589,14 @@ class HostPlaces:
 
     def online(self) -> Mask:
         """Return the CPUs of the host that are online."""
-        return self._host.cpus("online")
+        return self.cpus("online")
 
     def lost(self) -> Mask:
         """Return the online CPUs that neither the root nor a partition has, as far as is known.
 
         Those of a partition without one above that was removed while invalid (Linux 6.12).
         """
-        tree = self._host.cgroups
+        tree = self._tree
         if tree is None:
             return EMPTY
         word, shown = tree.read_many("", (PARTITION, CPUS_EFFECTIVE))
@@ -677,7 +612,7 @@ class HostPlaces:
 
         Nothing is given back while another cgroup at the top lists one of them.
         """
-        tree = self._host.tree
+        tree = self.tree
         with suppress(FileExistsError):  # of an agent that was killed here
             tree.mkdir(_RETURNED)
         try:
@@ -689,11 +624,11 @@ class HostPlaces:
 
     def has_cgroup(self, cgroup: str) -> bool:
         """Return whether a cgroup exists."""
-        return self._host.cgroups is not None and self._host.cgroups.exists(cgroup)
+        return self._tree is not None and self._tree.exists(cgroup)
 
     def own_sets(self, cgroup: str) -> Iterator[tuple[str, Mask]]:
         """Yield the cgroups inside one that have CPUs of their own, with these."""
-        tree = self._host.cgroups
+        tree = self._tree
         if tree is None or CPUSET not in enabled(tree, cgroup):
             return
         for name in tree.children(cgroup):
@@ -704,7 +639,7 @@ class HostPlaces:
 
     def threads_in(self, cgroup: str) -> Iterator[int]:
         """Yield the threads in a cgroup and inside it, none where it is gone."""
-        tree = self._host.cgroups
+        tree = self._tree
         if tree is None or not tree.exists(cgroup):
             return
         (threads,) = tree.read_many(cgroup, ("cgroup.threads",))
@@ -718,33 +653,80 @@ class HostPlaces:
 
     def described(self, irq_place: str) -> str:
         """Return the names of the devices of an interrupt, "" without one."""
-        directory = (self._host.root / irq_place).parent
+        directory = (self.root / irq_place).parent
         try:
             return ", ".join(sorted(each.name for each in directory.iterdir() if each.is_dir()))
         except OSError:
             return ""
 
+    def read_file(self, file: str) -> str:
+        """Return the text of a file."""
+        kept = self._kept.get(file)
+        fd = os.open(f"{self._prefix}/{file}", _TO_READ) if kept is None else kept
+        try:
+            return os.pread(fd, _LONGEST, 0).decode()
+        finally:
+            if kept is None:
+                os.close(fd)
+
+    def write_file(self, file: str, text: str) -> None:
+        """Write a text to a file in one system call, to the one that was kept open if one was."""
+        data, kept = text.encode() or b"\n", self._kept.pop(file, None)
+        to_write = os.O_WRONLY | os.O_CLOEXEC
+        fd = os.open(f"{self._prefix}/{file}", to_write) if kept is None else kept
+        try:
+            os.write(fd, data)
+            # Not by O_TRUNC: procfs shows no length, so that there is nothing to cut off.
+            if os.fstat(fd).st_size > len(data):
+                os.ftruncate(fd, len(data))
+        except OSError as error:
+            if kept is None or error.errno != errno.EIO:
+                raise
+            # So answers the file of an interrupt that was freed since it was read (proc_reg_write
+            # in fs/proc/inode.c); its number may be another one's now.
+            self.write_file(file, text)
+        finally:
+            os.close(fd)
+
     def keep_open(self, file: str) -> None:
         """Open a file once for the read and the write that follow, until that or `close_kept`."""
-        self._host.keep_open(file)
+        if len(self._kept) < _MOST_KEPT:
+            with suppress(OSError):  # the read that follows says why, or the write
+                self._kept[file] = os.open(f"{self._prefix}/{file}", os.O_RDWR | os.O_CLOEXEC)
 
     def close_kept(self) -> None:
         """Close the files that were kept open and not written."""
-        self._host.close_kept()
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+
+    def cpus(self, state: str) -> Mask:
+        """Return the CPUs of the host that are `online` or `possible`."""
+        return Mask.parse(self.read(f"{_CPU}{state}"))
+
+    def stat(self, pid: str) -> tuple[str, list[str]]:
+        """Return the number and name of a thread as the kernel shows them, and what follows."""
+        called, _, rest = (self.root / "proc" / pid / "stat").read_text().rpartition(")")
+        return called, rest.split()
+
+    def _allowed(self, thread: int) -> set[int]:
+        """Return the CPUs of a thread, with offline ones, which sched_getaffinity(2) leaves out."""
+        lines = self.read_file(f"proc/{thread}/status").splitlines()
+        (cpus,) = (line for line in lines if line.startswith(_ALLOWED))
+        return set(Mask.parse(cpus.removeprefix(_ALLOWED)))
 
     def _kernel_threads(self) -> list[str]:
         """Return the threads of the kernel that can be moved."""
         threads: list[str] = []
-        self._host.nodes.clear()
-        for name in os.listdir(self._host.root / "proc"):  # noqa: PTH208  # names alone, of thousands
+        self.nodes.clear()
+        for name in os.listdir(self.root / "proc"):  # noqa: PTH208  # names alone, of thousands
             if not name.isdecimal():
                 continue
             try:
-                called, fields = self._host.stat(name)
+                called, fields = self.stat(name)
             except OSError:  # it has ended
                 continue
             if fields[_PARENT] == _KTHREADD and not int(fields[_FLAGS]) & _BOUND:
                 threads.append(f"{TASKS}{name}/{fields[_START]}")
                 if of_node := _OF_NODE.search(called):
-                    self._host.nodes[threads[-1]] = int(of_node[1])
+                    self.nodes[threads[-1]] = int(of_node[1])
         return threads

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PowerClass
 from agent.isolation.originals import ORIGINALS_NAME
+from agent.isolation.places import HostPlaces
 from agent.isolation.rows import isolated_cpus
 from agent.managers.policy import IsolationMode
 from agent.pods.model import INTERRUPTS, OWN_DEVICES, POWER
@@ -392,7 +393,7 @@ def test_threads_of_the_kernel_that_can_be_moved_leave(host: Host) -> None:
     assert places.affinities == {30: {2, 3, 4}, 31: {2}}
 
 
-def test_a_thread_given_back_while_a_cpu_is_offline_has_all_that_the_kernel_shows(
+def test_a_thread_given_back_while_a_cpu_is_offline_has_all_that_the_kernel_takes(
     host: Host,
 ) -> None:
     host.config = IsolationConfig(kernel_threads=True)
@@ -403,14 +404,21 @@ def test_a_thread_given_back_while_a_cpu_is_offline_has_all_that_the_kernel_show
     host.put("sys/devices/system/cpu/online", "0-6\n")
     given: list[Mask] = []
 
-    def shown(thread: int, cpus: Mask) -> None:  # as sched_getaffinity(2): no CPU that is offline
+    def move(thread: int, cpus: Mask) -> None:  # as some kernels do
         given.append(cpus)
         places.affinities[thread] = set(cpus - Mask.of(7))
 
-    places._host.affinity = (places.affinities.__getitem__, shown)
+    places.affinity = (places.affinities.__getitem__, move)
     isolation.apply([], (), thorough=True)
     assert (isolation.report.conditions, given) == ({}, [Mask.parse("0-7")])
     assert host.saved() == {}
+
+
+def test_a_thread_that_is_saved_while_a_cpu_is_offline_gets_that_back(host: Host) -> None:
+    host.put("sys/devices/system/cpu/online", "0-6\n")
+    host.put("proc/30/stat", f"30 (kauditd) S 2 0 0 0 -1 0 {'0 ' * 12}77\n")
+    host.put("proc/30/status", "Name:\tkauditd\nCpus_allowed:\tff\nCpus_allowed_list:\t0-7\n")
+    assert HostPlaces(host.root).read("tasks/30/77") == "0-7"
 
 
 def test_a_power_class_is_set_for_the_cpus_of_its_pods_alone(host: Host) -> None:
