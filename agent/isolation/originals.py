@@ -149,15 +149,17 @@ class Custody:
         """Return whose it is what a place shows."""
         if name not in self._originals:
             return State.UNTOUCHED
-        place, texts = self._places.at(name), self._written.setdefault(name, [shown])
-        if not place.chosen:
+        texts = self._written.get(name)
+        if texts is None:
+            self._written[name] = [shown]
             return State.OURS
-        for at in reversed(range(len(texts))):
-            if place.same(shown, texts[at]):
-                if not place.shows_later:
+        place, last = self._places.at(name), len(texts) - 1
+        for at in range(last, -1, -1):
+            if texts[at] == shown.strip() or place.same(shown, texts[at]):
+                if at == last or not place.shows_later:
                     del texts[:at]  # what was written before shows no more
                 return State.OURS
-        return State.CHANGED
+        return State.CHANGED if place.chosen else State.OURS
 
     def original(self, name: str, shown: str) -> str | None:
         """Return what was there before the agent, None where what is shown is not the agent's."""
@@ -173,7 +175,8 @@ class Custody:
 
     def take(self, new: Mapping[str, str]) -> None:
         """Save what places show, before they are written."""
-        self._save({**self._originals, **new})
+        if new:
+            self._save({**self._originals, **new})
 
     def forget(self, names: Collection[str]) -> None:
         """Forget what is not the agent's any longer, or was never written."""
@@ -187,8 +190,9 @@ class Custody:
         texts = self._written.setdefault(name, [])
         if text in texts:
             texts.remove(text)
+        elif len(texts) == _REMEMBERED:
+            del texts[0]
         texts.append(text)
-        del texts[:-_REMEMBERED]
 
     def write(self, name: str, text: str, *, many: bool = False) -> None:
         """Write a place whose original is saved, and read it back.

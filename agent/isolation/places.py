@@ -153,16 +153,14 @@ def text_of(form: Form, cpus: Mask) -> str:
 
 def same(form: Form, one: str, other: str) -> bool:
     """Return whether a text that is shown is the same setting as another."""
-    if form is Form.WORD:
+    if form is Form.WORD or one.strip() == other.strip():
         return one.strip() == other.strip()
-    if one == other:
-        return True
     try:
         if form is Form.SCHEMATA:
             return has_lines(parse_schemata(one), parse_schemata(other))
         return cpus_of(form, one) == cpus_of(form, other)
     except ValueError:
-        return one == other
+        return False
 
 
 class Place(ABC):
@@ -418,8 +416,6 @@ class Banned(Place):
 
     form = Form.AVOIDED
     shows_later = True
-    #: Whether it did not answer: it is asked again by another place, after a `refresh`.
-    silent = False
 
     def read(self) -> str:
         """Return the list of CPUs that all that run keep off."""
@@ -437,7 +433,7 @@ class Banned(Place):
         sockets = self._host.look_for(_SOCKETS)
         if not sockets:
             raise FileNotFoundError(errno.ENOENT, "irqbalance has no socket", BANNED)
-        if self.silent:
+        if self._host.silent:
             raise TimeoutError(errno.ETIMEDOUT, _SILENT)
         answers = []
         credentials = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
@@ -451,7 +447,7 @@ class Banned(Place):
                     if message == "setup":
                         answers.append(connection.recv(_LONGEST).decode(errors="replace"))
                 except TimeoutError:
-                    self.silent = True
+                    self._host.silent = True
                     raise TimeoutError(errno.ETIMEDOUT, _SILENT) from None
         return "\n".join(answers)
 
@@ -501,6 +497,7 @@ class HostPlaces:
         self._kept: dict[str, int] = {}
         #: What is not done again before `refresh`: asking a silent irqbalance, and looking for
         #: places, which costs more than reading them.
+        self.silent = False
         self._at: dict[str, Place] = {}
         self._found: dict[str, Sequence[str]] = {}
 
@@ -521,7 +518,9 @@ class HostPlaces:
 
     def refresh(self) -> None:
         """Ask an irqbalance that did not answer again, and look for places that appeared."""
-        self._at.clear()
+        self.silent = False
+        there = frozenset().union(*self._found.values())
+        self._at = {name: place for name, place in self._at.items() if name in there}
         self._found.clear()
 
     def try_again(self) -> None:
@@ -530,7 +529,7 @@ class HostPlaces:
             self._systemd.try_again()
 
     def at(self, name: str) -> Place:
-        """Return the place of a name, the same one until `refresh`."""
+        """Return the place of a name."""
         place = self._at.get(name)
         if place is None:
             place = self._at[name] = kind_of(name)(name, self)

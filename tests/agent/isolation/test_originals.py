@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -19,6 +17,7 @@ from tests.agent.reconcile.pods import exclusive, pod, target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 NAME: Final = "proc/irq/5/smp_affinity_list"
 ALL: Final = Mask.parse("0-7")
@@ -58,43 +57,41 @@ def test_an_original_is_saved_before_it_is_written_and_forgotten_when_it_shows_a
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS)
+@given(steps=STEPS)
 def test_a_file_has_what_was_chosen_last_without_what_is_exclusive(
-    steps: Sequence[tuple[bool, Mask]],
+    tmp_path_factory: pytest.TempPathFactory, steps: Sequence[tuple[bool, Mask]]
 ) -> None:
-    with TemporaryDirectory() as directory:
-        host = Host(Path(directory))
-        isolation, _ = host.start()
-        chosen, taken = ALL, EMPTY
-        for sets, cpus in [*steps, (False, EMPTY)]:
-            if not sets:
-                taken = cpus
-            elif cpus and cpus != Mask.parse(host.shows(NAME)):
-                chosen = cpus
-                host.put(NAME, f"{cpus}\n")
-            isolation.apply([quiet(str(taken))] if taken else [], (), thorough=True)
-            assert Mask.parse(host.shows(NAME)) == without(chosen, taken, ALL)
-        assert host.saved() == {}
+    host = Host(tmp_path_factory.mktemp("host"))
+    isolation, _ = host.start()
+    chosen, taken = ALL, EMPTY
+    for sets, cpus in [*steps, (False, EMPTY)]:
+        if not sets:
+            taken = cpus
+        elif cpus and cpus != Mask.parse(host.shows(NAME)):
+            chosen = cpus
+            host.put(NAME, f"{cpus}\n")
+        isolation.apply([quiet(str(taken))] if taken else [], (), thorough=True)
+        assert Mask.parse(host.shows(NAME)) == without(chosen, taken, ALL)
+    assert host.saved() == {}
 
 
 @pytest.mark.parametrize("driver", Driver)
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
 def test_a_slice_has_what_was_chosen_last_without_what_is_exclusive(
-    driver: Driver, steps: Sequence[tuple[bool, Mask]]
+    tmp_path_factory: pytest.TempPathFactory, driver: Driver, steps: Sequence[tuple[bool, Mask]]
 ) -> None:
-    with TemporaryDirectory() as directory:
-        machine = Machine(Path(directory), driver)
-        whole = Mask.parse("0-15")
-        chosen, taken = whole, EMPTY
-        for sets, cpus in [*steps, (False, EMPTY)]:
-            if not sets:
-                taken = cpus
-            elif cpus and cpus != Mask.parse(machine.uses("system.slice")):
-                chosen = cpus
-                administrator_sets(machine, str(cpus))
-            desired = target(pod(exclusive("main", str(taken)))) if taken else target()
-            for _ in range(2):  # so that what was shown before is no longer the agent's
-                machine.repair(desired)
-            assert machine.uses("system.slice") == str(without(chosen, taken, whole))
-        assert Originals(machine.state, BOOT).load() == {}
+    machine = Machine(tmp_path_factory.mktemp("machine"), driver)
+    whole = Mask.parse("0-15")
+    chosen, taken = whole, EMPTY
+    for sets, cpus in [*steps, (False, EMPTY)]:
+        if not sets:
+            taken = cpus
+        elif cpus and cpus != Mask.parse(machine.uses("system.slice")):
+            chosen = cpus
+            administrator_sets(machine, str(cpus))
+        desired = target(pod(exclusive("main", str(taken)))) if taken else target()
+        for _ in range(2):  # so that what was shown before is no longer the agent's
+            machine.repair(desired)
+        assert machine.uses("system.slice") == str(without(chosen, taken, whole))
+    assert Originals(machine.state, BOOT).load() == {}
