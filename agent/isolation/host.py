@@ -411,9 +411,11 @@ class _Slices:
         `whole` are all CPUs, of which those that are `usable` are nobody's; slices without a set
         are to `stay` on these.
         """
+        if whole and not usable:
+            return ()  # there is nowhere to go: they stay as they are
         home = (stay or whole) & usable or usable
         self.held, self.unsaved = frozenset(), {}
-        if not usable or home == whole:
+        if home == whole:
             return ()
         settings: dict[str, Setting] = {}
         new: dict[str, str] = {}
@@ -445,7 +447,7 @@ class _Slices:
         return [setting for place, setting in settings.items() if place in saved]
 
     def _not_ours(self, place: str, unit: str) -> Mapping[str, str]:
-        """Return what a slice and its unit show that the agent did not write."""
+        """Return what a slice and its unit had, as far as that is not what is saved."""
         shown = self._places.read(place)
         whose = self._custody.state(place, shown)
         if whose is State.OURS and not self._compares:
@@ -463,8 +465,11 @@ class _Slices:
             return {}  # whose it is now says the next comparison
         if self._custody.state(unit, recorded) is not State.OURS:
             return {**changed, unit: recorded}
+        if not self._places.at(place).same(shown, recorded):
+            return changed
         # systemd may write what it had on record of the agent's before.
-        return {} if self._places.at(place).same(shown, recorded) else changed
+        originals = self._custody.originals
+        return {place: originals.get(place, originals[unit])}
 
 
 class _Interrupts:

@@ -154,12 +154,14 @@ class Custody:
             self._written[name] = [shown]
             return State.OURS
         place, last = self._places.at(name), len(texts) - 1
+        if not place.chosen:
+            return State.OURS
         for at in range(last, -1, -1):
             if texts[at] == shown.strip() or place.same(shown, texts[at]):
                 if at == last or not place.shows_later:
                     del texts[:at]  # what was written before shows no more
                 return State.OURS
-        return State.CHANGED if place.chosen else State.OURS
+        return State.CHANGED
 
     def original(self, name: str, shown: str) -> str | None:
         """Return what was there before the agent, None where what is shown is not the agent's."""
@@ -186,7 +188,7 @@ class Custody:
             self._written.pop(name, None)
 
     def will_write(self, name: str, text: str) -> None:
-        """Know a text for the agent's, which the enforcer is about to write."""
+        """Know a text for the agent's, which is about to be written or was."""
         texts = self._written.setdefault(name, [])
         if text in texts:
             texts.remove(text)
@@ -211,11 +213,10 @@ class Custody:
         if many and place.many:
             return
         shown = self._places.read(name)
-        if self.state(name, shown) is State.OURS and place.same(shown, text):
+        if self.state(name, shown) is State.CHANGED:
+            self._written[name].insert(0, shown)  # what the kernel makes of the text
+        if place.same(shown, text) or (place.shows_later and first):
             return
-        if place.shows_later and first:
-            return
-        self._written[name].insert(0, shown)
         raise OSError(errno.EIO, f"it shows {shown.strip()} instead of {text.strip()}")
 
     def give_back(self, names: Iterable[str]) -> tuple[dict[str, str], int]:

@@ -267,6 +267,26 @@ def test_after_a_start_what_could_not_be_written_is_not_taken_for_an_administrat
     assert [machine.uses(each) for each in SLICES] == ["0-15"] * 3
 
 
+def test_a_slice_of_which_systemd_alone_has_the_agents_set_gets_back_what_the_unit_had(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, Driver.SYSTEMD)
+    machine.repair(target(OWN))
+    machine.isolation._custody.forget({"cgroup/system.slice/cpuset.cpus"})
+    assert machine.repair(target(OWN))
+    assert machine.set("system.slice") == "0-1,4-15"
+    machine.repair(target())
+    assert machine.uses("system.slice") == "0-15"
+
+
+def test_with_all_cpus_exclusive_the_slices_stay_as_they_are(machine: Machine) -> None:
+    machine.repair(target(OWN))
+    machine.repair(target(pod(exclusive("main", "0-15"))))
+    assert machine.set("system.slice") == "0-1,4-15"
+    machine.repair(target())
+    assert machine.uses("system.slice") == "0-15"
+
+
 def test_a_pod_after_another_finds_the_slices_recorded_and_no_drift(machine: Machine) -> None:
     machine.repair(target(OWN))
     for desired in (target(), target(OWN)):
