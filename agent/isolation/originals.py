@@ -96,8 +96,8 @@ class Originals:
         except msgspec.DecodeError as error:
             raise UnusableCheckpointError(path, "$", str(error), _REMEDY) from error
         if saved.version != _VERSION:
-            found = f"version {saved.version} is not {_VERSION}"
-            raise UnusableCheckpointError(path, "$.version", found, "use the newer release")
+            why = f"version {saved.version} is not {_VERSION}"
+            raise UnusableCheckpointError(path, "$.version", why, "use the newer release")
         return saved.originals if saved.boot_id == self._boot_id else {}
 
     def save(self, originals: Mapping[str, str]) -> None:

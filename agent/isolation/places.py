@@ -654,7 +654,7 @@ class HostPlaces:
         """Return the names of the devices of an interrupt, "" without one."""
         directory = (self.root / irq_place).parent
         try:
-            return ", ".join(sorted(each.name for each in directory.iterdir() if each.is_dir()))
+            return ", ".join(sorted(path.name for path in directory.iterdir() if path.is_dir()))
         except OSError:
             return ""
 

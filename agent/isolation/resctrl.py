@@ -274,11 +274,11 @@ class ResctrlGroups:
             try:
                 # Before those of the pods: what starts meanwhile is then known.
                 inside = self._tasks(directory)
-                own: set[int] = set()
+                of_pods: set[int] = set()
                 for uid, threads in used[name].items():
                     group = yield from self._group_of(directory, uid)
                     moved, elsewhere = self._move((directory, group), threads, others)
-                    own |= moved
+                    of_pods |= moved
                     if elsewhere:
                         yield (
                             f"isolation resctrl {name} {uid}",
@@ -289,7 +289,7 @@ class ResctrlGroups:
                             ),
                         )
                 if thorough:
-                    for task in inside - own:
+                    for task in inside - of_pods:
                         self._put(RESCTRL_ROOT.rstrip("/"), task)
                     self._drop_ended(directory, used[name])
             except PLACE_ERRORS as error:
@@ -298,7 +298,9 @@ class ResctrlGroups:
                     f"not all threads are in the class: {why_not(error)}",
                 )
         if thorough:
-            self.counts = tuple(each for name in sorted(self._ready) for each in self._count(name))
+            self.counts = tuple(
+                count for name in sorted(self._ready) for count in self._count(name)
+            )
 
     def _move(
         self,
@@ -310,16 +312,16 @@ class ResctrlGroups:
 
         Return the threads of the pod, and those of them that are in groups of other programs.
         """
-        found = threads()
+        of_pod = threads()
         for _ in range(_ROUNDS):
-            missing = found - self._tasks(groups[-1]) - others.keys()
+            missing = of_pod - self._tasks(groups[-1]) - others.keys()
             if not missing:
                 break
             for task in missing:
                 for group in dict.fromkeys(groups):
                     self._put(group, task)
-            found = threads()
-        return found, {task: others[task] for task in found & others.keys()}
+            of_pod = threads()
+        return of_pod, {task: others[task] for task in of_pod & others.keys()}
 
     def _put(self, group: str, task: int) -> None:
         try:
@@ -333,19 +335,19 @@ class ResctrlGroups:
 
     def _others(self) -> Mapping[int, str]:
         """Return the threads in control groups of other programs, by thread."""
-        found = {}
+        others = {}
         for place in self._places.look_for(f"{RESCTRL_ROOT}*/tasks"):
             directory = os.path.dirname(place)  # noqa: PTH120  # a place, not a path
             name = directory.removeprefix(RESCTRL_ROOT)
             if name.startswith(PREFIX):
                 continue
             try:
-                found.update(dict.fromkeys(self._tasks(directory), name))
+                others.update(dict.fromkeys(self._tasks(directory), name))
             except OSError as error:
                 # Their program has removed the group; its threads are in the root group.
                 if error.errno not in (errno.ENOENT, errno.ENODEV):
                     raise
-        return found
+        return others
 
     def _group_of(self, directory: str, uid: str) -> Generator[tuple[str, str], None, str]:
         """Return the group of a pod's threads, a monitoring group where pods are counted."""

@@ -154,7 +154,7 @@ def isolated_cpus(
     exclusive, interrupts, partitioned = EMPTY, EMPTY, EMPTY
     devices: dict[str, Mask] = {}
     classes: dict[int, PowerClass] = {}
-    concerned = [each for each in allocations if each.exclusive_cpus or each.isolation]
+    concerned = [pod for pod in allocations if pod.exclusive_cpus or pod.isolation]
     groups, unmet = _of_any_pod(config, concerned)
     for pod in concerned:
         cpus = pod.exclusive_cpus
@@ -172,8 +172,8 @@ def isolated_cpus(
         ):
             interrupts |= cpus
             if asked == OWN_DEVICES:
-                own = cpus - pod.idle
-                devices |= {device: own for _, _, device in pod.allocated_devices()}
+                busy = cpus - pod.idle
+                devices |= {device: busy for _, _, device in pod.allocated_devices()}
         elif asked:
             unmet[subject] = "it asks for interrupts, and agent.isolation.interrupts is never"
         if SMT in pod.isolation and config.smt is IsolationMode.NEVER:
@@ -251,7 +251,7 @@ def partition_words(
             why = "a container of it is bound to a cgroup elsewhere"
         else:
             words[pod.uid] = word
-            shares = any(each.isolation is Isolation.HOST for each in pod.containers)
+            shares = any(one.isolation is Isolation.HOST for one in pod.containers)
             if not (pod.idle and shares):
                 continue
             why = (
@@ -263,17 +263,18 @@ def partition_words(
 
 
 class DesiredSetting(Struct, frozen=True, cache_hash=True):
-    """What settings are to be: a word, or their CPUs without `avoided`; `own` replaces both.
-
-    Hundreds of interrupts have the same one, and show the same few texts.
-    """
+    """What settings are to be: hundreds of interrupts are to be the same, and show few texts."""
 
     row: Row
+    #: How the text of the places is a value.
     form: Form
+    #: The text, "" for a set of CPUs.
     word: str = ""
+    #: The CPUs that the set is to be without, and those that may be in it.
     avoided: Mask = EMPTY
     online: Mask = EMPTY
-    own: Mask = EMPTY
+    #: The whole set, where it follows from a device or a node and not from what was there before.
+    given: Mask = EMPTY
 
 
 @lru_cache(maxsize=64)
@@ -285,8 +286,8 @@ def has_to_change(desired: DesiredSetting, shown: str) -> bool:
     cpus = cpus_of(form, shown)
     if form is Form.AVOIDED:
         return not desired.avoided <= cpus
-    if desired.own:
-        return cpus != desired.own
+    if desired.given:
+        return cpus != desired.given
     return not (cpus.isdisjoint(desired.avoided) or desired.online <= desired.avoided)
 
 
@@ -299,7 +300,7 @@ def text_instead(desired: DesiredSetting, original: str) -> str:
     cpus = cpus_of(form, original)
     if form is Form.AVOIDED:
         return text_of(form, cpus | avoided)
-    left = desired.own or (cpus - avoided) & online or online - avoided
+    left = desired.given or (cpus - avoided) & online or online - avoided
     return text_of(form, left or cpus)
 
 
@@ -323,7 +324,7 @@ def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[tuple[st
 
     A place that does not exist is among them where the row says why the host may have none.
     """
-    own = {
+    given = {
         f"{IRQ}{irq}{AFFINITY}": cpus
         for device, cpus in asked.devices.items()
         for irq in host.irqs_of(device)
@@ -331,7 +332,7 @@ def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[tuple[st
     threads = asked.avoided.get(IsolationItem.KERNEL_THREADS, EMPTY) | asked.partitions
     # A change of a partition moves these to all CPUs in none (up to Linux 6.19).
     reclaiming = host.node_threads() if asked.partitions else ()
-    own |= {place: host.cpus_of_node(place) - threads for place in reclaiming}
+    given |= {place: host.cpus_of_node(place) - threads for place in reclaiming}
     for row in ROWS:
         form = host.at(row.pattern).form
         avoided, places = asked.avoided.get(row.item, EMPTY), reclaiming
@@ -346,7 +347,7 @@ def desired_settings(asked: IsolatedCpus, host: HostPlaces) -> Iterator[tuple[st
             continue
         usual = DesiredSetting(row, form, "", avoided or threads, asked.online)
         for place in places:
-            yield place, replace(usual, own=own[place]) if place in own else usual
+            yield place, replace(usual, given=given[place]) if place in given else usual
 
 
 def _places(row: Row, pattern: str, host: HostPlaces) -> Sequence[str]:
@@ -355,13 +356,13 @@ def _places(row: Row, pattern: str, host: HostPlaces) -> Sequence[str]:
 
 def _words(row: Row, classes: Mapping[int, PowerClass], host: HostPlaces) -> Mapping[str, str]:
     """Return the words of a row by pattern: what CPUs share has the highest of theirs."""
-    found: dict[str, str] = {}
-    for cpu, each in classes.items():
-        word = getattr(each, row.value)
+    words: dict[str, str] = {}
+    for cpu, power in classes.items():
+        word = getattr(power, row.value)
         if not word:
             continue
         package = host.package_of(cpu) if "{package}" in row.pattern else ""
         pattern = row.pattern.format(cpu=cpu, package=package)
-        former = found.get(pattern, "")
-        found[pattern] = max((former, word), key=lambda text: (len(text), text))
-    return found
+        former = words.get(pattern, "")
+        words[pattern] = max((former, word), key=lambda text: (len(text), text))
+    return words

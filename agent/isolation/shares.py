@@ -113,10 +113,10 @@ def shares(config: ResctrlConfig, host: Resctrl) -> Shares:
     With a mistake nothing of it is to be used: no two classes could rely on each other's parts.
     """
     mistakes: list[Mistake] = []
-    found: dict[str, Schemata] = {name: {} for name in config.classes}
-    if len(found) >= host.groups:
+    schemata: dict[str, Schemata] = {name: {} for name in config.classes}
+    if len(schemata) >= host.groups:
         most = f"this processor has control groups for {host.groups - 1}"
-        mistakes.append(Mistake(_CLASSES, f"there are {len(found)} classes, and {most}"))
+        mistakes.append(Mistake(_CLASSES, f"there are {len(schemata)} classes, and {most}"))
     for line in host.caches:
         for cache in host.ids.get(line, ()):
             for name, ways, fault in _divide(config.classes, host.caches[line], cache):
@@ -124,38 +124,38 @@ def shares(config: ResctrlConfig, host: Resctrl) -> Shares:
                     path = f"{_CLASSES}.{name}.L3" if name else _CLASSES
                     mistakes.append(Mistake(path, f"cache {cache}: {fault}"))
                 else:
-                    found[name].setdefault(line, {})[cache] = ways
-    for name, each in config.classes.items():
-        mistakes.extend(_cache_mistakes(name, each, host))
-        if each.mb:
-            mistakes.extend(_limit(name, each, host, found[name]))
-    unique = {(each.path, each.message): each for each in mistakes}
-    return Shares(MappingProxyType(found), tuple(unique.values()))
+                    schemata[name].setdefault(line, {})[cache] = ways
+    for name, cache_class in config.classes.items():
+        mistakes.extend(_cache_mistakes(name, cache_class, host))
+        if cache_class.mb:
+            mistakes.extend(_limit(name, cache_class, host, schemata[name]))
+    unique = {(one.path, one.message): one for one in mistakes}
+    return Shares(MappingProxyType(schemata), tuple(unique.values()))
 
 
 def beside(shown: Schemata, host: Resctrl, exclusive: Iterable[Schemata]) -> Schemata:
     """Return what all other tasks keep of what they had, beside exclusive classes."""
     taken: Schemata = {}
-    for each in exclusive:
-        for line in host.caches.keys() & each.keys():
-            for cache, ways in each[line].items():
+    for schemata in exclusive:
+        for line in host.caches.keys() & schemata.keys():
+            for cache, ways in schemata[line].items():
                 at = taken.setdefault(line, {})
                 at[cache] = at.get(cache, 0) | ways
-    found: Schemata = {}
+    left: Schemata = {}
     for line, by_id in taken.items():
         control = host.caches[line]
         for cache, ways in by_id.items():
             kept = shown.get(line, {}).get(cache, control.whole) & ~ways
             usable = kept and not control.fault(kept)
-            found.setdefault(line, {})[cache] = kept if usable else control.left(ways)
-    return found
+            left.setdefault(line, {})[cache] = kept if usable else control.left(ways)
+    return left
 
 
 def _divide(
     classes: Mapping[str, ResctrlClass], control: CacheControl, cache: int
 ) -> Iterator[tuple[str, int, str]]:
     """Yield for each class its ways of one cache, and what is wrong with them, "" for nothing."""
-    asked = {name: _at(each.l3, cache) for name, each in classes.items()}
+    asked = {name: _at(cache_class.l3, cache) for name, cache_class in classes.items()}
     taken = 0
     # Masks before percentages, which are placed beside them.
     for name in sorted(asked, key=lambda name: (asked[name].endswith("%"), name)):
@@ -201,24 +201,26 @@ def _other_ways(control: CacheControl, text: str, taken: int, rest: int) -> tupl
     return ways, control.fault(ways)
 
 
-def _cache_mistakes(name: str, each: ResctrlClass, host: Resctrl) -> Iterator[Mistake]:
+def _cache_mistakes(name: str, cache_class: ResctrlClass, host: Resctrl) -> Iterator[Mistake]:
     path = f"{_CLASSES}.{name}.L3"
-    if (each.l3 or each.exclusive) and not host.caches:
+    if (cache_class.l3 or cache_class.exclusive) and not host.caches:
         yield Mistake(path, "this processor does not divide its L3 caches (CAT)")
     for line in host.caches:
-        yield from _unknown(path, each.l3, host.ids.get(line, ()))
+        yield from _unknown(path, cache_class.l3, host.ids.get(line, ()))
 
 
-def _limit(name: str, each: ResctrlClass, host: Resctrl, found: Schemata) -> Iterator[Mistake]:
+def _limit(
+    name: str, cache_class: ResctrlClass, host: Resctrl, lines: Schemata
+) -> Iterator[Mistake]:
     """Note the bandwidth of a class; yield what the processor cannot do."""
     path, control = f"{_CLASSES}.{name}.MB", host.bandwidth
     if control is None:
         yield Mistake(path, "this processor does not limit memory bandwidth (MBA)")
         return
     ids = host.ids.get(BANDWIDTH, ())
-    yield from _unknown(path, each.mb, ids)
+    yield from _unknown(path, cache_class.mb, ids)
     for cache in ids:
-        text = _at(each.mb, cache)
+        text = _at(cache_class.mb, cache)
         if not text:
             continue
         value = int(text.removesuffix("%"))
@@ -228,7 +230,7 @@ def _limit(name: str, each: ResctrlClass, host: Resctrl, found: Schemata) -> Ite
         elif control.percent and not control.least <= value <= 100:  # noqa: PLR2004  # percent
             yield Mistake(path, f"this processor takes {control.least} to 100 percent")
         else:
-            found.setdefault(BANDWIDTH, {})[cache] = -(-value // control.step) * control.step
+            lines.setdefault(BANDWIDTH, {})[cache] = -(-value // control.step) * control.step
 
 
 def _unknown(path: str, text: str, ids: Sequence[int]) -> Iterator[Mistake]:
@@ -258,14 +260,14 @@ def _runs(ways: int) -> list[int]:
 
 def parse_schemata(text: str) -> Schemata:
     """Return the lines of a schemata file that are known; raises `ValueError`."""
-    found: Schemata = {}
+    lines: Schemata = {}
     for row in text.splitlines():
         name, _, values = row.strip().partition(":")
         if name in (*CACHES, BANDWIDTH):
             parts = (part.partition("=") for part in values.split(";"))
             base = 10 if name == BANDWIDTH else 16
-            found[name] = {int(at): int(value, base) for at, _, value in parts}
-    return found
+            lines[name] = {int(at): int(value, base) for at, _, value in parts}
+    return lines
 
 
 def schemata_text(lines: Schemata) -> str:
