@@ -429,7 +429,8 @@ class _Slices:
             except PLACE_ERRORS as error:
                 self.unsaved[f"isolation {name}"] = f"{name} uses exclusive CPUs: {why_not(error)}"
                 continue
-            original = Mask.parse({**self._custody.originals, **changed}[place]) & whole
+            had = changed[place] if place in changed else self._custody.originals[place]
+            original = Mask.parse(had) & whole
             cpus = original & usable or home
             if cpus != (original or whole):
                 settings[place] = Setting(name, cpus=cpus)
