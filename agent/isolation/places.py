@@ -168,7 +168,7 @@ class Place(ABC):
 
     #: How the text is a value.
     form: Form = Form.LIST
-    #: Places with a lower order are given back first.
+    #: Places with a lower order are given back first; each class says before which it comes.
     order: int = 5
     #: With these errors the kernel says that no process may change this one.
     immovable: ClassVar[frozenset[int]] = frozenset()

@@ -279,6 +279,22 @@ def test_a_slice_of_which_systemd_alone_has_the_agents_set_gets_back_what_the_un
     assert machine.uses("system.slice") == "0-15"
 
 
+def test_what_systemd_has_on_record_stays_saved_where_systemd_is_not_asked(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, Driver.SYSTEMD)
+    machine.repair(target(OWN))
+    machine.driver = Driver.CGROUPFS
+    machine.start()
+    machine.repair(target())
+    (condition,) = machine.isolation.report.conditions.values()
+    assert "systemd is not asked (cgroupDriver)" in condition
+    machine.driver = Driver.SYSTEMD
+    machine.start()
+    assert machine.isolation.restore() == ({}, len(SLICES))
+    assert recorded(machine) == ""
+
+
 def test_with_all_cpus_exclusive_the_slices_stay_as_they_are(machine: Machine) -> None:
     machine.repair(target(OWN))
     machine.repair(target(pod(exclusive("main", "0-15"))))
