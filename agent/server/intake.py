@@ -139,7 +139,7 @@ class SourceAdmissions:
         self._controller.state.note_source(name, documents, conditions)
 
 
-class State(Enum):
+class EntryState(Enum):
     """How far an entry is; `Entry` says what leads from one to the next."""
 
     UNREAD = auto()
@@ -175,7 +175,7 @@ class Entry(Struct, eq=False):
 
     key: str
     #: What the source says of the key now.
-    says: SourceEntry | Literal[State.UNREAD, State.REMOVED] = State.UNREAD
+    says: SourceEntry | Literal[EntryState.UNREAD, EntryState.REMOVED] = EntryState.UNREAD
     outcome: EntryOutcome | None = None
     #: Whether a container of the pod starts: if it runs shared, it is admitted where there is room.
     again: bool = False
@@ -188,18 +188,18 @@ class Entry(Struct, eq=False):
         return self.says.pod if isinstance(self.says, SourceEntry) else None
 
     @property
-    def state(self) -> State:
+    def state(self) -> EntryState:
         """How far the entry is."""
         if not isinstance(self.says, SourceEntry):
             return self.says
         if self.task is not None:
-            return State.SETTLING
+            return EntryState.SETTLING
         tried = self.outcome is not None and self.outcome.pod == self.pod
-        return State.SETTLED if tried else State.TO_SETTLE
+        return EntryState.SETTLED if tried else EntryState.TO_SETTLE
 
     def keeps(self, uid: str) -> bool:
         """Return whether a pod of the key stays: neither removed nor replaced by another one."""
-        return self.says is not State.REMOVED if self.pod is None else self.pod.uid == uid
+        return self.says is not EntryState.REMOVED if self.pod is None else self.pod.uid == uid
 
 
 class PodIntake:
@@ -279,20 +279,20 @@ class PodIntake:
         owned, named = self._owned(), {says.key: says for says in reading.entries}
         keys = dict.fromkeys((*named, *self._entries, *owned.values()))
         self._entries = {key: self._entries.get(key) or Entry(key) for key in keys}
-        changes = dict[str, SourceEntry | Literal[State.REMOVED]](named)
+        changes = dict[str, SourceEntry | Literal[EntryState.REMOVED]](named)
         for key in keys if reading.complete else reading.removed:
-            changes.setdefault(key, State.REMOVED)
+            changes.setdefault(key, EntryState.REMOVED)
         entries = self._entries.values()
         changed = [entry for entry in entries if changes.get(entry.key, entry.says) != entry.says]
         while tasks := [entry.task for entry in changed if entry.task is not None]:
             await asyncio.wait(tasks)
         for entry in changed:
             entry.says = changes[entry.key]
-            if entry.says is State.REMOVED:
+            if entry.says is EntryState.REMOVED:
                 entry.outcome, entry.again = None, False
         for uid, key in owned.items():
             entry, shared = self._entries[key], self._admissions.shared(uid)
-            if entry.state is State.UNREAD and shared is not None:
+            if entry.state is EntryState.UNREAD and shared is not None:
                 entry.outcome = EntryOutcome(self._document(key, SHARED, shared.why, shared))
         self._conditions = reading.conditions
 
@@ -304,7 +304,7 @@ class PodIntake:
         uids = {entry.pod.uid for entry in self._entries.values() if entry.pod is not None}
         for uid, key in self._owned().items():
             entry = self._entries.setdefault(key, Entry(key))
-            if entry.keeps(uid) or (entry.state is State.REMOVED and uid in uids):
+            if entry.keeps(uid) or (entry.state is EntryState.REMOVED and uid in uids):
                 continue
             try:
                 await self._admissions.release(uid, self._source(key))
@@ -342,7 +342,7 @@ class PodIntake:
             # The pod would be admitted again as soon as it had ended.
             message = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it"
             return EntryOutcome(self._document(key, INVALID, f"{message} over the API", pod))
-        outcome = entry.outcome if entry.state is State.SETTLED else None
+        outcome = entry.outcome if entry.state is EntryState.SETTLED else None
         state = None if outcome is None else outcome.document.state
         same = outcome is not None and outcome.generation == self._admissions.generation()
         if self._admissions.shared(pod.uid) is not None:
@@ -395,7 +395,7 @@ class PodIntake:
         """Admit a pod; one of a removed entry that does not move to this one is released for it."""
         answer = await self._admissions.admit(pod, self._source(key))
         holder = self._holder(pod.uid)
-        if holder is None or holder.state is not State.REMOVED:
+        if holder is None or holder.state is not EntryState.REMOVED:
             return answer
         await self._admissions.release(pod.uid, self._source(holder.key))
         return await self._admissions.admit(pod, self._source(key))
