@@ -142,9 +142,12 @@ class HostIsolation:
         None: there are none, and never were. What the cgroup of all pods (`all_pods`) has is saved
         before the first of them; with that forgotten all partitions below are ended.
         """
+        originals = self._custody.originals
+        if self._config.partitions is PartitionMode.NEVER and not originals:
+            return None
         place = exclusive_of(all_pods)
         if self._config.partitions is PartitionMode.NEVER:
-            return {} if place in self._custody.originals else None
+            return {} if place in originals else None
         elsewhere = {one.pod_uid for one in bindings if not is_within(one.cgroup, (all_pods,))}
         self._partitions, unmet = partition_words(self._config, allocations.values(), elsewhere)
         why = ""

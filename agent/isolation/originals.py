@@ -25,7 +25,6 @@ from __future__ import annotations
 import errno
 import os
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -129,25 +128,21 @@ class Custody:
     def __init__(self, places: HostPlaces, file: Originals) -> None:
         self._places = places
         self._file = file
-        self._originals: Mapping[str, str] = {}
+        #: What was there before, by the place's name; another mapping after each save.
+        self.originals: Mapping[str, str] = {}
         #: Why nothing may be written, "" where it may: what was there before is not known.
         self.unusable = ""
         try:
-            self._originals = file.load()
+            self.originals = file.load()
         except CheckpointError as error:
             self.unusable = f"nothing host-wide is written: {error}"
             log.error("originals of host settings unreadable", why=str(error))  # noqa: TRY400  # not a defect of the agent
         #: What was written since the start, by place, the last one last.
         self._written: dict[str, list[str]] = {}
 
-    @property
-    def originals(self) -> Mapping[str, str]:
-        """What was there before, by the place's name."""
-        return MappingProxyType(self._originals)
-
     def state(self, name: str, shown: str) -> State:
         """Return whose it is what a place shows."""
-        if name not in self._originals:
+        if name not in self.originals:
             return State.UNTOUCHED
         texts = self._written.get(name)
         if texts is None:
@@ -165,7 +160,7 @@ class Custody:
 
     def original(self, name: str, shown: str) -> str | None:
         """Return what was there before the agent, None where what is shown is not the agent's."""
-        return self._originals[name] if self.state(name, shown) is State.OURS else None
+        return self.originals[name] if self.state(name, shown) is State.OURS else None
 
     def wrote(self, name: str) -> bool:
         """Return whether a place was written since the start."""
@@ -178,12 +173,12 @@ class Custody:
     def take(self, new: Mapping[str, str]) -> None:
         """Save what places show, before they are written."""
         if new:
-            self._save({**self._originals, **new})
+            self._save({**self.originals, **new})
 
     def forget(self, names: Collection[str]) -> None:
         """Forget what is not the agent's any longer, or was never written."""
-        if self._originals.keys() & names:
-            self._save({name: one for name, one in self._originals.items() if name not in names})
+        if self.originals.keys() & names:
+            self._save({name: one for name, one in self.originals.items() if name not in names})
         for name in names:
             self._written.pop(name, None)
 
@@ -233,7 +228,7 @@ class Custody:
         for name in (*waiting, *waiting):
             if name in done:
                 continue
-            place, original = self._places.at(name), self._originals[name]
+            place, original = self._places.at(name), self.originals[name]
             try:
                 shown = self._places.read(name)
                 if shown != original or not place.same(shown, original):
@@ -256,6 +251,6 @@ class Custody:
             return False
 
     def _save(self, originals: Mapping[str, str]) -> None:
-        if originals != self._originals:
+        if originals != self.originals:
             self._file.save(originals)
-            self._originals = originals
+            self.originals = originals
