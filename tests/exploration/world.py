@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from agent.api.documents import CordonRequest
 from agent.devices.providers import Providers
 from agent.managers.allocation import API
-from agent.managers.decision import Reason
 from agent.managers.rules import restored
 from agent.reconcile.start_checks import make_enforcer
 from agent.server.controller import Controller
@@ -91,6 +90,8 @@ _EXPECTED: Final = {
     PodRemovedError.__name__,
     QueueStopped.__name__,
 }
+#: How rejections begin that say nothing about room.
+UNDELIVERED: Final = "Allocate failed due to"
 #: The most choices of a story: each request has a dozen steps.
 LONGEST: Final = 400
 
@@ -253,8 +254,8 @@ class World:
         document = await self.controller.admit(pod, replace_pod=replace_pod)
         if document.pod is None:
             rejection = document.rejection
-            no_room = rejection is not None and rejection.reason != Reason.UNEXPECTED
-            return Answer(pod.uid, admitted=False, no_room=no_room and not replace_pod)
+            failed = rejection is None or rejection.message.startswith(UNDELIVERED)
+            return Answer(pod.uid, admitted=False, no_room=not failed and not replace_pod)
         enforced = document.pod.enforcement.enforced
         return Answer(pod.uid, admitted=True, cpus=document.pod.exclusive_cpus, enforced=enforced)
 
