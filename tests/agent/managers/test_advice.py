@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod
 
-#: How many sequences of pods; each has about two rejections (CONTRIBUTING.md, "Running them").
+#: How many sequences of pods; each has about two rejections (`make nightly`).
 _SEQUENCES: Final = int(os.environ.get("NUMAWARDEN_SEQUENCES", "200"))
 
 

@@ -1,7 +1,7 @@
 """Whatever is admitted, removed and restarted, on whatever host: what must never happen.
 
-`NUMAWARDEN_SEQUENCES` says how many sequences of each property are tried (CONTRIBUTING.md, "Running
-them").
+`NUMAWARDEN_SEQUENCES` says how many sequences of each property are tried (`make
+nightly`).
 """
 
 from __future__ import annotations

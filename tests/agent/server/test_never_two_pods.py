@@ -4,7 +4,7 @@ Seeded sequences on a host whose kernel is emulated and on which processes live:
 pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
 restarts, an older checkpoint or none, an import of the kubelet's state, and what goes on around the
 agent. What runs with CPUs of its own keeps them whatever checkpoint is found.
-`NUMAWARDEN_STORIES` says how many (CONTRIBUTING.md, "Running them"), half of them with each driver.
+`NUMAWARDEN_STORIES` says how many (`make nightly`), half of them with each driver.
 
 What was bound outside of all pods is known from the checkpoint alone: where that is lost, older or
 imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
