@@ -322,7 +322,7 @@ class Admissions:
             await steps.after_save(write, each.pod.uid)
         # 5. What was read back is in the records now. 6. Report, and answer with it.
         for each in admitted:
-            self._begin_preparing(each.pod.uid)
+            self._begin_preparing(each.pod.uid, anew=True)
             await each.request.answer(self._answer(each, removal))
 
     async def _save(self, admitted: Sequence[_Decided]) -> None:
@@ -414,15 +414,21 @@ class Admissions:
     # What lacks is saved with the allocation, so that a pod asked for again after a crash, or after
     # a failure, has it done.
 
-    def _begin_preparing(self, uid: str) -> None:
-        """Have the devices of a pod prepared in the background, if they are not."""
-        allocation = self._state.ledger.allocations.get(uid)
-        if allocation is None or not allocation.unprepared or uid in self._preparing:
-            return
-        self._preparing[uid] = asyncio.create_task(self._prepare(allocation))
+    def _begin_preparing(self, uid: str, *, anew: bool = False) -> None:
+        """Have the devices of a pod prepared in the background, if they are not.
 
-    async def _prepare(self, allocation: PodAllocation) -> None:
-        uid, state = allocation.uid, self._state
+        `anew`: they were just delivered. A preparation that is under way is of a pod that was
+        removed meanwhile: it says nothing about this one.
+        """
+        allocation, former = self._state.ledger.allocations.get(uid), self._preparing.get(uid)
+        if allocation is None or not allocation.unprepared or (former is not None and not anew):
+            return
+        self._preparing[uid] = asyncio.create_task(self._prepare(allocation, former))
+
+    async def _prepare(self, allocation: PodAllocation, former: asyncio.Task[None] | None) -> None:
+        uid, state, this = allocation.uid, self._state, asyncio.current_task()
+        if former is not None:
+            await asyncio.wait((former,))
         why = ""
         try:
             await state.parts.providers.prepare(allocation)
@@ -432,7 +438,7 @@ class Admissions:
 
         async def note() -> None:
             now = state.ledger.allocations.get(uid)
-            if now is not None and now.unprepared:
+            if now is not None and now.unprepared and self._preparing[uid] is this:
                 ledger = state.ledger.with_unprepared(uid, why)
                 await self._steps.note(replace(state.durable, ledger=ledger))
 
@@ -441,17 +447,18 @@ class Admissions:
             with suppress(QueueStopped), called_by(OWN):
                 await self._steps.queue.run(note)
         finally:
-            self._preparing.pop(uid, None)
+            if self._preparing[uid] is this:
+                del self._preparing[uid]
 
     async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:
         """Return an answer once the devices of its pod are prepared, or it is known why not.
 
         Raises `PodRemovedError` where it was removed meanwhile.
         """
-        preparing = self._preparing.get(answer.uid)
-        if not answer.admitted or preparing is None:
+        if not answer.admitted or answer.uid not in self._preparing:
             return answer
-        await asyncio.wait((preparing,))
+        while (preparing := self._preparing.get(answer.uid)) is not None:
+            await asyncio.wait((preparing,))
         state = self._state
         if (allocation := state.ledger.allocations.get(answer.uid)) is None:
             raise PodRemovedError(f"{answer.namespace}/{answer.name}")

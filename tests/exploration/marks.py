@@ -38,9 +38,10 @@ _ASYNCIO: Final = str(Path(asyncio.__file__).parent)
 Plain = tuple["Plain", ...] | str | int | bytes | None
 
 
-def mark_of(*values: object) -> bytes:
-    """Return the mark of all of a moment's values."""
-    return hashlib.blake2b(repr(_all(values)).encode(), digest_size=12).digest()
+def mark_of(tasks: Iterable[asyncio.Task[object]], *values: object) -> bytes:
+    """Return the mark of a moment: all of its tasks, and all values that are not in a task."""
+    whole = sorted(repr(_task(task)) for task in tasks), _all(values)
+    return hashlib.blake2b(repr(whole).encode(), digest_size=12).digest()
 
 
 def _of(value: object) -> Plain:
@@ -81,8 +82,6 @@ def _future(future: asyncio.Future[object]) -> Plain:
 
 def _task(task: asyncio.Task[object]) -> Plain:
     """Return where a task stands: each frame that waits, with its variables."""
-    if task.done():
-        return _future(task)
     return (*_frames(task.get_coro()), task.cancelling())
 
 
@@ -157,7 +156,6 @@ _RULES: Final[Mapping[type, Callable[[Any], Plain]]] = {
     AdmissionDocument: lambda answer: (answer.uid, answer.admitted),
 }
 _BASES: Final[tuple[tuple[type, Callable[[Any], Plain]], ...]] = (
-    (asyncio.Task, _task),
     (asyncio.Future, _future),
     (Mapping, _mapping),
     (asyncio.Event, lambda event: event.is_set()),

@@ -58,6 +58,13 @@ def test_a_rejected_pod_beside_one_that_waits_for_its_plugin_in_every_order() ->
     assert tally.states > 80
 
 
+def test_a_pod_that_is_removed_and_asked_for_again_has_its_devices_prepared_anew() -> None:
+    """What is prepared for the pod that was removed says nothing about the next one."""
+    tally = explore(Scenario(("comes", "again"), "remove"))
+    assert not tally.broken
+    assert tally.states > 400
+
+
 def test_a_story_is_the_same_each_time() -> None:
     scenario = Scenario(("small", "listed"), "kill")
     assert explore(scenario) == explore(scenario)
