@@ -22,6 +22,8 @@ TARGET: Final = "debian-13"
 #: What a package is made of beside the wheel's sources.
 PARTS: Final = ("deploy", "CHANGELOG.md")
 BUILDER: Final = "deploy/deb/__main__.py"
+#: What makes the environment of a checkout.
+SETUP: Final = "deploy/development/make_venv.py"
 #: The version of the older package where the commit before has no builder of packages.
 OLDER: Final = "0.0.1"
 
@@ -71,8 +73,12 @@ def provide(store: cache.Cache, python: Python, wheels: wheel.Wheels) -> Package
         host.run(["git", "clone", "--quiet", "--shared", wheel.PROJECT, checkout])
         host.run(["git", "-C", checkout, "checkout", "--quiet", "--detach", older])
         locked = (checkout / wheel.LOCK.relative_to(wheel.PROJECT)).read_bytes()
-        same = locked == wheel.LOCK.read_bytes()
-        _build(python, checkout, directory, *(("--wheels", wheels.dependencies) if same else ()))
+        if locked == wheel.LOCK.read_bytes():
+            _build(python, checkout, directory, "--wheels", wheels.dependencies)
+        else:
+            # Its builder needs what its own lock file names.
+            host.run(["env", "-C", checkout, sys.executable, SETUP])
+            _build(python, checkout, directory, builder=checkout / ".venv/bin/python")
         shutil.rmtree(checkout)
 
     return Packages(
@@ -96,8 +102,17 @@ def _files(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
 
 
-def _build(python: Python, checkout: Path, directory: Path, *options: str | Path) -> None:
-    """Run a checkout's own `make deb` with the guest's Python on the search path."""
+def _build(
+    python: Python,
+    checkout: Path,
+    directory: Path,
+    *options: str | Path,
+    builder: str | Path = sys.executable,
+) -> None:
+    """Run a checkout's own `make deb` with the guest's Python on the search path.
+
+    `builder` is the Python of an environment that the checkout's lock file describes.
+    """
     programs = directory / "bin"
     programs.mkdir()
     program = programs / "python3.13"
@@ -105,5 +120,5 @@ def _build(python: Python, checkout: Path, directory: Path, *options: str | Path
     program.write_text(f'#!/bin/sh\n{home} exec {shlex.join(python.command())} "$@"\n')
     program.chmod(0o755)
     search = os.pathsep.join([str(programs), host.search_path()])
-    build = [sys.executable, "-m", "deploy.deb", TARGET, "--output", directory, *options]
+    build = [builder, "-m", "deploy.deb", TARGET, "--output", directory, *options]
     host.run(["env", "-C", checkout, f"PATH={search}", *PACKED_FAST, *build])
