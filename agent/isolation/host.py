@@ -411,8 +411,8 @@ class _Slices:
     def narrowed(self, whole: Mask, usable: Mask, stay: Mask | None) -> Iterable[Setting]:
         """Save what slices have that are to be narrower; return what these are to have.
 
-        `whole` are all CPUs, of which those that are `usable` are nobody's; slices without a set
-        are to `stay` on these.
+        `whole` are all CPUs, `usable` those that no pod has exclusively. Slices without a set are
+        to `stay` on these.
         """
         if whole and not usable:
             return ()  # there is nowhere to go: they stay as they are

@@ -1,8 +1,8 @@
 """What places had before the agent: saved before the first write, given back, then forgotten.
 
-In go what places show and what is to be written, out come originals. Every place goes through here,
-whoever writes it: most are written by `Custody.write`; the sets of slices and the exclusive CPUs of
-all pods by the enforcer, groups of caches by `agent.isolation.resctrl`. The life of an original:
+In go what places show and what is to be written, out come originals. Every place goes through here.
+`Custody.write` writes most of them, the enforcer the sets of slices and the exclusive CPUs of all
+pods, `agent.isolation.resctrl` groups of caches. The life of an original:
 
 | state | saved | shows | what leads on |
 |---|---|---|---|

@@ -187,7 +187,7 @@ class Place(ABC):
 
     @property
     def chosen(self) -> bool:
-        """Whether what others write is somebody's choice, so that it becomes the original.
+        """Whether another writer chooses the text, so that it becomes the original.
 
         Not where the kernel moves things by itself, and not in the agent's own cgroup.
         """
@@ -199,7 +199,7 @@ class Place(ABC):
 
     @abstractmethod
     def write(self, text: str) -> None:
-        """Write a text in one system call, or one message; whoever writes reads it back."""
+        """Write a text in one system call, or one message; the caller reads it back."""
 
     def same(self, shown: str, text: str) -> bool:
         """Return whether what is shown is the setting that a text is."""
@@ -369,7 +369,7 @@ class AllPodsExclusive(SliceSet):
 
     @property
     def chosen(self) -> bool:
-        """Nobody else's: the cgroup is the agent's."""
+        """No other writer's: the cgroup is the agent's."""
         return False
 
     def write(self, text: str) -> None:

@@ -92,7 +92,7 @@ class KubernetesVersion(StrEnum):
 
     #: What is so under the version.
     rules: VersionRules
-    #: What the version is, for whoever chooses one.
+    #: What the version is, for the page of the configuration.
     meaning: str
 
     def __new__(cls, name: str, rules: VersionRules = _V1_36, meaning: str = "") -> Self:

@@ -322,7 +322,7 @@ class Admissions:
             await steps.after_save(write, each.pod.uid)
         # 5. What was read back is in the records now. 6. Report, and answer with it.
         for each in admitted:
-            self._begin_preparing(each.pod.uid, anew=True)
+            self._begin_preparing(each.pod.uid, delivered=True)
             await each.request.answer(self._answer(each, removal))
 
     async def _save(self, admitted: Sequence[_Decided]) -> None:
@@ -414,14 +414,16 @@ class Admissions:
     # What lacks is saved with the allocation, so that a pod asked for again after a crash, or after
     # a failure, has it done.
 
-    def _begin_preparing(self, uid: str, *, anew: bool = False) -> None:
+    def _begin_preparing(self, uid: str, *, delivered: bool = False) -> None:
         """Have the devices of a pod prepared in the background, if they are not.
 
-        `anew`: they were just delivered. A preparation that is under way is of a pod that was
-        removed meanwhile: it says nothing about this one.
+        `delivered`: plugins have just allocated them. A preparation that is under way then belongs
+        to a removed pod of the same uid, and says nothing about this one.
         """
         allocation, former = self._state.ledger.allocations.get(uid), self._preparing.get(uid)
-        if allocation is None or not allocation.unprepared or (former is not None and not anew):
+        if allocation is None or not allocation.unprepared:
+            return
+        if former is not None and not delivered:
             return
         self._preparing[uid] = asyncio.create_task(self._prepare(allocation, former))
 

@@ -1,5 +1,8 @@
+"""`status`, and `check --cgroups`: the kernel beside the ledger, cgroup by cgroup."""
+
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -33,6 +36,75 @@ def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> I
         # A comparison settles the new cgroup.
         world.client().reconcile()
         yield shell
+
+
+def test_agreement_is_shown_file_by_file(shell: Shell) -> None:
+    code, out, _ = shell.run("check", "--cgroups")
+    assert code == ExitCode.OK
+    assert out.splitlines()[-10:] == [
+        f"shop/web (uid {UID})",
+        f"  pod  /{POD}",
+        "    cpuset.cpus  ledger 1,9; kernel 1,9, effective 1,9",
+        "    cpuset.mems  ledger any; kernel unset, effective 0-1",
+        "    cpu.max      ledger max 100000; kernel max 100000",
+        f"  c0  /{POD}/c0",
+        "    cpuset.cpus  ledger 1,9; kernel 1,9, effective 1,9",
+        "    cpuset.mems  ledger any; kernel unset, effective 0-1",
+        "    cpu.max      ledger max 100000; kernel max 100000",
+        "the kernel agrees with the ledger: 2 cgroups, 3 above them",
+    ]
+
+
+def test_a_difference_is_shown_and_left_for_the_next_comparison(shell: Shell) -> None:
+    shell.world.kernel.write(POD, "cpuset.cpus", "0-15")
+    code, out, _ = shell.run("check", "--cgroups")
+    assert code == ExitCode.NOT_ENFORCED
+    assert f"DIFFERS   cpuset.cpus of /{POD} shows 0-15 instead of 1,9 (unknown)" in out
+    assert "the kernel DIFFERS from the ledger" in out
+    assert shell.world.kernel.read(POD, "cpuset.cpus") == "0-15\n"
+
+
+def test_an_ancestor_that_lost_a_controller_is_named(shell: Shell) -> None:
+    shell.world.kernel.write(POD, "cgroup.subtree_control", "-cpu")
+    code, out, _ = shell.run("check", "--cgroups")
+    assert code == ExitCode.NOT_ENFORCED
+    assert f"DIFFERS   /{POD} does not pass on cpu" in out
+
+
+def test_a_task_that_was_put_on_a_pods_cpus_is_intruding(shell: Shell) -> None:
+    shell.world.tasks.append(Task(815, "irqd", Mask.parse("8-9"), "system.slice/irqd.service", 3))
+    code, out, _ = shell.run("check", "--cgroups")
+    assert code == ExitCode.NOT_ENFORCED
+    assert (
+        "INTRUDES  process 815 (irqd, 3 threads in /system.slice/irqd.service) may run on CPUs 9 "
+        f"of {UID}; its affinity is 8-9"
+    ) in out
+
+
+def test_tasks_that_are_not_confined_are_counted_and_are_no_difference(shell: Shell) -> None:
+    shell.world.tasks += [
+        Task(1, "init", ALL, "init.scope"),
+        Task(9, "kworker/u32:0", ALL, None, 1, kernel=True),
+        Task(10, "ksoftirqd/9", Mask.of(9), None, 1, kernel=True),
+        Task(11, "elsewhere", Mask.parse("2-3"), "system.slice/x.service"),
+    ]
+    code, out, _ = shell.run("check", "--cgroups")
+    assert code == ExitCode.OK
+    assert "note: 1 threads may run on every CPU, exclusive ones too (init, ...)" in out
+    assert "note: 1 kernel threads are not bound to one CPU" in out
+    assert "elsewhere" not in out
+
+
+def test_programs_get_a_document(shell: Shell) -> None:
+    shell.world.tasks.append(Task(815, "irqd", Mask.of(9), "user.slice"))
+    code, out, _ = shell.run("check", "--cgroups", "--output", "json")
+    answer = json.loads(out)["verification"]
+    assert (code, answer["agrees"]) == (ExitCode.NOT_ENFORCED, False)
+    assert [(task["pid"], task["cpus"], task["pods"]) for task in answer["intruding"]] == [
+        (815, "9", [UID])
+    ]
+    assert [each["role"] for each in answer["cgroups"]] == ["pod", "container"]
+    assert all("cpuset" in above["enabled"] for above in answer["ancestors"])
 
 
 def test_a_status_does_not_say_that_the_kernel_agrees_beside_a_pod_that_is_not_enforced(
