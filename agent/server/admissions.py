@@ -429,14 +429,6 @@ class Admissions:
 
     async def _prepare(self, allocation: PodAllocation, former: asyncio.Task[None] | None) -> None:
         uid, state, this = allocation.uid, self._state, asyncio.current_task()
-        if former is not None:
-            await asyncio.wait((former,))
-        why = ""
-        try:
-            await state.parts.providers.prepare(allocation)
-        except DeliveryError as error:
-            why = f"PreStartContainer of {error.resource} failed: {error.message}"
-            log.error("devices not prepared", uid=uid, pod=full_name(allocation), why=why)  # noqa: TRY400  # the plugin's failure
 
         async def note() -> None:
             now = state.ledger.allocations.get(uid)
@@ -445,12 +437,29 @@ class Admissions:
                 await self._steps.note(replace(state.durable, ledger=ledger))
 
         try:
+            if former is not None:
+                await asyncio.wait((former,))
+            why = await self._why_unprepared(allocation)
             # At a stop it stays to be done: who asks for the pod again has it done.
             with suppress(QueueStopped), called_by(OWN):
                 await self._steps.queue.run(note)
         finally:
             if self._preparing[uid] is this:
                 del self._preparing[uid]
+
+    async def _why_unprepared(self, allocation: PodAllocation) -> str:
+        """Have the devices of a pod prepared; return why they are not, "" if they are."""
+        uid, pod = allocation.uid, full_name(allocation)
+        try:
+            await self._state.parts.providers.prepare(allocation)
+        except DeliveryError as error:
+            why = f"PreStartContainer of {error.resource} failed: {error.message}"
+            log.error("devices not prepared", uid=uid, pod=pod, why=why)  # noqa: TRY400  # the plugin's failure
+            return why
+        except Exception as error:
+            log.exception("devices not prepared", uid=uid, pod=pod)
+            return f"internal error ({type(error).__name__}: {error}); see the agent log"
+        return ""
 
     async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:
         """Return an answer once the devices of its pod are prepared, or it is known why not.

@@ -10,6 +10,7 @@ import pytest
 
 from agent.api.documents import RuntimeDocument
 from agent.devices.provider import DeviceError
+from agent.devices.providers import Providers
 from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
 from agent.server import admissions
@@ -181,3 +182,20 @@ async def test_a_pod_whose_devices_are_being_prepared_can_be_removed(
             await waiting
         assert admitted(agent.controller) == []
         assert lines(agent) == []
+
+
+@in_loop
+async def test_a_defect_while_devices_are_prepared_is_the_pods_condition(
+    world: World, provider: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise KeyError("c0")
+
+    monkeypatch.setattr(Providers, "prepare", broken)
+    provider.go_on.set()
+    async with running(world) as agent:
+        answer = await agent.controller.admit(asking("gpu", UID, GPU))
+        assert answer.pod is not None
+        assert "internal error (KeyError: 'c0')" in answer.pod.enforcement.differences[0]
+        again = await agent.controller.admit(asking("gpu", UID, GPU))
+        assert again.already_admitted
