@@ -69,7 +69,7 @@ class IntruderKind(StrEnum):
 class IntrudingTask(Struct, frozen=True):
     """A task, the exclusive CPUs of other pods that it may use, and the uids of these pods.
 
-    `confined` is False when the task may run on every online CPU.
+    `confined` is False when the task may run on every online CPU that no partition has.
     """
 
     task: Task
@@ -86,11 +86,16 @@ class IntrudingTask(Struct, frozen=True):
 
 
 def intruding_tasks(
-    tasks: Iterable[Task], territories: Iterable[ExclusiveTerritory], online: Mask
+    tasks: Iterable[Task], territories: Iterable[ExclusiveTerritory], unconfined: Mask
 ) -> tuple[IntrudingTask, ...]:
-    """Return the tasks that may run on CPUs of pods they do not belong to."""
+    """Return the tasks that may run on CPUs of pods they do not belong to.
+
+    `unconfined` are the CPUs of a task that nothing confines.
+    """
     lands = tuple(territories)
-    return tuple(found for task in tasks if (found := _intruding(task, lands, online)) is not None)
+    return tuple(
+        found for task in tasks if (found := _intruding(task, lands, unconfined)) is not None
+    )
 
 
 class Intruders(Struct, frozen=True):
@@ -119,7 +124,7 @@ def count_threads(found: Iterable[IntrudingTask]) -> Mapping[str, int]:
 
 
 def _intruding(
-    task: Task, lands: Iterable[ExclusiveTerritory], online: Mask
+    task: Task, lands: Iterable[ExclusiveTerritory], unconfined: Mask
 ) -> IntrudingTask | None:
     if task.kernel and len(task.affinity) == 1:
         return None
@@ -129,7 +134,7 @@ def _intruding(
         cpus |= land.cpus & task.affinity
     if not cpus:
         return None
-    confined = not online <= task.affinity
+    confined = not unconfined <= task.affinity
     return IntrudingTask(task, cpus, tuple(land.pod for land in entered), confined)
 
 

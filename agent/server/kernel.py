@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -49,7 +51,9 @@ from cgroupfs.settings import (
     PARTITIONS,
     VALUES,
 )
+from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import all_ancestors, ancestors
+from sysfs.mask import Mask
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
@@ -69,7 +73,8 @@ if TYPE_CHECKING:
     from cgroupfs.names import Layout
     from cgroupfs.plan import Setting
     from cgroupfs.tree import CgroupTree
-    from sysfs.mask import Mask
+
+log = structlog.get_logger(__name__)
 
 
 # --- verification ---------------------------------------------------------------------------------
@@ -84,16 +89,16 @@ def verification(
     target: Desired,
     report: EnforcementReport,
     tasks: Iterable[Task],
-    online: Mask,
+    unconfined: Mask,
 ) -> VerificationDocument:
     """Return the document of a comparison.
 
     `agrees` is true if no setting differs and no confined task may run on another pod's exclusive
-    CPUs. Unconfined tasks are listed but do not affect it.
+    CPUs. Tasks that may use all of `unconfined` are listed but do not affect it.
     """
-    found_tasks = intruding_tasks(tasks, territories(target, report), online)
+    found_tasks = intruding_tasks(tasks, territories(target, report), unconfined)
     intruders = [found for found in found_tasks if found.kind is IntruderKind.CONFINED]
-    unconfined = [found for found in found_tasks if found.kind is IntruderKind.UNCONFINED]
+    of_host = [found for found in found_tasks if found.kind is IntruderKind.UNCONFINED]
     threads = count_threads(found_tasks)
     above = tuple(_ancestors(tree, report))
     differences = tuple(difference.detail for difference in report.differences)
@@ -103,7 +108,7 @@ def verification(
         cgroups=tuple(_cgroup(target, each) for each in report.cgroups if _matters(each)),
         ancestors=above,
         intruding=tuple(map(_intruding, intruders)),
-        unconfined=tuple(map(_intruding, unconfined[:_NAMED])),
+        unconfined=tuple(map(_intruding, of_host[:_NAMED])),
         unconfined_tasks=threads[IntruderKind.UNCONFINED],
         kernel_threads=threads[IntruderKind.KERNEL],
         differences=differences,
@@ -242,17 +247,23 @@ class IntruderCount:
         self._monotonic = monotonic
         self._next = float("-inf")
 
-    def count(self, target: Desired, report: EnforcementReport, online: Mask) -> Intruders | None:
+    def count(
+        self, target: Desired, report: EnforcementReport, unconfined: Callable[[], Mask]
+    ) -> Intruders | None:
         """Return what intrudes, None where it is too early to count.
 
         `report` is a comparison of all pods. Without exclusive CPUs no task is read.
+        `unconfined` returns the CPUs that a task may use now which nothing confines. It is asked
+        before and after the tasks are read: a partition that comes or goes meanwhile changes the
+        CPUs of every task.
         """
         started = self._monotonic()
         if started < self._next:
             return None
         owned = tuple(territories(target, report))
-        tasks = self._tasks() if owned else ()
-        found = Intruders.of(intruding_tasks(tasks, owned, online))
+        before = unconfined()
+        tasks = tuple(self._tasks()) if owned else ()
+        found = Intruders.of(intruding_tasks(tasks, owned, before & unconfined()))
         ended = self._monotonic()
         least = 0.0 if found.confined else COUNT_SECONDS
         self._next = ended + max(least, (ended - started) / COUNT_SHARE)
@@ -440,20 +451,34 @@ class KernelEnforcement:
 
     def verify(self, target: Desired, online: Mask) -> VerificationDocument:
         """Compare the kernel with the ledger and look for intruding tasks, without writing."""
-        tasks = tuple(self._probes.tasks())
         with readable():
             report = self._enforcer.verify(target)
-            return verification(self._tree, target, report, tasks, online)
+            before = self._unconfined(online)
+            tasks = tuple(self._probes.tasks())
+            unconfined = before & self._unconfined(online)
+            return verification(self._tree, target, report, tasks, unconfined)
 
     def count_intruders(
         self, target: Desired, outcome: EnforcementReport, online: Mask
     ) -> Intruders | None:
-        """Return what intrudes, None if it is too early to count.
+        """Return what intrudes, None if it is too early to count or the tree cannot be read.
 
         `outcome` is that of `reconcile`; one that could not read the tree names no cgroups, and
         the pods' own tasks would seem to intrude.
         """
-        return self._intruders.count(target, outcome, online) if outcome.compared else None
+        if not outcome.compared:
+            return None
+        try:
+            return self._intruders.count(target, outcome, partial(self._unconfined, online))
+        except OSError as error:
+            # The next comparison has the same to say, and counts again.
+            log.warning("intruding tasks not counted", why=str(error))
+            return None
+
+    def _unconfined(self, online: Mask) -> Mask:
+        """Return the CPUs of a task that nothing confines: those online that no partition has."""
+        (shown,) = self._tree.read_many("", (CPUS_EFFECTIVE,))
+        return online if shown is None else online & Mask.parse(shown)
 
     def observe(
         self, target: Desired, allocation: PodAllocation

@@ -6,13 +6,22 @@ import pytest
 from msgspec.structs import replace
 
 from agent.reconcile.report import EnforcementReport
+from agent.reconcile.start_checks import make_enforcer, make_layout
 from agent.reconcile.tasks import IntruderKind, Task
-from agent.server.kernel import COUNT_SECONDS, COUNT_SHARE, IntruderCount
+from agent.server.kernel import (
+    COUNT_SECONDS,
+    COUNT_SHARE,
+    HostProbes,
+    IntruderCount,
+    KernelEnforcement,
+)
+from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.server.test_enforced import allocation, target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from agent.reconcile.target import Desired
 
@@ -38,7 +47,7 @@ class Host:
         return IntruderCount(self.reading, lambda: self.now)
 
     def threads(self, desired: Desired) -> Mapping[str, int]:
-        found = self.counter().count(desired, NOTHING, ONLINE)
+        found = self.counter().count(desired, NOTHING, lambda: ONLINE)
         assert found is not None
         return found.threads
 
@@ -61,13 +70,13 @@ def test_all_kinds_are_0_on_a_host_without_exclusive_cpus_and_no_task_is_read() 
 def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> None:
     host = Host(Task(7, "any", ONLINE), seconds=seconds)
     counter, desired = host.counter(), target(allocation("c0"))
-    assert counter.count(desired, NOTHING, ONLINE) is not None
+    assert counter.count(desired, NOTHING, lambda: ONLINE) is not None
     pause = max(COUNT_SECONDS, seconds / COUNT_SHARE)
     host.now += pause - 1
-    assert counter.count(desired, NOTHING, ONLINE) is None
+    assert counter.count(desired, NOTHING, lambda: ONLINE) is None
     assert host.read == 1
     host.now += 1
-    assert counter.count(desired, NOTHING, ONLINE) is not None
+    assert counter.count(desired, NOTHING, lambda: ONLINE) is not None
 
 
 def test_a_task_that_was_placed_is_looked_for_at_each_comparison_until_it_is_gone() -> None:
@@ -76,16 +85,16 @@ def test_a_task_that_was_placed_is_looked_for_at_each_comparison_until_it_is_gon
     for tasks in (host.tasks, host.tasks, ()):
         host.tasks = tasks
         host.now += 10
-        found = counter.count(desired, NOTHING, ONLINE)
+        found = counter.count(desired, NOTHING, lambda: ONLINE)
         assert found is not None
         assert [each.task for each in found.confined] == list(tasks)
     host.now += COUNT_SECONDS - 1
-    assert counter.count(desired, NOTHING, ONLINE) is None
+    assert counter.count(desired, NOTHING, lambda: ONLINE) is None
 
 
 def test_tasks_of_one_cgroup_with_the_same_cpus_are_kept_once() -> None:
     tasks = (Task(pid, "placed", Mask.of(1), f"system.slice/{pid % 2}") for pid in range(100))
-    found = Host(*tasks).counter().count(target(allocation("c0")), NOTHING, ONLINE)
+    found = Host(*tasks).counter().count(target(allocation("c0")), NOTHING, lambda: ONLINE)
     assert found is not None
     assert found.threads["confined"] == 100
     assert sorted(each.task.pid for each in found.confined) == [0, 1]
@@ -99,3 +108,34 @@ def test_a_sibling_that_stays_idle_is_nobodys_to_run_on() -> None:
         "unconfined": 0,
         "kernel": 0,
     }
+
+
+def test_a_partition_that_comes_while_tasks_are_read_confines_none_of_them() -> None:
+    shown = iter((ONLINE, Mask.parse("0-5")))
+    host = Host(Task(7, "any", Mask.parse("0-5"), "system.slice"))
+    found = host.counter().count(target(allocation("c0")), NOTHING, lambda: next(shown))
+    assert found is not None
+    assert found.threads == {"confined": 0, "unconfined": 1, "kernel": 0}
+
+
+def test_a_task_that_has_all_but_the_cpus_of_a_partition_was_not_placed(tmp_path: Path) -> None:
+    tree = EmulatedKernel(ONLINE, Mask.of(0, 1))
+    tree.write("", "cgroup.subtree_control", "+cpuset +cpu +memory")
+    layout, desired = make_layout("cgroupfs"), target(allocation("c0"))
+    task = Task(7, "service", ONLINE - Mask.of(5), "system.slice")
+    clock = Host(task)
+    probes = HostProbes(clock.reading, lambda: clock.now)
+    kernel = KernelEnforcement(
+        make_enforcer(tree, layout, None), tree, layout, tmp_path, tmp_path, probes=probes
+    )
+    outcome = kernel.reconcile(desired)
+    for cpus, placed in (("", True), ("5", False)):
+        if cpus:
+            tree.mkdir("ovs")
+            tree.write("ovs", "cpuset.cpus", cpus)
+            tree.write("ovs", "cpuset.cpus.partition", "root")
+        assert bool(kernel.verify(desired, ONLINE).intruding) is placed
+        clock.now += COUNT_SECONDS
+        counted = kernel.count_intruders(desired, outcome, ONLINE)
+        assert counted is not None
+        assert bool(counted.confined) is placed
