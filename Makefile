@@ -49,11 +49,12 @@ lint: setup ## check style, formatting, spelling, and imports between folders
 types: setup ## check types
 	@$(BIN)/mypy
 
-nightly: setup ## what is long, random or measured: its tests, explore with three requests, fuzz, load, bench; some hours
+nightly: setup ## what is long, random or measured: its tests and guests, explore with three requests, fuzz, load, bench; some hours
 	@$(BIN)/pytest -q -n auto --dist loadfile -m nightly
 	@NUMAWARDEN_SEQUENCES=20000 NUMAWARDEN_FAULTS=all NUMAWARDEN_STORIES=4000 $(BIN)/pytest -q -n auto --dist loadfile \
 	    -m "nightly or not nightly" tests/agent/managers/test_invariants.py tests/agent/server/test_faults.py \
 	    tests/agent/server/test_awaits.py tests/agent/server/test_awaits_beside.py tests/agent/server/test_never_two_pods.py
+	@$(BIN)/python -m tests.guest --nightly
 	@$(BIN)/python -m tests.exploration 3 3600
 	@$(MAKE) --no-print-directory fuzz load bench
 

@@ -10,26 +10,28 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tests import helm
 from tests.guest import container, emulator, host, image, job, packages, runner, tsc, wheel
 from tests.guest.cache import Cache
 from tests.guest.errors import GuestError
 from tests.guest.kubernetes import Kubernetes, etcd, programs
-from tests.guest.scenarios import SCENARIOS, Kubelet, Scenario
+from tests.guest.scenarios import SCENARIOS, Kubelet, Scenario, When
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
+#: What the list says of a scenario: when it runs that is not named.
+WORDS: Final = {When.CI: "", When.NIGHTLY: " (nightly)", When.NEVER: " (only when named)"}
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m tests.guest", description=__doc__)
-    made.add_argument(
-        "scenario", nargs="*", help="scenarios to run; all usual ones if none is named"
-    )
+    made.add_argument("scenario", nargs="*", help="scenarios to run; those of CI if none is named")
+    made.add_argument("--nightly", action="store_true", help="run those that CI leaves out")
     made.add_argument("--list", action="store_true", help="list the scenarios and stop")
     made.add_argument("--jobs", type=int, default=2, help="guests at a time, one host core each")
     made.add_argument("--keep", action="store_true", help="keep the disks of each run")
@@ -57,9 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.list:
             for scenario in SCENARIOS.values():
-                when = "" if scenario.usual else " (only when named)"
-                if scenario.kubelet is Kubelet.REAL:
-                    when = " (with --kubernetes)"
+                real = scenario.kubelet is Kubelet.REAL
+                when = " (with --kubernetes)" if real else WORDS[scenario.when]
                 print(f"{scenario.name:<24} {scenario.topology:<14} {scenario.summary}{when}")
             return 0
         return _run(options)
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    chosen = _chosen(options.scenario, real=options.kubernetes is not None)
+    when = When.NIGHTLY if options.nightly else When.CI
+    chosen = _chosen(options.scenario, when, real=options.kubernetes is not None)
     named = programs.find(options.kubernetes) if options.kubernetes else None
     host.require_x86_64()
     host.provide(host.RUN_NEEDS)
@@ -115,10 +117,10 @@ def status(verdicts: Sequence[runner.Verdict]) -> int:
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 
-def _chosen(names: Sequence[str], *, real: bool) -> list[Scenario]:
+def _chosen(names: Sequence[str], when: When, *, real: bool) -> list[Scenario]:
     """Return the scenarios of these names.
 
-    Without names it is the usual ones, with a real kubelet all that can have one.
+    Without names it is those that run then, with a real kubelet all that can have one.
     """
     for name in names:
         if name not in SCENARIOS:
@@ -131,7 +133,7 @@ def _chosen(names: Sequence[str], *, real: bool) -> list[Scenario]:
                     f"{scenario.name} needs a real kubelet",
                     "name a directory with Kubernetes' programs: --kubernetes DIR",
                 )
-        return chosen or [scenario for scenario in SCENARIOS.values() if scenario.usual]
+        return chosen or [each for each in SCENARIOS.values() if each.when is when]
     for scenario in chosen:
         if scenario.kubelet is Kubelet.NONE:
             raise GuestError(f"{scenario.name} has no kubelet", "leave --kubernetes out")

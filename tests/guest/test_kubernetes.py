@@ -13,7 +13,7 @@ from tests.guest.emulator import Disks, Emulator
 from tests.guest.errors import GuestError
 from tests.guest.image import Image
 from tests.guest.kubernetes import programs
-from tests.guest.scenarios import SCENARIOS, Kubelet
+from tests.guest.scenarios import SCENARIOS, Kubelet, When
 from tests.guest.topologies import TOPOLOGIES
 
 if TYPE_CHECKING:
@@ -56,10 +56,9 @@ def test_a_scenario_without_a_kubelet_is_not_run_beside_one(
     assert "metrics has no kubelet" in capsys.readouterr().err
 
 
-def test_the_usual_scenarios_need_no_real_kubelet() -> None:
-    assert not [
-        each.name for each in SCENARIOS.values() if each.usual and each.kubelet is Kubelet.REAL
-    ]
+def test_what_runs_unnamed_needs_no_real_kubelet() -> None:
+    of_real = [each for each in SCENARIOS.values() if each.kubelet is Kubelet.REAL]
+    assert {each.when for each in of_real} == {When.NEVER}
 
 
 def test_only_a_guest_with_a_real_kubelet_has_a_network(tmp_path: Path) -> None:

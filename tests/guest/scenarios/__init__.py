@@ -7,6 +7,16 @@ from enum import Enum, auto
 from typing import Final
 
 
+class When(Enum):
+    """When a scenario runs that is not named."""
+
+    #: In CI: the ground of all others, each on the kernel or on an installed host.
+    CI = auto()
+    #: With `--nightly`: variations of these, and what takes long.
+    NIGHTLY = auto()
+    NEVER = auto()
+
+
 class Kubelet(Enum):
     """Which kubelet a scenario has pods of."""
 
@@ -25,8 +35,8 @@ class Scenario:
 
     `agent` says whether the agent's environment is laid at its place, `packages` whether the
     job brings Debian packages to install it from, `image` whether the container image's root is
-    laid there instead of the environment. One that is not `usual` runs when it is named.
-    `kubelet` says whose pods it has; one that needs a real kubelet is not usual.
+    laid there instead of the environment. `kubelet` says whose pods it has; one that needs a
+    real kubelet runs when it is named.
     """
 
     name: str
@@ -36,7 +46,7 @@ class Scenario:
     agent: bool = True
     packages: bool = False
     image: bool = False
-    usual: bool = True
+    when: When = When.NIGHTLY
     kubelet: Kubelet = Kubelet.NONE
 
     @property
@@ -50,17 +60,67 @@ SCENARIOS: Final = {
     for scenario in (
         # The long ones first, so that two at a time end together.
         Scenario(
+            "cluster",
+            "two-sockets",
+            "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
+            kubelet=Kubelet.EITHER,
+            when=When.CI,
+        ),
+        Scenario(
             "installation",
             "two-sockets",
             "the Debian package: installed, upgraded and removed beside pods; the unit's hardening",
             agent=False,
             packages=True,
+            when=When.CI,
         ),
         Scenario(
-            "cluster",
+            "isolation",
             "two-sockets",
-            "pods of a kubelet through containerd and NRI: every shape, resize, rejection, a crowd",
-            kubelet=Kubelet.EITHER,
+            "services, interrupts and threads of the kernel keep off a pod's CPUs; all is restored",
+            when=When.CI,
+        ),
+        Scenario(
+            "shared-pool",
+            "two-sockets",
+            "sixty pods inherit the shared pool; sets of other writers and of older versions",
+            when=When.CI,
+        ),
+        Scenario(
+            "partitions",
+            "two-sockets",
+            "partitions around a pod's CPUs: made, broken, repaired, ended in each way",
+            when=When.CI,
+        ),
+        Scenario(
+            "provocations",
+            "two-sockets",
+            "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
+            when=When.CI,
+        ),
+        Scenario(
+            "survival",
+            "two-sockets",
+            "the agent stopped, restarted, killed, rolled back; workloads and allocations stay",
+            when=When.CI,
+        ),
+        Scenario(
+            "kep-systemd",
+            "two-sockets",
+            "the pods of KEP-5526 under systemd-run and podman, agent as a service",
+            when=When.CI,
+        ),
+        Scenario(
+            "containerd-cgroupfs",
+            "two-sockets",
+            "the examples of KEP-5526 through CRI: crun, cgroupfs driver",
+            when=When.CI,
+        ),
+        Scenario(
+            "cgroup-contract",
+            "two-sockets",
+            "the contract tests of the emulated cgroup tree, against the kernel's",
+            when=When.CI,
         ),
         Scenario(
             "cluster-restarts",
@@ -80,19 +140,9 @@ SCENARIOS: Final = {
             "commands and units with an allocation of their own, and a quadlet of podman",
         ),
         Scenario(
-            "kep-systemd",
-            "two-sockets",
-            "the pods of KEP-5526 under systemd-run and podman, agent as a service",
-        ),
-        Scenario(
             "containerd-systemd",
             "two-sockets",
             "the examples of KEP-5526 through CRI: runc, systemd driver",
-        ),
-        Scenario(
-            "containerd-cgroupfs",
-            "two-sockets",
-            "the examples of KEP-5526 through CRI: crun, cgroupfs driver",
         ),
         Scenario(
             "shapes",
@@ -100,24 +150,9 @@ SCENARIOS: Final = {
             "init containers, sidecars, devices, each topology policy, whole cores, the gate",
         ),
         Scenario(
-            "survival",
-            "two-sockets",
-            "the agent stopped, restarted, killed, rolled back; workloads and allocations stay",
-        ),
-        Scenario(
-            "provocations",
-            "two-sockets",
-            "systemd, other writers, CPUs that go, a lost checkpoint; one reconcile repairs",
-        ),
-        Scenario(
             "withheld",
             "two-sockets",
             "partitions of another program, before pods and under them, of every kind",
-        ),
-        Scenario(
-            "shared-pool",
-            "two-sockets",
-            "sixty pods inherit the shared pool; sets of other writers and of older versions",
         ),
         Scenario(
             "kills",
@@ -151,11 +186,6 @@ SCENARIOS: Final = {
             "who asked for a pod, and which process wrote a container's cgroup",
         ),
         Scenario(
-            "isolation",
-            "two-sockets",
-            "services, interrupts and threads of the kernel keep off a pod's CPUs; all is restored",
-        ),
-        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",
@@ -171,23 +201,28 @@ SCENARIOS: Final = {
             "the manifest directory: pods come and go with their files",
         ),
         Scenario(
-            "cgroup-contract",
+            "isolation-items",
             "two-sockets",
-            "the contract tests of the emulated cgroup tree, against the kernel's",
+            "host slices alone, interrupts alone; a container reads which CPUs it has",
+        ),
+        Scenario(
+            "first-moment",
+            "two-sockets",
+            "how long a new container may use the CPUs of another; CPUs that the kernel loses",
         ),
         Scenario(
             "crowd",
             "two-sockets",
             "110 pods of a kubelet at once",
             timeout=6 * 3600,
-            usual=False,
+            when=When.NEVER,
             kubelet=Kubelet.EITHER,
         ),
         Scenario(
             "cluster-reports",
             "two-sockets",
             "what users of a cluster see: rejections, Events, topology; the kubelet's other lists",
-            usual=False,
+            when=When.NEVER,
             kubelet=Kubelet.REAL,
         ),
         Scenario(
@@ -195,21 +230,21 @@ SCENARIOS: Final = {
             "two-sockets",
             "the pod of deploy/kubernetes, run by a real kubelet from the image",
             image=True,
-            usual=False,
+            when=When.NEVER,
             kubelet=Kubelet.REAL,
         ),
         Scenario(
             "required-plugin",
             "two-sockets",
             "pods that wait for the agent, where the runtime knows of it",
-            usual=False,
+            when=When.NEVER,
             kubelet=Kubelet.REAL,
         ),
         Scenario(
             "moving-a-node",
             "two-sockets",
             "from a real kubelet's managers to the agent and back, with pods that run on",
-            usual=False,
+            when=When.NEVER,
             kubelet=Kubelet.REAL,
         ),
         Scenario(
@@ -217,14 +252,14 @@ SCENARIOS: Final = {
             "two-sockets",
             "the same with 100 kills",
             timeout=8 * 3600,
-            usual=False,
+            when=When.NEVER,
         ),
         Scenario(
             "plumbing",
             "two-sockets",
             "everything the other scenarios stand on, without the agent",
             agent=False,
-            usual=False,
+            when=When.NEVER,
         ),
     )
 }
