@@ -19,7 +19,7 @@ from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.pods.quantity import Quantity
 from agent.server.conditions import ConditionType
-from agent.server.handlers import RENDERED_SECONDS
+from agent.server.monitoring import RENDERED_SECONDS
 from agent.state.store import OsFiles
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, in_loop, manifest, running, two_packages

@@ -8,15 +8,8 @@ from msgspec.structs import replace
 from agent.api.documents import ConditionDocument
 from agent.managers.allocation import KUBELET, ContainerAllocation, PodAllocation, Source
 from agent.pods.model import ContainerKind, End, Lifetime, QosClass
-from agent.server.conditions import (
-    STARTING_SECONDS,
-    Absence,
-    ConditionTimes,
-    ConditionType,
-    PodRecord,
-    PodRecords,
-    camel_case,
-)
+from agent.server.conditions import ConditionTimes, ConditionType, camel_case
+from agent.server.pod_records import STARTING_SECONDS, Absence, PodRecord, PodRecords
 from tests.agent.reconcile.pods import unenforced
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.report import EnforcementReport
 from agent.reconcile.tasks import IntruderKind, Task
-from agent.server.kernel import COUNT_SECONDS, COUNT_SHARE, IntruderCount
+from agent.server.verification import COUNT_SECONDS, COUNT_SHARE, IntruderCount
 from sysfs.mask import Mask
 from tests.agent.server.test_enforced import allocation, target
 
