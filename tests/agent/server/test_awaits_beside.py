@@ -485,11 +485,10 @@ def _functions_of(root: Path) -> HostDevices:
 
 
 async def _admitted(controller: Controller, uid: str, seconds: float) -> bool:
-    amounts = b"memory: 1Gi"
-    body = manifest(uid=uid).replace(amounts, amounts + f", {GPU}: 1, {VF}: 1".encode())
+    asked = load_pod(manifest(uid=uid, gpu=1, vf=1), "test")
     with suppress(*FAILURES):
         async with asyncio.timeout(seconds):
-            return (await controller.admit(load_pod(body, "test"))).admitted
+            return (await controller.admit(asked)).admitted
     return False
 
 

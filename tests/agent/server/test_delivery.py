@@ -47,9 +47,7 @@ def cdi_file(world: World) -> Path:
 
 
 async def admit(agent: Running) -> AdmissionDocument:
-    amounts = b"memory: 1Gi"
-    asking = manifest(uid=UID).replace(amounts, amounts + f", {GPU}: 1".encode())
-    return await asyncio.to_thread(agent.client.admit, asking)
+    return await asyncio.to_thread(agent.client.admit, manifest(gpu=1))
 
 
 @in_loop

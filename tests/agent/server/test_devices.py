@@ -13,7 +13,7 @@ from agent.managers.policy import PluginDevice
 from agent.server.state import situate
 from agent.state.store import peek
 from sysfs.mask import Mask
-from tests.agent.server.support import UID, in_loop, manifest, running, two_packages
+from tests.agent.server.support import UID, in_loop, manifest, running, two_packages, until
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
@@ -46,19 +46,13 @@ def provider(world: World) -> FakeProvider:
     return made
 
 
-def asking(count: int, uid: str = UID) -> bytes:
-    amounts = b"memory: 1Gi"
-    return manifest(uid=uid).replace(amounts, amounts + f", {GPU}: {count}".encode())
+async def admit(agent: Running, count: int) -> AdmissionDocument:
+    return await asyncio.to_thread(agent.client.admit, manifest(gpu=count))
 
 
-async def admit(agent: Running, count: int, uid: str = UID) -> AdmissionDocument:
-    return await asyncio.to_thread(agent.client.admit, asking(count, uid))
-
-
-def saved(world: World, uid: str = UID) -> PodAllocation:
+def saved(world: World) -> PodAllocation | None:
     state = peek(world.config.agent.state_directory)
-    assert state is not None
-    return state.ledger.allocations[uid]
+    return None if state is None else state.ledger.allocations.get(UID)
 
 
 async def offered(agent: Running, provider: FakeProvider) -> None:
@@ -83,7 +77,9 @@ async def test_preferred_devices_are_allocated_with_cpus_near_them_and_delivered
             ("allocate", GPU, "b,c"),
             ("start", GPU, "b,c"),
         ]
-        assert saved(world).containers == (container,)
+        kept = saved(world)
+        assert kept is not None
+        assert kept.containers == (container,)
     provider.calls.clear()
     async with running(world) as agent:
         # Neither a restart nor the same specification again delivers anything again.
@@ -108,9 +104,7 @@ async def test_a_delivery_that_fails_rejects_the_pod_and_leaves_nothing_behind(
         assert answer.rejection.remedy == "try another plugin"
         assert (answer.rejection.resource, answer.rejection.container) == (GPU, "c0")
         assert agent.controller.state.ledger == before
-        assert peek(world.config.agent.state_directory) is None or UID not in str(
-            peek(world.config.agent.state_directory)
-        )
+        assert saved(world) is None
         assert not world.kernel.exists(f"kubepods/pod{UID}")
         provider.fails = {}
         assert (await admit(agent, 3)).admitted
@@ -120,7 +114,7 @@ async def test_a_delivery_that_fails_rejects_the_pod_and_leaves_nothing_behind(
 async def test_a_dry_run_asks_no_provider(world: World, provider: FakeProvider) -> None:
     provider.prefers = {GPU: ("c",)}
     async with running(world) as agent:
-        answer = await asyncio.to_thread(agent.client.admit, asking(1), dry_run=True)
+        answer = await asyncio.to_thread(agent.client.admit, manifest(gpu=1), dry_run=True)
         assert answer.pod is not None
         assert answer.pod.containers[0].devices == {GPU: ("a",)}
         assert provider.calls == []
@@ -154,25 +148,18 @@ async def test_devices_that_come_and_go_change_what_is_admitted_at_once(
 
 
 @in_loop
-async def test_what_is_wrong_with_a_provider_is_a_condition(
+async def test_what_is_wrong_with_a_provider_is_a_condition_and_ends_nothing(
     world: World, provider: FakeProvider
 ) -> None:
     provider.lines = ("the plugin of example.com/gpu went away",)
-    async with running(world) as agent:
-        found = agent.controller.state.present_conditions()
-        assert [(each.type, each.reason, each.message) for each in found] == [
-            ("DevicesOffered", "Fake", "the plugin of example.com/gpu went away")
-        ]
-
-
-@in_loop
-async def test_a_provider_that_fails_is_a_condition_and_ends_nothing(
-    world: World, provider: FakeProvider
-) -> None:
     provider.breaks = "a mistake"
     async with running(world) as agent:
-        while "devices of fake" not in agent.controller.state.observed.conditions:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        message = agent.controller.state.observed.conditions["devices of fake"]
+        observed = agent.controller.state.observed
+        await until(lambda: "devices of fake" in observed.conditions)
+        message = observed.conditions["devices of fake"]
         assert "internal error (RuntimeError: a mistake)" in message
+        found = agent.controller.state.present_conditions()
+        assert ("DevicesOffered", "Fake", provider.lines[0]) in [
+            (each.type, each.reason, each.message) for each in found
+        ]
         assert (await admit(agent, 1)).admitted
