@@ -23,7 +23,6 @@ from tests.agent.server.served import (
     LARGE,
     LARGE_ASK,
     LAST,
-    OTHER_USER,
     ROOT,
     STUCK,
     USER,
@@ -69,47 +68,26 @@ async def deaf(site: Site, caller: Caller) -> Ends:
     return ends
 
 
-def unread(site: Site, caller: Caller) -> int:
-    """Return the bytes of answers to a caller that are not read."""
-    return sum(each.unread for each in site.connections if each.caller == caller)
-
-
-@pytest.mark.usefixtures("impatient")
 @in_loop
-async def test_unfinished_bodies_share_one_room_of_which_each_user_and_root_has_its_own() -> None:
-    async with opened(limits(bodies=Limit(everyone=3 * BODY, caller=2 * BODY))) as site:
-        entered: list[Ends] = []
-        for caller, expected in (
-            (USER, [100, 100, 503]),
-            (OTHER_USER, [100, 503]),
-            (ROOT, [100, 100, 100]),
-        ):
-            site.caller = caller
-            for code in expected:
-                entered.append(await site.enter(ANNOUNCED))
-                assert await status(entered[-1]) == code
-        unfinished = (each for each in site.connections if not each.caller.privileged)
-        assert sum(each.body_size for each in unfinished) == 3 * BODY
-        entered[0][1].write(bytes(BODY))
-        assert await status(entered[0]) == 200
-        site.caller = USER
-        entered.append(await site.enter(ANNOUNCED))
-        assert await status(entered[-1]) == 100
-        leave(*entered)
-        await site.gone()
-
-
-@in_loop
-async def test_a_body_of_unknown_length_is_counted_as_it_comes() -> None:
+async def test_a_body_is_counted_as_it_is_announced_or_comes_until_it_is_answered() -> None:
     size = BODY // 4
+    chunk = b"%x\r\n" % size + bytes(size) + b"\r\n"
+    announced = posting("/body", EXPECT, f"Content-Length: {size}")
     async with opened(limits(bodies=Limit(everyone=2 * size, caller=2 * size))) as site:
-        half = b"%x\r\n" % size + bytes(size) + b"\r\n"
-        first = await site.enter(posting("/body", "Transfer-Encoding: chunked") + half)
-        while sum(each.body_size for each in site.connections) != size:  # noqa: ASYNC110
+        first = await site.enter(announced)
+        assert await status(first) == 100
+        second = await site.enter(posting("/body", "Transfer-Encoding: chunked") + chunk)
+        while sum(each.body_size for each in site.connections) != 2 * size:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        first[1].write(half + b"5\r\nhello\r\n")
-        assert await status(first) == 503
-        leave(first)
+        second[1].write(b"5\r\nhello\r\n")
+        assert await status(second) == 503
+        leave(second)
+        first[1].write(bytes(size))
+        assert await status(first) == 200
+        third = await site.enter(posting("/body", EXPECT, f"Content-Length: {2 * size}"))
+        assert await status(third) == 100
+        leave(first, third)
+        await site.gone()
 
 
 @pytest.mark.parametrize(
@@ -159,38 +137,27 @@ async def test_a_head_that_does_not_end_is_not_kept() -> None:
 
 
 @in_loop
-async def test_answers_that_are_not_taken_make_room_for_the_next_ones() -> None:
-    async with opened(limits(answers=Limit(everyone=3 * LARGE, caller=2 * LARGE))) as site:
-        with capture_logs() as said:
-            callers = (USER, USER, OTHER_USER, USER, *[ROOT] * 4)
-            first, second, other, third, *roots = [await deaf(site, each) for each in callers]
-            assert len(site.connections) == 7
-            found = [unread(site, caller) for caller in (USER, OTHER_USER, ROOT)]
-            assert found == [2 * LARGE, LARGE, 4 * LARGE]
-        warned = [line for line in said if line["log_level"] == "warning"]
-        assert [(line["event"], line["caller"]) for line in warned] == [
-            ("slow reader disconnected", "user 1000")
-        ]
-        take(first, third)
-        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-            await first[0].readexactly(LARGE)
-        assert await status(third) == 200
-        assert len(await third[0].readexactly(LARGE)) == LARGE
-        leave(first, second, other, third, *roots)
-        await site.gone()
-
-
-@in_loop
-async def test_an_answer_that_is_or_was_read_is_not_cut_off_for_the_next_one() -> None:
+async def test_answers_that_are_not_taken_make_room_and_those_that_are_read_do_not() -> None:
     async with opened(limits(answers=Limit(everyone=2 * LARGE, caller=2 * LARGE))) as site:
         slow, idle = await deaf(site, USER), await deaf(site, USER)
         take(slow)
         assert await status(slow) == 200
         await slow[0].readexactly(LARGE // 2)
-        last = await deaf(site, USER)
+        with capture_logs() as said:
+            last = await deaf(site, USER)
+        warned = [
+            (line["event"], line["caller"]) for line in said if line["log_level"] == "warning"
+        ]
+        assert warned == [("slow reader disconnected", "user 1000")]
         assert len(await slow[0].readexactly(LARGE // 2)) == LARGE // 2
+        take(idle)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await idle[0].readexactly(LARGE)
         more = await deaf(site, USER)
         assert await answered(slow)
+        take(more)
+        assert await status(more) == 200
+        assert len(await more[0].readexactly(LARGE)) == LARGE
         leave(slow, idle, last, more)
 
 

@@ -13,7 +13,6 @@ from tests.agent.server.support import (
     OTHER_UID,
     UID,
     in_loop,
-    make_world,
     manifest,
     next_event,
     running,
@@ -21,7 +20,6 @@ from tests.agent.server.support import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from agent.api.client import AgentClient
     from tests.agent.server.support import World
@@ -34,11 +32,6 @@ FINDERS: dict[str, Callable[[AgentClient], object]] = {
     "an admission": lambda client: client.admit(manifest("other", OTHER_UID)),
     "a removal": lambda client: client.remove(OTHER_UID),
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
 
 
 @pytest.mark.parametrize("finder", FINDERS)
@@ -69,10 +62,7 @@ async def test_drift_names_everything_in_event_log_status_and_counter(
     assert (event.uid, event.pod, event.message) == (UID, "shop/web", line)
     assert [entry["settings"] for entry in logs if entry["event"] == "drift found"] == [[line]]
     (drift,) = status.drift
-    named = (drift.uid, drift.pod, drift.container, drift.cgroup, drift.file)
-    assert named == (UID, "shop/web", "c1", f"/{POD}/c1", "cpuset.cpus")
-    assert (drift.observed, drift.desired, drift.cause) == ("5-6", before, "unknown")
-    assert drift.line() == line
+    assert (drift.uid, drift.line()) == (UID, line)
     assert 'numawarden_drift_found_total{cause="unknown"} 1.0' in text
 
 

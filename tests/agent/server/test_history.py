@@ -1,4 +1,4 @@
-"""The history of a running agent: what happened, who asked for it, who wrote what."""
+"""Events: what watchers hear, and the history: what happened, who asked for it, who wrote what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.config.model import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
-from agent.server.events import LONGEST_MESSAGE, HistoryRecorder
+from agent.server.events import LONGEST_MESSAGE, QUEUE_LENGTH, Events, HistoryRecorder
 from agent.server.metrics import Counters
 from agent.state.history import HISTORY_NAME, HistoryBounds, HistoryQuery, HistoryStore
 from cgroupfs.state import Writer
@@ -30,7 +30,6 @@ from tests.agent.server.support import (
     UID,
     FakeClock,
     in_loop,
-    make_world,
     manifest,
     running,
     two_packages,
@@ -45,11 +44,6 @@ if TYPE_CHECKING:
 
 
 POD = f"kubepods/pod{UID}"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
 
 
 async def history(agent: Running, **query: object) -> tuple[HistoryEntry, ...]:
@@ -335,3 +329,42 @@ async def test_a_line_that_a_crash_cut_off_is_counted(tmp_path: Path) -> None:
     assert types(await recorder.latest(ALL)) == ["0"]
     assert lost(recorder, "torn") == 1
     recorder.close()
+
+
+def events(dropped: list[int], length: int = QUEUE_LENGTH) -> Events:
+    return Events(lambda: dropped.append(1), FakeClock(), length=length)
+
+
+@in_loop
+async def test_every_watcher_gets_every_event_in_order_until_the_end() -> None:
+    dropped: list[int] = []
+    hub = events(dropped, length=3)
+    with hub.watch():
+        pass  # it is forgotten
+    with hub.watch() as first, hub.watch() as second:
+        for number in range(3):
+            hub.publish("PodAdmitted", str(number))
+        hub.close()
+        for watcher in (first, second):
+            assert [seen.uid async for seen in watcher] == ["0", "1", "2"]
+    with hub.watch() as late:
+        assert [seen async for seen in late] == []
+    hub.publish("PodAdmitted")
+    assert dropped == []
+
+
+@in_loop
+async def test_a_slow_reader_loses_events_learns_so_and_they_are_counted() -> None:
+    dropped: list[int] = []
+    hub = events(dropped, length=2)
+    with hub.watch() as watcher:
+        for number in range(5):
+            hub.publish("PodAdmitted", str(number))
+        reading = aiter(watcher)
+        assert [(await anext(reading)).uid for _ in range(2)] == ["0", "1"]
+        hub.publish("PodAdmitted", "5")
+        hub.close()
+        rest = [seen async for seen in reading]
+    assert [seen.type for seen in rest] == ["EventsLost", "PodAdmitted"]
+    assert "3 events were lost" in rest[0].message
+    assert len(dropped) == 3
