@@ -5,11 +5,8 @@ import os
 import pickle
 import re
 import socket
-import subprocess
-import sys
 import tempfile
 import zlib
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +22,7 @@ from agent.server.events import QUEUE_LENGTH
 from agent.server.peers import Peer
 from agent.state.store import CHECKPOINT_NAME
 from tests.agent.server.served import LAST, asking, posting
-from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running, until
+from tests.agent.server.support import OTHER_UID, UID, acting_as, in_loop, manifest, running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,63 +243,41 @@ async def test_others_than_root_and_the_group_are_rejected(
         assert not agent.controller.state.ledger.allocations
 
 
-@contextmanager
-def open_directory() -> Iterator[Path]:
-    """Make a directory that every user may enter, unlike those of pytest."""
+@pytest.fixture
+def _open_directory(world: World) -> Iterator[None]:
+    """Serve members of a group in a directory that every user may enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
+        Path(name).chmod(0o755)
+        path = Path(name) / "agent.sock"
+        settings = replace(world.config.agent, socket_path=path, socket_group="wardens")
+        world.config = replace(world.config, agent=settings)
+        yield
 
 
-#: The interpreter starts as root: a checkout in a private directory is closed to any other user.
-ASK_STATUS = """
-import http.client, os, socket, sys
-path, user, *groups = sys.argv[1:]
-os.setgroups([int(group) for group in groups])
-os.setgid(int(user))
-os.setuid(int(user))
-connection = http.client.HTTPConnection("agent")
-connection.sock = socket.socket(socket.AF_UNIX)
-connection.sock.connect(path)
-connection.request("GET", "/v1/status")
-print(connection.getresponse().status)
-"""
-
-
+@pytest.mark.usefixtures("_open_directory")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize(
-    ("user", "groups", "expected"), [(65534, [], "403"), (65534, [54321], "200"), (0, [], "200")]
+    ("user", "groups", "expected"),
+    [(65534, [], b"403"), (65534, [54321], b"200"), (0, [], b"200")],
 )
 @in_loop
 async def test_the_kernel_identifies_who_asks(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    user: int,
-    groups: list[int],
-    expected: str,
+    world: World, monkeypatch: pytest.MonkeyPatch, user: int, groups: list[int], expected: bytes
 ) -> None:
     monkeypatch.setattr("agent.server.wiring.group_id", lambda _: 54321)
-    with open_directory() as directory:
-        path = directory / "agent.sock"
-        settings = replace(world.config.agent, socket_path=path, socket_group="wardens")
-        world.config = replace(world.config, agent=settings)
+    former, path = os.getgroups(), world.socket
+    with socket.socket(socket.AF_UNIX) as client:
         async with running(world):
             assert path.stat().st_mode & 0o777 == 0o660
             assert path.stat().st_gid == 54321
             path.chmod(0o666)  # so that the agent, not the file system, has to reject
-            who = [str(each) for each in (user, *groups)]
-            command = [sys.executable, "-I", "-c", ASK_STATUS, str(path), *who]
-            outcome = await asyncio.to_thread(
-                subprocess.run,
-                command,
-                cwd="/",
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=20,
-            )
-    assert outcome.stdout.strip() == expected
+            os.setgroups(groups)
+            with acting_as(user):
+                client.connect(str(path))
+            os.setgroups(former)
+            client.sendall(asking("/v1/status", LAST))
+            answer = await asyncio.to_thread(client.recv, 100)
+    assert answer.split()[1] == expected
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -28,7 +28,6 @@ POD = f"kubepods/pod{UID}"
 
 #: Who may find that something was undone.
 FINDERS: dict[str, Callable[[AgentClient], object]] = {
-    "a comparison": lambda client: client.reconcile(),
     "an admission": lambda client: client.admit(manifest("other", OTHER_UID)),
     "a removal": lambda client: client.remove(OTHER_UID),
 }
