@@ -94,26 +94,19 @@ def admitted() -> Ledger:
 
 def test_what_is_allocated_is_what_the_ledger_says() -> None:
     now = values(reading(admitted()))
-    assert {key: now[key] for key in now if key[0] in ALLOCATED} == {
+    expected: dict[tuple[str, tuple[str, ...]], float] = {
         ("kubelet_cpu_manager_exclusive_cpu_allocation_count", ()): 2,
         ("kubelet_cpu_manager_shared_pool_size_millicores", ()): 14_000,
         ("kubelet_cpu_manager_allocation_per_numa", ("0",)): 2,
         ("kubelet_cpu_manager_allocation_per_numa", ("1",)): 0,
         ("numawarden_pods", ()): 1,
+        ("numawarden_containers", ("container",)): 1,
+        ("numawarden_containers", ("host",)): 0,
+        ("numawarden_cpus", ("exclusive",)): 2,
+        ("numawarden_cpus", ("shared",)): 14,
+        ("numawarden_node_memory_bytes", ("0", "memory", "allocated")): 3 * GIB,
     }
-    assert now["numawarden_containers", ("container",)] == 1
-    assert now["numawarden_containers", ("host",)] == 0
-    assert now["numawarden_cpus", ("exclusive",)] == 2
-    assert now["numawarden_cpus", ("shared",)] == 14
-    assert now["numawarden_node_memory_bytes", ("0", "memory", "allocated")] == 3 * GIB
-
-
-ALLOCATED = {
-    "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-    "kubelet_cpu_manager_shared_pool_size_millicores",
-    "kubelet_cpu_manager_allocation_per_numa",
-    "numawarden_pods",
-}
+    assert {key: now[key] for key in expected} == expected
 
 
 def test_every_cpu_and_byte_of_a_node_is_allocated_reserved_or_free() -> None:
