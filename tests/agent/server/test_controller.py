@@ -30,13 +30,13 @@ from agent.managers.policy import (
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
-from agent.reconcile.report import EnforcementReport, PlannedChange
+from agent.reconcile.report import EnforcementReport
 from agent.server import metrics as names
 from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE
 from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError
 from agent.server.gauges import Metrics
-from agent.server.kernel import KernelEnforcement, Lives
+from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
 from agent.server.queue import Worker, called_by
 from agent.server.state import AgentState, ConfiguredHost
@@ -49,9 +49,9 @@ from tests.agent.reconcile.pods import observed_cgroups, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator
 
-    from agent.api.documents import AdmissionDocument, KernelDocument
+    from agent.api.documents import AdmissionDocument
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.target import Desired
@@ -89,10 +89,6 @@ class Recorder(KernelEnforcement, Store):
     def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
         return self._note(f"enforce {' '.join(uid[:1] for uid in uids)}", target)
 
-    def plan(self, target: Desired, uid: str) -> PlannedChange:
-        self._note(f"plan {uid[:1]}", target)
-        return PlannedChange()
-
     def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
         return self._note(f"release {allocation.uid[:1]}", target)
 
@@ -105,16 +101,6 @@ class Recorder(KernelEnforcement, Store):
 
     def count_intruders(self, target: Desired, outcome: EnforcementReport, online: Mask) -> None:
         del target, outcome, online
-
-    def observe(
-        self, target: Desired, allocation: PodAllocation
-    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
-        del target, allocation
-        return {}
-
-    def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
-        del target, allocations
-        return Lives(frozenset(), {})
 
     def locate(
         self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
@@ -385,8 +371,8 @@ async def test_cgroups_of_a_part_are_watched_beside_the_rest_and_none_for_ever()
                 cgroups=observed_cgroups(own, "kubepods/a"), created=(own,), enabled=("kubepods",)
             )
             await controller.reconcile()
-        assert controller.outcomes.cgroups == {own, "kubepods/a"}
-        assert controller.outcomes.renewed == {"kubepods", own}
+        assert controller.outcomes.cgroups == {"kubepods/pod4", "kubepods/a"}
+        assert controller.outcomes.renewed == {"kubepods", "kubepods/pod4"}
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), disk_full()], ids=["odd", "disk full"])

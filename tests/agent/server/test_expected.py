@@ -32,6 +32,9 @@ async def test_files_on_a_full_disk_and_a_host_that_cannot_be_read_are_no_traceb
     def unreadable() -> object:
         raise SysfsError("/sys/devices", "cannot be read", "mount sysfs")
 
+    async def take_over() -> None:
+        await agent.controller.take_over(unreadable)  # type: ignore[arg-type]  # it only raises
+
     directory = world.manifest_directory()
     with capture_logs() as log:
         async with running(world) as agent:
@@ -39,10 +42,7 @@ async def test_files_on_a_full_disk_and_a_host_that_cannot_be_read_are_no_traceb
             (directory / "db.yaml").write_bytes(manifest("db", OTHER_UID))
             for _ in range(3):
                 await agent.sync_manifests()
-                await agent.service._attempt(
-                    lambda: agent.controller.take_over(unreadable),  # type: ignore[arg-type]
-                    "take over",
-                )
+                await agent.service._attempt(take_over, "take over")
                 await agent.ask(agent.client.reconcile)
             conditions = agent.controller.state.condition_lines()
     assert not [line for line in log if line.get("exc_info") or "exception" in line]
