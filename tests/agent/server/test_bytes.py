@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from tests.agent.server.support import World
 
 BIG_ASK = ASK[:-2] + b"X: %s\r\n" % (b"a" * 4000) * 2 + b"\r\n"
-ANNOUNCED = posting("/body", EXPECT, f"Content-Length: {BODY}")
 HEAD = posting("/body", "Content-Length: 5")
 LONGEST = posting("/v1/pods", EXPECT, f"Content-Length: {MAX_BODY_BYTES}")
 
