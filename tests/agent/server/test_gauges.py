@@ -186,14 +186,13 @@ def test_what_pods_may_request_and_do_request_is_exported_in_the_same_units() ->
     assert exported("numawarden_requested", reading(admitted()))["cpu"] == 2000
 
 
-def test_free_cpus_and_their_fragmentation_are_those_of_capacity() -> None:
-    for ledger in (RULES.empty_ledger(), admitted()):
-        now, free = values(reading(ledger)), free_cpus(RULES, ledger)
-        assert now["numawarden_free_cpus", ("all",)] == free.free > 0
-        assert now["numawarden_free_cpus", ("whole_cores",)] == free.whole_cores
-        assert now["numawarden_free_cpus", ("on_one_node",)] == free.on_one_node
-        assert now["numawarden_cpu_fragmentation_ratio", ()] == free.fragmentation
-    assert values(reading(RULES.empty_ledger()))["numawarden_cpu_fragmentation_ratio", ()] == 0
+def test_free_cpus_are_exported_by_where_they_are() -> None:
+    three = pod(app("c", guaranteed("cpu=3 memory=1Gi")))
+    ledger = admission.admit(RULES, RULES.empty_ledger(), three).ledger
+    now, free = values(reading(ledger)), free_cpus(RULES, ledger)
+    found = [now["numawarden_free_cpus", (kind,)] for kind in ("all", "whole_cores", "on_one_node")]
+    assert found == [free.free, free.whole_cores, free.on_one_node] == [11, 10, 8]
+    assert now["numawarden_cpu_fragmentation_ratio", ()] == free.fragmentation
 
 
 def test_the_service_exports_its_own_condition() -> None:
