@@ -59,9 +59,7 @@ QUIET_SECONDS = 10
 _IDLE_SECONDS = 0.05
 
 
-def in_loop(
-    test: Callable[_Params, Coroutine[None, None, None]],
-) -> Callable[_Params, None]:
+def in_loop(test: Callable[_Params, Coroutine[None, None, None]]) -> Callable[_Params, None]:
     """Run an asynchronous test to its end in a loop of its own."""
 
     @functools.wraps(test)

@@ -257,8 +257,7 @@ def _open_directory(world: World) -> Iterator[None]:
 @pytest.mark.usefixtures("_open_directory")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize(
-    ("user", "groups", "expected"),
-    [(65534, [], b"403"), (65534, [54321], b"200"), (0, [], b"200")],
+    ("user", "groups", "expected"), [(65534, [], b"403"), (65534, [54321], b"200"), (0, [], b"200")]
 )
 @in_loop
 async def test_the_kernel_identifies_who_asks(

@@ -27,13 +27,7 @@ from cgroupfs.names import Driver, Layout, Tier
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
-from tests.agent.server.support import (
-    OTHER_UID,
-    RecordingManager,
-    make_world,
-    manifest,
-    wired,
-)
+from tests.agent.server.support import OTHER_UID, RecordingManager, make_world, manifest, wired
 from tests.fakes.devices import FakeProvider
 from tests.fakes.systemd import FakeSystemd
 

@@ -44,14 +44,7 @@ from agent.server.errors import EXPECTED
 from agent.server.handlers import SMALL_BYTES
 from agent.server.limits import Caller
 from sysfs.described import regular_host
-from tests.agent.cluster.test_cluster import (
-    MIXED,
-    Cluster,
-    amounts,
-    container,
-    opting_in,
-    pod,
-)
+from tests.agent.cluster.test_cluster import MIXED, Cluster, amounts, container, opting_in, pod
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
 from tests.agent.server.support import (
     OTHER_UID,

@@ -80,9 +80,7 @@ async def test_a_pod_whose_first_process_does_not_come_is_freed_after_a_while(
     assert await admitted(controller, 1) == set()
 
 
-def test_processes_that_end_while_no_agent_runs_end_their_pod_at_the_next_start(
-    site: Site,
-) -> None:
+def test_processes_that_end_while_no_agent_runs_end_their_pod_at_the_next_start(site: Site) -> None:
     async def start(controller: Controller) -> str:
         await admit(controller)
         cgroup = site.start(site.cgroup(ONE), "a")
