@@ -46,9 +46,9 @@ from agent.managers.rules import charged
 from agent.pods.model import extended_resource_fault, full_name
 from agent.progress import EndedError, moved
 from agent.server import metrics as names
-from agent.server.conditions import PodRecord
 from agent.server.errors import CheckpointFailedError, PodRemovedError
 from agent.server.log import allocation_fields, allocation_line
+from agent.server.pod_records import PodRecord
 from agent.server.queue import OWN, Job, QueueStopped, called_by, outcome_of
 from agent.server.reports import PodDescriber
 from agent.server.state import decide
@@ -132,8 +132,6 @@ class Admissions:
         self._rejections = rejections
         #: The preparation of devices that is under way, by the uid of the pod.
         self._preparing: dict[str, asyncio.Task[None]] = {}
-
-    # --- the path of an admission ---------------------------------------------------------------
 
     async def admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
         """Admit a pod in its turn; raises `QueueStopped`, `BusyError` and what fails.
@@ -409,13 +407,12 @@ class Admissions:
         await steps.after_save(count, uid)
         return self.document(decision, allocation, record)
 
-    # --- devices that are prepared for each container ---------------------------------------------
-    # The kubelet does that when the container starts, with 30 s for a plugin: no turn waits for it.
-    # What lacks is saved with the allocation, so that a pod asked for again after a crash, or after
-    # a failure, has it done.
-
     def _begin_preparing(self, uid: str, *, delivered: bool = False) -> None:
         """Have the devices of a pod prepared in the background, if they are not.
+
+        The kubelet prepares devices when the container starts, with 30 s for a plugin: no turn
+        waits for it. What lacks is saved with the allocation, so that a pod asked for again after a
+        crash, or after a failure, has it done.
 
         `delivered`: plugins have just allocated them. A preparation that is under way then belongs
         to a removed pod of the same uid, and says nothing about this one.
@@ -478,8 +475,6 @@ class Admissions:
         )
         return replace(answer, pod=described)
 
-    # --- deciding -------------------------------------------------------------------------------
-
     def _decision(
         self,
         pod: Pod,
@@ -517,8 +512,6 @@ class Admissions:
         else:
             ledger = remove(state.configured.rules, ledger, replaced.uid)
         return decide(state.configured, ledger, pod)
-
-    # --- decisions alone ------------------------------------------------------------------------
 
     def replaced(self, pod: Pod) -> PodAllocation | None:
         """Return the one admitted pod that a pod would replace, None if there is none."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.server.conditions import RejectedPod
+    from agent.server.pod_records import RejectedPod
     from agent.server.state import AgentState
 
 #: How many questions of a user may wait; of all users twice as many. A rejection beyond that is

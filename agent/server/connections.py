@@ -1,9 +1,10 @@
 """The connections of a listener: accepting, turns between requests, and shutdown.
 
 Every connection costs a file descriptor, and an agent without descriptors cannot write cgroups. So
-users other than root have caps (`agent.server.limits`); a connection that does not send a complete
-request head, or does not read its response, is closed after a timeout. In go connections and the
-handler of requests; out come answers. Of such users' requests one begins at a time, root's at once.
+users other than root have caps (`agent.server.limits`), and of their requests one begins at a time,
+root's at once. A connection that does not send a complete request head, or does not read its
+response, is closed after a timeout. In go connections and the handler of requests; out come
+answers: `HttpConnection` is one connection, `Exchange` one request and its answer.
 """
 
 from __future__ import annotations
@@ -151,8 +152,6 @@ class Connections:
         except TimeoutError:
             return
 
-    # --- accepting ------------------------------------------------------------------------------
-
     async def _accept_all(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -219,8 +218,6 @@ class Connections:
         del self._connections[connection]
         connection.cut(self._gives_way)
 
-    # --- what connections report ----------------------------------------------------------------
-
     def lost(self, connection: HttpConnection) -> None:
         """Remove a closed connection."""
         self._connections.pop(connection, None)
@@ -250,8 +247,6 @@ class Connections:
             self.lines.warning("slow reader disconnected", caller=leaving.caller.name)
             self._close(leaving)
         connection.unread = size
-
-    # --- answering ------------------------------------------------------------------------------
 
     async def _answer(self, request: BaseRequest) -> StreamResponse:
         """Answer one request; let the event loop run other tasks before each.
@@ -292,10 +287,6 @@ def _raw(answer: Response) -> bytes:
     return head.encode() + answer.body
 
 
-# --- one connection -------------------------------------------------------------------------------
-# What aiohttp leaves to the server: the timeouts of a peer, the response to malformed HTTP, and the
-# response to a peer that has half-closed its connection.
-
 #: How long to wait for the rest of a request after the peer has half-closed, in seconds.
 HALF_CLOSED_SECONDS: Final = 1.0
 #: How long the rest of a request is received and discarded after its response, in seconds.
@@ -314,7 +305,11 @@ _TOO_MANY: Final = "Too many headers"
 
 
 class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
-    """A connection of a listener, with its deadline."""
+    """A connection of a listener, with its deadline.
+
+    It does what aiohttp leaves to the server: the timeouts of a peer, the response to malformed
+    HTTP, and the response to a peer that has half-closed its connection.
+    """
 
     def __init__(self, manager: Server, owner: Connections, caller: Caller) -> None:
         limits = owner.limits
@@ -359,8 +354,6 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         #: The latest request and its body; bytes before its end do not begin a head.
         self._latest: object = None
         self._body = EMPTY_PAYLOAD
-
-    # --- what the peer does ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for the first request."""
@@ -436,8 +429,6 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
             self._expect(HALF_CLOSED_SECONDS)
         return True
 
-    # --- what the agent does --------------------------------------------------------------------
-
     def begin_answer(self, body: StreamReader) -> None:
         """Record a complete head and the reader of its body."""
         self.answering = True
@@ -498,8 +489,6 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         if not self._ended.done():
             self._ended.set_result(None)
 
-    # --- the deadline ---------------------------------------------------------------------------
-
     def _expect(self, seconds: float | None) -> None:
         """Close the connection in so many seconds unless the deadline is changed (None: never).
 
@@ -524,8 +513,6 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
             self._set_alarm(self._deadline)
         else:
             self.cut()
-
-    # --- what went wrong ------------------------------------------------------------------------
 
     def handle_error(
         self,
@@ -579,8 +566,6 @@ def _is_closed(connection: TransportSocket) -> bool:
     poll.register(connection, 0)  # what is not asked for: POLLHUP and POLLERR
     return bool(poll.poll(0))
 
-
-# --- one request ----------------------------------------------------------------------------------
 
 #: A request's target (RFC 9112 section 3.2): visible ASCII.
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
@@ -659,8 +644,6 @@ class Exchange:
         old = (self._request.version.major, self._request.version.minor) < (1, 1)
         return old and "Transfer-Encoding" in self._request.headers
 
-    # --- the body -------------------------------------------------------------------------------
-
     async def read(self) -> bytes:
         """Return the whole body.
 
@@ -702,8 +685,6 @@ class Exchange:
             writer = self._request.writer
             await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             writer.output_size = 0
-
-    # --- streams --------------------------------------------------------------------------------
 
     async def _follow(self, stream: Stream) -> StreamResponse:
         """Send a stream's pieces until it ends or the peer disconnects."""

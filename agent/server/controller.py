@@ -30,13 +30,13 @@ from agent.server import maintenance
 from agent.server import metrics as names
 from agent.server.admissions import Admissions
 from agent.server.advice import Advisor
-from agent.server.conditions import PodRecord, details
 from agent.server.endings import Endings
 from agent.server.errors import (
     BindingNotFoundError,
     SourcePodError,
 )
 from agent.server.events import operation
+from agent.server.pod_records import PodRecord, details
 from agent.server.reports import PodDescriber, RejectionReporter, pods_now, rejection_answer
 from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
@@ -77,8 +77,6 @@ class Controller:
         #: The pods that run shared and are about to be saved, by uid.
         self._sharing: dict[str, SharedPod] = {}
         self._reported_invalid: frozenset[Violation] = frozenset()
-
-    # --- operations -----------------------------------------------------------------------------
 
     async def admit(
         self, pod: Pod, source: Source = API, *, replace_pod: bool = False
@@ -266,8 +264,6 @@ class Controller:
             invalid=self.state.invalid,
         )
 
-    # --- queued actions -------------------------------------------------------------------------
-
     async def _remove(self, uid: str) -> RemovalDocument:
         allocation = self.state.allocation(uid)
         ledger = admission.remove(self.state.configured.rules, self.state.ledger, uid)
@@ -371,8 +367,6 @@ class Controller:
         log.warning("host changed", changes=changes)
         self.publish("HostChanged", message="; ".join(changes))
         return True
-
-    # --- steps ----------------------------------------------------------------------------------
 
     async def _fit_ledger(self) -> None:
         """Update what is derived from allocations and policy after a host change."""

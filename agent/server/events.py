@@ -1,4 +1,11 @@
-"""Events for watchers; the id of an operation is in all its log lines, events and answers."""
+"""Events: what happens, for watchers and for the history.
+
+In goes what the agent publishes. Each watcher gets every event in order, unless it reads too
+slowly. `HistoryRecorder` records each event beside the event loop: an entry waits in a queue of
+bounded length for a thread that writes; a full queue and a full disk lose entries, which are
+counted, and never keep a decision waiting. The id of an operation is in all its log lines, events
+and answers.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +38,10 @@ if TYPE_CHECKING:
     from agent.server.metrics import Counters
     from agent.state.history import HistoryQuery, HistoryStore
 
-
-# --- history --------------------------------------------------------------------------------------
-# Records what happens in the history, beside the event loop.
-#
-# Every event is recorded (`agent.server.events.Events.publish`). An entry waits in a
-# queue of bounded length for a thread that writes; a full queue and a full disk lose entries, which
-# are counted, and never keep a decision waiting.
-
 log = structlog.get_logger(__name__)
 
+#: How many events may wait for a watcher.
+QUEUE_LENGTH: Final = 1024
 #: How many entries may wait for the disk.
 MOST_QUEUED: Final = 4096
 #: The longest message of an entry, in characters.
@@ -131,10 +132,8 @@ class HistoryRecorder:
         self._pool.shutdown(wait=True)
         self._store.close()
 
-    # --- in the thread --------------------------------------------------------------------------
-
     def _write(self) -> None:
-        """Write all entries that wait, after how many were lost before them."""
+        """Write all entries that wait, after how many were lost before them; in the thread."""
         with self._changing:
             entries = tuple(self._queued)
             self._queued.clear()
@@ -193,11 +192,6 @@ def _bounded(difference: DriftDocument) -> DriftDocument:
         desired=shortened(difference.desired),
         detail=shortened(difference.detail),
     )
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-QUEUE_LENGTH: Final = 1024
 
 
 class Watcher:

@@ -25,7 +25,6 @@ from agent.pods.model import REQUIRE, ManifestError, Quality, unknown_qualities
 from agent.reconcile.report import BindingError
 from agent.server import errors
 from agent.server.events import current_operation, operation, requested_by
-from agent.server.gauges import CONTENT_TYPE
 from agent.server.http import (
     BodyTooLargeError,
     HttpError,
@@ -51,13 +50,9 @@ if TYPE_CHECKING:
     from agent.config.model import Config
     from agent.pods.manifest import Manifest
     from agent.pods.model import Pod
-    from agent.progress import Progress
     from agent.server.controller import Controller
-    from agent.server.gauges import Metrics
     from agent.server.http import Answer, Request
     from agent.server.peers import Peer
-    from agent.server.queue import SerialQueue
-    from agent.server.state import AgentState
     from sysfs.host import Host
 
 
@@ -478,65 +473,3 @@ def _failed(
 
 def _json(document: wire.Document, status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(wire.encode(document) + b"\n", status, JSON)
-
-
-# --- monitoring -----------------------------------------------------------------------------------
-# The metrics listener: `/metrics`, `/healthz`, `/readyz`, all read-only.
-#
-# Any process on the host may send requests at any rate, so one rendering of the metrics serves all
-# requests within a second unless the queue finished an action meanwhile.
-
-#: How long a rendering is reused if no action was finished, in seconds.
-RENDERED_SECONDS: Final = 1.0
-
-
-class Monitoring:
-    """The routes of the metrics listener."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        progress: Progress,
-        state: AgentState,
-        queue: SerialQueue,
-    ) -> None:
-        self._metrics = metrics
-        self._progress = progress
-        self._state = state
-        self._queue = queue
-        self._rendered = b""
-        self._rendered_until = float("-inf")
-        self._rendered_after = 0
-
-    def routes(self) -> Routes:
-        """Return the routes."""
-        handlers = {
-            "/metrics": self._get_metrics,
-            "/healthz": self._get_health,
-            "/readyz": self._get_readiness,
-        }
-        return Routes(
-            (method, path, handler)
-            for path, handler in handlers.items()
-            for method in ("GET", "HEAD")
-        )
-
-    async def _get_metrics(self, _request: Request) -> Response:
-        now, finished = self._progress.clock.monotonic(), self._queue.finished
-        if now >= self._rendered_until or finished != self._rendered_after:
-            self._rendered = self._metrics.render(self._state.reading())
-            self._rendered_until = now + RENDERED_SECONDS
-            self._rendered_after = finished
-        return Response(self._rendered, content_type=CONTENT_TYPE)
-
-    async def _get_health(self, _request: Request) -> Response:
-        return _verdict(self._progress.failure())
-
-    async def _get_readiness(self, _request: Request) -> Response:
-        return _verdict(self._state.unready())
-
-
-def _verdict(failure: str | None) -> Response:
-    if failure is None:
-        return Response(b"ok\n")
-    return Response(f"{failure}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)

@@ -249,8 +249,6 @@ class PodIntake:
         """Admit an entry that runs shared, when it is settled next, if there is room now."""
         self._entries.setdefault(key, Entry(key)).again = True
 
-    # --- readings -------------------------------------------------------------------------------
-
     async def _read(self) -> None:
         """Have a reading that begins after this call; of several calls, one reads for all."""
         self._due = True
@@ -317,8 +315,6 @@ class PodIntake:
         for key, entry in tuple(self._entries.items()):
             if key not in keys and not isinstance(entry.says, SourceEntry):
                 del self._entries[key]
-
-    # --- entries --------------------------------------------------------------------------------
 
     def _begin(self, entry: Entry) -> asyncio.Task[EntryOutcome] | None:
         """Return the admission of an entry's pod; None if there is none, then `outcome` holds."""
@@ -402,8 +398,6 @@ class PodIntake:
 
     def _source(self, key: str) -> Source:
         return Source(self.source.name, key)
-
-    # --- documents ------------------------------------------------------------------------------
 
     def _report(self) -> None:
         entries = self._entries.items()

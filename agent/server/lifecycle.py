@@ -21,8 +21,8 @@ from agent.managers.cpu.manager import exclusive_cpus
 from agent.progress import STALL_SECONDS, uncancelled
 from agent.server.connections import Connections
 from agent.server.errors import EXPECTED, message_of
-from agent.server.handlers import Monitoring
 from agent.server.limits import Limit, Limits
+from agent.server.monitoring import Monitoring
 from agent.server.peers import callers_of, user_caller
 from agent.server.queue import QueueStopped
 from agent.server.state import COMPARISON

@@ -25,8 +25,8 @@ from agent.managers.drain import drain, used
 from agent.managers.policy import Cordon
 from agent.managers.rules import with_cordon
 from agent.pods.model import full_name
-from agent.server.conditions import details
 from agent.server.errors import CordonRejectedError, CordonTargetError, NotCordonedError
+from agent.server.pod_records import details
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

@@ -40,9 +40,9 @@ from agent.pods.model import PodIdentity, full_name
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.report import count_causes
 from agent.server import metrics as names
-from agent.server.conditions import REJECTIONS_KEPT, RejectedPod, details
 from agent.server.events import current_operation
 from agent.server.log import first, shortened
+from agent.server.pod_records import REJECTIONS_KEPT, RejectedPod, details
 from agent.sources.source import INVALID, REJECTED, SHARED, printable
 from cgroupfs.tree import all_ancestors
 from sysfs.mask import Mask
@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Named, Pod
     from agent.reconcile.report import EnforcementReport
-    from agent.server.conditions import PodRecord
     from agent.server.errors import InvalidManifestError
     from agent.server.events import Events
     from agent.server.metrics import Counters
+    from agent.server.pod_records import PodRecord
     from agent.server.state import AgentState
     from agent.yaml import Mistake
 

@@ -39,7 +39,6 @@ from agent.reconcile.target import Desired, lacking, usable
 from agent.server.conditions import (
     ConditionTimes,
     ConditionType,
-    PodRecords,
     camel_case,
     contested,
     not_allocatable,
@@ -51,6 +50,7 @@ from agent.server.conditions import (
 )
 from agent.server.errors import ContainerNotFoundError, PodNotFoundError
 from agent.server.gauges import GaugeInput
+from agent.server.pod_records import PodRecords
 from agent.sources.source import ADMITTED, ENTRY_STATES, PodNames
 from agent.state.checkpoint import host_facts, policy_summary
 

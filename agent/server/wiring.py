@@ -40,7 +40,6 @@ from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.reconcile.tasks import read_tasks
 from agent.reconcile.withheld import read_withheld
 from agent.runtimes import RuntimeFiles
-from agent.server.conditions import details
 from agent.server.controller import Controller
 from agent.server.errors import StartError, missing_extra
 from agent.server.events import HistoryRecorder
@@ -57,6 +56,7 @@ from agent.server.lifecycle import (
     directory_changes,
     directory_names,
 )
+from agent.server.pod_records import details
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context

@@ -15,7 +15,7 @@ from agent.managers.decision import Decision, HintTrace
 from agent.managers.ledger import Ledger
 from agent.managers.topology.hint import Hint
 from agent.pods.model import ContainerKind, QosClass
-from agent.server.conditions import PodRecord
+from agent.server.pod_records import PodRecord
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import unenforced
 

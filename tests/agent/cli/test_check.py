@@ -14,7 +14,7 @@ from agent.cli.check import LEAST_SPACE
 from agent.cli.errors import ExitCode
 from agent.config.load import config_keys, load_config_file
 from agent.reconcile.tasks import Task
-from agent.server.conditions import STARTING_SECONDS
+from agent.server.pod_records import STARTING_SECONDS
 from sysfs.mask import Mask
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import UID, manifest

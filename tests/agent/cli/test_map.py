@@ -11,7 +11,7 @@ from agent.api.map import map_of_allocations
 from agent.cli import common
 from agent.cli.errors import ExitCode
 from agent.cli.host import draw_map
-from agent.server.conditions import STARTING_SECONDS
+from agent.server.pod_records import STARTING_SECONDS
 from sysfs.described import regular_host
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.managers.hosts import make_rules

@@ -26,7 +26,7 @@ from agent.managers.admission import admit
 from agent.managers.allocation import API, Origin, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
 from agent.managers.sharing import Sharing
-from agent.server.conditions import PodRecord
+from agent.server.pod_records import PodRecord
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar

@@ -12,7 +12,7 @@ from agent.reconcile.desired import DesiredCgroup, Role
 from agent.reconcile.diff import diff
 from agent.reconcile.drivers import read_record, record_of, to_properties
 from agent.reconcile.report import CgroupReport
-from agent.server.kernel import kernel_document
+from agent.server.verification import kernel_document
 from cgroupfs.apply import apply, enable
 from cgroupfs.plan import Setting, make_plan
 from cgroupfs.settings import VALUES, KernelController, huge_pages

@@ -171,8 +171,7 @@ CHANGES: Final = {
     "deliver": Change(_deliver),
     "replace": Change(lambda controller, _: controller.admit(IN_PLACE, replace_pod=True)),
     "replace-bound": Change(
-        lambda controller, _: controller.admit(IN_PLACE_OF_BOUND, replace_pod=True),
-        _bind_elsewhere,
+        lambda controller, _: controller.admit(IN_PLACE_OF_BOUND, replace_pod=True), _bind_elsewhere
     ),
     "remove": Change(lambda controller, _: controller.remove(MIXED), _end("own", "rest")),
     "remove-running": Change(lambda controller, _: controller.remove(MIXED)),

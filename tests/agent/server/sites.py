@@ -130,6 +130,11 @@ class Site:
         paths = (f"{pod}/{name}", f"{pod}/{stem}.scope")
         return next((path for path in paths if self.kernel.exists(path)), "")
 
+    def cpus_of(self, path: str) -> Mask:
+        """Return where the only process of a cgroup may run."""
+        (pid,) = self.kernel.procs(path)
+        return self.kernel.allowed(pid)[0]
+
     def end(self, path: str) -> None:
         """End the processes of a cgroup."""
         for pid in self.kernel.procs(path):
@@ -219,6 +224,15 @@ def with_agent(
             counted.log.clear()
             counted.fault = fault
         return asyncio.run(live())
+
+
+def alive(test: Callable[[Controller, Site], Awaitable[None]]) -> Callable[[Site], None]:
+    """Run a test of an agent on the host of its fixture."""
+
+    def run(site: Site) -> None:
+        with_agent(site, lambda controller: test(controller, site))
+
+    return run
 
 
 async def hotplug(site: Site, controller: Controller, online: str) -> None:
@@ -328,14 +342,8 @@ def pod_of(name: str, uid: str, containers: str, budget: str = "") -> Pod:
     `name~cpu` asks for CPUs without a limit, `name=cpu+` for a `DEVICE` too, `!name=cpu` is an init
     container. `budget` is the pod's own cpu.
     """
-    lines = [
-        "apiVersion: v1",
-        "kind: Pod",
-        "metadata:",
-        f"  name: {name}",
-        f"  uid: {uid}",
-        "spec:",
-    ]
+    lines = ["apiVersion: v1", "kind: Pod", "metadata:"]
+    lines += [f"  name: {name}", f"  uid: {uid}", "spec:"]
     if budget:
         total = f"{{cpu: '{budget}', memory: 2Gi}}"
         lines.append(f"  resources: {{requests: {total}, limits: {total}}}")

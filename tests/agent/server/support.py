@@ -59,9 +59,7 @@ QUIET_SECONDS = 10
 _IDLE_SECONDS = 0.05
 
 
-def in_loop(
-    test: Callable[_Params, Coroutine[None, None, None]],
-) -> Callable[_Params, None]:
+def in_loop(test: Callable[_Params, Coroutine[None, None, None]]) -> Callable[_Params, None]:
     """Run an asynchronous test to its end in a loop of its own."""
 
     @functools.wraps(test)
@@ -388,8 +386,11 @@ def manifest(
     cpu: str = "2",
     memory: str = "1Gi",
     containers: int = 1,
+    **devices: int,
 ) -> bytes:
     """Return the manifest of a Guaranteed pod with equal containers c0, c1, ...
+
+    Each asks for so many `devices`, `gpu=1` for one example.com/gpu.
 
     It is called web, and another name goes with another uid: two pods may not have one name.
     """
@@ -399,7 +400,8 @@ def manifest(
     if uid is not None:
         lines.append(f"  uid: {uid}")
     lines += ["spec:", "  containers:"]
-    amounts = f"{{cpu: '{cpu}', memory: {memory}}}"
+    more = "".join(f", example.com/{name}: {count}" for name, count in devices.items())
+    amounts = f"{{cpu: '{cpu}', memory: {memory}{more}}}"
     for number in range(containers):
         lines += [
             f"  - name: c{number}",

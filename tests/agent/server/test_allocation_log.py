@@ -20,6 +20,15 @@ from tests.agent.pods.pods import app, guaranteed, pod
 POOL = Mask.parse("0,4-7")
 
 
+NIC = "example.org/nic"
+
+
+def own(name: str, cpus: str, node: int, *nics: str) -> ContainerAllocation:
+    memory = (MemoryBlock("memory", 4096, Mask.of(node)),)
+    of_its_own = (Isolation.CONTAINER, Mask.parse(cpus), memory, {NIC: nics})
+    return ContainerAllocation(name, ContainerKind.APP, *of_its_own, why="Guaranteed")
+
+
 def logged(*containers: ContainerAllocation) -> dict[str, Any]:
     allocation = PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
     return dict(allocation_fields(allocation, POOL))
@@ -32,16 +41,8 @@ def line_of(*containers: ContainerAllocation) -> str:
 
 
 def test_each_container_is_logged_with_what_it_got_and_why() -> None:
-    own = ContainerAllocation(
-        "a",
-        ContainerKind.APP,
-        Isolation.CONTAINER,
-        Mask.parse("1-2"),
-        (MemoryBlock("memory", 4096, Mask.of(0)),),
-        {"example.org/nic": ("n0",)},
-        why="Guaranteed",
-    )
-    assert logged(own, ContainerAllocation("b", ContainerKind.APP, why="a fraction")) == {
+    shared = ContainerAllocation("b", ContainerKind.APP, why="a fraction")
+    assert logged(own("a", "1-2", 0, "n0"), shared) == {
         "containers": [
             {
                 "name": "a",
@@ -49,7 +50,7 @@ def test_each_container_is_logged_with_what_it_got_and_why() -> None:
                 "isolation": "container",
                 "sharing": "own",
                 "mems": "0",
-                "devices": {"example.org/nic": ["n0"]},
+                "devices": {NIC: ["n0"]},
                 "why": "Guaranteed",
             },
             {
@@ -66,19 +67,7 @@ def test_each_container_is_logged_with_what_it_got_and_why() -> None:
 
 
 def test_an_event_says_in_a_line_what_a_pod_has_for_itself() -> None:
-    memory = (MemoryBlock("memory", 4096, Mask.of(0)),)
-    nics = {"example.org/nic": ("n0", "n1")}
-    first = ContainerAllocation(
-        "a", ContainerKind.APP, Isolation.CONTAINER, Mask.parse("1-2"), memory, nics
-    )
-    second = ContainerAllocation(
-        "b",
-        ContainerKind.APP,
-        Isolation.CONTAINER,
-        Mask.of(4),
-        (MemoryBlock("memory", 4096, Mask.of(1)),),
-        {"example.org/nic": ("n2",)},
-    )
+    first, second = own("a", "1-2", 0, "n0", "n1"), own("b", "4", 1, "n2")
     assert line_of(first) == "exclusive CPUs 1-2, memory on node 0, 2 example.org/nic"
     assert line_of(first, second) == "exclusive CPUs 1-2,4, memory on nodes 0-1, 3 example.org/nic"
     assert line_of(ContainerAllocation("c", ContainerKind.APP, why="shares")) == ""

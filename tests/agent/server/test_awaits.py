@@ -27,13 +27,7 @@ from cgroupfs.names import Driver, Layout, Tier
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
-from tests.agent.server.support import (
-    OTHER_UID,
-    RecordingManager,
-    make_world,
-    manifest,
-    wired,
-)
+from tests.agent.server.support import OTHER_UID, RecordingManager, make_world, manifest, wired
 from tests.fakes.devices import FakeProvider
 from tests.fakes.systemd import FakeSystemd
 
@@ -108,7 +102,10 @@ class Story:
         self.manifests.mkdir()
         self.provider.breaks = ""
         self.world.socket.unlink(missing_ok=True)
-        db, gpu = load_pod(manifest("db", OTHER_UID), "test"), _asking("gpu", GPU_UID)
+        db, gpu = (
+            load_pod(manifest("db", OTHER_UID), "test"),
+            load_pod(manifest("gpu", GPU_UID, gpu=1), "test"),
+        )
         elsewhere = self.systemd.start_scope("elsewhere.scope", "system.slice", 2)
         self.systemd.start_service(SERVICE, 3)
         bound = BindRequest(cgroup=f"/{elsewhere}")
@@ -196,12 +193,6 @@ def _cgroup(uid: str) -> str:
 def _annotated(name: str, uid: str, annotation: str, value: str) -> Pod:
     pod = load_pod(manifest(name, uid), "test")
     return replace(pod, annotations=MappingProxyType({annotation: value}))
-
-
-def _asking(name: str, uid: str) -> Pod:
-    amounts = b"memory: 1Gi"
-    body = manifest(name, uid).replace(amounts, amounts + f", {GPU}: 1".encode())
-    return load_pod(body, "test")
 
 
 async def _turns(count: int) -> None:

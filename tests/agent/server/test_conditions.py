@@ -8,15 +8,8 @@ from msgspec.structs import replace
 from agent.api.documents import ConditionDocument
 from agent.managers.allocation import KUBELET, ContainerAllocation, PodAllocation, Source
 from agent.pods.model import ContainerKind, End, Lifetime, QosClass
-from agent.server.conditions import (
-    STARTING_SECONDS,
-    Absence,
-    ConditionTimes,
-    ConditionType,
-    PodRecord,
-    PodRecords,
-    camel_case,
-)
+from agent.server.conditions import ConditionTimes, ConditionType, camel_case
+from agent.server.pod_records import STARTING_SECONDS, Absence, PodRecord, PodRecords
 from tests.agent.reconcile.pods import unenforced
 
 
@@ -43,10 +36,6 @@ def test_a_message_that_changes_is_the_same_condition_where_a_cgroup_is_named() 
     assert since(times, 20.0, condition("Unknown", "shows 6", "/a")) == [10.0]
     assert since(times, 30.0, condition("Unknown", "shows 6")) == [30.0]
     assert since(times, 40.0, condition("Unknown", "shows 7")) == [40.0]
-
-
-def test_two_conditions_of_one_subject_are_both_reported() -> None:
-    times = ConditionTimes()
     both = (condition("Unknown", "one", "/a"), condition("Unknown", "two", "/a"))
     assert [one.message for one in times.dated(both, 1.0)] == ["one", "two"]
 
@@ -57,18 +46,9 @@ def test_a_reason_has_the_form_of_kubernetes() -> None:
     assert camel_case("reverted by systemd") == "RevertedBySystemd"
 
 
-POD = PodAllocation(
-    "a",
-    "web",
-    "shop",
-    QosClass.GUARANTEED,
-    "x",
-    (
-        ContainerAllocation("setup", ContainerKind.INIT),
-        ContainerAllocation("proxy", ContainerKind.SIDECAR),
-        ContainerAllocation("main", ContainerKind.APP),
-    ),
-)
+KINDS = {"setup": ContainerKind.INIT, "proxy": ContainerKind.SIDECAR, "main": ContainerKind.APP}
+CONTAINERS = tuple(ContainerAllocation(name, kind) for name, kind in KINDS.items())
+POD = PodAllocation("a", "web", "shop", QosClass.GUARANTEED, "x", CONTAINERS)
 LATER = STARTING_SECONDS
 
 
@@ -123,12 +103,8 @@ def test_cgroups_of_containers_that_are_all_alike_stand_for_any_of_them() -> Non
 
 @pytest.mark.parametrize(
     "pod",
-    [
-        PodAllocation("a", "w", "s", POD.qos, "x", POD.containers, source=Source(KUBELET, "k")),
-        PodAllocation(
-            "a", "w", "s", POD.qos, "x", POD.containers, lifetime=Lifetime(End.PROCESSES)
-        ),
-    ],
+    [replace(POD, source=Source(KUBELET, "k")), replace(POD, lifetime=Lifetime(End.PROCESSES))],
+    ids=["kubelet", "processes"],
 )
 def test_pods_that_are_started_or_ended_by_others_miss_no_container(pod: PodAllocation) -> None:
     record = PodRecord()

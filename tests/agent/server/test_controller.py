@@ -3,11 +3,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -27,26 +30,28 @@ from agent.managers.policy import (
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
-from agent.reconcile.report import EnforcementReport, PlannedChange
+from agent.reconcile.report import EnforcementReport
 from agent.server import metrics as names
+from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE
 from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError
 from agent.server.gauges import Metrics
-from agent.server.kernel import KernelEnforcement, Lives
-from agent.server.queue import Worker
+from agent.server.kernel import KernelEnforcement
+from agent.server.limits import Caller
+from agent.server.queue import Worker, called_by
 from agent.server.state import AgentState, ConfiguredHost
 from agent.server.steps import Steps
-from agent.state.checkpoint import Checkpoint, CheckpointIOError, ReplacedDirectoryError
+from agent.state.checkpoint import Checkpoint, CheckpointIOError
 from agent.state.store import Store
 from sysfs.described import regular_host
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 from tests.agent.reconcile.pods import observed_cgroups, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator
 
-    from agent.api.documents import KernelDocument
+    from agent.api.documents import AdmissionDocument
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.target import Desired
@@ -71,50 +76,31 @@ class Recorder(KernelEnforcement, Store):
         return 1
 
     def check(self) -> None:
-        if isinstance(self.save_error, ReplacedDirectoryError):
-            raise self.save_error
+        pass
 
     def free(self) -> int:
         return 1 << 30
 
-    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
-        self.log.append(f"enforce {' '.join(uid[:1] for uid in uids)}")
+    def _note(self, action: str, target: Desired) -> EnforcementReport:
+        self.log.append(action)
         self.targets.append(target)
         return self.outcome
 
-    def plan(self, target: Desired, uid: str) -> PlannedChange:
-        self.log.append(f"plan {uid[:1]}")
-        self.targets.append(target)
-        return PlannedChange()
+    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
+        return self._note(f"enforce {' '.join(uid[:1] for uid in uids)}", target)
 
     def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
-        self.log.append(f"release {allocation.uid[:1]}")
-        self.targets.append(target)
-        return self.outcome
+        return self._note(f"release {allocation.uid[:1]}", target)
 
     def changed(self, target: Desired) -> EnforcementReport:
-        self.log.append("enforce")
-        self.targets.append(target)
-        return self.outcome
+        return self._note("enforce", target)
 
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         del insist
-        self.log.append("reconcile")
-        self.targets.append(target)
-        return self.outcome
+        return self._note("reconcile", target)
 
     def count_intruders(self, target: Desired, outcome: EnforcementReport, online: Mask) -> None:
         del target, outcome, online
-
-    def observe(
-        self, target: Desired, allocation: PodAllocation
-    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
-        del target, allocation
-        return {}
-
-    def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
-        del target, allocations
-        return Lives(frozenset(), {})
 
     def locate(
         self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
@@ -162,17 +148,19 @@ def pod(name: str = "web", uid: str = UID, cpu: str = "2") -> Pod:
     return load_pod(manifest(name, uid, cpu=cpu), "test")
 
 
+def unenforced_pod(*details: str, uid: str = UID) -> EnforcementReport:
+    return EnforcementReport(differences=tuple(unenforced(each, uid) for each in details))
+
+
 @in_loop
 async def test_the_checkpoint_is_saved_before_the_kernel_is_touched() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
-        answer = await controller.admit(pod())
-        assert recorder.log == ["save", "enforce 1"]
-        assert answer.admitted
+        assert (await controller.admit(pod())).admitted
         assert list(recorder.saved[0].ledger.allocations) == [UID]
         assert recorder.targets[0].ledger is recorder.saved[0].ledger
         await controller.remove(UID)
-    assert recorder.log[2:] == ["save", "release 1"]
+    assert recorder.log == ["save", "enforce 1", "save", "release 1"]
     assert not recorder.saved[1].ledger.allocations
 
 
@@ -180,11 +168,10 @@ async def test_the_checkpoint_is_saved_before_the_kernel_is_touched() -> None:
 async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repeated() -> None:
     recorder = Recorder(save_error=disk_full(replaced=True))
     async with keeping(recorder) as controller:
-        answer = await controller.admit(pod())
-        assert answer.admitted
-        assert any("may be lost" in line for line in controller.state.condition_lines())
+        assert (await controller.admit(pod())).admitted
         await controller.reconcile()
-        assert len(controller.state.condition_lines()) == 1
+        (line,) = controller.state.condition_lines()
+        assert "may be lost" in line
         recorder.save_error = None
         await controller.reconcile()
         assert controller.state.condition_lines() == ()
@@ -192,39 +179,34 @@ async def test_a_save_that_is_in_place_but_maybe_not_durable_stands_and_is_repea
 
 
 @in_loop
-async def test_a_pod_that_the_kernel_rejects_stays_admitted_and_is_said_not_to_be_enforced() -> (
+async def test_a_pod_that_is_not_enforced_is_admitted_and_tried_again_when_it_is_asked_for() -> (
     None
 ):
-    rejected = EnforcementReport(differences=(unenforced("cpuset.cpus: Permission denied", UID),))
-    recorder = Recorder(outcome=rejected)
+    recorder = Recorder(outcome=unenforced_pod("cpuset.cpus: Permission denied"))
     async with keeping(recorder) as controller:
+        failures = partial(controller.metrics.counters.value, names.ENFORCEMENT_FAILURES)
         with controller.events.watch() as watcher:
             answer = await controller.admit(pod())
             controller.events.close()
             published = [event.type async for event in watcher]
+        assert published == ["PodNotEnforced", "PodAdmitted"]
         assert answer.pod is not None
-        assert not answer.pod.enforcement.enforced
         assert answer.pod.enforcement.differences == ("cpuset.cpus: Permission denied",)
         assert UID in controller.state.ledger.allocations
         assert controller.state.reading().unenforced_pods == 1
         assert "is not enforced: cpuset.cpus" in controller.state.condition_lines()[0]
-        assert published == ["PodNotEnforced", "PodAdmitted"]
-        recorder.outcome = EnforcementReport()
         await controller.reconcile()
-        assert controller.state.condition_lines() == ()
-
-
-@in_loop
-async def test_asking_again_for_a_pod_that_is_not_enforced_tries_again() -> None:
-    recorder = Recorder(outcome=EnforcementReport(differences=(unenforced("no", UID),)))
-    async with keeping(recorder) as controller:
-        await controller.admit(pod())
+        assert failures() == 1
+        recorder.outcome = unenforced_pod("another reason")
+        await controller.reconcile()
+        assert failures() == 2
         recorder.outcome = EnforcementReport()
         again = await controller.admit(pod())
         assert again.already_admitted
         assert again.pod is not None
         assert again.pod.enforcement.enforced
-    assert recorder.log == ["save", "enforce 1", "enforce 1"]
+        assert controller.state.condition_lines() == ()
+    assert recorder.log == ["save", "enforce 1", "reconcile", "reconcile", "enforce 1"]
 
 
 @in_loop
@@ -232,62 +214,44 @@ async def test_the_specification_of_an_imported_pod_is_saved_and_enforced_once()
     recorder = Recorder()
     async with keeping(recorder) as controller:
         await controller.admit(pod())
-        ledger = controller.state.ledger
+        state, ledger = controller.state, controller.state.ledger
         known = ledger.allocations[UID]
-        imported = replace(
-            ledger,
-            allocations=MappingProxyType(
-                {UID: replace(known, spec_digest="", origin=Origin.IMPORTED)}
-            ),
-        )
-        controller.state.durable = replace(controller.state.durable, ledger=imported)
+        imported = replace(known, spec_digest="", origin=Origin.IMPORTED)
+        ledger = replace(ledger, allocations=MappingProxyType({UID: imported}))
+        state.durable = replace(state.durable, ledger=ledger)
         recorder.log.clear()
         with capture_logs() as log:
-            answer = await controller.admit(pod())
-        assert answer.already_admitted
-        assert [(line["event"], line["containers"][0]["sharing"]) for line in log] == [
-            ("pod matched", "own")
-        ]
+            assert (await controller.admit(pod())).already_admitted
+        found = [(line["event"], line["containers"][0]["sharing"]) for line in log]
+        assert found == [("pod matched", "own")]
         assert recorder.saved[-1].ledger.allocations[UID].spec_digest == known.spec_digest
         await controller.admit(pod())
     assert recorder.log == ["save", "enforce 1"]
 
 
 @in_loop
-async def test_what_is_not_enforced_is_reported_once_for_each_reason() -> None:
-    recorder = Recorder(outcome=EnforcementReport(differences=(unenforced("one", UID),)))
-    async with keeping(recorder) as controller:
-        await controller.admit(pod())
-        await controller.reconcile()
-        assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 1
-        recorder.outcome = EnforcementReport(differences=(unenforced("two", UID),))
-        await controller.reconcile()
-        assert controller.metrics.counters.value(names.ENFORCEMENT_FAILURES) == 2
-
-
-@in_loop
 @pytest.mark.parametrize(
-    "partial",
+    "some",
     [
         EnforcementReport(pods=frozenset({OTHER_UID})),
-        EnforcementReport(differences=(unenforced("failed", OTHER_UID),), compared=False),
+        replace(unenforced_pod("failed", uid=OTHER_UID), compared=False),
     ],
     ids=["of another pod", "not compared"],
 )
 async def test_conditions_stay_until_what_they_are_about_is_compared(
-    partial: EnforcementReport,
+    some: EnforcementReport,
 ) -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
         await controller.admit(pod())
         controller.outcomes.failed("its CDI file is missing", (UID,))
         controller.outcomes.failed("the shared pool is the former one", ())
-        recorder.outcome = partial
+        recorder.outcome = some
         await controller.admit(pod("db", OTHER_UID))
         lines = "; ".join(controller.state.condition_lines())
         assert "its CDI file is missing" in lines
         # What no pod lacks alone is above all pods, and compared with each of them.
-        assert ("the shared pool is the former one" in lines) is not partial.compared
+        assert ("the shared pool is the former one" in lines) is not some.compared
         recorder.outcome = EnforcementReport()
         await controller.reconcile()
         assert controller.state.condition_lines() == ()
@@ -325,42 +289,37 @@ async def test_drift_is_counted_by_cause_and_the_outcome_by_result() -> None:
         recorder.outcome = EnforcementReport(drift=(unenforced("another value", UID),) * 3)
         await controller.reconcile()
         recorder.outcome = EnforcementReport(differences=(unenforced("the tree is gone"),))
-        document = await controller.reconcile()
+        assert (await controller.reconcile()).differences == ("the tree is gone",)
         assert controller.state.condition_lines() == ("the tree is gone",)
-        counters = controller.metrics.counters
-        assert document.differences == ("the tree is gone",)
-        assert counters.value(names.DRIFT_FOUND, "unknown") == 3
-        assert counters.value(names.DRIFT_REPAIRED, "unknown") == 3
-        results = [counters.value(names.RECONCILES, r) for r in ("clean", "repaired", "failed")]
-        assert results == [1, 1, 1]
+        value = controller.metrics.counters.value
+        drift = [value(each, "unknown") for each in (names.DRIFT_FOUND, names.DRIFT_REPAIRED)]
+        assert drift == [3, 3]
+        assert [value(names.RECONCILES, r) for r in ("clean", "repaired", "failed")] == [1, 1, 1]
         assert controller.state.observed.last_agreement == agreed
         assert controller.metrics.reconcile_duration.count == 3
 
 
+def charged(controller: Controller) -> int:
+    nodes = memory_charge(controller.state.ledger).values()
+    return sum(node.reserved["memory"] for node in nodes)
+
+
 @in_loop
 async def test_the_memory_of_init_containers_is_freed_once_an_app_runs() -> None:
-    text = manifest(memory="2Gi").replace(
-        b"spec:\n",
-        b"spec:\n  initContainers:\n  - name: prepare\n    image: i\n    resources:\n"
-        b"      requests: {cpu: '2', memory: 4Gi}\n      limits: {cpu: '2', memory: 4Gi}\n",
-    )
+    amounts = b"{cpu: '2', memory: 4Gi}"
+    init = b"spec:\n  initContainers:\n  - name: prepare\n    image: i\n    resources:\n"
+    init += b"      requests: %s\n      limits: %s\n" % (amounts, amounts)
+    text = manifest(memory="2Gi").replace(b"spec:\n", init)
     recorder = Recorder()
     async with keeping(recorder, rules(static_memory=True)) as controller:
         await controller.admit(load_pod(text, "test"))
-        allocated = sum(
-            node.reserved["memory"] for node in memory_charge(controller.state.ledger).values()
-        )
+        assert charged(controller) == 4 << 30
         recorder.outcome = EnforcementReport(cgroups=observed_cgroups("x", uid=UID, container="c0"))
-        await controller.reconcile()
-        left = sum(
-            node.reserved["memory"] for node in memory_charge(controller.state.ledger).values()
-        )
-        assert left < allocated
-        assert left == 2 << 30
-        assert recorder.saved[-1].ledger is controller.state.ledger
-        saves = recorder.log.count("save")
-        await controller.reconcile()
-        assert recorder.log.count("save") == saves
+        for _ in range(2):
+            await controller.reconcile()
+            assert charged(controller) == 2 << 30
+            assert recorder.saved[-1].ledger is controller.state.ledger
+            assert recorder.log.count("save") == 2
 
 
 @in_loop
@@ -387,19 +346,18 @@ async def test_a_comparison_that_failed_forgets_no_binding_of_a_removed_pod() ->
         await controller.admit(pod())
         await controller.bind(UID, "c0", BindRequest(cgroup="x"))
         await controller.remove(UID)
-        recorder.outcome = EnforcementReport(differences=(unenforced("the cgroup tree failed"),))
-        await controller.reconcile()
-        assert len(controller.state.durable.bindings) == 1
-        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("x"))
-        await controller.reconcile()
-        assert len(controller.state.durable.bindings) == 1
-        recorder.outcome = EnforcementReport(ended=frozenset({"x"}))
-        await controller.reconcile()
-        assert len(controller.state.durable.bindings) == 0
+        for outcome, left in (
+            (EnforcementReport(differences=(unenforced("the cgroup tree failed"),)), 1),
+            (EnforcementReport(cgroups=observed_cgroups("x")), 1),
+            (EnforcementReport(ended=frozenset({"x"})), 0),
+        ):
+            recorder.outcome = outcome
+            await controller.reconcile()
+            assert len(controller.state.durable.bindings) == left
 
 
 @in_loop
-async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
+async def test_cgroups_of_a_part_are_watched_beside_the_rest_and_none_for_ever() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
         recorder.outcome = EnforcementReport(cgroups=observed_cgroups("a", "b"))
@@ -407,12 +365,17 @@ async def test_cgroups_of_a_part_are_watched_beside_the_rest() -> None:
         recorder.outcome = EnforcementReport(cgroups=observed_cgroups("c"), pods=frozenset({UID}))
         await controller.admit(pod())
         assert controller.outcomes.cgroups == {"a", "b", "c"}
-        recorder.outcome = EnforcementReport(cgroups=observed_cgroups("c"))
-        await controller.reconcile()
-        assert controller.outcomes.cgroups == {"c"}
+        for number in range(5):
+            own = f"kubepods/pod{number}"
+            recorder.outcome = EnforcementReport(
+                cgroups=observed_cgroups(own, "kubepods/a"), created=(own,), enabled=("kubepods",)
+            )
+            await controller.reconcile()
+        assert controller.outcomes.cgroups == {"kubepods/pod4", "kubepods/a"}
+        assert controller.outcomes.renewed == {"kubepods", "kubepods/pod4"}
 
 
-@pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), disk_full()], ids=repr)
+@pytest.mark.parametrize("error", [ValueError("odd"), disk_full()], ids=["odd", "disk full"])
 @in_loop
 async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
     error: Exception,
@@ -436,12 +399,10 @@ async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
 
 @in_loop
 async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved() -> None:
-    recorder = Recorder()
+    orphaned = EnforcementReport(orphaned=frozenset({UID}))
+    recorder = Recorder(outcome=orphaned, save_error=disk_full())
     async with keeping(recorder) as controller:
-        recorder.outcome = EnforcementReport(orphaned=frozenset({UID}))
-        recorder.save_error = disk_full()
-        answer = await controller.reconcile()
-        assert answer.differences == ()
+        assert (await controller.reconcile()).differences == ()
         assert controller.state.durable.orphaned == {UID}
         assert any("No space left" in line for line in controller.state.condition_lines())
         recorder.save_error = None
@@ -450,16 +411,86 @@ async def test_what_a_comparison_observes_is_true_whether_or_not_it_can_be_saved
         assert recorder.saved[-1].orphaned == {UID}
 
 
+def uid(number: int) -> str:
+    return f"{number:08}-2222-3333-4444-555555555555"
+
+
+def pods(*cpus: str) -> list[Pod]:
+    return [pod(f"pod{number}", uid(number), cpu) for number, cpu in enumerate(cpus)]
+
+
+async def together(controller: Controller, asked: list[Pod]) -> list[AdmissionDocument]:
+    return list(await asyncio.gather(*map(controller.admit, asked)))
+
+
 @in_loop
-async def test_without_watches_the_agent_does_not_remember_every_cgroup_there_ever_was() -> None:
+async def test_pods_that_come_together_are_saved_and_enforced_once() -> None:
     recorder = Recorder()
     async with keeping(recorder) as controller:
-        for number in range(50):
-            own = f"kubepods/pod{number}"
-            recorder.outcome = EnforcementReport(
-                cgroups=observed_cgroups(own, "kubepods/a"),
-                created=(own,),
-                enabled=("kubepods",),
-            )
-            await controller.reconcile()
-        assert controller.outcomes.renewed == {"kubepods", "kubepods/pod49"}
+        answers = await together(controller, pods("2", "2", "2", "100m"))
+        assert all(answer.admitted for answer in answers)
+        assert recorder.log == ["save", "enforce 0 0 0 0"]
+        taken = EMPTY
+        for allocation in recorder.saved[0].ledger.allocations.values():
+            assert not allocation.exclusive_cpus & taken
+            taken |= allocation.exclusive_cpus
+        assert len(taken) == 6
+        assert recorder.targets[0].ledger is recorder.saved[0].ledger
+        # What is said of the pool is what is enforced, also if others were decided after the pod.
+        shared = answers[3].pod
+        assert shared is not None
+        assert shared.containers[0].cpus == str(controller.state.shared_cpus)
+
+
+class SlowClock(FakeClock):
+    """Passes more of a group's time whenever it is asked."""
+
+    def monotonic(self) -> float:
+        self.now += LONGEST_GROUP / 4
+        return self.now
+
+
+@in_loop
+async def test_a_group_has_a_bound_in_number_and_in_time() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        await together(controller, pods(*["10m"] * (MOST_AT_ONCE + 1)))
+        assert recorder.log.count("save") == 2
+        assert len(controller.state.ledger.allocations) == MOST_AT_ONCE + 1
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        controller.steps.clock = SlowClock()
+        await together(controller, pods(*["10m"] * 8))
+        assert 2 < recorder.log.count("save") < 8
+
+
+@in_loop
+async def test_root_comes_before_members_also_amid_their_group() -> None:
+    recorder = Recorder()
+    async with keeping(recorder) as controller:
+        first, *rest = pods(*["10m"] * 20)
+        with called_by(Caller("a")):
+            waiting = [asyncio.create_task(controller.admit(each)) for each in rest]
+        for left in (len(rest), len(rest) // 2):
+            while controller.queue.waiting != left:  # noqa: ASYNC110  # it lasts a turn
+                await asyncio.sleep(0)
+        waiting.append(asyncio.create_task(controller.admit(first)))
+        await asyncio.gather(*waiting)
+        by_admission = [*controller.state.ledger.allocations]
+        assert len(rest) // 2 <= by_admission.index(first.uid) < len(rest) - 1
+        assert [each for each in by_admission if each != first.uid] == [each.uid for each in rest]
+
+
+async def allocations(asked: list[Pod], *, at_once: bool) -> list[PodAllocation]:
+    async with keeping(Recorder()) as controller:
+        for group in [asked] if at_once else [[each] for each in asked]:
+            await together(controller, group)
+        return list(controller.state.ledger.allocations.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(("1", "2", "3", "6", "500m", "1500m")), max_size=20))
+def test_pods_that_come_together_get_what_they_get_one_after_the_other(cpus: list[str]) -> None:
+    asked = pods(*cpus)
+    together_ = asyncio.run(allocations(asked, at_once=True))
+    assert together_ == asyncio.run(allocations(asked, at_once=False))

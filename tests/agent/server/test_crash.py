@@ -13,38 +13,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.config.model import CgroupDriver
 from cgroupfs.names import Tier
-from tests.agent.server.changes import CHANGES, NEW_POD, rehearse, settled
-from tests.agent.server.sites import (
-    allocated,
-    allocated_twice,
-    make_site,
-    site_config,
-    with_agent,
-    wrongs,
-)
-from tests.agent.server.support import make_world
+from tests.agent.server.changes import CHANGES, NEW_POD, rehearse
+from tests.agent.server.sites import allocated, allocated_twice, make_site, with_agent, wrongs
 from tests.fakes.effects import Effects, die_after, die_amid, die_before
 from tests.fakes.kernel import Died
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from agent.server.controller import Controller
     from tests.agent.server.changes import Play
     from tests.agent.server.sites import Allocated, Shown, Site
     from tests.fakes.effects import Fault, Step
-
-
-@pytest.fixture(scope="module", params=list(CgroupDriver))
-def host(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, host_root: Path
-) -> Site:
-    """Return the settled host of a driver; play on copies of it."""
-    world = make_world(tmp_path_factory.mktemp("crash"), host_root)
-    return settled(site_config(world.config, request.param))
 
 
 def deaths(steps: tuple[Step, ...]) -> Iterator[tuple[str, Fault]]:

@@ -71,9 +71,7 @@ async def taken(agent: Running, health: dict[str, bool]) -> None:
 
 
 async def admit(agent: Running, count: int, uid: str = UID) -> AdmissionDocument:
-    amounts = b"memory: 1Gi"
-    body = manifest(uid=uid).replace(amounts, amounts + f", {GPU}: {count}".encode())
-    return await asyncio.to_thread(agent.client.admit, body)
+    return await asyncio.to_thread(agent.client.admit, manifest(uid=uid, gpu=count))
 
 
 def devices(agent: Running, uid: str = UID) -> tuple[str, ...]:
@@ -85,7 +83,18 @@ def devices(agent: Running, uid: str = UID) -> tuple[str, ...]:
 async def test_a_pod_gets_what_the_plugin_prefers_and_delivers_with_cpus_near_it(
     world: World, directory: Path
 ) -> None:
-    async with running(world) as agent, registered(agent, directory, "a", "b", "c") as plugin:
+    served: list[bool] = []
+
+    class Manager(RecordingManager):
+        def ready(self, status: str) -> None:
+            served.append((directory / "kubelet.sock").exists())
+            super().ready(status)
+
+    async with (
+        running(world, Manager()) as agent,
+        registered(agent, directory, "a", "b", "c") as plugin,
+    ):
+        assert served == [True], "it is ready only once plugins can register"
         answer = await admit(agent, 2)
         assert answer.pod is not None
         container = answer.pod.containers[0]
@@ -97,21 +106,6 @@ async def test_a_pod_gets_what_the_plugin_prefers_and_delivers_with_cpus_near_it
         text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert f'numawarden_device_plugin_connected{{resource="{GPU}"}} 1.0' in text
         assert f'kubelet_device_plugin_registration_total{{resource_name="{GPU}"}} 1.0' in text
-
-
-@in_loop
-async def test_the_agent_is_ready_only_once_plugins_can_register(
-    world: World, directory: Path
-) -> None:
-    found: list[bool] = []
-
-    class Manager(RecordingManager):
-        def ready(self, status: str) -> None:
-            found.append((directory / "kubelet.sock").exists())
-            super().ready(status)
-
-    async with running(world, Manager()):
-        assert found == [True]
 
 
 @pytest.mark.parametrize("method", ["GetPreferredAllocation", "Allocate", "PreStartContainer"])

@@ -9,163 +9,118 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import BindRequest
-from agent.config.model import CgroupDriver
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import END, UNIT
 from agent.server.endings import START_SECONDS, STOPPED_SECONDS
 from sysfs.mask import Mask
-from tests.agent.server.sites import make_site, pod_of, site_config, with_agent
-from tests.agent.server.support import FakeClock, make_world
+from tests.agent.server.sites import alive, pod_of, with_agent
+from tests.agent.server.support import FakeClock
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from agent.pods.model import Pod
     from agent.server.controller import Controller
     from tests.agent.server.sites import Site
+    from tests.fakes.systemd import FakeSystemd
 
 ONE, OTHER = (f"{digit}0000000-2222-3333-4444-555555555555" for digit in (1, 2))
 SERVICE = "db.service"
+ALL = Mask.parse("0-15")
 
 
-def annotated(name: str, uid: str, **annotations: str) -> Pod:
-    named = {"end": END, "unit": UNIT}
-    given = {named[key]: text for key, text in annotations.items()}
-    return replace(pod_of(name, uid, "main=2"), annotations=MappingProxyType(given))
+async def admit(controller: Controller, annotation: str = END, value: str = "processes") -> None:
+    given = MappingProxyType({annotation: value})
+    await controller.admit(replace(pod_of("one", ONE, "main=2"), annotations=given))
 
 
-@pytest.fixture(params=CgroupDriver)
-def site(request: pytest.FixtureRequest, tmp_path: Path, host_root: Path) -> Site:
-    return make_site(site_config(make_world(tmp_path, host_root).config, request.param))
-
-
-@pytest.fixture
-def units(tmp_path: Path, host_root: Path) -> Site:
-    config = make_world(tmp_path, host_root).config
-    return make_site(site_config(config, CgroupDriver.SYSTEMD))
-
-
-def advance(controller: Controller, seconds: float) -> None:
-    clock = controller.clock
-    assert isinstance(clock, FakeClock)
-    clock.advance(seconds)
-
-
-def admitted(controller: Controller) -> set[str]:
+async def admitted(controller: Controller, seconds: float = 0) -> set[str]:
+    """Return which pods are left when it was looked for ends so many seconds later."""
+    assert isinstance(controller.clock, FakeClock)
+    controller.clock.advance(seconds)
+    await controller.end_pods()
     return set(controller.state.ledger.allocations)
 
 
-def test_a_pod_ends_with_its_last_process_and_no_sooner(site: Site) -> None:
+@alive
+async def test_a_pod_ends_with_its_last_process_and_no_sooner(
+    controller: Controller, site: Site
+) -> None:
+    await admit(controller)
+    await controller.admit(pod_of("other", OTHER, "main=2"))
+    first, second = site.start(site.cgroup(ONE), "a"), site.start(site.cgroup(ONE), "b")
+    await controller.end_pods()
+    site.end(first)
+    assert await admitted(controller) == {ONE, OTHER}
+    site.end(second)
+    assert await admitted(controller) == {OTHER}, "a pod without the annotation stays"
+    assert not site.kernel.exists(site.cgroup(ONE))
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_bound_process_counts_wherever_its_cgroup_is_and_if_it_ended_unseen(
+    site: Site, *, looks: bool
+) -> None:
     async def live(controller: Controller) -> None:
-        await controller.admit(annotated("one", ONE, end="processes"))
-        await controller.admit(pod_of("other", OTHER, "main=2"))
-        first, second = site.start(site.cgroup(ONE), "a"), site.start(site.cgroup(ONE), "b")
-        await controller.end_pods()
-        site.end(first)
-        await controller.end_pods()
-        assert admitted(controller) == {ONE, OTHER}
-        site.end(second)
-        await controller.end_pods()
-        assert admitted(controller) == {OTHER}, "a pod without the annotation stays"
-        assert not site.kernel.exists(site.cgroup(ONE))
-
-    with_agent(site, live)
-
-
-def test_a_bound_process_counts_wherever_its_cgroup_is(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        await controller.admit(annotated("one", ONE, end="processes"))
-        bound = site.start_elsewhere("service")
+        await admit(controller)
+        bound = site.start_elsewhere("service") if looks else site.start(site.cgroup(ONE), "main")
         await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
-        await controller.end_pods()
-        assert admitted(controller) == {ONE}
+        assert not looks or await admitted(controller) == {ONE}
         site.end(bound)
-        await controller.end_pods()
-        assert admitted(controller) == set()
+        assert await admitted(controller) == set()
 
     with_agent(site, live)
 
 
-def test_a_process_that_was_bound_and_ended_between_two_observations_ends_its_pod(
-    site: Site,
+@alive
+async def test_a_pod_whose_first_process_does_not_come_is_freed_after_a_while(
+    controller: Controller, site: Site
 ) -> None:
-    async def live(controller: Controller) -> None:
-        await controller.admit(annotated("one", ONE, end="processes"))
-        cgroup = site.start(site.cgroup(ONE), "main")
-        await controller.bind(ONE, "main", BindRequest(cgroup=f"/{cgroup}"))
-        site.end(cgroup)
-        await controller.end_pods()
-        assert admitted(controller) == set()
-
-    with_agent(site, live)
+    del site
+    await admit(controller)
+    await controller.end_pods()
+    assert await admitted(controller, START_SECONDS - 1) == {ONE}
+    assert await admitted(controller, 1) == set()
 
 
-def test_a_pod_whose_first_process_does_not_come_is_freed_after_a_while(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        await controller.admit(annotated("one", ONE, end="processes"))
-        await controller.end_pods()
-        advance(controller, START_SECONDS - 1)
-        await controller.end_pods()
-        assert admitted(controller) == {ONE}
-        advance(controller, 1)
-        await controller.end_pods()
-        assert admitted(controller) == set()
-
-    with_agent(site, live)
-
-
-def test_processes_that_end_while_no_agent_runs_end_their_pod_at_the_next_start(
-    site: Site,
-) -> None:
+def test_processes_that_end_while_no_agent_runs_end_their_pod_at_the_next_start(site: Site) -> None:
     async def start(controller: Controller) -> str:
-        await controller.admit(annotated("one", ONE, end="processes"))
+        await admit(controller)
         cgroup = site.start(site.cgroup(ONE), "a")
         await controller.end_pods()
         return cgroup
 
-    async def look(controller: Controller) -> set[str]:
-        await controller.end_pods()
-        return admitted(controller)
-
     cgroup = with_agent(site, start)
-    assert with_agent(site, look) == {ONE}
+    assert with_agent(site, admitted) == {ONE}
     site.end(cgroup)
-    assert with_agent(site, look) == set()
+    assert with_agent(site, admitted) == set()
+
+
+def systemd(site: Site) -> FakeSystemd:
+    assert site.systemd is not None
+    return site.systemd
 
 
 def start_service(site: Site) -> str:
-    assert site.systemd is not None
     site.processes += 1
-    return site.systemd.start_service(SERVICE, site.processes)
+    return systemd(site).start_service(SERVICE, site.processes)
 
 
-def stop_service(site: Site) -> None:
-    assert site.systemd is not None
-    site.systemd.stop_service(SERVICE)
-
-
-def cpus_of(site: Site, cgroup: str) -> Mask:
-    (pid,) = site.kernel.procs(cgroup)
-    return site.kernel.allowed(pid)[0]
+async def serve(controller: Controller, units: Site) -> str:
+    """Start a service and admit its pod; return the cgroup."""
+    cgroup = start_service(units)
+    await admit(controller, UNIT, SERVICE)
+    await controller.end_pods()
+    assert units.cpus_of(cgroup) == exclusive_cpus(controller.state.ledger) == Mask.of(1, 9)
+    return cgroup
 
 
 def test_a_pod_of_a_unit_is_bound_to_it_and_keeps_its_cpus_over_a_restart(units: Site) -> None:
     async def live(controller: Controller) -> None:
-        cgroup = start_service(units)
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
-        await controller.end_pods()
-        own = exclusive_cpus(controller.state.ledger)
-        assert cpus_of(units, cgroup) == own == Mask.of(1, 9)
-        stop_service(units)
+        await serve(controller, units)
+        systemd(units).stop_service(SERVICE)
         await controller.reconcile()
         await controller.end_pods()
-        advance(controller, STOPPED_SECONDS - 1)
-        await controller.end_pods()
-        cgroup = start_service(units)
-        assert cpus_of(units, cgroup) == own, "from its first instruction"
-        advance(controller, STOPPED_SECONDS)
-        await controller.end_pods()
-        assert admitted(controller) == {ONE}
+        await admitted(controller, STOPPED_SECONDS - 1)
+        assert units.cpus_of(start_service(units)) == Mask.of(1, 9), "from its first instruction"
+        assert await admitted(controller, STOPPED_SECONDS) == {ONE}
 
     with_agent(units, live)
 
@@ -174,48 +129,32 @@ def test_a_unit_that_restarts_without_its_record_is_confined_as_soon_as_it_is_no
     units: Site,
 ) -> None:
     async def live(controller: Controller) -> None:
-        assert units.systemd is not None
-        start_service(units)
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
-        await controller.end_pods()
-        own = controller.state.ledger.allocations[ONE].exclusive_cpus
-        stop_service(units)
-        del units.systemd.stopped[SERVICE]
+        await serve(controller, units)
+        systemd(units).stop_service(SERVICE)
+        del systemd(units).stopped[SERVICE]
         cgroup = start_service(units)
-        assert cpus_of(units, cgroup) == Mask.parse("0-15")
+        assert units.cpus_of(cgroup) == ALL
         await controller.end_pods()
-        assert cpus_of(units, cgroup) == own
+        assert units.cpus_of(cgroup) == Mask.of(1, 9)
 
     with_agent(units, live)
 
 
-def test_a_pod_of_a_unit_that_stopped_for_good_ends_and_the_unit_starts_free(units: Site) -> None:
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_unit_whose_pod_ended_or_was_removed_starts_free(units: Site, *, removed: bool) -> None:
     async def live(controller: Controller) -> None:
-        start_service(units)
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
+        await serve(controller, units)
+        if removed:
+            await controller.remove(ONE)
+        systemd(units).stop_service(SERVICE)
         await controller.end_pods()
-        stop_service(units)
-        await controller.end_pods()
-        advance(controller, STOPPED_SECONDS)
-        await controller.end_pods()
-        assert admitted(controller) == set()
-        assert cpus_of(units, start_service(units)) == Mask.parse("0-15")
-        stop_service(units)
+        assert await admitted(controller, STOPPED_SECONDS) == set()
+        if removed:
+            await controller.reconcile()
+        assert units.cpus_of(start_service(units)) == ALL
+        systemd(units).stop_service(SERVICE)
         await controller.reconcile()
         assert len(controller.state.durable.bindings) == 0
-
-    with_agent(units, live)
-
-
-def test_a_removed_pod_leaves_no_set_on_record_for_the_next_start_of_its_unit(units: Site) -> None:
-    async def live(controller: Controller) -> None:
-        start_service(units)
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
-        await controller.end_pods()
-        await controller.remove(ONE)
-        stop_service(units)
-        await controller.reconcile()
-        assert cpus_of(units, start_service(units)) == Mask.parse("0-15")
 
     with_agent(units, live)
 
@@ -223,25 +162,22 @@ def test_a_removed_pod_leaves_no_set_on_record_for_the_next_start_of_its_unit(un
 def test_what_prevents_the_binding_to_a_unit_is_a_condition_until_it_is_bound_or_the_pod_gone(
     units: Site,
 ) -> None:
+    async def conditions(controller: Controller) -> tuple[str, ...]:
+        await controller.end_pods()
+        return tuple(controller.state.observed.conditions.values())
+
     async def live(controller: Controller) -> None:
         cgroup = start_service(units)
-        await controller.admit(annotated("db", ONE, unit=SERVICE))
+        await admit(controller, UNIT, SERVICE)
         units.kernel.mkdir(f"{cgroup}/inside")
-        await controller.end_pods()
-        assert any("has cgroups in it (inside)" in line for line in conditions(controller))
+        (line,) = await conditions(controller)
+        assert "has cgroups in it (inside)" in line
         units.kernel.rmdir(f"{cgroup}/inside")
-        await controller.end_pods()
-        assert conditions(controller) == ()
+        assert await conditions(controller) == ()
         await controller.unbind(ONE, "main")
         units.kernel.mkdir(f"{cgroup}/inside")
-        await controller.end_pods()
-        assert len(conditions(controller)) == 1
+        assert len(await conditions(controller)) == 1
         await controller.remove(ONE)
-        await controller.end_pods()
-        assert conditions(controller) == ()
+        assert await conditions(controller) == ()
 
     with_agent(units, live)
-
-
-def conditions(controller: Controller) -> tuple[str, ...]:
-    return tuple(controller.state.observed.conditions.values())

@@ -61,9 +61,15 @@ def tree() -> EmulatedKernel:
     return kernel
 
 
-def test_a_container_that_appears_is_settled_which_is_not_drift(tree: EmulatedKernel) -> None:
+@pytest.mark.parametrize("taken_back", [True, False])
+def test_a_container_that_appears_is_settled_which_is_not_drift(
+    tree: EmulatedKernel, *, taken_back: bool
+) -> None:
+    """When the first unit of a slice starts, systemd takes controllers back."""
     kernel, desired = kernel_of(tree), target(allocation("a", "b"))
     kernel.admitted(desired, "u-1")
+    if taken_back:
+        tree.write(POD, "cgroup.subtree_control", "-cpuset -cpu")
     tree.mkdir(f"{POD}/a")
     outcome = kernel.reconcile(desired)
     assert (drift(outcome), outcome.settled) == ({}, (f"{POD}/a",))
@@ -71,19 +77,6 @@ def test_a_container_that_appears_is_settled_which_is_not_drift(tree: EmulatedKe
     tree.write(f"{POD}/a", "cpuset.cpus", "2")
     outcome = kernel.reconcile(desired)
     assert (drift(outcome), outcome.settled) == ({"unknown": 1}, ())
-
-
-def test_controllers_that_go_with_a_pods_first_container_are_settled_too(
-    tree: EmulatedKernel,
-) -> None:
-    """When the first unit of a slice starts, systemd takes them back."""
-    kernel, desired = kernel_of(tree), target(allocation("a", "b"))
-    kernel.admitted(desired, "u-1")
-    tree.write(POD, "cgroup.subtree_control", "-cpuset -cpu")
-    tree.mkdir(f"{POD}/a")
-    outcome = kernel.reconcile(desired)
-    assert (drift(outcome), outcome.settled) == ({}, (f"{POD}/a",))
-    assert tree.read(f"{POD}/a", "cpuset.cpus") == "1\n"
     tree.write(POD, "cgroup.subtree_control", "-cpuset")
     outcome = kernel.reconcile(desired)
     assert drift(outcome)["controller lost"] == 2
@@ -116,15 +109,8 @@ def test_what_inherits_from_a_cgroup_without_a_set_of_its_own_is_not_drift(
     assert tree.read(f"{pod}/a", "cpuset.cpus.effective") == "0,2-7\n"
 
 
-class BrokenTree(EmulatedKernel):
-    """A hierarchy that fails altogether."""
-
-    def exists(self, path: str) -> bool:
-        raise OSError(5, "Input/output error", path)
-
-
 def test_a_tree_that_fails_is_a_difference_and_no_exception() -> None:
-    kernel = kernel_of(BrokenTree(Mask.parse("0-7"), Mask.of(0)))
+    kernel = kernel_of(Unsearchable(EmulatedKernel(Mask.parse("0-7"), Mask.of(0))))
     desired = target(allocation("a"))
     assert "Input/output error" in kernel.admitted(desired, "u-1").of_pod("u-1")[0].detail
     both = kernel.admitted(target(allocation("a")), "u-1", "u-2").differences
@@ -134,10 +120,9 @@ def test_a_tree_that_fails_is_a_difference_and_no_exception() -> None:
 
 
 def test_a_process_that_does_not_run_cannot_be_bound(tree: EmulatedKernel) -> None:
+    kernel, pod = kernel_of(tree), allocation("a")
     with pytest.raises(BindingError, match="no such process"):
-        kernel_of(tree).locate(
-            target(allocation("a")), allocation("a"), "a", BindRequest(pid=2**30)
-        )
+        kernel.locate(target(pod), pod, "a", BindRequest(pid=2**30))
 
 
 def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> None:
@@ -162,7 +147,7 @@ def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> 
 
 
 class Unsearchable(FaultyTree):
-    """A tree that cannot be listed."""
+    """A tree that cannot be searched."""
 
     def exists(self, path: str) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.config.model import CgroupDriver
 from agent.reconcile.report import BindingError
 from agent.server.errors import RequestError
 from systemd.units import BusError, BusTimeoutError, BusUnavailableError, JobFailedError
-from tests.agent.server.changes import CHANGES, rehearse, settled
-from tests.agent.server.sites import allocated, site_config, with_agent, wrongs
-from tests.agent.server.support import make_world
+from tests.agent.server.changes import CHANGES, rehearse
+from tests.agent.server.sites import allocated, with_agent, wrongs
 from tests.fakes.effects import Effects, fail, fail_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from agent.server.controller import Controller
     from tests.agent.server.changes import Play
@@ -42,15 +39,6 @@ REJECTIONS: Final = {
     "rmdir": (errno.EBUSY, errno.EPERM),
     "looks": (errno.ENODEV, errno.EIO, errno.EACCES, errno.EMFILE),
 }
-
-
-@pytest.fixture(scope="module", params=list(CgroupDriver))
-def host(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, host_root: Path
-) -> Site:
-    """Return the settled host of a driver; play on copies of it."""
-    world = make_world(tmp_path_factory.mktemp("faults"), host_root)
-    return settled(site_config(world.config, request.param))
 
 
 def faults(steps: tuple[Step, ...]) -> Iterator[tuple[str, Fault]]:

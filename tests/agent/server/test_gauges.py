@@ -50,8 +50,7 @@ from tests.agent.api.maps import occupied_hosts
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
 from tests.agent.managers.ledgers import ledger_with
-from tests.agent.pods import pods
-from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.pods.pods import app, guaranteed, pod, resources
 from tests.agent.server.support import manifest
 
 if TYPE_CHECKING:
@@ -95,16 +94,19 @@ def admitted() -> Ledger:
 
 def test_what_is_allocated_is_what_the_ledger_says() -> None:
     now = values(reading(admitted()))
-    assert now["kubelet_cpu_manager_exclusive_cpu_allocation_count", ()] == 2
-    assert now["kubelet_cpu_manager_shared_pool_size_millicores", ()] == 14_000
-    assert now["kubelet_cpu_manager_allocation_per_numa", ("0",)] == 2
-    assert now["kubelet_cpu_manager_allocation_per_numa", ("1",)] == 0
-    assert now["numawarden_pods", ()] == 1
-    assert now["numawarden_containers", ("container",)] == 1
-    assert now["numawarden_containers", ("host",)] == 0
-    assert now["numawarden_cpus", ("exclusive",)] == 2
-    assert now["numawarden_cpus", ("shared",)] == 14
-    assert now["numawarden_node_memory_bytes", ("0", "memory", "allocated")] == 3 * GIB
+    expected: dict[tuple[str, tuple[str, ...]], float] = {
+        ("kubelet_cpu_manager_exclusive_cpu_allocation_count", ()): 2,
+        ("kubelet_cpu_manager_shared_pool_size_millicores", ()): 14_000,
+        ("kubelet_cpu_manager_allocation_per_numa", ("0",)): 2,
+        ("kubelet_cpu_manager_allocation_per_numa", ("1",)): 0,
+        ("numawarden_pods", ()): 1,
+        ("numawarden_containers", ("container",)): 1,
+        ("numawarden_containers", ("host",)): 0,
+        ("numawarden_cpus", ("exclusive",)): 2,
+        ("numawarden_cpus", ("shared",)): 14,
+        ("numawarden_node_memory_bytes", ("0", "memory", "allocated")): 3 * GIB,
+    }
+    assert {key: now[key] for key in expected} == expected
 
 
 def test_every_cpu_and_byte_of_a_node_is_allocated_reserved_or_free() -> None:
@@ -127,9 +129,8 @@ def test_memory_that_is_not_known_is_not_exported() -> None:
     host = replace(HOST, nodes=(HOST.nodes[0], replace(HOST.nodes[1], memory_bytes=None)))
     rules = EffectivePolicy(Machine.of(host), replace(POLICY, memory=MemoryPolicy()), MANAGERS)
     now = values(replace(reading(admitted()), rules=rules))
-    exported = {labels[0] for name, labels in now
-            if name == "numawarden_node_memory_bytes" and labels[1] == "memory"}  # fmt: skip
-    assert exported == {"0"}
+    found = [labels for name, labels in now if name == "numawarden_node_memory_bytes"]
+    assert {node for node, kind, _ in found if kind == "memory"} == {"0"}
 
 
 # Shows in differences.md: gauges
@@ -169,70 +170,60 @@ def test_devices_that_are_not_healthy_are_not_free() -> None:
 
 def test_what_pods_may_request_and_do_request_is_exported_in_the_same_units() -> None:
     rules = replace(RULES, policy=replace(POLICY, fit=NodeFit({"cpu": 1500, "memory": GIB})))
-    now = values(replace(reading(admitted()), rules=rules))
-    found = {name: {labels[0]: now[each] for each in now for labels in [each[1]] if each[0] == name}
-             for name in ("numawarden_allocatable", "numawarden_requested")}  # fmt: skip
-    assert found["numawarden_allocatable"] == {
-        "cpu": 14_500,
-        "memory": 29 * GIB,
-        "hugepages-2Mi": 2 * GIB,
-        "example.org/nic": 1,
-        "pods": 110,
-    }
-    assert found["numawarden_requested"] == {
-        "cpu": 2000,
-        "memory": 3 * GIB,
-        "hugepages-2Mi": 0,
-        "example.org/nic": 0,
-        "pods": 1,
-    }
+
+    def exported(name: str, at: GaugeInput) -> dict[str, float]:
+        return {labels[0]: value for (each, labels), value in values(at).items() if each == name}
+
+    fitting = replace(reading(admitted()), rules=rules)
+    nic = "example.org/nic"
+    assert exported("numawarden_allocatable", fitting) == {
+        "cpu": 14_500, "memory": 29 * GIB, "hugepages-2Mi": 2 * GIB, nic: 1, "pods": 110
+    }  # fmt: skip
+    assert exported("numawarden_requested", fitting) == {
+        "cpu": 2000, "memory": 3 * GIB, "hugepages-2Mi": 0, nic: 0, "pods": 1
+    }  # fmt: skip
+    assert exported("numawarden_allocatable", reading(admitted())) == {}
+    assert exported("numawarden_requested", reading(admitted()))["cpu"] == 2000
 
 
-def test_free_cpus_and_their_fragmentation_are_those_of_capacity() -> None:
-    for ledger in (RULES.empty_ledger(), admitted()):
-        now, free = values(reading(ledger)), free_cpus(RULES, ledger)
-        assert now["numawarden_free_cpus", ("all",)] == free.free > 0
-        assert now["numawarden_free_cpus", ("whole_cores",)] == free.whole_cores
-        assert now["numawarden_free_cpus", ("on_one_node",)] == free.on_one_node
-        assert now["numawarden_cpu_fragmentation_ratio", ()] == free.fragmentation
-    assert values(reading(RULES.empty_ledger()))["numawarden_cpu_fragmentation_ratio", ()] == 0
-
-
-def test_without_node_fit_nothing_is_exported_of_what_pods_may_request() -> None:
-    now = values(reading(admitted()))
-    assert not [name for name, _ in now if name == "numawarden_allocatable"]
-    assert now["numawarden_requested", ("cpu",)] == 2000
+def test_free_cpus_are_exported_by_where_they_are() -> None:
+    three = pod(app("c", guaranteed("cpu=3 memory=1Gi")))
+    ledger = admission.admit(RULES, RULES.empty_ledger(), three).ledger
+    now, free = values(reading(ledger)), free_cpus(RULES, ledger)
+    found = [now["numawarden_free_cpus", (kind,)] for kind in ("all", "whole_cores", "on_one_node")]
+    assert found == [free.free, free.whole_cores, free.on_one_node] == [11, 10, 8]
+    assert now["numawarden_cpu_fragmentation_ratio", ()] == free.fragmentation
 
 
 def test_the_service_exports_its_own_condition() -> None:
-    at = replace(
-        reading(RULES.empty_ledger()),
-        unenforced_pods=2,
-        ready=True,
-        conditions=MappingProxyType({"Enforced": 3}),
-        reconcile_period=10.0,
-        intruding=MappingProxyType({"confined": 4, "kernel": 0}),
-        manifests=MappingProxyType({"invalid": 1}),
-        last_reconcile=123.5,
+    before = values(reading(RULES.empty_ledger()))
+    assert before["numawarden_reconcile_last_success_timestamp_seconds", ()] == 0
+    assert not [name for name, _ in before if name == "numawarden_intruding_tasks"]
+    now = values(
+        replace(
+            reading(RULES.empty_ledger()),
+            unenforced_pods=2,
+            ready=True,
+            conditions=MappingProxyType({"Enforced": 3}),
+            reconcile_period=10.0,
+            intruding=MappingProxyType({"confined": 4, "kernel": 0}),
+            manifests=MappingProxyType({"invalid": 1}),
+            last_reconcile=123.5,
+        )
     )
-    now = values(at)
-    assert now["numawarden_unenforced_pods", ()] == 2
-    assert now["numawarden_ready", ()] == 1
-    assert {kind: now["numawarden_conditions", (kind,)] for kind in map(str, ConditionType)} == {
-        kind: 3 if kind == "Enforced" else 0 for kind in map(str, ConditionType)
+    expected: dict[tuple[str, tuple[str, ...]], float] = {
+        ("numawarden_unenforced_pods", ()): 2,
+        ("numawarden_ready", ()): 1,
+        ("numawarden_reconcile_period_seconds", ()): 10,
+        ("numawarden_intruding_tasks", ("confined",)): 4,
+        ("numawarden_intruding_tasks", ("kernel",)): 0,
+        ("numawarden_manifests", ("invalid",)): 1,
+        ("numawarden_reconcile_last_success_timestamp_seconds", ()): 123.5,
+        ("numawarden_build_info", ("1.2.3",)): 1,
+        **{("numawarden_conditions", (str(kind),)): 0 for kind in ConditionType},
+        ("numawarden_conditions", ("Enforced",)): 3,
     }
-    assert now["numawarden_reconcile_period_seconds", ()] == 10
-    assert now["numawarden_intruding_tasks", ("confined",)] == 4
-    assert now["numawarden_intruding_tasks", ("kernel",)] == 0
-    assert now["numawarden_manifests", ("invalid",)] == 1
-    assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 123.5
-    assert now["numawarden_build_info", ("1.2.3",)] == 1
-
-
-def test_before_the_first_comparison_the_last_success_is_0_and_intruders_are_unknown() -> None:
-    now = values(reading(RULES.empty_ledger()))
-    assert now["numawarden_reconcile_last_success_timestamp_seconds", ()] == 0
-    assert not [name for name, _ in now if name == "numawarden_intruding_tasks"]
+    assert {key: now[key] for key in expected} == expected
 
 
 def test_the_effective_policy_is_exported_with_the_options_that_are_on() -> None:
@@ -268,46 +259,36 @@ def test_every_gauge_of_the_table_is_exported() -> None:
     assert exported == {metric.name for metric in names.gauges_of(MANAGERS)}
 
 
-class TestAssignments:
-    """What containers hold now, read off the ledger: the same after a restart."""
+def counted(rules: EffectivePolicy, *containers: Container) -> dict[str, float]:
+    """Return what is not zero of what containers hold now, as `cpu node_exclusive`."""
+    ledger = with_pod(rules, pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi")))
+    return {
+        " ".join(sample.labels): sample.value
+        for sample in samples(GaugeInput("1", rules, ledger))
+        if sample.metric is ASSIGNED_CONTAINERS and sample.value
+    }
 
-    GUARANTEED = guaranteed("cpu=2 memory=1Gi")
-    FRACTION = guaranteed("cpu=500m memory=1Gi")
 
-    def counted(self, rules: EffectivePolicy, *containers: Container) -> dict[str, float]:
-        """Return what is not zero, as `cpu node_exclusive`."""
-        ledger = with_pod(rules, pods.pod(*containers, of_pod=guaranteed("cpu=4 memory=4Gi")))
-        now = GaugeInput("1", rules, ledger)
-        return {
-            " ".join(sample.labels): sample.value
-            for sample in samples(now)
-            if sample.metric is ASSIGNED_CONTAINERS and sample.value
-        }
+TWO = guaranteed("cpu=2 memory=1Gi")
+FRACTION = guaranteed("cpu=500m memory=1Gi")
+MIXED = (app("a", TWO), app("b", FRACTION), app("c"))
 
-    # Shows in differences.md: assignments-after-restart
-    def test_of_a_budget_slices_and_the_pods_pool_are_distinguished(self) -> None:
-        mixed = (
-            pods.app("a", self.GUARANTEED),
-            pods.app("b", self.FRACTION),
-            pods.app("c"),
-            pods.app("d", pods.resources("cpu=1", "cpu=1 memory=2Gi")),
-        )
-        assert self.counted(make_rules(), *mixed) == {
-            "cpu pod_exclusive": 1,
-            "cpu pod_shared": 3,
-            "memory pod_exclusive": 2,
-            "memory pod_shared": 2,
-        }
 
-    def test_in_container_scope_the_others_run_in_the_nodes_pool(self) -> None:
-        rules = make_rules(scope=CONTAINER)
-        mixed = pods.app("a", self.GUARANTEED), pods.app("b", self.FRACTION), pods.app("c")
-        assert self.counted(rules, *mixed) == {
-            "cpu node_exclusive": 1,
-            "cpu shared": 2,
-            "memory node_exclusive": 2,
-            "memory shared": 1,
-        }
+# Shows in differences.md: assignments-after-restart
+def test_what_containers_hold_is_read_off_the_ledger() -> None:
+    burstable = app("d", resources("cpu=1", "cpu=1 memory=2Gi"))
+    assert counted(make_rules(), *MIXED, burstable) == {
+        "cpu pod_exclusive": 1,
+        "cpu pod_shared": 3,
+        "memory pod_exclusive": 2,
+        "memory pod_shared": 2,
+    }
+    assert counted(make_rules(scope=CONTAINER), *MIXED) == {
+        "cpu node_exclusive": 1,
+        "cpu shared": 2,
+        "memory node_exclusive": 2,
+        "memory shared": 1,
+    }
 
 
 WITH_SIBLINGS = make_rules(SMT)
@@ -361,26 +342,19 @@ def test_every_judgement_is_counted_once_and_every_pair_of_labels_is_there(case:
     assert found == {pair: judged[pair] for pair in pairs}
 
 
-def test_no_container_is_exported_unless_it_is_asked_for() -> None:
-    ledger = ledger_with(with_cpus("a", Mask.of(1)))
-    for metric in (names.CONTAINER_INFO, names.CONTAINER_CPUS, names.CONTAINERS_OMITTED):
-        assert exports_of(metric, ledger) == {}
-
-
 def test_a_container_is_exported_with_its_names_its_cpus_and_its_memory_nodes() -> None:
-    two, shared = guaranteed("cpu=2 memory=1Gi"), guaranteed("cpu=500m memory=1Gi")
-    desired = pod(app("own", two), app("rest", shared), of_pod=guaranteed("cpu=4 memory=4Gi"))
-    ledger = with_pod(WITH_SIBLINGS, desired)
+    ledger = with_pod(WITH_SIBLINGS, pod(*MIXED[:2], of_pod=guaranteed("cpu=4 memory=4Gi")))
     (allocation,) = ledger.allocations.values()
     subject = (allocation.namespace, allocation.name, allocation.uid)
-    own, rest = allocation.containers
-    assert own.cpus
+    assert allocation.containers[0].cpus
     assert exports_of(names.CONTAINER_INFO, ledger, 10) == {
         (*subject, each.name, str(each.isolation), str(each.cpus), str(each.mems)): 1
-        for each in (own, rest)
+        for each in allocation.containers
     }
-    assert exports_of(names.CONTAINER_CPUS, ledger, 10) == {(*subject, "own", "0"): 2}
+    assert exports_of(names.CONTAINER_CPUS, ledger, 10) == {(*subject, "a", "0"): 2}
     assert exports_of(names.CONTAINERS_OMITTED, ledger, 10) == {(): 0}
+    for metric in (names.CONTAINER_INFO, names.CONTAINER_CPUS, names.CONTAINERS_OMITTED):
+        assert exports_of(metric, ledger) == {}
 
 
 def test_a_container_in_the_shared_pool_has_no_cpus_in_its_labels() -> None:
@@ -397,15 +371,13 @@ def test_containers_beyond_the_limit_are_counted() -> None:
     assert exports_of(names.CONTAINERS_OMITTED, ledger, 2) == {(): 3}
 
 
-def test_the_cpus_of_a_container_on_several_nodes_are_counted_by_node() -> None:
-    ledger = ledger_with(with_cpus("a", Mask.parse("1-2,4,9-10")))
-    found = exports_of(names.CONTAINER_CPUS, ledger, 1)
+def test_cpus_are_counted_by_node_and_a_label_of_them_stays_short() -> None:
+    found = exports_of(
+        names.CONTAINER_CPUS, ledger_with(with_cpus("a", Mask.parse("1-2,4,9-10"))), 1
+    )
     assert {node: cpus for (*_, node), cpus in found.items()} == {"0": 4, "1": 1}
-
-
-def test_a_label_stays_short_however_many_cpus_a_container_has() -> None:
-    every_other = Mask.from_ids(range(0, 4096, 2))
-    ((*_, cpus, _),) = exports_of(names.CONTAINER_INFO, ledger_with(with_cpus("a", every_other)), 1)
+    every_other = ledger_with(with_cpus("a", Mask.from_ids(range(0, 4096, 2))))
+    ((*_, cpus, _),) = exports_of(names.CONTAINER_INFO, every_other, 1)
     assert len(cpus) <= LONGEST_LIST
     *listed, cut = cpus.split(",")
     assert cut == "..."
@@ -415,13 +387,12 @@ def test_a_label_stays_short_however_many_cpus_a_container_has() -> None:
 def test_the_samples_are_made_once_for_each_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Ledger] = []
 
-    def counting(rules: object, ledger: Ledger) -> int:
-        del rules
+    def counting(_rules: object, ledger: Ledger) -> int:
         made.append(ledger)
         return 0
 
     monkeypatch.setattr(allocations, "shared_cores", counting)
-    ledger = with_pod(WITH_SIBLINGS, pod(app("c", guaranteed("cpu=2 memory=1Gi"))))
+    ledger = with_pod(WITH_SIBLINGS, pod(app("c", TWO)))
     kept = AllocationSamples()
     first = kept.samples(WITH_SIBLINGS, ledger, 1)
     assert kept.samples(WITH_SIBLINGS, ledger, 1) is first
@@ -442,14 +413,12 @@ def test_a_pod_is_judged_once_under_a_policy(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(allocations, "verdict", judging)
     kept = AllocationSamples()
-    one = with_pod(WITH_SIBLINGS, pod(app("c", guaranteed("cpu=2 memory=1Gi")), uid="one"))
-    both = with_pod(WITH_SIBLINGS, pod(app("c", guaranteed("cpu=2 memory=1Gi")), uid="two"), one)
+    one = with_pod(WITH_SIBLINGS, pod(app("c", TWO), uid="one"))
+    both = with_pod(WITH_SIBLINGS, pod(app("c", TWO), uid="two"), one)
     for ledger in (one, both, admission.remove(WITH_SIBLINGS, both, "one"), both):
-        assert kept.samples(WITH_SIBLINGS, ledger, 0) == AllocationSamples().samples(
-            WITH_SIBLINGS, ledger, 0
-        )
-    fresh = ["one", "one", "two", "two", "one", "two"]
-    assert sorted(judged) == sorted([*fresh, "one", "two", "one"])
+        fresh = AllocationSamples().samples(WITH_SIBLINGS, ledger, 0)
+        assert kept.samples(WITH_SIBLINGS, ledger, 0) == fresh
+    assert Counter(judged) == {"one": 5, "two": 4}
     judged.clear()
     other = make_rules(SMT, reserved="0-1")
     assert kept.samples(other, both, 0) == AllocationSamples().samples(other, both, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -22,17 +23,17 @@ from tests.fakes.devices import FakeProvider
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument
     from agent.managers.allocation import Delivery
-    from agent.pods.model import Pod
     from agent.server.controller import Controller
     from tests.agent.server.support import Running, World
 
 GPU: Final = "example.com/gpu"
-NIC: Final = "example.com/nic"
+ASKING: Final = load_pod(manifest("gpu", UID, gpu=1), "test")
+WEB: Final = load_pod(manifest("web", OTHER_UID), "test")
 
 
 @dataclass
 class Hanging(FakeProvider):
-    """Answers calls for GPUs once a test lets it, with an error if the test has it fail."""
+    """Answers one kind of call once a test lets it, with an error if the test has it fail."""
 
     hangs: str = ""
     called: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,19 +43,19 @@ class Hanging(FakeProvider):
     async def preferred(
         self, resource: str, available: frozenset[str], required: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        await self._hang("prefer", resource)
+        await self._hang("prefer")
         return await super().preferred(resource, available, required, size)
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> Delivery:
-        await self._hang("allocate", resource)
+        await self._hang("allocate")
         return await super().allocate(resource, ids)
 
     async def start_container(self, resource: str, ids: tuple[str, ...]) -> None:
-        await self._hang("start", resource)
+        await self._hang("start")
         await super().start_container(resource, ids)
 
-    async def _hang(self, call: str, resource: str) -> None:
-        if (call, resource) == (self.hangs, GPU):
+    async def _hang(self, call: str) -> None:
+        if call == self.hangs:
             self.called.set()
             await self.go_on.wait()
             if self.why:
@@ -63,26 +64,19 @@ class Hanging(FakeProvider):
 
 @pytest.fixture
 def provider(world: World) -> Hanging:
-    """Offer two GPUs on node 1, of which b is preferred, and a NIC."""
-    gpus = tuple(PluginDevice(name, Mask.of(1)) for name in "abc")
-    made = Hanging(devices={GPU: gpus, NIC: (PluginDevice("n", Mask.of(0)),)})
+    """Offer three GPUs on node 1, of which b is preferred."""
+    made = Hanging(devices={GPU: tuple(PluginDevice(name, Mask.of(1)) for name in "abc")})
     made.preferring, made.prefers = frozenset((GPU,)), {GPU: ("b",)}
     world.providers = (lambda _inputs: made,)
     return made
 
 
-def asking(name: str, uid: str, resource: str = "", cpu: str = "2") -> Pod:
-    amounts = b"memory: 1Gi"
-    more = f", {resource}: 1".encode() if resource else b""
-    return load_pod(manifest(name, uid, cpu=cpu).replace(amounts, amounts + more), "test")
-
-
 async def begun(
-    agent: Running, provider: Hanging, hangs: str = "allocate", cpu: str = "2"
+    agent: Running, provider: Hanging, hangs: str = "allocate"
 ) -> asyncio.Task[AdmissionDocument]:
     """Begin to admit a pod with a GPU, whose plugin hangs."""
     provider.hangs = hangs
-    waiting = asyncio.create_task(agent.controller.admit(asking("gpu", UID, GPU, cpu)))
+    waiting = asyncio.create_task(agent.controller.admit(ASKING))
     await provider.called.wait()
     return waiting
 
@@ -101,7 +95,7 @@ async def test_a_plugin_that_hangs_costs_all_others_its_time_only(
     monkeypatch.setattr(admissions, "PLUGIN_SECONDS", 0.1)
     async with running(world) as agent:
         waiting = await begun(agent, provider, hangs)
-        other = asyncio.create_task(agent.controller.admit(asking("web", OTHER_UID)))
+        other = asyncio.create_task(agent.controller.admit(WEB))
         answer = await waiting
         assert answer.admitted is admits
         if answer.rejection is not None:
@@ -131,7 +125,7 @@ async def test_no_other_pod_waits_for_devices_that_are_prepared(
 ) -> None:
     async with running(world) as agent:
         waiting = await begun(agent, provider, "start")
-        assert (await agent.controller.admit(asking("web", OTHER_UID))).admitted
+        assert (await agent.controller.admit(WEB)).admitted
         assert admitted(agent.controller) == [UID, OTHER_UID]
         (line,) = lines(agent)
         assert line.startswith(
@@ -162,7 +156,7 @@ async def test_devices_that_are_not_prepared_are_a_condition_until_the_pod_is_as
     async with running(world) as agent:  # saved: a restart forgets nothing
         assert why in lines(agent)[0]
         provider.why = ""
-        again = await agent.controller.admit(asking("gpu", UID, GPU))
+        again = await agent.controller.admit(ASKING)
         assert again.already_admitted
         assert again.pod is not None
         assert again.pod.enforcement.enforced
@@ -188,14 +182,10 @@ async def test_a_pod_whose_devices_are_being_prepared_can_be_removed(
 async def test_a_defect_while_devices_are_prepared_is_the_pods_condition(
     world: World, provider: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: object) -> None:
-        raise KeyError("c0")
-
-    monkeypatch.setattr(Providers, "prepare", broken)
+    monkeypatch.setattr(Providers, "prepare", AsyncMock(side_effect=KeyError("c0")))
     provider.go_on.set()
     async with running(world) as agent:
-        answer = await agent.controller.admit(asking("gpu", UID, GPU))
+        answer = await agent.controller.admit(ASKING)
         assert answer.pod is not None
         assert "internal error (KeyError: 'c0')" in answer.pod.enforcement.differences[0]
-        again = await agent.controller.admit(asking("gpu", UID, GPU))
-        assert again.already_admitted
+        assert (await agent.controller.admit(ASKING)).already_admitted

@@ -1,4 +1,4 @@
-"""The history of a running agent: what happened, who asked for it, who wrote what."""
+"""Events: what watchers hear, and the history: what happened, who asked for it, who wrote what."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import convert
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -18,7 +19,7 @@ from agent.config.model import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
-from agent.server.events import LONGEST_MESSAGE, HistoryRecorder
+from agent.server.events import LONGEST_MESSAGE, QUEUE_LENGTH, Events, HistoryRecorder
 from agent.server.metrics import Counters
 from agent.state.history import HISTORY_NAME, HistoryBounds, HistoryQuery, HistoryStore
 from cgroupfs.state import Writer
@@ -29,7 +30,6 @@ from tests.agent.server.support import (
     UID,
     FakeClock,
     in_loop,
-    make_world,
     manifest,
     running,
     two_packages,
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 POD = f"kubepods/pod{UID}"
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
-
-
 async def history(agent: Running, **query: object) -> tuple[HistoryEntry, ...]:
     """Return the latest entries, the latest first."""
     asked = {"limit": 1000, **query}
@@ -63,9 +58,10 @@ def of_type(entries: tuple[HistoryEntry, ...], kind: str) -> HistoryEntry:
 
 
 @in_loop
-async def test_every_change_over_the_api_is_in_the_history_with_who_asked(world: World) -> None:
+async def test_every_change_is_in_the_history_with_who_asked(world: World) -> None:
     world.kernel.mkdir("jobs")
     world.kernel.mkdir("jobs/batch.scope")
+    file = world.manifest_directory() / "file.yaml"
     async with running(world) as agent:
         client = agent.client
         await agent.ask(client.admit, manifest())
@@ -75,8 +71,12 @@ async def test_every_change_over_the_api_is_in_the_history_with_who_asked(world:
         await agent.ask(client.bind, UID, "c0", BindRequest(cgroup="/jobs/batch.scope"))
         await agent.ask(client.unbind, UID, "c0")
         await agent.ask(client.remove, UID)
+        file.write_bytes(manifest())
+        await agent.sync_manifests()
+        file.unlink()
+        await agent.sync_manifests()
         entries = await history(agent)
-    changes = [entry for entry in entries[::-1] if entry.requester is not None]
+    *changes, added, removed = [entry for entry in entries[::-1] if entry.requester is not None]
     assert [entry.type for entry in changes] == [
         "PodAdmitted",
         "PodRejected",
@@ -87,22 +87,10 @@ async def test_every_change_over_the_api_is_in_the_history_with_who_asked(world:
     ]
     assert {entry.requester.pid for entry in changes if entry.requester} == {os.getpid()}
     assert len({entry.operation for entry in changes}) == len(changes)
-
-
-@in_loop
-async def test_the_file_that_asked_is_named(world: World) -> None:
-    directory = world.manifest_directory()
-    file = directory / "web.yaml"
-    async with running(world) as agent:
-        file.write_bytes(manifest())
-        await agent.sync_manifests()
-        file.unlink()
-        await agent.sync_manifests()
-        entries = await history(agent)
-    for kind in ("PodAdmitted", "PodRemoved"):
-        asked = of_type(entries, kind).requester
-        assert asked is not None
-        assert (asked.source, asked.pid, asked.command) == (str(file), None, "")
+    for entry, kind in ((added, "PodAdmitted"), (removed, "PodRemoved")):
+        assert entry.requester is not None
+        found = (entry.type, entry.requester.source, entry.requester.pid, entry.requester.command)
+        assert found == (kind, str(file), None, "")
 
 
 @in_loop
@@ -117,41 +105,26 @@ async def test_a_difference_is_kept_in_full_with_its_writer(world: World) -> Non
     async with running(world) as agent:
         asked.clear()  # the limits of kubepods were new
         await agent.ask(agent.client.admit, manifest())
-        desired = world.kernel.read(POD, "cpuset.cpus").strip()
         world.kernel.write(POD, "cpuset.cpus", "5-6")
         await agent.ask(agent.client.reconcile)
         entry = of_type(await history(agent, pod="web"), "DriftFound")
         status = await asyncio.to_thread(agent.client.status)
+        # The writer of an effective set is not asked for.
+        world.kernel.set_online(two_packages().online - Mask.of(1))
+        await agent.ask(agent.client.reconcile)
+        latest = next(each for each in await history(agent) if each.type == "DriftFound")
     (found,) = entry.differences
     assert entry.pod == "shop/web"
     assert (found.cgroup, found.file) == (f"/{POD}", "cpuset.cpus")
-    assert (found.observed, found.desired, found.cause) == ("5-6", desired, "unknown")
+    assert (found.observed, found.desired, found.cause) == ("5-6", "1,9", "unknown")
     assert found.repaired
     assert found.writer is not None
     assert (found.writer.pid, found.writer.command, found.writer.uid) == (4711, "sh", 1000)
     assert found.writer.cgroup == "/user.slice/s.scope"
     assert status.drift == entry.differences
     assert "written by sh[4711], uid 1000, in /user.slice/s.scope" in found.line()
+    assert [each.file for each in latest.differences] == ["cpuset.cpus.effective"]
     assert asked == [(POD, "cpuset.cpus")]
-
-
-@in_loop
-async def test_the_writer_of_an_effective_set_is_not_asked_for(world: World) -> None:
-    asked: list[str] = []
-
-    def writer_of(_cgroup: str, file: str) -> None:
-        asked.append(file)
-
-    world.writer_of = writer_of
-    async with running(world) as agent:
-        asked.clear()
-        await agent.ask(agent.client.admit, manifest())
-        allocated = Mask.parse(world.kernel.read(POD, "cpuset.cpus"))
-        world.kernel.set_online(two_packages().online - Mask.of(next(iter(allocated))))
-        await agent.ask(agent.client.reconcile)
-        entry = of_type(await history(agent), "DriftFound")
-    assert [each.file for each in entry.differences] == ["cpuset.cpus.effective"]
-    assert asked == []
 
 
 @in_loop
@@ -175,28 +148,19 @@ async def test_starts_stops_and_what_changed_between_them_are_kept(world: World)
 
 @in_loop
 async def test_a_disk_that_cannot_be_written_keeps_no_pod_waiting(world: World) -> None:
-    state = world.config.agent.state_directory
-    (state / HISTORY_NAME).mkdir()
+    path = world.config.agent.state_directory / HISTORY_NAME
+    path.mkdir()
     async with running(world) as agent:
-        admitted = await asyncio.to_thread(agent.client.admit, manifest())
-        assert admitted.admitted
+        assert (await asyncio.to_thread(agent.client.admit, manifest())).admitted
         with pytest.raises(AgentError, match="history cannot be read"):
             await history(agent)
         status = await asyncio.to_thread(agent.client.status)
         assert [each.type for each in status.conditions] == ["HistoryRecorded"]
         assert status.ready
+        path.rmdir()
         await agent.ask(agent.client.reconcile)
-        (state / HISTORY_NAME).rmdir()
-        await agent.ask(agent.client.reconcile)
-        (entry,) = await history(agent)
-        assert (entry.type, entry.message.partition(",")[0]) == (
-            "EventsLost",
-            "2 entries are missing here",
-        )
-        status = await asyncio.to_thread(agent.client.status)
-        assert status.conditions == ()
-        await agent.ask(agent.client.remove, UID)
-        assert [entry.type for entry in await history(agent)] == ["PodRemoved", "EventsLost"]
+        assert [entry.type for entry in await history(agent)] == ["EventsLost"]
+        assert (await asyncio.to_thread(agent.client.status)).conditions == ()
         assert agent.controller.metrics.counters.value(names.HISTORY_LOST, "disk") == 2
 
 
@@ -219,27 +183,18 @@ async def test_a_query_finds_one_pod_by_each_of_its_names_and_since_a_time(world
         world.clock.now += 50
         await agent.ask(agent.client.admit, manifest("other", OTHER_UID))
         await agent.ask(agent.client.remove, UID)
-        for named in (UID, "web", "shop/web"):
-            found = [entry.type for entry in await history(agent, pod=named)]
+        since = world.clock.time() - 1
+        for query in ({"pod": UID}, {"pod": "web"}, {"pod": "shop/web"}, {"since": since}):
+            found = [entry.type for entry in await history(agent, **query)]
             assert found == ["PodRemoved", "PodAdmitted"]
-        since = await history(agent, since=world.clock.time() - 1)
-        assert [entry.type for entry in since] == ["PodRemoved", "PodAdmitted"]
         first = await asyncio.to_thread(agent.client.history, limit=2)
         assert [entry.type for entry in first.entries] == ["PodRemoved", "PodAdmitted"]
         assert first.more
-
-
-@in_loop
-async def test_a_malformed_query_is_rejected(world: World) -> None:
-    async with running(world) as agent:
-        for query in ("limit=0", "limit=1001", "limit=x", "since=-1", "since=1e3"):
+        for text in ("limit=0", "limit=1001", "limit=x", "since=-1", "since=1e3"):
             with pytest.raises(AgentError) as caught:
-                await agent.ask(agent.client._request, "GET", f"/v1/history?{query}", None)
+                await agent.ask(agent.client._request, "GET", f"/v1/history?{text}", None)
             assert caught.value.status == 400
-            assert caught.value.error.details[0].path == query.partition("=")[0]
-
-
-# --- recording never waits, and what is lost is counted -------------------------------------------
+            assert caught.value.error.details[0].path == text.partition("=")[0]
 
 
 ALL = HistoryQuery(1000)
@@ -354,18 +309,9 @@ async def test_what_waits_is_written_at_the_end_and_nothing_after_it(
 @in_loop
 async def test_entries_are_short_however_long_their_texts_are(recorder: HistoryRecorder) -> None:
     cpus = ",".join(map(str, range(0, 8192, 2)))
-    difference = DriftDocument(
-        time=0.0,
-        uid="",
-        pod="",
-        container=None,
-        cgroup="/x",
-        file="cpuset.cpus",
-        observed=cpus,
-        desired=cpus,
-        cause="unknown",
-        detail=cpus,
-    )
+    named = {"uid": "", "pod": "", "container": None, "cgroup": "/x", "file": "cpuset.cpus"}
+    texts = {"observed": cpus, "desired": cpus, "cause": "unknown", "detail": cpus}
+    difference = convert({"time": 0.0, **named, **texts}, DriftDocument)
     recorder.note(event(0, "x" * 100_000), None)
     recorder.note(event(1, "y" * 100_000), None, (difference,) * 16)
     drift, plain = (await recorder.latest(ALL)).entries
@@ -383,3 +329,42 @@ async def test_a_line_that_a_crash_cut_off_is_counted(tmp_path: Path) -> None:
     assert types(await recorder.latest(ALL)) == ["0"]
     assert lost(recorder, "torn") == 1
     recorder.close()
+
+
+def events(dropped: list[int], length: int = QUEUE_LENGTH) -> Events:
+    return Events(lambda: dropped.append(1), FakeClock(), length=length)
+
+
+@in_loop
+async def test_every_watcher_gets_every_event_in_order_until_the_end() -> None:
+    dropped: list[int] = []
+    hub = events(dropped, length=3)
+    with hub.watch():
+        pass  # it is forgotten
+    with hub.watch() as first, hub.watch() as second:
+        for number in range(3):
+            hub.publish("PodAdmitted", str(number))
+        hub.close()
+        for watcher in (first, second):
+            assert [seen.uid async for seen in watcher] == ["0", "1", "2"]
+    with hub.watch() as late:
+        assert [seen async for seen in late] == []
+    hub.publish("PodAdmitted")
+    assert dropped == []
+
+
+@in_loop
+async def test_a_slow_reader_loses_events_learns_so_and_they_are_counted() -> None:
+    dropped: list[int] = []
+    hub = events(dropped, length=2)
+    with hub.watch() as watcher:
+        for number in range(5):
+            hub.publish("PodAdmitted", str(number))
+        reading = aiter(watcher)
+        assert [(await anext(reading)).uid for _ in range(2)] == ["0", "1"]
+        hub.publish("PodAdmitted", "5")
+        hub.close()
+        rest = [seen async for seen in reading]
+    assert [seen.type for seen in rest] == ["EventsLost", "PodAdmitted"]
+    assert "3 events were lost" in rest[0].message
+    assert len(dropped) == 3

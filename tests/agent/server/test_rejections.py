@@ -12,9 +12,9 @@ from agent.api.documents import FailedPodDocument, decode
 from agent.managers.allocation import API
 from agent.pods.model import PodIdentity
 from agent.server import metrics as names
-from agent.server.conditions import REJECTIONS_KEPT
 from agent.server.errors import InvalidManifestError
 from agent.server.log import LONGEST_TEXT
+from agent.server.pod_records import REJECTIONS_KEPT
 from agent.server.reports import MISTAKES_SHOWN
 from agent.yaml import Mistake
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
