@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 STATIC = '{"policyName":"static","defaultCpuSet":"0-15"}'
 
 
-def test_beside_a_kubelet_without_managers_there_is_no_condition(tmp_path: Path) -> None:
-    host = FakeHost(tmp_path)
-    with capture_logs() as lines:
-        assert check_kubelet(host.config(), host.root).conditions() == {}
-    assert lines == []
-
-
 def test_two_managers_of_cpusets_are_rejected_in_the_words_of_doctor(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     host.write(hosts.CPU_STATE, STATIC)
@@ -48,8 +41,9 @@ def test_two_managers_of_cpusets_are_rejected_in_the_words_of_doctor(tmp_path: P
 
 def test_a_warning_is_a_condition_and_a_line_of_the_log(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
-    host.add(hosts.CONFIG, "topologyManagerPolicy: restricted\n")
     with capture_logs() as lines:
+        assert check_kubelet(host.config(), host.root).conditions() == {}
+        host.add(hosts.CONFIG, "topologyManagerPolicy: restricted\n")
         conditions = check_kubelet(host.config(), host.root).conditions()
     line = host.examine()["kubelet topology manager"].line
     assert conditions == {"kubelet topology manager": line}

@@ -12,7 +12,6 @@ from agent.api.map import CpuUse
 from agent.cluster.topology import node_topology
 from agent.config.isolation import PartitionMode
 from agent.managers.decision import Rule
-from agent.reconcile.diff import Cause
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.server.support import (
@@ -37,7 +36,6 @@ PODS: Final = {UID: 4711, OTHER_UID: 4712}
 #: How another program takes CPUs 1 and 9, the first core that pods get here, or more.
 WAYS: Final = {
     "root": (("ovs.slice", "1,9", "root"),),
-    "isolated": (("ovs.slice", "1,9", "isolated"),),
     "remote": (("top/ovs.slice", "1,9", "root"),),
     "two": (("ovs.slice", "1,9", "root"), ("dpdk.slice", "2", "isolated")),
     "half of a core": (("ovs.slice", "9", "root"),),
@@ -45,7 +43,6 @@ WAYS: Final = {
 
 
 def take(kernel: EmulatedKernel, way: str) -> None:
-    """Make the partitions of other programs."""
     kernel.write("", "cgroup.subtree_control", "+cpuset")
     for path, cpus, word in WAYS[way]:
         above, _, _ = path.rpartition("/")
@@ -62,7 +59,6 @@ def take(kernel: EmulatedKernel, way: str) -> None:
 
 
 def give_back(kernel: EmulatedKernel, way: str) -> None:
-    """End the partitions of other programs."""
     for path, _, _ in WAYS[way]:
         kernel.write(path, "cpuset.cpus.partition", "member")
 
@@ -173,25 +169,11 @@ async def test_a_host_change_names_the_partition_once(world: World) -> None:
             "CPUs 2 belong to the partition /dpdk.slice; "
             "CPUs 1,9 belong to the partition /ovs.slice"
         )
-    # What the last agent knew already did not change since.
+    # What the last agent knew already did not change since, and the new one knows it at its start.
     async with running(world) as agent:
         assert agent.controller.state.start.changed_before.host == ()
         assert agent.controller.state.configured.host.withheld_cpus == Mask.parse("1-2,9")
-
-
-@in_loop
-async def test_a_partition_that_comes_while_the_agent_is_stopped_is_known_at_its_start(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-        await admit(agent, UID)
-    take(world.kernel, "root")
-    async with running(world) as agent:
-        assert await admit(agent, OTHER_UID) == "2,10"
-        assert overlaps(agent) == []
-        assert (await status(agent)).invalid[0].message == (
-            "has CPUs 1,9, which belong to the partition /ovs.slice"
-        )
+        assert await admit(agent, UID) == "3,11"
 
 
 @in_loop
@@ -292,7 +274,3 @@ async def test_partitions_of_the_agents_own_pods_withhold_nothing(world: World) 
         await agent.service._reconcile()
         assert not await agent.service._host_changed()
         assert overlaps(agent) == []
-
-
-def test_the_causes_of_both_records_have_one_name() -> None:
-    assert str(Cause.CPU_WITHHELD) == str(Rule.CPU_WITHHELD)
