@@ -45,18 +45,7 @@ async def test_what_is_configured_for_metrics_is_exported(world: World) -> None:
 
 
 @in_loop
-async def test_tasks_on_the_cpus_of_a_pod_are_counted_by_a_comparison(world: World) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-        world.tasks.append(Task(4711, "busy", Mask.of(1), "system.slice", threads=3))
-        world.clock.now += COUNT_SECONDS
-        await agent.ask(agent.client.reconcile)
-        _, text = await fetch(agent, "/metrics")
-    assert '\nnumawarden_intruding_tasks{kind="confined"} 3.0\n' in text
-
-
-@in_loop
-async def test_a_comparison_that_could_not_read_the_tree_counts_no_task_of_a_pod_as_intruding(
+async def test_intruding_tasks_are_counted_by_a_comparison_that_could_read_the_tree(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(path: str) -> tuple[str, ...]:
@@ -64,13 +53,18 @@ async def test_a_comparison_that_could_not_read_the_tree_counts_no_task_of_a_pod
 
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
-        world.tasks.append(Task(4711, "own", Mask.of(1), f"kubepods/pod{UID}/c0"))
-        world.clock.now += COUNT_SECONDS
-        with monkeypatch.context() as broken:
-            broken.setattr(world.kernel, "children", unreadable)
-            await agent.ask(agent.client.reconcile)
-        _, text = await fetch(agent, "/metrics")
-    assert '\nnumawarden_intruding_tasks{kind="confined"} 0.0\n' in text
+        for task, broken, threads in (
+            (Task(4711, "own", Mask.of(1), f"kubepods/pod{UID}/c0"), True, "0.0"),
+            (Task(4712, "busy", Mask.of(1), "system.slice", threads=3), False, "3.0"),
+        ):
+            world.tasks.append(task)
+            world.clock.now += COUNT_SECONDS
+            with monkeypatch.context() as patched:
+                if broken:
+                    patched.setattr(world.kernel, "children", unreadable)
+                await agent.ask(agent.client.reconcile)
+            _, text = await fetch(agent, "/metrics")
+            assert f'\nnumawarden_intruding_tasks{{kind="confined"}} {threads}\n' in text
 
 
 @in_loop
