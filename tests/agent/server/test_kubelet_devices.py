@@ -12,7 +12,6 @@ from agent.api.documents import FailedPodDocument, HistoryDocument
 from agent.api.map import MapOwnerDocument
 from agent.cli.history import history_lines
 from agent.cli.pod_text import admission_lines, failed_lines
-from agent.cluster.kubelet.devices import KubeletDevices
 from agent.config.model import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocation import API, KUBELET, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
@@ -147,20 +146,6 @@ async def test_a_rejection_names_the_device_and_so_do_its_advice_and_the_pod_its
 
 
 @in_loop
-async def test_a_pod_whose_devices_were_not_recorded_shows_those_that_are_listed(
-    world: World,
-) -> None:
-    async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
-        await admit(agent, with_nic())
-        kubelet.pods["shop", "web"] = {"c0": [container_devices(NIC, "nic7", node=0)]}
-        devices = agent.controller.state.parts.kubelet_devices
-        assert isinstance(devices, KubeletDevices)
-        await devices.refresh()
-        (pod,) = agent.controller.pods()
-        assert pod.containers[0].kubelet_devices == {NIC: {"nic7": "0"}}
-
-
-@in_loop
 async def test_only_pods_of_the_kubelet_that_ask_for_devices_are_asked_about(
     world: World,
 ) -> None:
@@ -223,17 +208,6 @@ async def test_a_pod_whose_devices_the_kubelet_does_not_say_keeps_no_other_waiti
 
 
 @in_loop
-async def test_devices_that_cannot_be_found_out_keep_no_pod_from_its_cpus(world: World) -> None:
-    (kubelet_of(world) / "device-plugins" / "kubelet_internal_checkpoint").write_text("{}")
-    async with running(world) as agent:
-        answer = await admit(agent, with_nic())
-        assert answer.admitted
-        status = await asyncio.to_thread(agent.client.status)
-        messages = [each.message for each in status.conditions]
-        assert any("the kubelet's plugins are not known" in message for message in messages)
-
-
-@in_loop
 async def test_the_map_has_the_kubelets_devices_where_podresources_are_not_served(
     world: World,
 ) -> None:
@@ -261,7 +235,6 @@ async def test_the_map_has_the_kubelets_devices_where_podresources_are_not_serve
 async def test_the_history_has_what_the_kubelet_had_given_to_admitted_and_rejected_pods(
     world: World,
 ) -> None:
-    """One pod on the node of its device, another that finds no room on the node of its own."""
     give(world, 1)
     async with running(world) as agent:
         admitted = await admit(agent, with_nic(cpu="6"))

@@ -147,8 +147,6 @@ class Story:
         own += [self.admit_again] * 2 + [self.unbind] * 2 + [self.replace] * 2
         return [*own, *[self.start] * 3, *[self.start_elsewhere] * 2, self.end, self.meddle]
 
-    # --- what the agent is asked for ------------------------------------------------------------
-
     async def admit(self, controller: Controller) -> None:
         await controller.admit(self.next_pod())
 
@@ -158,7 +156,6 @@ class Story:
             await controller.admit(self.specs[uid])
 
     async def replace(self, controller: Controller) -> None:
-        """Put another pod in the place of one, whose processes may live on."""
         allocations = controller.state.ledger.allocations
         old = self.any_of([uid for uid, allocation in allocations.items() if allocation.name])
         if not old:
@@ -187,7 +184,6 @@ class Story:
             self.done.append(str(error))
 
     async def unbind(self, controller: Controller) -> None:
-        """Give up a binding, or ask for that where there is none."""
         bound = sorted((each.pod_uid, each.container) for each in controller.state.durable.bindings)
         some = [(uid, name) for uid, name in bound if uid in controller.state.ledger.allocations]
         if some and self.random.random() < 0.9:
@@ -200,8 +196,6 @@ class Story:
 
     async def reconcile(self, controller: Controller) -> None:
         await controller.reconcile()
-
-    # --- what others do -------------------------------------------------------------------------
 
     async def start(self, controller: Controller) -> None:
         """Start a container of a pod, under a name that identifies it or under none."""
@@ -225,7 +219,6 @@ class Story:
             self.elsewhere.append(self.site.start_elsewhere(f"service{self.site.processes}"))
 
     async def end(self, controller: Controller) -> None:
-        """End what runs in a cgroup."""
         del controller
         if path := self.any_of([*self.elsewhere, *self.inside()]):
             self.site.end(path)
@@ -237,8 +230,6 @@ class Story:
             self.site.kernel.write(path, "cpuset.cpus", self.random.choice(WRITTEN))
         await controller.reconcile(insist=True)
 
-    # --- what happens while no agent runs -------------------------------------------------------
-
     def between(self) -> None:
         change = self.random.choice((self.restart, self.restart, self.roll_back, self.lose,
                                      self.import_state))  # fmt: skip
@@ -249,14 +240,12 @@ class Story:
         """Change nothing."""
 
     def roll_back(self) -> None:
-        """Put an older checkpoint in place of the last one."""
         if not self.backups:
             return
         disk: MemoryDisk = pickle.loads(self.random.choice(self.backups))  # noqa: S301  # our own
         self.site.disk = disk
 
     def lose(self) -> None:
-        """Remove the checkpoint."""
         path = self.site.config.agent.state_directory / CHECKPOINT_NAME
         if path.name in self.site.disk.names(path.parent):
             self.site.disk.remove(path)
@@ -274,8 +263,6 @@ class Story:
             return
         with Store(self.site.config.agent.state_directory, self.site.disk) as store:
             store.save(Checkpoint(ledger=ledger, boot_id=saved.boot_id, host=saved.host))
-
-    # --- what runs and what a start makes of it -------------------------------------------------
 
     def running_alone(self, controller: Controller) -> Iterator[tuple[str, Mask]]:
         """Yield the pods in whose cgroups containers run on CPUs that no other pod's show."""
@@ -313,10 +300,7 @@ class Story:
                 elif any(other.exclusive_cpus & cpus for other in others):
                     yield f"{uid} runs on {cpus}, which another pod holds"
 
-    # --- helpers --------------------------------------------------------------------------------
-
     def next_pod(self, kind: tuple[str, str] | None = None, name: str = "") -> Pod:
-        """Return a pod that was never asked for."""
         self.pods += 1
         containers, budget = kind or self.random.choice(KINDS)
         uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
@@ -327,7 +311,6 @@ class Story:
         return self.random.choice(choices) if choices else ""
 
     def inside(self) -> list[str]:
-        """Return the cgroups in pods' cgroups."""
         pods = (path for path in self.site.cgroups() if self.site.layout.parse_pod(path))
         return [f"{pod}/{name}" for pod in pods for name in self.site.kernel.children(pod)]
 
@@ -467,7 +450,6 @@ class Upheaval(Story):
         return [*super().steps(), *more, self.admit_file]
 
     async def admit_file(self, controller: Controller) -> None:
-        """Admit a pod of the manifest directory."""
         pod = self.next_pod()
         await controller.admit(pod, Source("manifests", f"/manifests/{pod.name}.yaml"))
 
@@ -545,8 +527,6 @@ class Upheaval(Story):
             await self.compare(controller)  # the agent follows units of pods alone
         self.settled(controller, f"{name} restarted")
 
-    # --- what happens while no agent runs -------------------------------------------------------
-
     def between(self) -> None:
         for change in (self.turn, self.reconfigure):
             if self.random.random() < 0.4:
@@ -562,7 +542,6 @@ class Upheaval(Story):
         self.site.kernel.set_online(online or HOST.online)
 
     def reconfigure(self) -> None:
-        """Change what the next agent is started with."""
         options = self.random.choice(
             ({}, {"strict-cpu-reservation": "true"}, {"full-pcpus-only": "true"})
         )
@@ -576,8 +555,6 @@ class Upheaval(Story):
             topology_manager_scope=self.random.choice(list(TopologyManagerScope)),
             topology_manager_policy=self.random.choice(list(TopologyManagerPolicy)),
         )
-
-    # --- helpers --------------------------------------------------------------------------------
 
     def any_mask(self) -> Mask:
         count = self.random.randint(1, self.random.choice((2, 8, 16)))
