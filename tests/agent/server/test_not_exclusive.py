@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from agent.reconcile.tasks import Task
 from agent.server.conditions import ConditionType
 from agent.tools.map.parts import plain
 from agent.tools.map.text import map_lines
-from cgroupfs.apply import ENABLED
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 
@@ -69,26 +67,6 @@ def other_partition(world: World, word: str) -> Callable[[], None]:
     kernel.write("ovs", FILE, "1,9")
     kernel.write("ovs", "cpuset.cpus.partition", word)
     return lambda: kernel.write("ovs", "cpuset.cpus.partition", "member")
-
-
-def lost_controller(world: World) -> Callable[[], None]:
-    """Have the kernel take cpuset from a pod's containers, and not give it back."""
-    kernel, write = world.kernel, world.kernel.write
-
-    def reject(path: str, file: str, value: str) -> None:
-        if file == ENABLED and path == "kubepods":
-            raise OSError(errno.EBUSY, "busy")
-        write(path, file, value)
-
-    for name in kernel.children("kubepods"):
-        write(f"kubepods/{name}", ENABLED, "-cpuset")
-    write("kubepods", ENABLED, "-cpuset")
-    kernel.write = reject  # type: ignore[method-assign]
-
-    def restore() -> None:
-        kernel.write = write  # type: ignore[method-assign]
-
-    return restore
 
 
 #: What happens, where (below /kubepods), which CPUs are concerned; it returns how it ends.
@@ -236,21 +214,6 @@ async def test_a_pod_on_whose_cpus_a_task_was_placed_is_not_exclusive_until_the_
         world.tasks.clear()
         await compare(agent, 1)
         assert not any((await Views.of(agent)).said().values())
-
-
-@in_loop
-async def test_all_victims_of_a_lost_controller_are_named(world: World) -> None:
-    async with two_pods(world) as agent:
-        end = lost_controller(world)
-        await agent.controller.reconcile()
-        found = agent.controller.state.intrusions
-        assert {uid: [str(each.cpus) for each in one] for uid, one in found.items()} == {
-            UID: ["1,9"],
-            OTHER_UID: ["2,10"],
-        }
-        end()
-        await agent.controller.reconcile()
-        assert agent.controller.state.intrusions == {}
 
 
 @in_loop

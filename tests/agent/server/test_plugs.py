@@ -15,7 +15,7 @@ from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.pods.model import ManifestError
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
-from agent.sources.source import SourceEntry, SourceReading, SourceUnreadableError
+from agent.sources.source import SourceEntry, SourceReading
 from agent.state.store import peek
 from tests.agent.managers.toy_manager import LANE, ToyManager
 from tests.agent.server.support import (
@@ -46,12 +46,6 @@ class ToySource:
     name: str = "toy"
     removal: str = "empty that slot"
     slots: dict[str, bytes] = field(default_factory=dict)
-    complete: bool = True
-    #: What it cannot find out; `broken` is why it cannot be read at all.
-    conditions: tuple[str, ...] = ()
-    broken: str = ""
-    #: The keys of the pods that it had at the start.
-    resumed: list[str] = field(default_factory=list)
     #: Why its stream of changes breaks when it is opened; "" for a sound one.
     breaks: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,18 +54,15 @@ class ToySource:
         return key.startswith("slot ")
 
     def resume(self, keys: Collection[str]) -> None:
-        self.resumed = sorted(keys)
+        assert all(map(self.covers, keys))
 
     def read(self) -> SourceReading:
-        if self.broken:
-            raise SourceUnreadableError(self.broken, "mend it", "Broken")
-        entries = tuple(self._entry(key, content) for key, content in self.slots.items())
-        return SourceReading(entries, self.complete, conditions=self.conditions)
+        return SourceReading(tuple(self._entry(key, raw) for key, raw in self.slots.items()))
 
     @staticmethod
-    def _entry(key: str, content: bytes) -> SourceEntry:
+    def _entry(key: str, raw: bytes) -> SourceEntry:
         try:
-            return SourceEntry(key, load_pod(content, key))
+            return SourceEntry(key, load_pod(raw, key))
         except ManifestError as error:
             return SourceEntry(key, error=error)
 
@@ -148,9 +139,7 @@ async def test_what_a_toy_manager_allocates_to_the_pod_of_a_toy_source_goes_the_
         saved = peek(world.config.agent.state_directory)
         assert saved is not None
         assert saved.ledger.allocations == ledger.allocations
-        # Kernel.
         assert world.cpus_of(POD) == "4,12"
-        # Metrics, documents and a rejection.
         assert metric(agent, 'numawarden_manifests{state="admitted"}') == "1.0"
         assert metric(agent, 'toy_lanes{numa_node="1",state="taken"}') == "2.0"
         assert metric(agent, "toy_lanes_taken_total") == "2.0"
@@ -162,7 +151,6 @@ async def test_what_a_toy_manager_allocates_to_the_pod_of_a_toy_source_goes_the_
         assert rejected.rejection is not None
         assert (rejected.rejection.reason, rejected.rejection.resource) == (f"OutOf{LANE}", LANE)
     async with running(world) as agent:
-        # The restart took the lanes from the checkpoint, and those of other pods are free.
         assert agent.controller.state.ledger == ledger
         assert world.cpus_of(POD) == "4,12"
         assert metric(agent, 'toy_lanes{numa_node="1",state="taken"}') == "2.0"
@@ -189,16 +177,16 @@ def with_lanes(count: int, uid: str = UID) -> bytes:
     return manifest(uid=uid).replace(amounts.encode(), f"{amounts}, {LANE}: {count}".encode())
 
 
-@pytest.mark.parametrize("order", ["toy first", "other first"])
+@pytest.mark.parametrize("first", [True, False])
 @in_loop
 async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the_first(
-    world: World, toy: ToySource, order: str
+    world: World, toy: ToySource, *, first: bool
 ) -> None:
     other = ToySource("other")
     toy.put(KEY, manifest())
     async with running(world):
         pass
-    plug_in(world, *((toy, other) if order == "toy first" else (other, toy)))
+    plug_in(world, *((toy, other) if first else (other, toy)))
     other.put("slot 7", manifest())
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
@@ -244,19 +232,12 @@ async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened
         await world.clock.passing(REOPEN_SECONDS, gone)
 
 
-def test_an_entry_without_a_key_is_a_mistake_since_its_pod_would_belong_to_nothing() -> None:
+@pytest.mark.parametrize("name", ["toy", "api"])
+@in_loop
+async def test_two_sources_of_one_name_are_a_mistake_of_the_build(world: World, name: str) -> None:
+    plug_in(world, ToySource(), ToySource(name))
+    with pytest.raises(ValueError, match=f"two sources of pods called '{name}'"):
+        async with running(world):
+            pass
     with pytest.raises(ValueError, match="needs a key"):
         SourceEntry("", load_pod(manifest(), "test"))
-
-
-@pytest.mark.parametrize("name", ["toy", "api"])
-def test_two_sources_of_one_name_are_a_mistake_of_the_build(world: World, name: str) -> None:
-    plug_in(world, ToySource(), ToySource(name))
-
-    @in_loop
-    async def scenario() -> None:
-        with pytest.raises(ValueError, match=f"two sources of pods called '{name}'"):
-            async with running(world):
-                pass
-
-    scenario()

@@ -103,6 +103,9 @@ def test_other_rules_keep_what_is_allocated_and_report_what_is_not_valid(
         async with running(world) as agent:
             shown = await status(agent)
             assert rules_of(shown) == expected
+            if expected == [Rule.RESERVED_CPUS]:
+                said = "which are now reserved (reservedSystemCPUs)"
+                assert any(said in line for line in shown.condition_lines())
             assert world.cpus_of(f"{POD}/c0") == "1,9"
             assert shown.last_reconcile is not None
             assert shown.last_reconcile.found == {}
@@ -164,7 +167,6 @@ async def start_with_budget(world: World, agent: Running) -> None:
 # Shows in differences.md: restart-with-budget
 @in_loop
 async def test_a_restart_keeps_a_budget_and_its_division_under_every_version(world: World) -> None:
-    """The kubelet takes a second budget until v1.37 (kubernetes issue 140989)."""
     switch_gate(world, on=True)
     async with running(world) as agent:
         await start_with_budget(world, agent)
@@ -205,29 +207,6 @@ async def test_a_budget_outlives_its_gate_going_off_and_on_while_new_pods_follow
 
 
 @in_loop
-async def test_what_is_not_valid_is_reported_in_show_status_metrics_and_once_as_an_event(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest())
-    world.config = replace(world.config, reserved_system_cpus=Mask.of(0, 1))
-    async with running(world) as agent:
-        now = await status(agent)
-        assert any(
-            "which are now reserved (reservedSystemCPUs)" in line for line in now.condition_lines()
-        )
-        shown = await asyncio.to_thread(agent.client.pod, UID)
-        assert [violation.message for violation in shown.invalid] == [
-            "has CPUs 1, which are now reserved"
-        ]
-        text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
-        assert 'numawarden_invalid_allocations{rule="reservedSystemCPUs"} 1.0' in text
-        assert 'numawarden_invalid_allocations{rule="CPU offline"} 0.0' in text
-        await agent.ask(agent.client.remove, UID)
-        assert rules_of(await status(agent)) == []
-
-
-@in_loop
 async def test_cpus_that_go_offline_under_a_pod_are_reported_and_taken_back(tmp_path: Path) -> None:
     """Without any the kernel would let it run on its parent's CPUs, which are every pod's."""
     world = make_world(tmp_path)
@@ -256,7 +235,6 @@ async def test_cpus_that_go_offline_under_a_pod_are_reported_and_taken_back(tmp_
 async def test_a_configuration_that_no_longer_fits_keeps_pods_and_admits_no_new_ones(
     tmp_path: Path,
 ) -> None:
-    """The only reserved CPU is gone after a reboot: a crash loop would leave pods unattended."""
     world = make_world(tmp_path)
     world.config = replace(world.config, reserved_system_cpus=Mask.of(15))
     async with running(world) as agent:
