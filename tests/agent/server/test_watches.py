@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from agent.server.lifecycle import CgroupChanges, directory_changes, directory_names
+from agent.server.watches import CgroupChanges, directory_changes, directory_names
 from cgroupfs.watch import Inotify
 from tests.agent.server.support import in_loop
 
@@ -89,8 +89,12 @@ async def test_a_name_that_appears_or_disappears_is_noticed(tmp_path: Path) -> N
 async def test_names_end_with_their_directory(tmp_path: Path) -> None:
     """What is watched next has the descriptor's number of the one before."""
     directory = tmp_path / "plugins"
-    ends = (directory.rmdir, lambda: directory.rename(tmp_path / "other"))
-    for number, end in enumerate((*ends, lambda: shutil.rmtree(directory))):
+    ends: tuple[Callable[[], object], ...] = (
+        directory.rmdir,
+        lambda: directory.rename(tmp_path / "other"),
+        lambda: shutil.rmtree(directory),
+    )
+    for number, end in enumerate(ends):
         directory.mkdir()
         stream = aiter(directory_names(directory))
         await anext(stream)
