@@ -12,6 +12,7 @@ from agent.server import log as logs
 from agent.server.events import operation
 from agent.server.log import FIELDS, JournalHandler
 from systemd.notify import Journal, encoded
+from tests.agent.server.test_log import configuring
 from tests.fakes.journal import FakeJournal, fake_journal
 
 if TYPE_CHECKING:
@@ -22,18 +23,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[io.StringIO]:
     """Log to the journal at `tmp_path / "socket"`; the stream is where lines go without one."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    configured = structlog.get_config()
-    journal = Journal(tmp_path / "socket")
-    fallback = io.StringIO()
-    logs.configure("json", "debug", fallback, journal)
-    yield fallback
-    journal.close()
-    root.handlers, root.level = handlers, level
-    for name in logs.OURS:
-        logging.getLogger(name).setLevel(logging.NOTSET)
-    structlog.configure(**configured)
+    journal, fallback = Journal(tmp_path / "socket"), io.StringIO()
+    with configuring():
+        logs.configure("json", "debug", fallback, journal)
+        yield fallback
+        journal.close()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,16 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+@contextmanager
+def configuring() -> Iterator[None]:
+    """Configure the log as a test likes until the block ends."""
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     configured = structlog.get_config()
-    yield io.StringIO()
+    yield
     root.handlers, root.level = handlers, level
     for name in logs.OURS:
         logging.getLogger(name).setLevel(logging.NOTSET)
     structlog.configure(**configured)
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    with configuring():
+        yield io.StringIO()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:

@@ -116,25 +116,6 @@ async def test_one_normal_turn_comes_after_eight_urgent_ones() -> None:
     await serving
 
 
-@in_loop
-async def test_one_that_is_urgent_again_and_again_does_not_keep_others_waiting() -> None:
-    log = list[str]()
-
-    async def again() -> None:
-        log.append("again")
-        if len(log) < 50:
-            asked.append(put(queue, again))
-
-    async def waits() -> int:
-        return len(log)
-
-    async with served() as queue:
-        asked = [put(queue, again)]
-        with called_by(MEMBERS[0]):
-            assert await queue.run(waits) <= MOST_IN_A_ROW + 1
-    await asyncio.gather(*asked, return_exceptions=True)
-
-
 @pytest.mark.parametrize(
     ("raised", "error"),
     [(asyncio.CancelledError, EndedError), (BaseException, BaseException)],
