@@ -250,26 +250,9 @@ def freed(feed: Feed) -> None:
     feed.ledger.releases += 1
 
 
-def room(pods: int) -> Act:
-    def act(feed: Feed) -> None:
-        feed.ledger.room = pods
-
-    return act
-
-
-def fails(*uids: str) -> Act:
-    def act(feed: Feed) -> None:
-        feed.ledger.failing = {*uids}
-
-    return act
-
-
-def stuck(feed: Feed) -> None:
-    feed.ledger.stuck.add(UID)
-
-
-def hopeful(feed: Feed) -> None:
-    feed.ledger.hopeful = True
+def having(**changes: object) -> Act:
+    """Have the ledger be another one: its fields by name."""
+    return lambda feed: vars(feed.ledger).update(changes)
 
 
 def starts(feed: Feed) -> None:
@@ -284,17 +267,14 @@ def shares(feed: Feed) -> None:
 
 
 def ended(feed: Feed) -> None:
-    """Have the pod that ran shared end otherwise."""
     feed.ledger.sharing.clear()
 
 
 def changed(feed: Feed) -> None:
-    """Have the pod admitted with another specification."""
     feed.ledger.pods[UID] = "digest"
 
 
 def removed(feed: Feed) -> None:
-    """Have the pod removed by somebody else."""
     del feed.ledger.pods[UID], feed.ledger.owners[UID]
 
 
@@ -312,18 +292,18 @@ Story: TypeAlias = "list[tuple[tuple[Act, ...], str]]"
 #: What happens, one sync after the other, and what comes of each.
 STORIES: dict[str, Story] = {
     "of entries without room only the first with a uid is tried": [
-        ((room(0), says(A, entry("b", name="db"))), "a rejected, b conflict: admit web"),
+        ((having(room=0), says(A, entry("b", name="db"))), "a rejected, b conflict: admit web"),
         ((says(removed="a"),), "b rejected: admit db"),
     ],
     "a pod that ends by itself is not admitted": [((lists(B_ENDS),), "b invalid:")],
     "a pod that fails to be admitted costs no other and is tried again": [
-        ((fails(UID), lists(A, B)), "a invalid, b admitted: admit db"),
-        ((fails(), lists(A, B)), "a admitted, b admitted: admit web"),
+        ((having(failing={UID}), lists(A, B)), "a invalid, b admitted: admit db"),
+        ((having(failing=set()), lists(A, B)), "a admitted, b admitted: admit web"),
     ],
     "a pod that fails to be released costs no other and is tried again": [
         ((lists(A, B),), "a admitted, b admitted: admit web, admit db"),
-        ((fails(UID), lists()), "a invalid: release 9"),
-        ((fails(), nothing), ": release 1"),
+        ((having(failing={UID}), lists()), "a invalid: release 9"),
+        ((having(failing=set()), nothing), ": release 1"),
     ],
     "of a list that is not complete only what is named as removed is": [
         ((says(A, B),), "a admitted, b admitted: admit web, admit db"),
@@ -345,10 +325,10 @@ STORIES: dict[str, Story] = {
         ((lists(A, B),), "a admitted, b admitted: admit web"),
     ],
     "a pod that runs shared is admitted where it is asked for and there is room": [
-        ((shares, room(0), says(A)), "a shared: tried web for a"),
+        ((shares, having(room=0), says(A)), "a shared: tried web for a"),
         ((nothing,), "a shared:"),
         ((starts,), "a shared: tried web for a"),
-        ((room(1), freed), "a shared: tried web for a"),
+        ((having(room=1), freed), "a shared: tried web for a"),
         ((starts,), "a admitted: tried web for a, admit web"),
         ((nothing,), "a admitted:"),
     ],
@@ -357,9 +337,9 @@ STORIES: dict[str, Story] = {
         ((ended,), ":"),
     ],
     "a pod that runs shared is forgotten once its source says that it ended": [
-        ((shares, room(0), says(A)), "a shared: tried web for a"),
+        ((shares, having(room=0), says(A)), "a shared: tried web for a"),
         ((says(removed="a"),), ": release 1"),
-        ((room(1), says(A)), "a admitted: admit web"),
+        ((having(room=1), says(A)), "a admitted: admit web"),
     ],
     "a start of a pod that runs shared counts although it was not read": [
         ((shares, starts, says(A)), "a admitted: tried web for a, admit web")
@@ -367,21 +347,24 @@ STORIES: dict[str, Story] = {
     "a start is forgotten with its pod and when its entry is removed": [
         ((starts,), ":"),
         ((shares, says(A)), "a shared: tried web for a"),
-        ((starts, fails(UID), says(removed="a")), "a invalid:"),
-        ((fails(), says(A)), "a shared: tried web for a"),
+        ((starts, having(failing={UID}), says(removed="a")), "a invalid:"),
+        ((having(failing=set()), says(A)), "a shared: tried web for a"),
     ],
     "a pod that runs shared still does when its room was taken meanwhile": [
-        ((shares, room(0), hopeful, starts, says(A)), "a shared: tried web for a, admit web")
+        (
+            (shares, having(room=0), having(hopeful=True), starts, says(A)),
+            "a shared: tried web for a, admit web",
+        )
     ],
     "a pod that runs shared and is in conflict is reported so": [
         ((shares, changed, starts, says(A)), "a conflict: tried web for a, admit web")
     ],
     "a pod that runs shared and cannot be tried is tried again": [
-        ((shares, room(0), fails(UID), says(A)), "a invalid:"),
-        ((fails(), nothing), "a shared: tried web for a"),
+        ((shares, having(room=0), having(failing={UID}), says(A)), "a invalid:"),
+        ((having(failing=set()), nothing), "a shared: tried web for a"),
     ],
     "a rejected pod that runs shared since is reported so": [
-        ((room(0), says(A)), "a rejected: admit web"),
+        ((having(room=0), says(A)), "a rejected: admit web"),
         ((shares,), "a shared: tried web for a"),
     ],
 }
@@ -419,7 +402,7 @@ AFTERWARDS: dict[str, Story] = {
         ((says(B_WEB, A_DB),), "b admitted, a admitted: release 1, admit web, admit db")
     ],
     "a pod moves from an entry that gave it up and could not release it": [
-        ((stuck, says(A_DB)), "a admitted: admit db"),
+        ((having(stuck={UID}), says(A_DB)), "a admitted: admit db"),
         ((says(B_WEB),), "b admitted, a admitted: admit web, admit db"),
     ],
     "a pod stays whose uid an entry has that may not be admitted": [
@@ -439,8 +422,8 @@ AFTERWARDS: dict[str, Story] = {
         ((Feed.restart, lists()), ": release 1"),
     ],
     "a removal that failed is not tried again once the pod is asked for": [
-        ((fails(UID), says(removed="a")), "a invalid:"),
-        ((fails(), says(A)), "a admitted: admit web"),
+        ((having(failing={UID}), says(removed="a")), "a invalid:"),
+        ((having(failing=set()), says(A)), "a admitted: admit web"),
         ((nothing,), "a admitted:"),
     ],
     "an entry that is removed and added in one reading is asked for": [
@@ -499,7 +482,7 @@ ENDS = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it o
         ((says(SourceEntry("a", error=ValueError("?"), identity=IDENTITY)),), "web", "?"),
         ((says(SourceEntry("a\udce9", error=ValueError("a\udce9: torn"))),), "", "torn"),
         ((says(SourceEntry("a\udce9", error=ValueError("a\\xe9: torn"))),), "", "torn"),
-        ((room(0), says(A)), "web", f"{Reason.TOPOLOGY_AFFINITY}: no"),
+        ((having(room=0), says(A)), "web", f"{Reason.TOPOLOGY_AFFINITY}: no"),
         ((says(B_ENDS),), "job", ENDS),
         (
             (says(A), Feed.sync, Feed.restart, says(B_WEB)),
@@ -507,7 +490,7 @@ ENDS = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it o
             "states the same uid as a, which came first",
         ),
         ((shares,), "web", WHY),
-        ((shares, room(0), hopeful, starts, says(A)), "web", WHY),
+        ((shares, having(room=0), having(hopeful=True), starts, says(A)), "web", WHY),
         ((shares, says(A)), "web", f"{WHY}; {intake._ROOM_NOW}"),
     ],
 )
