@@ -87,35 +87,32 @@ CHANGES: Mapping[str, tuple[Mapping[str, object], list[Rule]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_rules_keep_what_is_allocated_and_report_what_is_not_valid(
+@in_loop
+async def test_other_rules_keep_what_is_allocated_and_report_what_is_not_valid(
     world: World, change: str
 ) -> None:
     changes, expected = CHANGES[change]
 
-    @in_loop
-    async def scenario() -> None:
-        async with running(world) as agent:
-            await agent.ask(agent.client.admit, manifest())
-            world.kernel.mkdir(f"{POD}/c0")
-            world.kernel.spawn(f"{POD}/c0", 4711)
-            await agent.ask(agent.client.reconcile)
-        world.config = replace(world.config, **changes)
-        async with running(world) as agent:
-            shown = await status(agent)
-            assert rules_of(shown) == expected
-            if expected == [Rule.RESERVED_CPUS]:
-                said = "which are now reserved (reservedSystemCPUs)"
-                assert any(said in line for line in shown.condition_lines())
-            assert world.cpus_of(f"{POD}/c0") == "1,9"
-            assert shown.last_reconcile is not None
-            assert shown.last_reconcile.found == {}
-            again = await asyncio.to_thread(agent.client.admit, manifest())
-            assert again.already_admitted
-            other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
-            assert other.pod is not None
-            assert not Mask.parse(other.pod.exclusive_cpus) & Mask.of(1, 9)
-
-    scenario()
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.kernel.mkdir(f"{POD}/c0")
+        world.kernel.spawn(f"{POD}/c0", 4711)
+        await agent.ask(agent.client.reconcile)
+    world.config = replace(world.config, **changes)
+    async with running(world) as agent:
+        shown = await status(agent)
+        assert rules_of(shown) == expected
+        if expected == [Rule.RESERVED_CPUS]:
+            said = "which are now reserved (reservedSystemCPUs)"
+            assert any(said in line for line in shown.condition_lines())
+        assert world.cpus_of(f"{POD}/c0") == "1,9"
+        assert shown.last_reconcile is not None
+        assert shown.last_reconcile.found == {}
+        again = await asyncio.to_thread(agent.client.admit, manifest())
+        assert again.already_admitted
+        other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert other.pod is not None
+        assert not Mask.parse(other.pod.exclusive_cpus) & Mask.of(1, 9)
 
 
 def with_budget(name: str, uid: str) -> bytes:
@@ -154,22 +151,19 @@ async def assert_kept(agent: Running, *invalid: Rule) -> None:
     assert now.last_reconcile.found == {}
 
 
-async def start_with_budget(world: World, agent: Running) -> None:
-    """Admit a pod with a budget and start its containers."""
-    await agent.ask(agent.client.admit, with_budget("web", UID))
-    for number, container in enumerate(("c0", "c1")):
-        world.kernel.mkdir(f"{POD}/{container}")
-        world.kernel.spawn(f"{POD}/{container}", 4711 + number)
-    await agent.ask(agent.client.reconcile)
-    await assert_kept(agent)
-
-
 # Shows in differences.md: restart-with-budget
 @in_loop
-async def test_a_restart_keeps_a_budget_and_its_division_under_every_version(world: World) -> None:
+async def test_a_restart_keeps_a_budget_and_its_division_under_every_version_and_gate(
+    world: World,
+) -> None:
     switch_gate(world, on=True)
     async with running(world) as agent:
-        await start_with_budget(world, agent)
+        await agent.ask(agent.client.admit, with_budget("web", UID))
+        for number, container in enumerate(("c0", "c1")):
+            world.kernel.mkdir(f"{POD}/{container}")
+            world.kernel.spawn(f"{POD}/{container}", 4711 + number)
+        await agent.ask(agent.client.reconcile)
+        await assert_kept(agent)
     for version in KubernetesVersion:
         world.config = replace(world.config, kubernetes_version=version)
         async with running(world) as agent:
@@ -177,15 +171,7 @@ async def test_a_restart_keeps_a_budget_and_its_division_under_every_version(wor
             again = await asyncio.to_thread(agent.client.admit, with_budget("web", UID))
             assert again.already_admitted
             await assert_kept(agent)
-
-
-@in_loop
-async def test_a_budget_outlives_its_gate_going_off_and_on_while_new_pods_follow_the_gate(
-    world: World,
-) -> None:
-    switch_gate(world, on=True)
-    async with running(world) as agent:
-        await start_with_budget(world, agent)
+    # New pods follow the gate.
     switch_gate(world, on=False)
     async with running(world) as agent:
         await assert_kept(agent, Rule.POD_BUDGET)

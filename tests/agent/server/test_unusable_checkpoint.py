@@ -64,33 +64,30 @@ def damage(world: World, how: str = "truncated") -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) -> None:
-    @in_loop
-    async def scenario() -> None:
-        async with running(world) as agent:
-            await with_running_containers(agent, "c0", "c1")
-            before = {name: world.cpus_of(f"{POD}/{name}") for name in ("c0", "c1")}
-        damage(world, how)
-        async with running(world) as agent:
-            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
-            status = await asyncio.to_thread(agent.client.status)
-            assert any(f"pod uid {UID} was recovered" in line for line in status.condition_lines())
-            assert any("was set aside" in line for line in status.condition_lines()) is (
-                how != "removed"
-            )
-            other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
-            assert other.pod is not None
-            assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
-            confirmed = await asyncio.to_thread(agent.client.admit, manifest(containers=2))
-            assert confirmed.already_admitted
-            assert confirmed.pod is not None
-            assert {c.name: c.cpus for c in confirmed.pod.containers} == before
-            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
-            assert world.kernel.procs(f"{POD}/c0") == (4711,)
-            status = await asyncio.to_thread(agent.client.status)
-            assert not any("was recovered" in line for line in status.condition_lines())
-
-    scenario()
+@in_loop
+async def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) -> None:
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0", "c1")
+        before = {name: world.cpus_of(f"{POD}/{name}") for name in ("c0", "c1")}
+    damage(world, how)
+    async with running(world) as agent:
+        assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+        status = await asyncio.to_thread(agent.client.status)
+        assert any(f"pod uid {UID} was recovered" in line for line in status.condition_lines())
+        assert any("was set aside" in line for line in status.condition_lines()) is (
+            how != "removed"
+        )
+        other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert other.pod is not None
+        assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
+        confirmed = await asyncio.to_thread(agent.client.admit, manifest(containers=2))
+        assert confirmed.already_admitted
+        assert confirmed.pod is not None
+        assert {c.name: c.cpus for c in confirmed.pod.containers} == before
+        assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+        assert world.kernel.procs(f"{POD}/c0") == (4711,)
+        status = await asyncio.to_thread(agent.client.status)
+        assert not any("was recovered" in line for line in status.condition_lines())
 
 
 @in_loop

@@ -43,23 +43,20 @@ async def test_a_file_that_was_written_moved_or_removed_is_noticed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("watch", [directory_changes, directory_names])
-def test_a_watch_that_is_closed_leaves_its_descriptor_to_others(
+@in_loop
+async def test_a_watch_that_is_closed_leaves_its_descriptor_to_others(
     tmp_path: Path, watch: Callable[[Path], AsyncIterator[None]]
 ) -> None:
-    @in_loop
-    async def check() -> None:
-        with Inotify() as unused:
-            number = unused.fileno()  # of the next one that is opened, too
-        stream = watch(tmp_path)
-        assert isinstance(stream, AsyncGenerator)
-        await anext(stream)
-        waiting = await begun(stream)
-        (tmp_path / "a.yaml").touch()
-        await waiting
-        await stream.aclose()
-        assert not asyncio.get_running_loop().remove_reader(number)
-
-    check()
+    with Inotify() as unused:
+        number = unused.fileno()  # of the next one that is opened, too
+    stream = watch(tmp_path)
+    assert isinstance(stream, AsyncGenerator)
+    await anext(stream)
+    waiting = await begun(stream)
+    (tmp_path / "a.yaml").touch()
+    await waiting
+    await stream.aclose()
+    assert not asyncio.get_running_loop().remove_reader(number)
 
 
 @in_loop
@@ -109,30 +106,26 @@ async def test_names_end_with_their_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watch", [directory_changes, directory_names])
-def test_a_watch_ends_with_a_directory_that_others_still_have_open(
+@in_loop
+async def test_a_watch_ends_with_a_directory_that_others_still_have_open(
     tmp_path: Path, watch: Callable[[Path], AsyncIterator[None]]
 ) -> None:
     """As the sockets of device plugins do, and a shell in the directory of manifests."""
-
-    @in_loop
-    async def check() -> None:
-        directory = tmp_path / "plugins"
-        directory.mkdir()
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(directory / "a.sock"))
-            stream = watch(directory)
-            await anext(stream)
-            waiting = await begun(stream)
-            (tmp_path / "beside").touch()
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert not waiting.done()
-            shutil.rmtree(directory)
-            await waiting
-            async for _ in stream:
-                pass
-
-    check()
+    directory = tmp_path / "plugins"
+    directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(directory / "a.sock"))
+        stream = watch(directory)
+        await anext(stream)
+        waiting = await begun(stream)
+        (tmp_path / "beside").touch()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        shutil.rmtree(directory)
+        await waiting
+        async for _ in stream:
+            pass
 
 
 @in_loop
