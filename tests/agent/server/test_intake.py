@@ -74,6 +74,7 @@ class Ledger(SourceAdmissions):
         self._fail(pod.uid, source)
         self.going.append(pod.name)
         self.most = max(self.most, len(self.going))
+        await asyncio.sleep(0)
         if pod.name in self.gates:
             await self.gates[pod.name].wait()
         self.going.remove(pod.name)
@@ -229,7 +230,7 @@ A, A_MORE, A_DB = entry("a"), entry("a", cpu="4"), entry("a", OTHER_UID, "db")
 A_TORN = SourceEntry("a", error=ValueError("torn"))
 B, B_WEB, B_MORE = entry("b", OTHER_UID, "db"), entry("b"), entry("b", cpu="4")
 B_ENDS = SourceEntry("b", replace(load_pod(manifest("job"), "b"), annotations={END: "processes"}))
-C = entry("c", UID[::-1], "late")
+C, D = entry("c", UID[::-1], "late"), entry("d", OTHER_UID[::-1], "last")
 #: What happens before a sync.
 Act: TypeAlias = "Callable[[Feed], object]"
 
@@ -627,12 +628,12 @@ async def test_a_sync_begins_so_many_admissions_of_which_none_keeps_another_wait
     feed = Gated()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(intake, "MOST_AT_ONCE", 2)
-        syncing = await feed.syncing(A, B, C)
-        assert feed.ledger.log == ["admit db", "admit late"]
+        syncing = await feed.syncing(A, B, C, D)
+        assert feed.ledger.log == ["admit db", "admit late", "admit last"]
         feed.gate.set()
         await syncing
     assert feed.ledger.most == 2
-    assert [*feed.ledger.reported] == ["a", "b", "c"]
+    assert [*feed.ledger.reported] == ["a", "b", "c", "d"]
 
 
 @in_loop
