@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import AdmissionDocument, RejectionDocument
+from agent.api.documents import AdmissionDocument
+from agent.api.views import rejection_document
 from agent.managers.allocation import Source
-from agent.managers.decision import Reason
+from agent.managers.decision import Reason, Rejection
 from agent.pods.manifest import load_pod
 from agent.pods.model import END, UNIT, ManifestError, PodIdentity, spec_digest
 from agent.server import intake
@@ -81,37 +82,26 @@ class Ledger(SourceAdmissions):
         if pod.name in self.errors:
             raise self.errors[pod.name]
         self.log.append(f"admit {pod.name}")
+        rejection = None
         if self.pods.get(pod.uid, spec_digest(pod)) != spec_digest(pod):
-            return self._rejected(pod, Reason.CONFLICT)
-        if pod.uid not in self.pods and len(self.pods) >= self.room:
-            return self._rejected(pod, Reason.TOPOLOGY_AFFINITY)
-        self.pods[pod.uid] = spec_digest(pod)
-        self.sharing.pop(pod.uid, None)
-        self.owners[pod.uid] = source
-        return AdmissionDocument(uid=pod.uid, name=pod.name, namespace=pod.namespace, admitted=True)
-
-    def _fail(self, uid: str, source: Source) -> None:
-        if uid in self.failing:
-            raise EntryFailedError(str(source), KeyError())
-
-    @staticmethod
-    def _rejected(pod: Pod, reason: Reason) -> AdmissionDocument:
-        rejection = RejectionDocument(
-            reason=str(reason),
-            message="no",
-            remedy="",
-            resource=None,
-            container=None,
-            asked=None,
-            free={},
-        )
+            rejection = Rejection(Reason.CONFLICT, "no")
+        elif pod.uid not in self.pods and len(self.pods) >= self.room:
+            rejection = Rejection(Reason.TOPOLOGY_AFFINITY, "no")
+        else:
+            self.pods[pod.uid] = spec_digest(pod)
+            self.sharing.pop(pod.uid, None)
+            self.owners[pod.uid] = source
         return AdmissionDocument(
             uid=pod.uid,
             name=pod.name,
             namespace=pod.namespace,
-            admitted=False,
-            rejection=rejection,
+            admitted=rejection is None,
+            rejection=None if rejection is None else rejection_document(rejection),
         )
+
+    def _fail(self, uid: str, source: Source) -> None:
+        if uid in self.failing:
+            raise EntryFailedError(str(source), KeyError())
 
     async def release(self, uid: str, source: Source) -> None:
         self._fail(uid, source)

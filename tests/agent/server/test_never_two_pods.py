@@ -1,19 +1,15 @@
 """Pods, containers and bindings come and go through every listener, and no CPU is two pods'.
 
-Seeded sequences on a host whose kernel is emulated and on which processes live: admissions, also of
-pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
-restarts, an older checkpoint or none, an import of the kubelet's state, and what goes on around the
-agent. What runs with CPUs of its own keeps them whatever checkpoint is found.
-`NUMAWARDEN_STORIES` says how many (`make nightly`), half of them with each driver.
+Seeded sequences on a host with an emulated kernel, over restarts, with an older checkpoint or none,
+or an import of the kubelet's state. What runs with CPUs of its own keeps them whatever checkpoint
+is found. `NUMAWARDEN_STORIES` says how many (`make nightly`), half of them with each driver.
 
 What was bound outside of all pods is known from the checkpoint alone: where that is lost, older or
 imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
 
-In the stories of `Upheaval` the host does not stay as it is either: CPUs and nodes are cordoned, go
-offline and come back, another program makes a partition of some and ends it, the configuration is
-another one after a restart, units restart, agents are killed at any step, and others write into
-every cgroup at or below that of all pods. What they do there is repaired by the next comparison, so
-that these stories are looked at after comparisons.
+In the stories of `Upheaval` the host and the configuration change as well, agents are killed at any
+step, and others write into every cgroup. The next comparison repairs what they do: these stories
+are looked at after comparisons.
 """
 
 from __future__ import annotations
