@@ -5,14 +5,29 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from structlog.testing import capture_logs
+
 from agent.state.store import CHECKPOINT_NAME
-from tests.agent.bundles import bundle, cri
+from tests.agent.bundles import ID, bundle, cri
 from tests.agent.server.support import UID, in_loop, manifest, running
 
 if TYPE_CHECKING:
     from tests.agent.server.support import World
 
 POD = f"kubepods/pod{UID}"
+
+
+@in_loop
+async def test_what_is_not_known_of_a_container_is_logged_once(world: World) -> None:
+    bundle(world.runtimes, {})
+    with capture_logs() as said:
+        async with running(world) as agent:
+            await agent.ask(agent.client.admit, manifest(containers=2))
+            world.kernel.mkdir(f"{POD}/{ID}")
+            for _ in range(2):
+                await agent.ask(agent.client.reconcile)
+    lines = [line for line in said if f"{ID}/config.json: its annotations" in str(line.get("why"))]
+    assert [line["log_level"] for line in lines] == ["warning"]
 
 
 @in_loop
