@@ -12,6 +12,7 @@ from agent.api.documents import FailedPodDocument, HistoryDocument
 from agent.api.map import MapOwnerDocument
 from agent.cli.history import history_lines
 from agent.cli.pod_text import admission_lines, failed_lines
+from agent.cluster.kubelet.devices import KubeletDevices
 from agent.config.model import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocation import API, KUBELET, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
@@ -143,6 +144,20 @@ async def test_a_rejection_names_the_device_and_so_do_its_advice_and_the_pod_its
         (pod,) = await asyncio.to_thread(agent.client.pods)
         (container,) = pod.containers
         assert (container.kubelet_devices, container.devices) == ({NIC: {"nic0": "1"}}, {})
+
+
+@in_loop
+async def test_a_pod_whose_devices_were_not_recorded_shows_those_that_are_listed(
+    world: World,
+) -> None:
+    async with FakePodResources(kubelet_of(world)) as kubelet, running(world) as agent:
+        await admit(agent, with_nic())
+        kubelet.pods["shop", "web"] = {"c0": [container_devices(NIC, "nic7", node=0)]}
+        devices = agent.controller.state.parts.kubelet_devices
+        assert isinstance(devices, KubeletDevices)
+        await devices.refresh()
+        (pod,) = agent.controller.pods()
+        assert pod.containers[0].kubelet_devices == {NIC: {"nic7": "0"}}
 
 
 @in_loop
