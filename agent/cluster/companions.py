@@ -14,8 +14,9 @@ from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.runtime_events import SUBJECT, RuntimeEvents, still_allocated
 from agent.server import metrics as names
 from agent.server.errors import EXPECTED, message_of
-from agent.server.lifecycle import Companion, directory_names
+from agent.server.lifecycle import Companion
 from agent.server.queue import QueueStopped
+from agent.server.watches import directory_names
 from agent.sources.source import REJECTED
 
 if TYPE_CHECKING:

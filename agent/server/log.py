@@ -1,9 +1,14 @@
 """The log: one line per event on standard error, for this project and libraries.
 
-Where standard error is the journal, lines go there as entries with priority and fields
-(`agent.server.log`). The format is JSON or console. The fields that an operation
-bound (`agent.server.events`) are on all its lines, in every thread. Manifests and
-environments are never logged.
+Where standard error is the journal, lines go there as entries of the same text, with priority and
+fields to search by. The format is JSON or console. The fields that an operation bound
+(`agent.server.events`) are on all its lines, in every thread. Manifests and environments are never
+logged.
+
+What goes into a line is short: texts and lists of clients are cut (`shortened`, `first`), and lines
+that a peer can cause any number of times are counted (`LimitedLog`). journald cuts a line at 48 KiB
+and a pod may have a thousand containers: `allocation_fields` has them in their order as far as they
+fit, with the number of the others.
 """
 
 from __future__ import annotations
@@ -32,11 +37,6 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
     from systemd.notify import Journal
 
-
-# --- journal --------------------------------------------------------------------------------------
-# Log lines as entries of the journal: with their priority and with fields to search by.
-#
-# The text of an entry is the same line that standard error would have.
 
 #: The fields of an entry, by the key of the log event that they are made of.
 FIELDS: Final = {
@@ -116,8 +116,6 @@ def priority(level: int) -> int:
     """Return the priority of syslog(3) of a level of `logging`."""
     return next((number for least, number in _PRIORITIES if level >= least), _DEBUG)
 
-
-# --- logs -----------------------------------------------------------------------------------------
 
 CONSOLE: Final = "console"
 #: The packages of this project; of all others only warnings are logged.
@@ -214,9 +212,6 @@ def _escaped(value: object) -> object:
     return value.encode("unicode_escape").decode("ascii")
 
 
-# --- shorten --------------------------------------------------------------------------------------
-# Cuts texts and lists of clients to a length that fits into a log line.
-
 _Item = TypeVar("_Item")
 
 #: The longest text, in characters.
@@ -234,12 +229,6 @@ def first(items: Sequence[_Item], most: int) -> tuple[Sequence[_Item], int]:
     """Return the first items, and the number of the others."""
     return items[:most], max(0, len(items) - most)
 
-
-# --- allocation log -------------------------------------------------------------------------------
-# A pod's allocation and its reasons, as fields of a log line; and in a line, for events.
-#
-# A pod may have a thousand containers and a host thousands of CPUs, while journald cuts a line at
-# 48 KiB: containers are logged in their order as far as they fit, with the number of the others.
 
 #: How many bytes of JSON the containers of a pod may take, of which `ITEMS_LOGGED` are logged.
 BYTES_LOGGED: Final = 16 << 10
@@ -316,9 +305,6 @@ def _devices(container: ContainerAllocation) -> dict[str, list[str]]:
             logged[resource].append(f"and {left_out} more")
     return logged
 
-
-# --- limited lines --------------------------------------------------------------------------------
-# Lines that a peer can cause, of which there may be any number.
 
 #: How long further lines of a kind are only counted, in seconds.
 COUNTING_SECONDS: Final = 60.0

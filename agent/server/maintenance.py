@@ -1,6 +1,7 @@
 """Cordons: what an operator takes out of use before maintenance, and what a drain would need.
 
-`cordon` and `uncordon` are actions of the controller's queue.
+`cordon` and `uncordon` are actions of the controller's queue. All of it is answered with the
+documents of cordons and of a drain.
 """
 
 from __future__ import annotations
@@ -173,9 +174,6 @@ def _rejection(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> str:
         "no CPU would be left for containers without exclusive CPUs: "
         f"{beside.cordoned_cpus} would be cordoned{others}"
     )
-
-
-# --- documents ----------------------------------------------------------------------------------
 
 
 def cordons_document(state: AgentState, differences: tuple[str, ...] = ()) -> CordonsDocument:

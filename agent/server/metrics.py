@@ -4,6 +4,8 @@
 `labels`. The `kubelet_` and `resource_manager_` metrics keep the names, types, labels and buckets
 of the kubelet (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboards carry
 over; where a kubelet renamed one, the exposition has the names of `agent.metrics.names`.
+
+`Counters` and `Histogram` hold what was counted since the start, by these names.
 """
 
 from __future__ import annotations
@@ -52,15 +54,11 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return MetricSpec(name, MetricType.HISTOGRAM, text, labels, buckets=buckets)
 
 
-# --- the kubelet's histogram -------------------------------------------------------------------
-
 TOPOLOGY_ADMISSION_DURATION: Final = _histogram(
     "kubelet_topology_manager_admission_duration_ms",
     "Time to decide one admission of the topology manager, in milliseconds.",
     tuple(0.05 * 2**power for power in range(15)),
 )
-
-# --- the kubelet's counters of the podresources API ---------------------------------------------
 
 _V1: Final = ("v1",)
 POD_RESOURCES_REQUESTS: Final = counter(
@@ -88,8 +86,6 @@ POD_RESOURCES_GET_ERRORS: Final = counter(
     "Requests to Get for a pod that does not exist.",
     server_api_version=_V1,
 )
-
-# --- our own: allocations -----------------------------------------------------------------------
 
 BUILD_INFO: Final = gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
 STARTED: Final = gauge(
@@ -242,8 +238,6 @@ CONTAINERS_OMITTED: Final = gauge(
     "numawarden_containers_omitted",
     "Containers beyond agent.metrics.containers.",
 )
-
-# --- our own: what happened ---------------------------------------------------------------------
 
 ADMISSIONS: Final = counter(
     "numawarden_admissions_total",
@@ -470,9 +464,6 @@ def all_of(managers: Sequence[ResourceManager]) -> tuple[MetricSpec, ...]:
     """Return all metrics of an agent with these resource managers."""
     return (*counters_of(managers), *HISTOGRAMS, *gauges_of(managers))
 
-
-# --- counters -------------------------------------------------------------------------------------
-# Counters and histograms since the start, by the names of `agent.server.metrics`.
 
 TOTAL: Final = "_total"
 #: The most label values of one counter. A pod can ask for a resource of any name, and the reason of

@@ -1,4 +1,8 @@
-"""Who is at the other end of a connection: a user of this host, or an address."""
+"""Who is at the other end of a connection: a user of this host, or an address.
+
+The kernel says whose process is at the other end of a Unix socket (unix(7)), and whose socket on
+this host is at the other end of a TCP connection (sock_diag(7)).
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
     #: One end of a TCP connection: address and port.
     _End: TypeAlias = tuple[_Ip, int]
 
-
-# --- the Unix socket ------------------------------------------------------------------------------
 
 #: From asm-generic/socket.h (Linux 4.13); the socket module does not name it.
 SO_PEERGROUPS: Final = 59
@@ -86,9 +88,6 @@ def _caller(uid: int) -> Caller:
 def own_user() -> int:
     """Return the user that this process acts as."""
     return os.geteuid()
-
-
-# --- TCP ------------------------------------------------------------------------------------------
 
 
 def callers_of(listening: socket.socket) -> Callable[[socket.socket], Caller]:

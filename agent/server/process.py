@@ -13,8 +13,8 @@ from agent import __version__
 from agent.clock import SystemClock
 from agent.config.model import gate_notes
 from agent.server import log as logs
-from agent.server.lifecycle import ServiceManager
 from agent.server.memory import settle_memory
+from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Wiring
 from systemd.notify import Journal, is_journal
 

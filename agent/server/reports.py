@@ -1,8 +1,10 @@
-"""Reports rejections of all sources: a log line, an event, a counter, and a stored status.
+"""What the agent says of its pods and of itself: documents, log lines, events, and counts.
 
-A pod is rejected (by the managers) or invalid (its manifest is not a valid pod). Neither changes an
-allocation. The status has the fields of v1.PodStatus (phase `Failed`, reason, message); the latest
-are kept in memory until the pod is admitted or the agent stops.
+`PodDescriber`, `map_now` and `status_document` make documents of the state. `OutcomeReporter`
+reports the result of each enforcement. `RejectionReporter` reports the pods of all sources that are
+rejected (by the managers) or invalid (the manifest is not a valid pod); neither changes an
+allocation. Their status has the fields of v1.PodStatus (phase `Failed`, reason, message); the
+latest are kept in memory until the pod is admitted or the agent stops.
 """
 
 from __future__ import annotations
@@ -74,8 +76,17 @@ if TYPE_CHECKING:
     from agent.yaml import Mistake
 
 
-# --- map ------------------------------------------------------------------------------------------
-# The map of the running agent.
+log = structlog.get_logger(__name__)
+
+#: How many entries of a source that became invalid together are reported; the rest is counted.
+INVALID_REPORTED: Final = REJECTIONS_KEPT
+#: How many mistakes of an invalid manifest are in the log and in its status.
+MISTAKES_SHOWN: Final = 16
+#: How many settings of one comparison are named in the log and in events; the rest is counted.
+#: One ancestor that is too narrow makes all cgroups below differ.
+DRIFT_NAMED: Final = 16
+#: How many of the latest differences are kept for the status.
+DRIFT_KEPT: Final = 32
 
 
 def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
@@ -100,10 +111,6 @@ def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
         return replace(document, hostname=os.uname().nodename, time=now)
 
     return drawn
-
-
-# --- pods -----------------------------------------------------------------------------------------
-# The documents of pods, with what the agent knows of each beside its allocation.
 
 
 class PodDescriber(Struct, frozen=True):
@@ -171,16 +178,6 @@ def pods_now(state: AgentState) -> Callable[[], tuple[PodDocument, ...]]:
         describer.document(allocation, record, invalid=violated)
         for allocation, record, violated in known
     )
-
-
-# --- rejections -----------------------------------------------------------------------------------
-
-log = structlog.get_logger(__name__)
-
-#: How many entries of a source that became invalid together are reported; the rest is counted.
-INVALID_REPORTED: Final = REJECTIONS_KEPT
-#: How many mistakes of an invalid manifest are in the log and in its status.
-MISTAKES_SHOWN: Final = 16
 
 
 class RejectionReporter:
@@ -402,10 +399,6 @@ def _called(identity: PodIdentity) -> str | None:
     return full_name(identity) if identity.name else None
 
 
-# --- status ---------------------------------------------------------------------------------------
-# The status document.
-
-
 def status_document(state: AgentState, now: float) -> StatusDocument:
     """Return the status of the agent with all that is not as it should be, at a Unix time."""
     host, unready = state.configured.host, state.unready()
@@ -446,16 +439,6 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
         invalid=state.invalid,
         failed=state.observed.records.failed_pods(),
     )
-
-
-# --- outcomes -------------------------------------------------------------------------------------
-# Reports the result of each enforcement: status, metrics, log lines, events.
-
-#: How many settings of one comparison are named in the log and in events; the rest is counted.
-#: One ancestor that is too narrow makes all cgroups below differ.
-DRIFT_NAMED: Final = 16
-#: How many of the latest differences are kept for the status.
-DRIFT_KEPT: Final = 32
 
 
 class OutcomeReporter:
@@ -565,8 +548,6 @@ class OutcomeReporter:
         # Since when a condition has been there must not depend on when the status is read.
         self._state.dated_conditions(now)
         return self._state.observed.last_reconcile
-
-    # --- drift ----------------------------------------------------------------------------------
 
     def _note_drift(self, outcome: EnforcementReport) -> None:
         """Report the drift that a comparison found, with one event for each pod.

@@ -1,4 +1,8 @@
-"""The state of the running agent: what is configured, what is saved, and what was observed."""
+"""The state of the running agent: what is configured, what is saved, and what was observed.
+
+What is configured is the host as last read and the effective policy that follows from it and from
+the configuration (`situate`).
+"""
 
 from __future__ import annotations
 
@@ -83,10 +87,6 @@ if TYPE_CHECKING:
     from agent.state.checkpoint import Checkpoint
     from sysfs.host import Host
     from sysfs.mask import Mask
-
-
-# --- configured host ------------------------------------------------------------------------------
-# The host as last read, and the effective policy derived from it and the configuration.
 
 
 class GoverningVersion(Struct, frozen=True):
@@ -211,8 +211,6 @@ def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) 
         return policy
     return replace(policy, devices=devices, preferring=preferring)
 
-
-# --- state ----------------------------------------------------------------------------------------
 
 #: Subject of the first comparison in `Observations.pending`.
 COMPARISON: Final = "comparison"

@@ -93,8 +93,6 @@ class Steps:
         async with self._observing:
             return await self.worker.run(call, *args, **kwargs)
 
-    # --- save -----------------------------------------------------------------------------------
-
     async def commit(self, durable: Checkpoint) -> None:
         """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
 
@@ -155,8 +153,6 @@ class Steps:
     def _not_saved(self, error: Exception) -> None:
         self.metrics.counters.add(names.CHECKPOINT_FAILURES)
         self.state.observed.unsaved = str(error) or type(error).__name__
-
-    # --- enforce --------------------------------------------------------------------------------
 
     async def after_save(
         self, step: Callable[[], Awaitable[None] | None], *uids: str

@@ -19,12 +19,10 @@ from agent.config.load import find_problems
 from agent.config.model import VERSION_KEY, ConfigError, MemoryReservationPolicy, NodeAllocatable
 from agent.config.resolve import managers_beside_kubelet, reserved_amounts
 from agent.devices.cdi import CdiFiles
-from agent.devices.host import host_devices
-from agent.devices.providers import Providers, allocated_nodes
 from agent.isolation.host import HostIsolation
 from agent.isolation.originals import Originals, running_boot
 from agent.isolation.places import HostPlaces
-from agent.managers.policy import NO_CORDON, PluginDevice
+from agent.managers.policy import NO_CORDON
 from agent.managers.registry import MANAGERS
 from agent.managers.versions import KubernetesVersion
 from agent.pods.manifest import load_pod
@@ -47,21 +45,15 @@ from agent.server.gauges import Metrics
 from agent.server.handlers import Api
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.kernel import HostProbes, KernelEnforcement
-from agent.server.lifecycle import (
-    CgroupChanges,
-    Companion,
-    HostInputs,
-    Listeners,
-    Service,
-    directory_changes,
-    directory_names,
-)
+from agent.server.lifecycle import Companion, HostInputs, Listeners, Service
 from agent.server.pod_records import details
+from agent.server.providers import device_plugins, make_providers, own_devices
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.state import AgentState, AtStart, GoverningVersion, Observations, Parts, situate
 from agent.server.steps import Steps
+from agent.server.watches import CgroupChanges, directory_changes
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
@@ -75,15 +67,13 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.config.model import Config
-    from agent.devices.plugin_limits import Measure
-    from agent.devices.provider import DeviceProvider
-    from agent.managers.allocation import PodAllocation
     from agent.managers.recovery import ObservedPod
     from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.tasks import Task
     from agent.runtimes import ContainerIdentifier
-    from agent.server.lifecycle import ServiceManager
+    from agent.server.providers import ProviderFactory
+    from agent.server.service_manager import ServiceManager
     from agent.server.state import ConfiguredHost, DevicesGiven
     from agent.sources.source import PodSource
     from agent.state.store import Files, LoadResult
@@ -92,118 +82,12 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
     from systemd.bus import Systemd
 
-
-# --- pod resources --------------------------------------------------------------------------------
-# Opens the podresources listener, if it is configured; gRPC is imported only then.
-
-#: As the kubelet makes the directory: for its user and group alone.
-_DIRECTORY_MODE: Final = 0o750
-
-
-def with_pod_resources(listeners: Listeners, config: Config, controller: Controller) -> Listeners:
-    """Return the listeners with that of podresources, unchanged if it is not configured.
-
-    Its directory is created. Raises `StartError` if another process listens on the socket, if the
-    path cannot be used, or without the extra grpc.
-    """
-    path, version = config.agent.pod_resources.socket, config.agent.pod_resources.version
-    if path is None:
-        return listeners
-    try:
-        from agent.server.pod_resources import PodResourcesListener  # noqa: PLC0415  # needs the extra
-    except ImportError as error:
-        raise missing_extra("agent.podResources.socket", error) from error
-    _make_directory(path.parent)
-    counters = controller.metrics.counters
-    listener = PodResourcesListener(path, controller.state, counters, controller.clock, version)
-    return replace(listeners, pod_resources=listener)
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True)
-        path.chmod(_DIRECTORY_MODE)
-    except FileExistsError:
-        return
-    except OSError as error:
-        remedy = f"create the directory: install -d -m 0750 {path}"
-        raise StartError(f"directory {path}", error.strerror or str(error), remedy) from error
-
-
-# --- providers ------------------------------------------------------------------------------------
-# The providers of devices that a configuration asks for; gRPC is imported only for plugins.
-
-
-class ProviderInputs(Struct, frozen=True):
-    """What providers are made of.
-
-    `allocated` are the NUMA nodes of the devices that are allocated when the agent starts, by id by
-    resource: until they are offered again they are not healthy.
-    """
-
-    config: Config
-    allocated: Mapping[str, Mapping[str, Mask]]
-    clock: Clock
-    measure: Measure
-
-
-#: Makes a provider of devices as configured, None if it is not configured; raises `StartError`.
-ProviderFactory: TypeAlias = "Callable[[ProviderInputs], DeviceProvider | None]"
-
-
-def own_devices(inputs: ProviderInputs) -> DeviceProvider | None:
-    """Return the provider of the host's own devices (`agent.hostDevices`)."""
-    return host_devices(inputs.config, inputs.allocated)
-
-
-def device_plugins(inputs: ProviderInputs) -> DeviceProvider | None:
-    """Return the provider of the devices of plugins (`agent.devicePlugins`).
-
-    Raises `StartError` without the extra `grpc`.
-    """
-    agent = inputs.config.agent
-    if not agent.device_plugins.enabled:
-        return None
-    try:
-        from agent.devices.plugin_limits import Deadlines  # noqa: PLC0415  # needs the extra
-        from agent.devices.plugins import DevicePlugins  # noqa: PLC0415
-    except ImportError as error:
-        raise missing_extra("agent.devicePlugins.enabled", error) from error
-    known = {
-        resource: tuple(PluginDevice(*each, healthy=False) for each in sorted(nodes.items()))
-        for resource, nodes in inputs.allocated.items()
-    }
-    return DevicePlugins(
-        agent.device_plugins.directory,
-        inputs.clock,
-        inputs.measure,
-        configured={*agent.devices, *(each.resource for each in agent.host_devices)},
-        known=known,
-        deadlines=Deadlines.of_calls(agent.device_plugins.call_timeout),
-        registry=agent.device_plugins.registry_directory,
-        watch=directory_names,
-    )
-
-
-def make_providers(
-    factories: Iterable[ProviderFactory],
-    config: Config,
-    allocations: Mapping[str, PodAllocation],
-    clock: Clock,
-    measure: Measure,
-) -> Providers:
-    """Return all providers that the configuration asks for; raises `StartError`."""
-    inputs = ProviderInputs(config, allocated_nodes(allocations), clock, measure)
-    made = [make(inputs) for make in factories]
-    return Providers([each for each in made if each is not None], config.agent.devices)
-
-
-# --- wiring ---------------------------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 #: Processes are those of the running kernel, whatever `agent.sysfsRoot` is.
 PROC: Final = Path("/proc")
+#: As the kubelet makes the directory: for its user and group alone.
+_DIRECTORY_MODE: Final = 0o750
 _ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
@@ -684,6 +568,36 @@ class Wiring:
             self.controller.state.register(source)
         admissions = SourceAdmissions(self.controller)
         return tuple(PodIntake(source, admissions) for source in made)
+
+
+def with_pod_resources(listeners: Listeners, config: Config, controller: Controller) -> Listeners:
+    """Return the listeners with that of podresources, unchanged if it is not configured.
+
+    Its directory is created. Raises `StartError` if another process listens on the socket, if the
+    path cannot be used, or without the extra grpc.
+    """
+    path, version = config.agent.pod_resources.socket, config.agent.pod_resources.version
+    if path is None:
+        return listeners
+    try:
+        from agent.server.pod_resources import PodResourcesListener  # noqa: PLC0415  # needs the extra
+    except ImportError as error:
+        raise missing_extra("agent.podResources.socket", error) from error
+    _make_directory(path.parent)
+    counters = controller.metrics.counters
+    listener = PodResourcesListener(path, controller.state, counters, controller.clock, version)
+    return replace(listeners, pod_resources=listener)
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+        path.chmod(_DIRECTORY_MODE)
+    except FileExistsError:
+        return
+    except OSError as error:
+        remedy = f"create the directory: install -d -m 0750 {path}"
+        raise StartError(f"directory {path}", error.strerror or str(error), remedy) from error
 
 
 def _own_cgroup() -> str:

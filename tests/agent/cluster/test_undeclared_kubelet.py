@@ -11,7 +11,7 @@ import pytest
 from agent.cluster.plugs import PERIOD_SECONDS, PLUGS, check_undeclared, watch_undeclared
 from agent.config.load import load_config
 from agent.server.errors import StartError
-from agent.server.lifecycle import ServiceManager
+from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Fakes, Wiring
 from systemd.notify import Notifier
 from tests.agent.server.support import in_loop, make_world, running, until

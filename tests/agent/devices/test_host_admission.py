@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.config.devices import HostDeviceClass
 from agent.devices.host import HostDevices
-from agent.server.wiring import own_devices
+from agent.server.providers import own_devices
 from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
 from tests.sysfs.pci import PciTree, network_host
 

@@ -20,8 +20,8 @@ from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
 from agent.pods.model import END, UNIT
 from agent.server.errors import CheckpointFailedError
-from agent.server.lifecycle import CgroupChanges
 from agent.server.process import _serve
+from agent.server.watches import CgroupChanges
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.names import Driver, Layout, Tier
 from sysfs.mask import Mask

@@ -66,8 +66,7 @@ def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> No
     host = Host(Task(7, "any", ONLINE), seconds=seconds)
     counter, desired = host.counter(), target(allocation("c0"))
     assert counter.count(desired, NOTHING, lambda: ONLINE) is not None
-    pause = max(COUNT_SECONDS, seconds / COUNT_SHARE)
-    host.now += pause - 1
+    host.now += max(COUNT_SECONDS, seconds / COUNT_SHARE) - 1
     assert counter.count(desired, NOTHING, lambda: ONLINE) is None
     assert host.read == 1
     host.now += 1
@@ -98,11 +97,7 @@ def test_tasks_of_one_cgroup_with_the_same_cpus_are_kept_once() -> None:
 def test_a_sibling_that_stays_idle_is_nobodys_to_run_on() -> None:
     host = Host(Task(7, "placed", Mask.of(5), "system.slice"))
     desired = target(replace(allocation("c0"), idle=Mask.of(5)))
-    assert host.threads(desired) == {
-        "confined": 1,
-        "unconfined": 0,
-        "kernel": 0,
-    }
+    assert host.threads(desired) == {"confined": 1, "unconfined": 0, "kernel": 0}
 
 
 def test_a_partition_that_comes_while_tasks_are_read_confines_none_of_them() -> None:

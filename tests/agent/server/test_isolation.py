@@ -77,14 +77,8 @@ async def test_interrupts_and_services_leave_with_the_admission_and_return_with_
         await agent.ask(agent.client.remove, UID)
         assert file.read_text() == "0-15\n"
         assert world.cpus_of("system.slice") == "0-15"
-
-
-@in_loop
-async def test_an_item_that_is_switched_off_is_restored_at_the_next_start(tmp_path: Path) -> None:
-    world = make_world(tmp_path)
-    file = isolating(world)
-    async with running(world) as agent:
         await agent.ask(agent.client.admit, ASKING)
+    # An item that is switched off is restored at the next start.
     agent_config = replace(world.config.agent, isolation=IsolationConfig())
     world.config = replace(world.config, agent=agent_config)
     async with running(world) as agent:

@@ -12,6 +12,7 @@ from agent.server import log as logs
 from agent.server.events import operation
 from agent.server.log import FIELDS, JournalHandler
 from systemd.notify import Journal, encoded
+from tests.agent.server.test_log import configuring
 from tests.fakes.journal import FakeJournal, fake_journal
 
 if TYPE_CHECKING:
@@ -22,18 +23,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[io.StringIO]:
     """Log to the journal at `tmp_path / "socket"`; the stream is where lines go without one."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    configured = structlog.get_config()
-    journal = Journal(tmp_path / "socket")
-    fallback = io.StringIO()
-    logs.configure("json", "debug", fallback, journal)
-    yield fallback
-    journal.close()
-    root.handlers, root.level = handlers, level
-    for name in logs.OURS:
-        logging.getLogger(name).setLevel(logging.NOTSET)
-    structlog.configure(**configured)
+    journal, fallback = Journal(tmp_path / "socket"), io.StringIO()
+    with configuring():
+        logs.configure("json", "debug", fallback, journal)
+        yield fallback
+        journal.close()
 
 
 @pytest.fixture
@@ -66,24 +60,14 @@ def test_a_line_is_an_entry_with_priority_and_fields(
 
 
 @pytest.mark.usefixtures("stream")
-@pytest.mark.parametrize(
-    ("level", "number"),
-    [("debug", "7"), ("info", "6"), ("warning", "4"), ("error", "3"), ("critical", "2")],
-)
-def test_levels_are_the_priorities_of_syslog(
-    journald: FakeJournal, level: str, number: str
-) -> None:
-    getattr(log, level)("said")
-    assert [entry["PRIORITY"] for entry in journald.entries()] == [number]
-
-
-@pytest.mark.usefixtures("stream")
-def test_lines_of_libraries_are_entries_too(journald: FakeJournal) -> None:
+def test_levels_are_the_priorities_of_syslog_also_of_libraries(journald: FakeJournal) -> None:
+    for level in ("debug", "info", "warning", "error", "critical"):
+        getattr(log, level)("said")
     logging.getLogger("asyncio").error("Error %s", "handling")
-    (entry,) = journald.entries()
-    assert (entry["EVENT"], entry["LOGGER"], entry["PRIORITY"]) == (
-        "Error handling", "asyncio", "3",
-    )  # fmt: skip
+    *own, other = journald.entries()
+    assert [entry["PRIORITY"] for entry in own] == ["7", "6", "4", "3", "2"]
+    found = (other["EVENT"], other["LOGGER"], other["PRIORITY"])
+    assert found == ("Error handling", "asyncio", "3")
 
 
 @pytest.mark.usefixtures("stream")

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from agent.api.documents import FailedPodDocument, HistoryDocument
 from agent.api.map import MapOwnerDocument
-from agent.api.views import pod_document
 from agent.cli.history import history_lines
 from agent.cli.pod_text import admission_lines, failed_lines
 from agent.cluster.kubelet.devices import KubeletDevices
@@ -119,23 +118,9 @@ async def test_a_pod_is_on_the_node_of_its_device_over_a_restart(
 
 
 @in_loop
-async def test_without_the_kubelet_later_the_allocation_keeps_what_it_recorded(
+async def test_a_rejection_names_the_device_and_so_do_its_advice_and_the_pod_itself(
     world: World,
 ) -> None:
-    give(world, 1)
-    async with running(world) as agent:
-        await admit(agent, with_nic())
-        before = agent.controller.state.ledger.allocations
-    off = replace(world.config.agent, kubelet=BesideKubeletConfig(directory=kubelet_of(world)))
-    world.config = replace(world.config, agent=off)
-    async with running(world) as agent:
-        assert agent.controller.state.ledger.allocations == before
-        (container,) = pod_document(before[UID], Mask.of(0)).containers
-        assert (container.kubelet_devices, container.others) == ({NIC: {"nic0": "1"}}, {})
-
-
-@in_loop
-async def test_a_rejection_names_the_device_and_its_advice_keeps_to_it(world: World) -> None:
     give(world, 1)
     async with running(world) as agent:
         await agent.controller.admit(load_pod(manifest(uid=OTHER_UID, cpu="8"), "x"))
@@ -144,31 +129,21 @@ async def test_a_rejection_names_the_device_and_its_advice_keeps_to_it(world: Wo
         assert f"1 of {NIC}, which the kubelet gave on node 1, fits best on {{1}}" in (
             answer.rejection.message
         )
-        advised = await agent.controller.pod(UID)
-        assert advised.explanation is not None
-        offered = {each.provider: each.hints for each in advised.explanation.hints[0].providers}
+        rejected = await agent.controller.pod(UID)
+        assert isinstance(rejected, FailedPodDocument)
+        assert rejected.explanation is not None
+        offered = {each.provider: each.hints for each in rejected.explanation.hints[0].providers}
         hints = offered[KUBELET_DEVICES][NIC]
         assert hints is not None
         assert [hint.nodes for hint in hints] == ["1", "0-1"]
-
-
-@in_loop
-async def test_a_pod_and_a_rejected_one_show_what_the_kubelet_gave_them(world: World) -> None:
-    give(world, 1)
-    async with running(world) as agent:
-        await agent.controller.admit(load_pod(manifest(uid=OTHER_UID, cpu="8"), "x"))
-        await admit(agent, with_nic())
-        rejected = await agent.controller.pod(UID)
-        assert isinstance(rejected, FailedPodDocument)
         assert rejected.kubelet_devices == {"c0": {NIC: {"nic0": "1"}}}
-        assert f"  c0 has {NIC}: nic0 (node 1), given by the kubelet" in list(
-            failed_lines(rejected)
-        )
+        shown = f"  c0 has {NIC}: nic0 (node 1), given by the kubelet"
+        assert shown in list(failed_lines(rejected))
         await agent.controller.remove(OTHER_UID)
         await admit(agent, with_nic())
         (pod,) = await asyncio.to_thread(agent.client.pods)
-        assert pod.containers[0].kubelet_devices == {NIC: {"nic0": "1"}}
-        assert pod.containers[0].devices == {}
+        (container,) = pod.containers
+        assert (container.kubelet_devices, container.devices) == ({NIC: {"nic0": "1"}}, {})
 
 
 @in_loop
@@ -248,17 +223,6 @@ async def test_a_pod_whose_devices_the_kubelet_does_not_say_keeps_no_other_waiti
 
 
 @in_loop
-async def test_devices_that_cannot_be_found_out_keep_no_pod_from_its_cpus(world: World) -> None:
-    (kubelet_of(world) / "device-plugins" / "kubelet_internal_checkpoint").write_text("{}")
-    async with running(world) as agent:
-        answer = await admit(agent, with_nic())
-        assert answer.admitted
-        status = await asyncio.to_thread(agent.client.status)
-        messages = [each.message for each in status.conditions]
-        assert any("the kubelet's plugins are not known" in message for message in messages)
-
-
-@in_loop
 async def test_the_map_has_the_kubelets_devices_where_podresources_are_not_served(
     world: World,
 ) -> None:
@@ -286,7 +250,6 @@ async def test_the_map_has_the_kubelets_devices_where_podresources_are_not_serve
 async def test_the_history_has_what_the_kubelet_had_given_to_admitted_and_rejected_pods(
     world: World,
 ) -> None:
-    """One pod on the node of its device, another that finds no room on the node of its own."""
     give(world, 1)
     async with running(world) as agent:
         admitted = await admit(agent, with_nic(cpu="6"))

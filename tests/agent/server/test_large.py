@@ -16,6 +16,7 @@ from agent.pods.manifest import load_manifest
 from agent.server import handlers as api
 from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import UID, in_loop, make_world, manifest, running
+from tests.agent.server.test_api import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,22 +65,14 @@ def gate_at(
         gate.open()
 
 
-async def ask(agent: Running, method: str, path: str, body: bytes | None = None) -> int:
-    connector = aiohttp.UnixConnector(str(agent.world.socket))
-    async with aiohttp.ClientSession(connector=connector) as session:
-        response = await session.request(method, f"http://agent{path}", data=body)
-        await response.read()
-        return response.status
-
-
 async def others_are_answered(agent: Running) -> None:
     """Ask what needs no large parsing, and admit and remove a small pod."""
     async with aiohttp.ClientSession() as session:
         for path in ("healthz", "metrics"):
             response = await session.get(f"http://127.0.0.1:{agent.port}/{path}")
             assert response.status == HTTPStatus.OK
-    assert await ask(agent, "GET", "/v1/pods/absent") == HTTPStatus.NOT_FOUND
-    assert await ask(agent, "DELETE", "/v1/pods/absent") == HTTPStatus.NOT_FOUND
+    for method in ("GET", "DELETE"):
+        assert (await ask(agent, method, "/v1/pods/absent"))[0] == HTTPStatus.NOT_FOUND
     report = await agent.controller.reconcile()
     assert not report.differences
 
@@ -110,7 +103,7 @@ async def test_while_a_large_body_is_parsed_others_are_answered(
             await others_are_answered(agent)
             assert not asked.done()
             gate.open()
-            assert await asked == status
+            assert (await asked)[0] == status
 
 
 @pytest.mark.parametrize("path", ["/v1/pods", "/v1/status", "/v1/verify"])
@@ -126,7 +119,7 @@ async def test_while_a_large_answer_is_written_others_are_answered(
             await others_are_answered(agent)
             assert not asked.done()
             gate.open()
-            assert await asked == HTTPStatus.OK
+            assert (await asked)[0] == HTTPStatus.OK
 
 
 @in_loop
@@ -138,19 +131,19 @@ async def test_a_small_manifest_does_not_wait_for_a_large_one(
             asked = asyncio.create_task(ask(agent, "POST", "/v1/pods", LARGE))
             await gate.reached.wait()
             monkeypatch.undo()
-            assert await ask(agent, "POST", "/v1/pods", manifest()) == HTTPStatus.CREATED
+            assert (await ask(agent, "POST", "/v1/pods", manifest()))[0] == HTTPStatus.CREATED
             gate.open()
-            assert await asked == HTTPStatus.OK  # the same pod
+            assert (await asked)[0] == HTTPStatus.OK  # the same pod
 
 
 @in_loop
 async def test_of_many_mistakes_the_first_are_reported_and_how_many_there_are(world: World) -> None:
     mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
     body = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n" + mistakes
-    connector = aiohttp.UnixConnector(str(world.socket))
-    async with running(world) as agent, aiohttp.ClientSession(connector=connector) as session:
-        response = await session.post("http://agent/v1/pods", data=body)
-        error = wire.decode(await response.read(), wire.ErrorDocument).error
+    async with running(world) as agent:
+        error = wire.decode(
+            (await ask(agent, "POST", "/v1/pods", body))[1], wire.ErrorDocument
+        ).error
         assert error.message == "300 mistakes in the manifest, of which the first 100 are listed"
         assert len(error.details) == MISTAKES_REPORTED
         assert not agent.controller.state.ledger.allocations

@@ -7,14 +7,10 @@ import importlib
 import subprocess
 import sys
 import weakref
-from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.server.memory import as_if_missing, settle_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: What the libraries bring along and no agent uses: colours, web applications.
 NEVER_USED = frozenset({"rich", "pygments", "aiohttp.web_app"})
@@ -27,30 +23,17 @@ class Ring:
         self.me = self
 
 
-@pytest.fixture(autouse=True)
-def _thawed() -> Iterator[None]:
-    """Leave the collector as it was."""
-    yield
-    gc.unfreeze()
-
-
-def test_what_is_there_is_out_of_the_collectors_sight() -> None:
-    kept = Ring()
-    settle_memory()
-    assert not any(seen is kept for seen in gc.get_objects())
-
-
-def test_rubbish_from_before_is_not_kept() -> None:
-    gone = weakref.ref(Ring())
-    settle_memory()
-    assert gone() is None
-
-
-def test_what_comes_later_is_collected() -> None:
-    settle_memory()
-    gone = weakref.ref(Ring())
-    gc.collect()
-    assert gone() is None
+def test_what_is_there_at_the_start_is_not_looked_through_and_rubbish_before_and_after_is() -> None:
+    kept, gone = Ring(), weakref.ref(Ring())
+    try:
+        settle_memory()
+        assert gone() is None
+        assert not any(seen is kept for seen in gc.get_objects())
+        later = weakref.ref(Ring())
+        gc.collect()
+        assert later() is None
+    finally:
+        gc.unfreeze()
 
 
 def modules_after(*lines: str) -> set[str]:
@@ -66,14 +49,40 @@ def test_the_agent_imports_no_library_that_it_never_uses() -> None:
     assert found & NEVER_USED == set()
 
 
-def test_what_is_imported_already_stays_as_it_is() -> None:
+def test_an_optional_module_is_missing_while_it_is_hidden_unless_it_is_imported_already() -> None:
+    sys.modules.pop("colorsys", None)
+    with as_if_missing("colorsys"), pytest.raises(ModuleNotFoundError):
+        importlib.import_module("colorsys")
+    assert importlib.import_module("colorsys").__name__ == "colorsys"
     with as_if_missing("gc"):
         assert importlib.import_module("gc") is gc
     assert importlib.import_module("gc") is gc
 
 
-def test_an_optional_module_is_missing_for_as_long_as_it_is_hidden() -> None:
-    sys.modules.pop("colorsys", None)
-    with as_if_missing("colorsys"), pytest.raises(ModuleNotFoundError):
-        importlib.import_module("colorsys")
-    assert importlib.import_module("colorsys").__name__ == "colorsys"
+@pytest.mark.parametrize(
+    ("beside", "imported"),
+    [
+        ("enabled=False, pods_endpoint='https://127.0.0.1:10250/pods'", []),
+        ("enabled=True", ["grpc", "pods_api"]),
+        (
+            "enabled=True, pods_endpoint='https://127.0.0.1:10250/pods'",
+            ["grpc", "pods_api", "pods_endpoint"],
+        ),
+    ],
+)
+def test_of_the_sources_of_a_kubelet_only_what_is_configured_is_imported(
+    beside: str, imported: list[str]
+) -> None:
+    found = modules_after(
+        "from agent.cli.agent import import_agent",
+        "import_agent()",
+        "from agent.config.model import AgentConfig, BesideKubeletConfig, Config",
+        "from agent.cluster.plugs import kubelet_pods",
+        "from agent.server.wiring import SourceInputs",
+        f"config = Config(agent=AgentConfig(kubelet=BesideKubeletConfig({beside})))",
+        "assert bool(kubelet_pods(SourceInputs(config, None, set, True))) "
+        "is config.agent.kubelet.enabled",
+    )
+    kubelet = "agent.cluster.kubelet"
+    looked_for = {f"{kubelet}.pods_api", f"{kubelet}.pods_endpoint", "grpc"}
+    assert sorted(name.rpartition(".")[2] for name in looked_for & found) == imported

@@ -44,19 +44,8 @@ if TYPE_CHECKING:
 POD = f"kubepods/pod{UID}"
 
 
-@in_loop
-async def test_it_is_ready_only_after_the_first_comparison(world: World) -> None:
-    async with running(world) as agent:
-        assert agent.controller.state.observed.last_reconcile is not None
-        assert agent.manager.sent[-1].startswith("ready: 0 pods")
-        status = await asyncio.to_thread(agent.client.status)
-        assert status.ready
-        assert status.shared_pool == "0-15"
-
-
 @asynccontextmanager
 async def busy(agent: Running) -> AsyncIterator[asyncio.Event]:
-    """Have an action under way until the event is set."""
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
@@ -114,7 +103,7 @@ async def test_the_periodic_comparison_overtakes_the_changes_of_members(world: W
 
 
 @in_loop
-async def test_a_socket_file_that_was_removed_is_made_again_and_watchers_stay(
+async def test_a_socket_file_that_was_removed_is_made_again_once_nothing_is_in_its_place(
     world: World,
 ) -> None:
     async with running(world) as agent:
@@ -130,13 +119,6 @@ async def test_a_socket_file_that_was_removed_is_made_again_and_watchers_stay(
         assert answer.admitted
         assert (await first).uid == UID
         await asyncio.to_thread(events.close)  # type: ignore[attr-defined]  # it is a generator
-
-
-@in_loop
-async def test_a_file_in_the_place_of_the_socket_is_a_condition_until_it_is_gone(
-    world: World,
-) -> None:
-    async with running(world) as agent:
         conditions = agent.controller.state.observed.conditions
         world.socket.unlink()
         world.socket.write_text("mine")
@@ -146,44 +128,25 @@ async def test_a_file_in_the_place_of_the_socket_is_a_condition_until_it_is_gone
         world.socket.unlink()
         world.clock.advance(5)
         await until(lambda: "listeners" not in conditions)
-        assert (await asyncio.to_thread(agent.client.admit, manifest())).admitted
+        assert (await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))).admitted
 
 
 @in_loop
 async def test_the_watchdog_hears_nothing_while_an_action_hangs(world: World) -> None:
     manager = RecordingManager(ping_seconds=5)
-    began, released = asyncio.Event(), asyncio.Event()
-
-    async def hang() -> None:
-        began.set()
-        await released.wait()
-
     async with running(world, manager) as agent:
         await manager.pinged.wait()
-        hanging = asyncio.create_task(agent.controller.queue.run(hang))
-        await began.wait()
-        manager.pinged.clear()
-        world.clock.advance(61)
-        failure = agent.controller.state.parts.progress.failure()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        pinged = manager.pinged.is_set()
-        released.set()
-        await hanging
+        async with busy(agent) as go_on:
+            manager.pinged.clear()
+            world.clock.advance(61)
+            failure = agent.controller.state.parts.progress.failure()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            pinged = manager.pinged.is_set()
+            go_on.set()
     assert failure is not None
     assert failure.startswith("queue of changes has made no progress for 60 s")
     assert not pinged
-
-
-@in_loop
-async def test_a_pod_of_a_file_is_not_removed_over_the_socket(world: World) -> None:
-    directory = world.manifest_directory()
-    (directory / "web.yaml").write_bytes(manifest())
-    async with running(world) as agent:
-        with pytest.raises(AgentError, match="delete that file") as rejected:
-            await asyncio.to_thread(agent.client.remove, UID)
-        assert rejected.value.error.code == "ManagedByManifest"
-        assert len(await asyncio.to_thread(agent.client.pods)) == 1
 
 
 @in_loop
@@ -206,6 +169,9 @@ async def test_a_file_with_any_name_leaves_the_others_and_every_answer_alone(wor
             "caf\\xe9.yaml": "invalid",
             "good.yaml": "admitted",
         }
+        with pytest.raises(AgentError, match="delete that file") as rejected:
+            await asyncio.to_thread(agent.client.remove, UID)
+        assert rejected.value.error.code == "ManagedByManifest"
         (directory / "good.yaml").unlink()
         with agent.controller.events.watch() as watcher:
             assert (await next_event(watcher, "PodRemoved")).uid == UID
@@ -229,21 +195,6 @@ async def test_an_unexpected_failure_of_one_pod_leaves_the_other_files_alone(
         status = await asyncio.to_thread(agent.client.status)
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]
         assert any("internal error (KeyError)" in line for line in status.condition_lines())
-
-
-@in_loop
-async def test_a_manifest_that_turns_bad_is_reported_to_watchers_once(world: World) -> None:
-    directory = world.manifest_directory()
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            (directory / "a.yaml").write_text("kind: Pod\n")
-            event = await next_event(watcher, "ManifestInvalid")
-            assert str(directory / "a.yaml") in event.message
-            (directory / "b.yaml").write_bytes(manifest())
-            event = await world.clock.passing(
-                service_module.SOURCE_PERIOD, next_event(watcher, "ManifestInvalid", "PodAdmitted")
-            )
-            assert event.uid == UID
 
 
 @in_loop
@@ -309,15 +260,6 @@ async def restoring(
 
 
 @in_loop
-async def test_an_agent_asked_to_stop_while_it_restores_stops(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with restoring(world, monkeypatch) as (manager, service, _):
-        service.stop()
-    assert manager.sent == ["stopping"]
-
-
-@in_loop
 async def test_while_it_restores_all_may_look_and_none_change_anything(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,11 +271,15 @@ async def test_while_it_restores_all_may_look_and_none_change_anything(
         assert (rejected.value.status, rejected.value.error.code) == (503, "NotReady")
         go_on.set()
         await manager.is_ready.wait()
+        assert manager.sent[-1].startswith("ready: 0 pods")
         assert (await asyncio.to_thread(client.admit, manifest())).admitted
+    async with restoring(world, monkeypatch) as (manager, service, _):
+        service.stop()
+    assert manager.sent == ["stopping"]
 
 
 class FullWatch:
-    """Watches until the kernel allocations no more."""
+    """Watches until the kernel allows no more."""
 
     def __init__(self) -> None:
         self.full = False
@@ -341,18 +287,15 @@ class FullWatch:
         self.appearing = asyncio.Queue[tuple[str, ...]]()
 
     def follow(self, cgroups: Iterable[str], renewed: Collection[str] = ()) -> None:
-        """Watch these alone."""
         self.watched.clear()
         self.also({*cgroups, *renewed})
 
     def also(self, cgroups: Iterable[str]) -> None:
-        """Watch these as well."""
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.watched.update(cgroups)
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """Report what appears."""
         while True:
             yield await self.appearing.get()
 

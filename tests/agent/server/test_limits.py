@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.server.lifecycle import ADMISSION_LIMITS, METRICS_LIMITS
 from agent.server.limits import (
     Caller,
     FullError,
@@ -54,18 +53,13 @@ def of(present: Sequence[FakeConnection], caller: Caller) -> list[FakeConnection
     return [connection for connection in present if connection.caller == caller]
 
 
-# --- connections ----------------------------------------------------------------------------------
-
-
-def test_at_the_cap_of_a_caller_its_longest_idle_connection_is_closed() -> None:
+def test_at_the_cap_of_a_caller_its_longest_idle_connection_is_closed_and_at_that_of_all_any() -> (
+    None
+):
     present = idle(TWO, ONE, ONE)
     assert place(FakeConnection(ONE), present, limits(requests=(10, 2))) is present[1]
     assert place(FakeConnection(ONE), present, limits(requests=(10, 3))) is None
     assert place(FakeConnection(TWO), present, limits(requests=(10, 2))) is None
-
-
-def test_at_the_cap_of_all_the_longest_idle_connection_of_any_is_closed() -> None:
-    present = idle(TWO, ONE, ONE)
     assert place(FakeConnection(THREE), present, limits(requests=(3, 2))) is present[0]
 
 
@@ -125,15 +119,6 @@ def test_no_cap_of_connections_is_exceeded_and_a_caller_at_its_own_displaces_non
         assert all(len(of(capped, user)) <= each for user in (ONE, TWO, THREE))
 
 
-@pytest.mark.parametrize("listener", [METRICS_LIMITS, ADMISSION_LIMITS])
-def test_one_caller_reaches_its_own_cap_before_that_of_all(listener: Limits) -> None:
-    for limit in (listener.requests, listener.watchers, listener.bodies, listener.answers):
-        assert limit.caller < limit.everyone or limit == Limit(0, 0)
-
-
-# --- bytes of bodies ------------------------------------------------------------------------------
-
-
 def test_bodies_of_a_caller_have_a_cap_and_those_of_all() -> None:
     bounds = limits(bodies=(50, 40))
     present = [FakeConnection(ONE, body_size=30)]
@@ -150,15 +135,9 @@ def test_bodies_of_root_are_neither_counted_nor_capped() -> None:
     present = [FakeConnection(ROOT, body_size=1000)]
     demand_room(FakeConnection(ROOT), 1000, present, bounds)
     demand_room(FakeConnection(ONE), 40, present, bounds)
-
-
-def test_a_body_that_does_not_fit_says_when_to_ask_again() -> None:
     with pytest.raises(NoRoomError) as caught:
-        demand_room(FakeConnection(ONE), 2, [], limits(bodies=(1, 1)))
+        demand_room(FakeConnection(ONE), 41, present, bounds)
     assert (caught.value.status, caught.value.headers) == (503, (("Retry-After", "1"),))
-
-
-# --- bytes of answers -----------------------------------------------------------------------------
 
 
 def test_answers_that_are_read_for_longest_without_progress_make_room() -> None:
@@ -168,11 +147,8 @@ def test_answers_that_are_read_for_longest_without_progress_make_room() -> None:
     assert displaced(newcomer, 11, [*present, newcomer], limits(answers=(100, 40))) == [present[1]]
     assert displaced(newcomer, 40, [*present, newcomer], limits(answers=(100, 40))) == present[1:]
     assert displaced(newcomer, 11, [*present, newcomer], limits(answers=(55, 50))) == [present[0]]
-
-
-def test_a_connection_without_an_unread_answer_makes_no_room() -> None:
-    present = [FakeConnection(ONE), FakeConnection(ONE, unread=5)]
-    assert displaced(FakeConnection(ONE), 10, present, limits(answers=(10, 10))) == [present[1]]
+    present[0] = FakeConnection(ONE)  # which makes no room
+    assert displaced(newcomer, 11, present, limits(answers=(40, 40))) == [present[1]]
 
 
 def test_answers_of_root_are_neither_counted_nor_capped_nor_cut_off() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,16 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+@contextmanager
+def configuring() -> Iterator[None]:
+    """Configure the log as a test likes until the block ends."""
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     configured = structlog.get_config()
-    yield io.StringIO()
+    yield
     root.handlers, root.level = handlers, level
     for name in logs.OURS:
         logging.getLogger(name).setLevel(logging.NOTSET)
     structlog.configure(**configured)
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    with configuring():
+        yield io.StringIO()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -76,16 +84,10 @@ def test_libraries_write_the_same_lines_but_only_when_something_is_wrong(
     logs.configure("json", "debug", stream)
     logging.getLogger("pyroute2.netlink").debug("noise")
     logging.getLogger("asyncio").error("Error %s", "handling")
+    logs.configure("json", "warning", stream)
+    structlog.get_logger("agent.x").info("below the level")
     (line,) = lines(stream)
     assert (line["message"], line["logger"]) == ("Error handling", "asyncio")
-
-
-def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:
-    logs.configure("json", "warning", stream)
-    log = structlog.get_logger("agent.x")
-    log.info("no")
-    log.warning("yes")
-    assert [line["message"] for line in lines(stream)] == ["yes"]
 
 
 def test_an_exception_stays_within_its_line(stream: io.StringIO) -> None:
@@ -104,20 +106,13 @@ def test_what_others_chose_cannot_begin_a_line_or_speak_to_a_terminal(
 ) -> None:
     logs.configure(log_format, "info", stream)
     evil = "a\n2026-01-01 pod admitted\r\x1b[2J\u2028\x85b"
-    structlog.get_logger("agent.x").info("ready", path=evil)
+    structlog.get_logger("agent.x").info("ready", path=evil, pods=3)
     logging.getLogger("agent.y").warning("said %s", evil)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
-
-
-def test_the_console_is_for_people(stream: io.StringIO) -> None:
-    logs.configure("console", "info", stream)
-    structlog.get_logger("agent.x").info("ready", pods=3)
-    text = stream.getvalue()
-    assert "ready" in text
-    assert "pods=3" in text
-    assert "\x1b[" not in text
+    assert "ready" in lines[0]
+    assert ("pods=3" in lines[0]) is (log_format == "console")
 
 
 class Later:
@@ -156,7 +151,9 @@ def test_the_first_line_of_a_kind_is_written_at_once_and_others_are_counted() ->
     assert later.seconds == {COUNTING_SECONDS}
 
 
-def test_after_a_quiet_time_a_line_is_written_at_once_again() -> None:
+def test_after_a_quiet_time_a_line_is_written_at_once_again_and_no_count_is_lost_at_the_end() -> (
+    None
+):
     later = Later()
     with capture_logs() as said:
         lines = LimitedLog(structlog.get_logger(), later)
@@ -165,14 +162,7 @@ def test_after_a_quiet_time_a_line_is_written_at_once_again() -> None:
         later.pass_time()  # writes the count
         later.pass_time()  # found nothing more
         assert not later.waiting
-        lines.warning("odd peer")
-    assert [line.get("more") for line in said] == [None, 1, None]
-
-
-def test_what_was_counted_is_not_lost_at_the_end() -> None:
-    with capture_logs() as said:
-        lines = LimitedLog(structlog.get_logger(), Later())
         for _ in range(3):
             lines.warning("odd peer")
         lines.flush()
-    assert [line.get("more") for line in said] == [None, 2]
+    assert [line.get("more") for line in said] == [None, 1, None, 2]

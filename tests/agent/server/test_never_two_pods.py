@@ -1,19 +1,15 @@
 """Pods, containers and bindings come and go through every listener, and no CPU is two pods'.
 
-Seeded sequences on a host whose kernel is emulated and on which processes live: admissions, also of
-pods that were there before, removals, bindings of right and wrong cgroups, bindings given up,
-restarts, an older checkpoint or none, an import of the kubelet's state, and what goes on around the
-agent. What runs with CPUs of its own keeps them whatever checkpoint is found.
-`NUMAWARDEN_STORIES` says how many (`make nightly`), half of them with each driver.
+Seeded sequences on a host with an emulated kernel, over restarts, with an older checkpoint or none,
+or an import of the kubelet's state. What runs with CPUs of its own keeps them whatever checkpoint
+is found. `NUMAWARDEN_STORIES` says how many (`make nightly`), half of them with each driver.
 
 What was bound outside of all pods is known from the checkpoint alone: where that is lost, older or
 imported, such a cgroup is not looked at here until it is bound again (docs/operations.md says so).
 
-In the stories of `Upheaval` the host does not stay as it is either: CPUs and nodes are cordoned, go
-offline and come back, another program makes a partition of some and ends it, the configuration is
-another one after a restart, units restart, agents are killed at any step, and others write into
-every cgroup at or below that of all pods. What they do there is repaired by the next comparison, so
-that these stories are looked at after comparisons.
+In the stories of `Upheaval` the host and the configuration change as well, agents are killed at any
+step, and others write into every cgroup. The next comparison repairs what they do: these stories
+are looked at after comparisons.
 """
 
 from __future__ import annotations
@@ -147,8 +143,6 @@ class Story:
         own += [self.admit_again] * 2 + [self.unbind] * 2 + [self.replace] * 2
         return [*own, *[self.start] * 3, *[self.start_elsewhere] * 2, self.end, self.meddle]
 
-    # --- what the agent is asked for ------------------------------------------------------------
-
     async def admit(self, controller: Controller) -> None:
         await controller.admit(self.next_pod())
 
@@ -158,7 +152,6 @@ class Story:
             await controller.admit(self.specs[uid])
 
     async def replace(self, controller: Controller) -> None:
-        """Put another pod in the place of one, whose processes may live on."""
         allocations = controller.state.ledger.allocations
         old = self.any_of([uid for uid, allocation in allocations.items() if allocation.name])
         if not old:
@@ -187,7 +180,6 @@ class Story:
             self.done.append(str(error))
 
     async def unbind(self, controller: Controller) -> None:
-        """Give up a binding, or ask for that where there is none."""
         bound = sorted((each.pod_uid, each.container) for each in controller.state.durable.bindings)
         some = [(uid, name) for uid, name in bound if uid in controller.state.ledger.allocations]
         if some and self.random.random() < 0.9:
@@ -200,8 +192,6 @@ class Story:
 
     async def reconcile(self, controller: Controller) -> None:
         await controller.reconcile()
-
-    # --- what others do -------------------------------------------------------------------------
 
     async def start(self, controller: Controller) -> None:
         """Start a container of a pod, under a name that identifies it or under none."""
@@ -225,7 +215,6 @@ class Story:
             self.elsewhere.append(self.site.start_elsewhere(f"service{self.site.processes}"))
 
     async def end(self, controller: Controller) -> None:
-        """End what runs in a cgroup."""
         del controller
         if path := self.any_of([*self.elsewhere, *self.inside()]):
             self.site.end(path)
@@ -237,8 +226,6 @@ class Story:
             self.site.kernel.write(path, "cpuset.cpus", self.random.choice(WRITTEN))
         await controller.reconcile(insist=True)
 
-    # --- what happens while no agent runs -------------------------------------------------------
-
     def between(self) -> None:
         change = self.random.choice((self.restart, self.restart, self.roll_back, self.lose,
                                      self.import_state))  # fmt: skip
@@ -249,14 +236,12 @@ class Story:
         """Change nothing."""
 
     def roll_back(self) -> None:
-        """Put an older checkpoint in place of the last one."""
         if not self.backups:
             return
         disk: MemoryDisk = pickle.loads(self.random.choice(self.backups))  # noqa: S301  # our own
         self.site.disk = disk
 
     def lose(self) -> None:
-        """Remove the checkpoint."""
         path = self.site.config.agent.state_directory / CHECKPOINT_NAME
         if path.name in self.site.disk.names(path.parent):
             self.site.disk.remove(path)
@@ -274,8 +259,6 @@ class Story:
             return
         with Store(self.site.config.agent.state_directory, self.site.disk) as store:
             store.save(Checkpoint(ledger=ledger, boot_id=saved.boot_id, host=saved.host))
-
-    # --- what runs and what a start makes of it -------------------------------------------------
 
     def running_alone(self, controller: Controller) -> Iterator[tuple[str, Mask]]:
         """Yield the pods in whose cgroups containers run on CPUs that no other pod's show."""
@@ -313,10 +296,7 @@ class Story:
                 elif any(other.exclusive_cpus & cpus for other in others):
                     yield f"{uid} runs on {cpus}, which another pod holds"
 
-    # --- helpers --------------------------------------------------------------------------------
-
     def next_pod(self, kind: tuple[str, str] | None = None, name: str = "") -> Pod:
-        """Return a pod that was never asked for."""
         self.pods += 1
         containers, budget = kind or self.random.choice(KINDS)
         uid = f"{self.pods:08d}-2222-3333-4444-555555555555"
@@ -327,7 +307,6 @@ class Story:
         return self.random.choice(choices) if choices else ""
 
     def inside(self) -> list[str]:
-        """Return the cgroups in pods' cgroups."""
         pods = (path for path in self.site.cgroups() if self.site.layout.parse_pod(path))
         return [f"{pod}/{name}" for pod in pods for name in self.site.kernel.children(pod)]
 
@@ -467,7 +446,6 @@ class Upheaval(Story):
         return [*super().steps(), *more, self.admit_file]
 
     async def admit_file(self, controller: Controller) -> None:
-        """Admit a pod of the manifest directory."""
         pod = self.next_pod()
         await controller.admit(pod, Source("manifests", f"/manifests/{pod.name}.yaml"))
 
@@ -545,8 +523,6 @@ class Upheaval(Story):
             await self.compare(controller)  # the agent follows units of pods alone
         self.settled(controller, f"{name} restarted")
 
-    # --- what happens while no agent runs -------------------------------------------------------
-
     def between(self) -> None:
         for change in (self.turn, self.reconfigure):
             if self.random.random() < 0.4:
@@ -562,7 +538,6 @@ class Upheaval(Story):
         self.site.kernel.set_online(online or HOST.online)
 
     def reconfigure(self) -> None:
-        """Change what the next agent is started with."""
         options = self.random.choice(
             ({}, {"strict-cpu-reservation": "true"}, {"full-pcpus-only": "true"})
         )
@@ -576,8 +551,6 @@ class Upheaval(Story):
             topology_manager_scope=self.random.choice(list(TopologyManagerScope)),
             topology_manager_policy=self.random.choice(list(TopologyManagerPolicy)),
         )
-
-    # --- helpers --------------------------------------------------------------------------------
 
     def any_mask(self) -> Mask:
         count = self.random.randint(1, self.random.choice((2, 8, 16)))

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from agent.api.client import AgentError
 from agent.api.documents import ErrorDocument, decode
 from agent.server.handlers import OPERATION
-from tests.agent.server.support import OTHER_UID, UID, Running, World, in_loop, manifest, running
+from tests.agent.server.support import OTHER_UID, Running, World, in_loop, manifest, running
 
 
 async def ask(
@@ -28,12 +28,8 @@ async def ask(
 #: What is asked for beside the admitted pod, and the status of the answer.
 ASKED: Final = (
     ("GET", f"/v1/pods/{OTHER_UID}", None, 404),
-    ("GET", "/v1/nothing", None, 404),
-    ("PUT", "/v1/pods", None, 405),
-    ("GET", "/v1/pods?colour=red", None, 400),
     ("POST", "/v1/pods", b"kind: Pod", 422),
     ("POST", "/v1/pods", manifest("big", OTHER_UID, cpu="64"), 409),
-    ("POST", f"/v1/pods/{UID}/containers/c0/bind", b'{"cgroup": "/none"}', 422),
     ("GET", "/v1/status", None, 500),
 )
 

@@ -69,23 +69,8 @@ def test_of_a_peer_in_too_many_groups_the_primary_one_is_known() -> None:
     with ours, theirs:
         crowded = ManyGroups(ours, errno.ERANGE)
         assert peer_of(crowded).groups == {os.getegid()}  # type: ignore[arg-type]
-        broken = ManyGroups(ours, errno.EIO)
         with pytest.raises(OSError, match="Input/output error"):
-            peer_of(broken)  # type: ignore[arg-type]
-
-
-def test_a_user_counts_as_one_caller_and_the_agents_own_is_always_let_in() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs:
-        assert user_caller(ours) == Caller(f"user {os.geteuid()}", privileged=True)
-
-
-@pytest.mark.parametrize(("uid", "privileged"), [(0, True), (500, True), (1000, False)])
-def test_root_and_the_agents_own_user_are_privileged(
-    monkeypatch: pytest.MonkeyPatch, uid: int, *, privileged: bool
-) -> None:
-    monkeypatch.setattr(peers, "own_user", lambda: 500)
-    assert user_caller(Credentials(uid)) == Caller(f"user {uid}", privileged)  # type: ignore[arg-type]
+            peer_of(ManyGroups(ours, errno.EIO))  # type: ignore[arg-type]
 
 
 class Credentials:
@@ -96,6 +81,14 @@ class Credentials:
 
     def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
         return struct.pack("3i", 1, self._uid, self._uid)
+
+
+@pytest.mark.parametrize(("uid", "privileged"), [(0, True), (500, True), (1000, False)])
+def test_a_user_counts_as_one_caller_and_root_and_the_agents_own_are_privileged(
+    monkeypatch: pytest.MonkeyPatch, uid: int, *, privileged: bool
+) -> None:
+    monkeypatch.setattr(peers, "own_user", lambda: 500)
+    assert user_caller(Credentials(uid)) == Caller(f"user {uid}", privileged)  # type: ignore[arg-type]
 
 
 class Peername:
@@ -146,20 +139,16 @@ def listener(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, st
         yield listening, by
 
 
-def test_a_client_on_this_host_counts_as_its_user(listener: tuple[socket.socket, str]) -> None:
-    listening, host = listener
-    caller_of = callers_of(listening)
-    with connected(listening, host) as (ours, _):
-        assert caller_of(ours) == Caller(f"user {os.geteuid()}", privileged=True)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_users_of_this_host_count_separately(listener: tuple[socket.socket, str]) -> None:
     listening, host = listener
+    caller_of = callers_of(listening)
     with ExitStack() as stack:
+        own, _ = stack.enter_context(connected(listening, host))
         with acting_as(OTHER):
             ours, _ = stack.enter_context(connected(listening, host))
-        assert tcp_caller(ours) == Caller(f"user {OTHER}")
+        assert caller_of(own) == Caller(f"user {os.geteuid()}", privileged=True)
+        assert caller_of(ours) == Caller(f"user {OTHER}")
 
 
 def test_a_client_that_closed_its_end_counts_as_its_address_not_as_root() -> None:

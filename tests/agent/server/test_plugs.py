@@ -1,9 +1,4 @@
-"""What is plugged in from outside the packages goes the whole way like what is built in.
-
-A toy source of pods is defined here and registered by an argument; nothing in the packages knows
-its name. Its pod goes from the manifest to the decision, the checkpoint, the cgroup, the metrics,
-over a restart of the agent, and ends with its entry.
-"""
+"""What is plugged in from outside the packages goes the whole way like what is built in."""
 
 from __future__ import annotations
 
@@ -15,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.cluster.plugs import PLUGS
-from agent.managers.allocation import Origin, Source
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.pods.model import ManifestError
 from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
-from agent.sources.source import SourceEntry, SourceReading, SourceUnreadableError
+from agent.sources.source import SourceEntry, SourceReading
 from agent.state.store import peek
 from tests.agent.managers.toy_manager import LANE, ToyManager
 from tests.agent.server.support import (
@@ -52,12 +46,6 @@ class ToySource:
     name: str = "toy"
     removal: str = "empty that slot"
     slots: dict[str, bytes] = field(default_factory=dict)
-    complete: bool = True
-    #: What it cannot find out; `broken` is why it cannot be read at all.
-    conditions: tuple[str, ...] = ()
-    broken: str = ""
-    #: The keys of the pods that it had at the start.
-    resumed: list[str] = field(default_factory=list)
     #: Why its stream of changes breaks when it is opened; "" for a sound one.
     breaks: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,18 +54,15 @@ class ToySource:
         return key.startswith("slot ")
 
     def resume(self, keys: Collection[str]) -> None:
-        self.resumed = sorted(keys)
+        assert all(map(self.covers, keys))
 
     def read(self) -> SourceReading:
-        if self.broken:
-            raise SourceUnreadableError(self.broken, "mend it", "Broken")
-        entries = tuple(self._entry(key, content) for key, content in self.slots.items())
-        return SourceReading(entries, self.complete, conditions=self.conditions)
+        return SourceReading(tuple(self._entry(key, raw) for key, raw in self.slots.items()))
 
     @staticmethod
-    def _entry(key: str, content: bytes) -> SourceEntry:
+    def _entry(key: str, raw: bytes) -> SourceEntry:
         try:
-            return SourceEntry(key, load_pod(content, key))
+            return SourceEntry(key, load_pod(raw, key))
         except ManifestError as error:
             return SourceEntry(key, error=error)
 
@@ -130,53 +115,6 @@ def metric(agent: Running, line: str) -> str:
     return found.removeprefix(f"{line} ")
 
 
-def saved_source(world: World) -> Source | None:
-    saved = peek(world.config.agent.state_directory)
-    assert saved is not None
-    return saved.ledger.allocations[UID].source
-
-
-@in_loop
-async def test_the_pod_of_a_toy_source_goes_from_manifest_to_cgroup_metrics_restart_and_removal(
-    world: World, toy: ToySource
-) -> None:
-    async with running(world) as agent:
-        with agent.controller.events.watch() as watcher:
-            toy.put(KEY, manifest())
-            assert (await next_event(watcher, "PodAdmitted")).uid == UID
-        await manifests_settled(agent, {("toy", KEY): "admitted"})
-        # Decision and checkpoint.
-        allocation = agent.controller.state.ledger.allocations[UID]
-        assert (allocation.source, allocation.origin) == (Source("toy", KEY), Origin.DECIDED)
-        assert str(allocation.exclusive_cpus) == "1,9"
-        assert saved_source(world) == Source("toy", KEY)
-        # Kernel.
-        assert world.cpus_of(POD) == "1,9"
-        world.kernel.mkdir(f"{POD}/c0")
-        world.kernel.spawn(f"{POD}/c0", 4711)
-        await agent.ask(agent.client.reconcile)
-        assert world.cpus_of(f"{POD}/c0") == "1,9"
-        # Metrics and documents.
-        assert metric(agent, 'numawarden_manifests{state="admitted"}') == "1.0"
-        assert metric(agent, "numawarden_pods") == "1.0"
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-    async with running(world) as agent:
-        # The restart moved nothing, and the pod still belongs to its entry.
-        assert world.cpus_of(f"{POD}/c0") == "1,9"
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-        assert await entries_of(agent) == {("toy", KEY): "admitted"}
-        with agent.controller.events.watch() as watcher:
-            toy.empty(KEY)
-            assert (await next_event(watcher, "PodRemoved")).uid == UID
-        await manifests_settled(agent, {})
-        assert agent.controller.state.ledger.allocations == {}
-        assert metric(agent, "numawarden_pods") == "0.0"
-        assert metric(agent, 'numawarden_manifests{state="admitted"}') == "0.0"
-    saved = peek(world.config.agent.state_directory)
-    assert saved is not None
-    assert saved.ledger.allocations == {}
-
-
 async def manifests_settled(agent: Running, entries: dict[tuple[str, str], str]) -> None:
     """Wait until what has become of all entries was reported, which follows the last event."""
     while await entries_of(agent) != entries:  # noqa: ASYNC110  # no event says so
@@ -184,15 +122,16 @@ async def manifests_settled(agent: Running, entries: dict[tuple[str, str], str])
 
 
 @in_loop
-async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restart_and_removal(
+async def test_what_a_toy_manager_allocates_to_the_pod_of_a_toy_source_goes_the_whole_way(
     world: World, toy: ToySource
 ) -> None:
-    """A pod of a toy source asks for lanes of a toy manager, which only node 1 has."""
     world.managers = (ToyManager({1: 3}), *MANAGERS)
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
             toy.put(KEY, with_lanes(2))
             assert (await next_event(watcher, "PodAdmitted")).uid == UID
+        await manifests_settled(agent, {("toy", KEY): "admitted"})
+        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
         # Decision and checkpoint: the CPUs are those of the node that has the lanes.
         ledger = agent.controller.state.ledger
         assert ledger.allocations[UID].containers[0].part("lanes") == ["1.0", "1.1"]
@@ -200,9 +139,8 @@ async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restar
         saved = peek(world.config.agent.state_directory)
         assert saved is not None
         assert saved.ledger.allocations == ledger.allocations
-        # Kernel.
         assert world.cpus_of(POD) == "4,12"
-        # Metrics, documents and a rejection.
+        assert metric(agent, 'numawarden_manifests{state="admitted"}') == "1.0"
         assert metric(agent, 'toy_lanes{numa_node="1",state="taken"}') == "2.0"
         assert metric(agent, "toy_lanes_taken_total") == "2.0"
         assert metric(agent, f'numawarden_allocatable{{resource="{LANE}"}}') == "3.0"
@@ -213,7 +151,6 @@ async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restar
         assert rejected.rejection is not None
         assert (rejected.rejection.reason, rejected.rejection.resource) == (f"OutOf{LANE}", LANE)
     async with running(world) as agent:
-        # The restart took the lanes from the checkpoint, and those of other pods are free.
         assert agent.controller.state.ledger == ledger
         assert world.cpus_of(POD) == "4,12"
         assert metric(agent, 'toy_lanes{numa_node="1",state="taken"}') == "2.0"
@@ -226,10 +163,12 @@ async def test_what_a_toy_manager_allocates_goes_from_manifest_to_metrics_restar
             ("lane gone", "has lane 1.1, which is gone")
         ]
         assert metric(agent, 'numawarden_invalid_allocations{rule="lane gone"}') == "2.0"
-        with agent.controller.events.watch() as watcher:
-            toy.empty(KEY)
-            assert (await next_event(watcher, "PodRemoved")).uid == UID
-        await agent.ask(agent.client.remove, OTHER_UID)
+    world.sources = PLUGS.sources
+    async with running(world) as agent:
+        # A source that is no longer registered leaves its pods to the API.
+        assert await sources_of(agent) == {UID: f"toy: {KEY}", OTHER_UID: "api: api"}
+        for uid in (UID, OTHER_UID):
+            await agent.ask(agent.client.remove, uid)
         assert agent.controller.state.ledger.parts["lanes"] == set()
         assert metric(agent, 'toy_lanes{numa_node="1",state="free"}') == "1.0"
 
@@ -239,30 +178,16 @@ def with_lanes(count: int, uid: str = UID) -> bytes:
     return manifest(uid=uid).replace(amounts.encode(), f"{amounts}, {LANE}: {count}".encode())
 
 
-@in_loop
-async def test_a_source_that_is_no_longer_registered_leaves_its_pods_to_the_api(
-    world: World, toy: ToySource
-) -> None:
-    toy.put(KEY, manifest())
-    async with running(world):
-        pass
-    world.sources = PLUGS.sources
-    async with running(world) as agent:
-        assert await sources_of(agent) == {UID: f"toy: {KEY}"}
-        await agent.ask(agent.client.remove, UID)
-        assert await sources_of(agent) == {}
-
-
-@pytest.mark.parametrize("order", ["toy first", "other first"])
+@pytest.mark.parametrize("first", [True, False])
 @in_loop
 async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the_first(
-    world: World, toy: ToySource, order: str
+    world: World, toy: ToySource, *, first: bool
 ) -> None:
     other = ToySource("other")
     toy.put(KEY, manifest())
     async with running(world):
         pass
-    plug_in(world, *((toy, other) if order == "toy first" else (other, toy)))
+    plug_in(world, *((toy, other) if first else (other, toy)))
     other.put("slot 7", manifest())
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
@@ -290,7 +215,6 @@ async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the
 async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened_again(
     world: World, toy: ToySource
 ) -> None:
-    """A mistake in one source costs neither the agent nor another source."""
     directory = world.manifest_directory()
     toy.breaks = "a mistake in the toy"
     subject = "changes of toy"
@@ -309,19 +233,12 @@ async def test_a_source_whose_stream_breaks_is_read_from_time_to_time_and_opened
         await world.clock.passing(REOPEN_SECONDS, gone)
 
 
-def test_an_entry_without_a_key_is_a_mistake_since_its_pod_would_belong_to_nothing() -> None:
+@pytest.mark.parametrize("name", ["toy", "api"])
+@in_loop
+async def test_two_sources_of_one_name_are_a_mistake_of_the_build(world: World, name: str) -> None:
+    plug_in(world, ToySource(), ToySource(name))
+    with pytest.raises(ValueError, match=f"two sources of pods called '{name}'"):
+        async with running(world):
+            pass
     with pytest.raises(ValueError, match="needs a key"):
         SourceEntry("", load_pod(manifest(), "test"))
-
-
-@pytest.mark.parametrize("name", ["toy", "api"])
-def test_two_sources_of_one_name_are_a_mistake_of_the_build(world: World, name: str) -> None:
-    plug_in(world, ToySource(), ToySource(name))
-
-    @in_loop
-    async def scenario() -> None:
-        with pytest.raises(ValueError, match=f"two sources of pods called '{name}'"):
-            async with running(world):
-                pass
-
-    scenario()

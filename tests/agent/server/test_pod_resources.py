@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,9 @@ def world(world: World) -> World:
     """Return the world with podresources configured."""
     agent = replace(
         world.config.agent,
-        pod_resources=PodResourcesConfig(world.directory / "pod-resources" / "kubelet.sock"),
+        pod_resources=PodResourcesConfig(
+            world.directory / "kubelet" / "pod-resources" / "kubelet.sock"
+        ),
     )
     world.config = replace(world.config, agent=agent)
     return world
@@ -123,10 +126,11 @@ async def test_a_hundred_requests_of_one_connection_at_once_are_all_answered(wor
 
 
 @in_loop
-async def test_a_pod_is_found_by_its_name_and_another_is_unknown_as_the_kubelet_says(
+async def test_a_pod_is_found_by_its_name_and_requests_are_counted_as_the_kubelet_counts_them(
     world: World,
 ) -> None:
-    async with served(world) as (_, client):
+    async with served(world) as (agent, client):
+        await listed(client)
         found = await get(client, "web", "shop")
         assert list(found.pod_resources.containers[0].cpu_ids) == [1, 9]
         with pytest.raises(CallError) as caught:
@@ -135,15 +139,6 @@ async def test_a_pod_is_found_by_its_name_and_another_is_unknown_as_the_kubelet_
             "UNKNOWN",
             "pod nosuch in namespace default not found",
         )
-
-
-@in_loop
-async def test_requests_are_counted_as_the_kubelet_counts_them(world: World) -> None:
-    async with served(world) as (agent, client):
-        await listed(client)
-        await get(client, "web", "shop")
-        with pytest.raises(CallError):
-            await get(client, "nosuch", "default")
         counters = agent.controller.metrics.counters
         assert [
             counters.value(metric, "v1")
@@ -189,35 +184,64 @@ async def test_the_socket_is_for_the_agents_user_and_group_and_gone_after_the_st
     world: World,
 ) -> None:
     path = socket_of(world)
+    path.parent.parent.mkdir()
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:  # one that died is replaced
+        dead.bind(str(path))
     async with running(world):
         assert path.stat().st_mode & 0o777 == 0o660
-        assert path.parent.stat().st_mode & 0o777 == 0o750
+        assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.exists()
+    path.parent.rmdir()
     async with running(world):  # nothing that was left keeps the next start from listening
         assert path.is_socket()
+        assert path.parent.stat().st_mode & 0o777 == 0o750
 
 
+@pytest.mark.parametrize("early", [True, False])
 @in_loop
-async def test_a_socket_that_another_process_serves_is_left_alone(world: World) -> None:
+async def test_a_socket_that_another_process_serves_is_left_alone(
+    world: World, *, early: bool
+) -> None:
     path = socket_of(world)
-    path.parent.mkdir(mode=0o750)
-    with socket.socket(socket.AF_UNIX) as kubelet:
-        kubelet.bind(str(path))
-        kubelet.listen()
+    listener = await made(world)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
         with pytest.raises(StartError, match=r"in use; .*name another path"):
-            async with running(world):
-                pass
+            await (made(world) if early else listener.start())
         assert path.is_socket()
+    await listener.stop()
 
 
 @in_loop
-async def test_a_socket_that_died_is_replaced(world: World) -> None:
-    path = socket_of(world)
-    path.parent.mkdir(mode=0o750)
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-    async with served(world) as (_, client):
-        assert len((await listed(client)).pod_resources) == 1
+async def test_a_directory_that_cannot_be_made_keeps_the_agent_from_starting(world: World) -> None:
+    socket_of(world).parents[1].touch()
+    with pytest.raises(StartError, match=r"directory .*: Not a directory; create the directory"):
+        await made(world)
+
+
+@in_loop
+async def test_grpc_is_imported_where_a_socket_is_configured_alone_and_may_be_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = [name for name in sys.modules if name.startswith("agent.") and "pod_resources" in name]
+    for name in (*ours, "agent.rpc"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    expected = (
+        r"agent\.podResources\.socket: grpc is not installed; "
+        r"install the extra: pip install 'numawarden\[grpc\]'"
+    )
+    with pytest.raises(StartError, match=expected):
+        async with running(world):
+            pass
+    assert not socket_of(world).parents[1].exists()
+    unserved = replace(world.config.agent, pod_resources=PodResourcesConfig())
+    world.config = replace(world.config, agent=unserved)
+    async with running(world) as agent:
+        assert agent.service._listeners.pod_resources is None
+    assert "agent.rpc" not in sys.modules
 
 
 def connect(path: Path) -> socket.socket:
@@ -299,17 +323,6 @@ async def test_a_request_longer_than_any_is_rejected_before_it_is_read(world: Wo
             await get(client, "x" * module.LONGEST_REQUEST, "default")
         assert caught.value.code == "RESOURCE_EXHAUSTED"
         assert "larger than" in caught.value.message
-
-
-@in_loop
-async def test_a_socket_taken_after_the_agent_was_made_is_left_alone(world: World) -> None:
-    listener = await made(world)
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(socket_of(world)))
-        other.listen()
-        with pytest.raises(StartError, match="in use"):
-            await listener.start()
-    await listener.stop()
 
 
 @in_loop

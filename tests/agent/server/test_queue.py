@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,15 +25,25 @@ from agent.server.queue import (
 from tests.agent.server.support import FakeClock, in_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 asked_by: ContextVar[str] = ContextVar("asked_by", default="")
 
 
-@in_loop
-async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
+@asynccontextmanager
+async def served() -> AsyncIterator[SerialQueue]:
+    """Return a queue whose actions run until the block ends."""
     queue = SerialQueue(Progress(FakeClock()))
     serving = asyncio.create_task(queue.serve())
+    try:
+        yield queue
+    finally:
+        queue.stop()
+        await serving
+
+
+@in_loop
+async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
     log: list[str] = []
 
     async def action(name: str) -> str:
@@ -43,17 +54,14 @@ async def test_actions_run_one_after_another_in_the_order_of_arrival() -> None:
         return name
 
     names = ["a", "b", "c"]
-    results = await asyncio.gather(*(queue.run(partial(action, name)) for name in names))
-    queue.stop()
-    await serving
+    async with served() as queue:
+        results = await asyncio.gather(*(queue.run(partial(action, name)) for name in names))
     assert results == names
     assert log == [f"{name} {what}" for name in names for what in ("begins", "ends")]
 
 
 @in_loop
-async def test_an_action_whose_asker_went_away_is_finished() -> None:
-    queue = SerialQueue(Progress(FakeClock()))
-    serving = asyncio.create_task(queue.serve())
+async def test_an_action_whose_asker_went_away_is_finished_or_never_begun() -> None:
     began, go_on, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def action() -> None:
@@ -61,13 +69,18 @@ async def test_an_action_whose_asker_went_away_is_finished() -> None:
         await go_on.wait()
         finished.set()
 
-    asking = asyncio.create_task(queue.run(action))
-    await began.wait()
-    asking.cancel()
-    go_on.set()
-    await finished.wait()
-    queue.stop()
-    await serving
+    async def never() -> None:
+        raise AssertionError("nobody asks for it any longer")
+
+    async with served() as queue:
+        asking = asyncio.create_task(queue.run(action))
+        await began.wait()
+        gone = asyncio.create_task(queue.run(never))
+        await asyncio.sleep(0)
+        asking.cancel()
+        gone.cancel()
+        go_on.set()
+        await finished.wait()
 
 
 MEMBERS = Caller("user 1"), Caller("user 2")
@@ -103,27 +116,6 @@ async def test_one_normal_turn_comes_after_eight_urgent_ones() -> None:
     await serving
 
 
-@in_loop
-async def test_one_that_is_urgent_again_and_again_does_not_keep_others_waiting() -> None:
-    queue, log = SerialQueue(Progress(FakeClock())), list[str]()
-    serving = asyncio.create_task(queue.serve())
-
-    async def again() -> None:
-        log.append("again")
-        if len(log) < 50:
-            asked.append(put(queue, again))
-
-    async def waits() -> int:
-        return len(log)
-
-    asked = [put(queue, again)]
-    with called_by(MEMBERS[0]):
-        assert await queue.run(waits) <= MOST_IN_A_ROW + 1
-    queue.stop()
-    await serving
-    await asyncio.gather(*asked, return_exceptions=True)
-
-
 @pytest.mark.parametrize(
     ("raised", "error"),
     [(asyncio.CancelledError, EndedError), (BaseException, BaseException)],
@@ -132,22 +124,17 @@ async def test_one_that_is_urgent_again_and_again_does_not_keep_others_waiting()
 async def test_an_action_that_is_cancelled_has_failed_and_the_queue_goes_on(
     raised: type[BaseException], error: type[BaseException]
 ) -> None:
-    """A call whose channel is closed is cancelled without its caller being."""
-    queue = SerialQueue(Progress(FakeClock()))
-    serving = asyncio.create_task(queue.serve())
-
     async def cancelled() -> None:
         raise raised
 
     async def succeed() -> int:
         return 7
 
-    with pytest.raises(error):
-        await queue.run(cancelled)
-    assert await queue.run(succeed) == 7
-    assert queue.finished == 2
-    queue.stop()
-    await serving
+    async with served() as queue:
+        with pytest.raises(error):
+            await queue.run(cancelled)
+        assert await queue.run(succeed) == 7
+        assert queue.finished == 2
 
 
 @in_loop
@@ -160,24 +147,6 @@ async def test_a_queue_that_was_ended_is_a_failure_at_once() -> None:
     serving.cancel()
     await asyncio.wait((serving,))
     assert progress.failure() == "queue of changes has ended: it was cancelled; restart the agent"
-
-
-@in_loop
-async def test_an_action_whose_caller_went_away_before_it_began_is_dropped() -> None:
-    queue, done = SerialQueue(Progress(FakeClock())), list[str]()
-
-    async def action(name: str) -> None:
-        done.append(name)
-
-    gone = asyncio.create_task(queue.run(partial(action, "gone")))
-    waits = asyncio.create_task(queue.run(partial(action, "waits")))
-    await asyncio.sleep(0)
-    gone.cancel()
-    serving = asyncio.create_task(queue.serve())
-    await waits
-    assert done == ["waits"]
-    queue.stop()
-    await serving
 
 
 @in_loop
@@ -242,28 +211,18 @@ async def test_a_member_that_queues_without_end_is_rejected_and_others_are_not()
 
 
 @in_loop
-async def test_an_action_sees_the_context_of_its_caller_also_in_the_thread() -> None:
-    queue, worker = SerialQueue(Progress(FakeClock())), Worker(Progress(FakeClock()))
-    serving = asyncio.create_task(queue.serve())
+async def test_blocking_work_runs_in_one_other_thread_in_the_context_of_its_caller() -> None:
+    worker = Worker(Progress(FakeClock()))
 
-    async def action() -> str:
-        return await worker.run(asked_by.get)
+    async def action() -> tuple[str, int]:
+        return await worker.run(lambda: (asked_by.get(), threading.get_ident()))
 
-    async def ask(name: str) -> str:
+    async def ask(name: str) -> tuple[str, int]:
         asked_by.set(name)
         return await queue.run(action)
 
-    one, two = await asyncio.gather(ask("one"), ask("two"))
+    async with served() as queue:
+        (one, first), (two, second) = await asyncio.gather(ask("one"), ask("two"))
     assert (one, two) == ("one", "two")
-    queue.stop()
-    await serving
+    assert first == second != threading.get_ident()
     worker.close()
-
-
-@in_loop
-async def test_blocking_work_runs_in_one_thread_that_is_not_the_loops() -> None:
-    worker = Worker(Progress(FakeClock()))
-    threads = await asyncio.gather(*(worker.run(threading.get_ident) for _ in range(5)))
-    worker.close()
-    assert len(set(threads)) == 1
-    assert threads[0] != threading.get_ident()

@@ -121,7 +121,6 @@ async def test_a_dry_run_leaves_nothing(world: World) -> None:
 
 @in_loop
 async def test_a_pod_that_is_admitted_does_not_fail(world: World) -> None:
-    """Neither with an invalid manifest nor with another specification under its uid."""
     async with running(world) as agent:
         await ask(agent, "POST", "/v1/pods", manifest())
         assert (await ask(agent, "POST", "/v1/pods", bad()))[0] == 422

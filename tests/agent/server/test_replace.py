@@ -1,8 +1,4 @@
-"""A name has one pod at a time; another one takes its place only where that is asked for.
-
-Crashes, failing steps and restarts in the course of a replacement are in test_crash.py,
-test_faults.py and test_never_two_pods.py.
-"""
+"""A name has one pod at a time; another one takes its place only where that is asked for."""
 
 from __future__ import annotations
 
@@ -12,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.cli.errors import ExitCode
 from agent.server import metrics as names
-from agent.state.store import CHECKPOINT_NAME, Store, peek
+from agent.state.store import Store, peek
 from sysfs.mask import Mask
-from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
@@ -27,10 +21,6 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
     from agent.api.documents import AdmissionDocument
     from tests.agent.server.support import Running, World
 
@@ -54,9 +44,6 @@ def reason(answer: AdmissionDocument) -> str:
     return answer.rejection.reason
 
 
-# --- without asking for it ------------------------------------------------------------------------
-
-
 # Shows in differences.md: pod-names
 @in_loop
 async def test_a_second_pod_of_a_name_is_rejected_and_nothing_changes(world: World) -> None:
@@ -70,22 +57,6 @@ async def test_a_second_pod_of_a_name_is_rejected_and_nothing_changes(world: Wor
         assert "--replace" in answer.rejection.remedy
         assert await pods(agent) == before
         assert peek(world.config.agent.state_directory) == saved
-
-
-@in_loop
-async def test_a_name_is_free_in_another_namespace_and_once_its_pod_is_removed(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-        await ask(agent, manifest())
-        elsewhere = SAME_NAME.replace(b"namespace: shop", b"namespace: lab")
-        assert (await ask(agent, elsewhere)).admitted
-        await agent.ask(agent.client.remove, UID)
-        third = manifest("web", "77777777-2222-3333-4444-555555555555")
-        assert (await ask(agent, third)).admitted
-
-
-# --- in place of the other ------------------------------------------------------------------------
 
 
 # Shows in differences.md: pod-names
@@ -157,22 +128,6 @@ async def test_a_pod_of_a_file_is_replaced_by_its_file_alone(world: World) -> No
 
 
 @in_loop
-async def test_of_two_files_with_one_name_the_second_waits_for_the_first(world: World) -> None:
-    directory = world.manifest_directory()
-    for file in ("a.yaml", "b.yaml"):
-        (directory / file).write_bytes(manifest(uid=None))
-    async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert [entry.state for entry in status.manifests] == ["admitted", "conflict"]
-        assert "has that name" in status.manifests[1].message
-        (directory / "a.yaml").unlink()
-        await agent.sync_manifests()
-        status = await asyncio.to_thread(agent.client.status)
-        assert [entry.state for entry in status.manifests] == ["admitted"]
-        assert len(await pods(agent)) == 1
-
-
-@in_loop
 async def test_of_several_pods_of_one_name_in_an_old_checkpoint_none_is_chosen(
     world: World,
 ) -> None:
@@ -185,7 +140,6 @@ async def test_of_several_pods_of_one_name_in_an_old_checkpoint_none_is_chosen(
     second = replace(saved.ledger.allocations[OTHER_UID], name="web")
     with Store(directory) as store:
         store.save(replace(saved, ledger=saved.ledger.with_allocation(second)))
-    assert (directory / CHECKPOINT_NAME).exists()
     third = manifest("web", "77777777-2222-3333-4444-555555555555")
     async with running(world) as agent:
         answer = await ask(agent, third, replace_pod=True)
@@ -196,26 +150,3 @@ async def test_of_several_pods_of_one_name_in_an_old_checkpoint_none_is_chosen(
         assert len(await pods(agent)) == 2
         await agent.ask(agent.client.remove, OTHER_UID)
         assert (await ask(agent, third, replace_pod=True)).replaced == UID
-
-
-# --- on the command line --------------------------------------------------------------------------
-
-
-def test_the_command_replaces_where_it_is_asked_to(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with in_background(world):
-        shell = Shell(world, tmp_path, capsys)
-        shell.run("admit", shell.file(manifest()))
-        code, out, _ = shell.run("admit", shell.file(SAME_NAME))
-        assert code == ExitCode.REJECTED
-        assert "numawarden admit --replace" in out
-        code, out, _ = shell.run("admit", "--replace", "--dry-run", shell.file(SAME_NAME))
-        assert code == ExitCode.OK
-        first = f"would admit shop/web (uid {OTHER_UID}), in place of uid {UID}"
-        assert out.splitlines()[0] == first
-        code, out, _ = shell.run("admit", "--replace", shell.file(SAME_NAME))
-        assert code == ExitCode.OK
-        assert out.splitlines()[0] == f"admitted shop/web (uid {OTHER_UID}), in place of uid {UID}"
-        code, out, _ = shell.run("list")
-        assert out.count("shop/web") == 1

@@ -50,7 +50,6 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, host_root: Path) -> Sit
 
 
 def cpus(site: Site, uid: str) -> Mask:
-    """Return where the process of a pod may run."""
     pod = site.cgroup(uid)
     (pid,) = (
         pid for name in site.kernel.children(pod) for pid in site.kernel.procs(f"{pod}/{name}")
@@ -59,12 +58,10 @@ def cpus(site: Site, uid: str) -> Mask:
 
 
 def run(site: Site, uid: str) -> None:
-    """Start a process of the container of a pod."""
     site.start(site.cgroup(uid), f"{NAMES[uid]}-main")
 
 
 async def admit(controller: Controller, uid: str) -> None:
-    """Admit a pod of one container with two CPUs."""
     assert (await controller.admit(pod_of(NAMES[uid], uid, "main=2"))).admitted
 
 
@@ -91,14 +88,22 @@ def with_pod_one(site: Site) -> bytes:
     return with_agent(site, begin)
 
 
-def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -> None:
-    backup = with_pod_one(site)
+def let_pod_two_run(site: Site, *, instead: bool = False) -> Mask:
+    """Let pod two run, beside pod one or in its place; return where it may run."""
 
-    async def add_another(controller: Controller) -> None:
+    async def begin(controller: Controller) -> Mask:
+        if instead:
+            await controller.remove(ONE)
         await admit(controller, TWO)
         run(site, TWO)
         await controller.reconcile()
-        assert cpus(site, TWO) == Mask.of(2, 10)
+        return cpus(site, TWO)
+
+    return with_agent(site, begin)
+
+
+def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -> None:
+    backup = with_pod_one(site)
 
     async def begin_again(controller: Controller) -> None:
         assert allocated(controller) == {ONE: "1,9", TWO: "2,10"}
@@ -120,7 +125,7 @@ def test_a_pod_that_runs_keeps_its_cpus_until_it_is_admitted_again(site: Site) -
         assert allocated(controller)[TWO] == "2,10"
         assert controller.state.ledger.allocations[TWO].name == "two"
 
-    with_agent(site, add_another)
+    assert let_pod_two_run(site) == Mask.of(2, 10)
     put_back(site, backup)
     with_agent(site, begin_again)
 
@@ -129,13 +134,6 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
     async def begin(controller: Controller) -> bytes:
         await admit(controller, ONE)
         return pickle.dumps(site.disk)
-
-    async def take_its_place(controller: Controller) -> None:
-        await controller.remove(ONE)
-        await admit(controller, TWO)
-        run(site, TWO)
-        await controller.reconcile()
-        assert cpus(site, TWO) == Mask.of(1, 9)
 
     async def begin_again(controller: Controller) -> None:
         assert allocated(controller) == {TWO: "1,9"}
@@ -156,12 +154,17 @@ def test_a_pod_of_the_checkpoint_gives_way_to_the_one_that_has_its_cpus_now(site
         assert not any(ONE in line for line in controller.state.condition_lines())
 
     backup = with_agent(site, begin)
-    with_agent(site, take_its_place)
+    assert let_pod_two_run(site, instead=True) == Mask.of(1, 9)
     put_back(site, backup)
     with_agent(site, begin_again)
 
 
 def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(site: Site) -> None:
+    async def nothing_is_allocated(controller: Controller) -> None:
+        assert allocated(controller) == {}
+        assert controller.state.condition_lines() == ()
+        await controller.reconcile()
+
     with_pod_one(site)
     effects = Effects(looks=False)
     with_agent(site.copy(), lambda controller: controller.remove(ONE), effects)
@@ -176,19 +179,8 @@ def test_a_removed_pod_that_runs_on_is_not_resurrected_wherever_the_agent_dies(s
                 lambda controller: controller.remove(ONE),
                 Effects(die_before(step.number), looks=False),
             )
-        assert find_nothing(dying) == Mask.parse("0-15")
-
-
-def find_nothing(site: Site) -> Mask:
-    """Start an agent without allocations; return where pod one runs then."""
-
-    async def compare(controller: Controller) -> None:
-        assert allocated(controller) == {}
-        assert controller.state.condition_lines() == ()
-        await controller.reconcile()
-
-    with_agent(site, compare)
-    return cpus(site, ONE)
+        with_agent(dying, nothing_is_allocated)
+        assert cpus(dying, ONE) == Mask.parse("0-15")
 
 
 def test_a_removed_pod_is_remembered_until_its_cgroup_is_gone(site: Site) -> None:
@@ -266,12 +258,6 @@ def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(si
         await controller.bind(ONE, "main", BindRequest(cgroup=f"/{bound}"))
         return pickle.dumps(site.disk)
 
-    async def take_its_place(controller: Controller) -> None:
-        await controller.remove(ONE)
-        await admit(controller, TWO)
-        run(site, TWO)
-        await controller.reconcile()
-
     async def begin_again(controller: Controller) -> None:
         assert allocated(controller) == {TWO: "1,9"}
         await controller.reconcile()
@@ -280,7 +266,7 @@ def test_bindings_of_the_older_checkpoint_never_lead_to_cpus_of_a_running_pod(si
         assert cpus(site, TWO) == Mask.of(1, 9)
 
     backup = with_agent(site, bind)
-    with_agent(site, take_its_place)
+    let_pod_two_run(site, instead=True)
     put_back(site, backup)
     with_agent(site, begin_again)
 
@@ -320,17 +306,11 @@ async def test_pods_of_the_manifest_directory_are_confirmed_or_admitted_again(wo
     path.write_bytes(older)
     (directory / "web.yaml").write_bytes(manifest())
     async with running(world) as agent:
-        status = await asyncio.to_thread(agent.client.status)
-        assert status.condition_lines() == ()
-        allocations = agent.controller.state.ledger.allocations
-        assert {uid: str(allocation.exclusive_cpus) for uid, allocation in allocations.items()} == {
-            OTHER_UID: "1,9",
-            UID: "2,10",
-        }
-        sources = {uid: str(allocation.source) for uid, allocation in allocations.items()}
-        assert sources == {
-            OTHER_UID: str(directory / "db.yaml"),
-            UID: str(directory / "web.yaml"),
+        assert (await asyncio.to_thread(agent.client.status)).condition_lines() == ()
+        pods = await asyncio.to_thread(agent.client.pods)
+        assert {(pod.uid, pod.exclusive_cpus, pod.source) for pod in pods} == {
+            (OTHER_UID, "1,9", str(directory / "db.yaml")),
+            (UID, "2,10", str(directory / "web.yaml")),
         }
         assert world.cpus_of(f"{pod}/c0") == "1,9"
 
@@ -360,11 +340,6 @@ def test_a_binding_of_a_recovered_container_ends_when_the_pod_has_no_such_contai
     backup = with_pod_one(site)
     bound = site.start_elsewhere("service")
 
-    async def add_another(controller: Controller) -> None:
-        await admit(controller, TWO)
-        run(site, TWO)
-        await controller.reconcile()
-
     async def bind_and_confirm(controller: Controller) -> None:
         (shown,) = controller.state.ledger.allocations[TWO].containers
         assert shown.name.startswith("two-main")
@@ -374,6 +349,6 @@ def test_a_binding_of_a_recovered_container_ends_when_the_pod_has_no_such_contai
         (pid,) = site.kernel.procs(bound)
         assert site.kernel.allowed(pid)[0] == Mask.parse("0,3-8,11-15")
 
-    with_agent(site, add_another)
+    let_pod_two_run(site)
     put_back(site, backup)
     with_agent(site, bind_and_confirm)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.server.lifecycle import ServiceManager
+from agent.server.service_manager import ServiceManager
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:

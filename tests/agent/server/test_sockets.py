@@ -21,11 +21,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_socket_is_for_its_owner_and_group_alone(tmp_path: Path) -> None:
-    listening = open_unix(tmp_path / "a.sock", None)
+def test_the_socket_is_for_its_owner_and_group_alone_and_the_umask_is_as_before(
+    tmp_path: Path,
+) -> None:
+    before = os.umask(0o027)
+    try:
+        listening = open_unix(tmp_path / "a.sock", None)
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
     assert listening.path.stat().st_mode & 0o777 == 0o660
     listening.close()
     assert not listening.path.exists()
+    listening.close()  # nothing is there
 
 
 def test_the_agents_own_group_needs_no_chown(
@@ -41,15 +49,6 @@ def test_the_agents_own_group_needs_no_chown(
     with pytest.raises(StartError, match="Operation not permitted"):
         open_unix(tmp_path / "a.sock", group + 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_umask_is_as_before(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        open_unix(tmp_path / "a.sock", None).close()
-        assert os.umask(0o027) == 0o027
-    finally:
-        os.umask(before)
 
 
 def test_a_socket_without_a_listener_is_replaced(tmp_path: Path) -> None:
@@ -70,10 +69,6 @@ def test_a_socket_in_use_is_left_alone_and_said_in_a_line(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
     first.close()
-
-
-def test_a_socket_in_use_is_not_taken_for_stale_because_it_is_busy(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as client:
         busy.bind(str(path))
         busy.listen(0)
@@ -114,19 +109,10 @@ def test_a_socket_that_another_process_put_there_is_not_removed(tmp_path: Path) 
         assert path.exists()
 
 
-def test_closing_a_socket_whose_file_is_gone_is_fine(tmp_path: Path) -> None:
-    listening = open_unix(tmp_path / "a.sock", None)
-    listening.path.unlink()
-    listening.close()
-
-
-def test_an_unknown_group_is_named_with_the_remedy() -> None:
+def test_a_group_is_found_or_named_with_the_remedy() -> None:
+    assert group_id("root") == 0
     with pytest.raises(StartError, match="groupadd --system no-such-group"):
         group_id("no-such-group")
-
-
-def test_a_known_group_is_found() -> None:
-    assert group_id("root") == 0
 
 
 def test_a_port_in_use_is_said_in_a_line() -> None:
@@ -152,11 +138,8 @@ def test_an_address_of_another_machine_or_none_is_rejected(address: Address, sai
         open_tcp(address)
 
 
-def test_ipv6_addresses_are_written_in_brackets() -> None:
+def test_ipv6_addresses_are_written_in_brackets_and_without_a_certificate_there_is_no_tls() -> None:
     assert str(Address("::1", 9464)) == "[::1]:9464"
-
-
-def test_without_a_certificate_there_is_no_tls() -> None:
     assert tls_context(Address("127.0.0.1", 0)) is None
 
 
@@ -178,11 +161,13 @@ def test_a_key_that_others_can_read_or_write_is_rejected(certificate: Path, mode
         tls_context(Address("127.0.0.1", 0, certificate, key))
 
 
-def test_a_key_that_its_group_can_read_is_fine(certificate: Path) -> None:
+def test_a_key_that_its_group_can_read_is_fine_and_gives_tls_of_today(certificate: Path) -> None:
     key = certificate.with_name("key-of-a-group.pem")
     key.write_bytes(certificate.read_bytes())
     key.chmod(0o640)
-    assert tls_context(Address("127.0.0.1", 0, certificate, key)) is not None
+    context = tls_context(Address("127.0.0.1", 0, certificate, key))
+    assert context is not None
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
 def test_the_password_of_a_key_is_not_asked_for(
@@ -200,9 +185,3 @@ def test_the_password_of_a_key_is_not_asked_for(
     with pytest.raises(StartError, match="unencrypted key"):
         tls_context(Address("127.0.0.1", 0, certificate, certificate))
     assert asked == [""]
-
-
-def test_a_certificate_and_its_key_give_tls_of_today(certificate: Path) -> None:
-    context = tls_context(Address("127.0.0.1", 0, certificate, certificate))
-    assert context is not None
-    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2

@@ -27,19 +27,12 @@ def size(text: str) -> int:
     return int(text.removesuffix("M")) * MIB
 
 
-def test_a_stop_ends_before_systemd_kills(settings: dict[str, str]) -> None:
+def test_what_is_bounded_is_more_than_was_measured(settings: dict[str, str]) -> None:
     # What has begun waits for the bus at most, and answers that are under way for the listeners.
     assert max(PATIENCE_SECONDS, SHUTDOWN_SECONDS) < 10 < int(settings["TimeoutStopSec"])
-
-
-def test_memory_is_taken_back_before_the_agent_is_ended(settings: dict[str, str]) -> None:
-    measured = 303 * MIB
-    assert 1.5 * measured < size(settings["MemoryHigh"]) < size(settings["MemoryMax"])
-
-
-def test_there_are_descriptors_for_every_connection(settings: dict[str, str]) -> None:
-    measured = 329
-    assert int(settings["LimitNOFILE"]) > 2 * measured
+    assert 1.5 * 303 * MIB < size(settings["MemoryHigh"]) < size(settings["MemoryMax"])
+    assert int(settings["LimitNOFILE"]) > 2 * 329
+    assert 2 < int(settings["TasksMax"]) <= 64
 
 
 def test_the_agent_is_ready_before_a_kubelet_starts_which_it_does_not_need(
@@ -103,10 +96,6 @@ def test_that_directory_is_made_before_the_start_by_the_agents_own_program(
         assert runs.read_text() == f"agent --config {tmp_path}/config.yaml --make-directories\n"
 
 
-def test_threads_are_bounded(settings: dict[str, str]) -> None:
-    assert 2 < int(settings["TasksMax"]) <= 64
-
-
 @pytest.mark.parametrize("real", ["/run/cdi", "/run/numawarden-pods"])
 def test_files_for_containers_can_be_written_and_their_directory_is_made_at_boot(
     real: str, settings: dict[str, str]
@@ -121,7 +110,6 @@ def test_files_for_containers_can_be_written_and_their_directory_is_made_at_boot
 
 
 def test_the_state_directory_is_there_before_the_first_start(settings: dict[str, str]) -> None:
-    """`numawarden state import` writes into the directory before the unit has run once."""
     made = [line.split() for line in UNIT.with_name("tmpfiles.conf").read_text().splitlines()]
     directory = f"/var/lib/{settings['StateDirectory']}"
     assert directory == str(AgentConfig().state_directory)

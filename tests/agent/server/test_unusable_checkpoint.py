@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.agent.server.support import Running, World
@@ -38,25 +36,8 @@ def truncated(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
 
 
-def of_another_version(number: int) -> Callable[[Path], None]:
-    def change(file: Path) -> None:
-        document = json.loads(file.read_text())
-        document["version"] = number
-        file.write_text(json.dumps(document))
-
-    return change
-
-
-def of_another_program(file: Path) -> None:
-    file.write_text('{"policyName": "static", "defaultCpuSet": "0"}')
-
-
 def removed(file: Path) -> None:
     file.unlink()
-
-
-def emptied(file: Path) -> None:
-    file.write_text("")
 
 
 def a_directory(file: Path) -> None:
@@ -64,26 +45,8 @@ def a_directory(file: Path) -> None:
     file.mkdir()
 
 
-def a_dangling_link(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("nowhere")
-
-
-def writable_by_others(file: Path) -> None:
-    file.chmod(0o666)
-
-
-DAMAGES = {
-    "a directory": a_directory,
-    "a dangling link": a_dangling_link,
-    "writable by others": writable_by_others,
-    "truncated": truncated,
-    "empty": emptied,
-    "newer": of_another_version(99),
-    "older": of_another_version(0),
-    "unknown": of_another_program,
-    "removed": removed,
-}
+#: For more see tests/agent/state/test_store.py.
+DAMAGES = {"a directory": a_directory, "truncated": truncated, "removed": removed}
 
 
 async def with_running_containers(agent: Running, *names: str) -> None:
@@ -101,33 +64,30 @@ def damage(world: World, how: str = "truncated") -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) -> None:
-    @in_loop
-    async def scenario() -> None:
-        async with running(world) as agent:
-            await with_running_containers(agent, "c0", "c1")
-            before = {name: world.cpus_of(f"{POD}/{name}") for name in ("c0", "c1")}
-        damage(world, how)
-        async with running(world) as agent:
-            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
-            status = await asyncio.to_thread(agent.client.status)
-            assert any(f"pod uid {UID} was recovered" in line for line in status.condition_lines())
-            assert any("was set aside" in line for line in status.condition_lines()) is (
-                how != "removed"
-            )
-            other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
-            assert other.pod is not None
-            assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
-            confirmed = await asyncio.to_thread(agent.client.admit, manifest(containers=2))
-            assert confirmed.already_admitted
-            assert confirmed.pod is not None
-            assert {c.name: c.cpus for c in confirmed.pod.containers} == before
-            assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
-            assert world.kernel.procs(f"{POD}/c0") == (4711,)
-            status = await asyncio.to_thread(agent.client.status)
-            assert not any("was recovered" in line for line in status.condition_lines())
-
-    scenario()
+@in_loop
+async def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: str) -> None:
+    async with running(world) as agent:
+        await with_running_containers(agent, "c0", "c1")
+        before = {name: world.cpus_of(f"{POD}/{name}") for name in ("c0", "c1")}
+    damage(world, how)
+    async with running(world) as agent:
+        assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+        status = await asyncio.to_thread(agent.client.status)
+        assert any(f"pod uid {UID} was recovered" in line for line in status.condition_lines())
+        assert any("was set aside" in line for line in status.condition_lines()) is (
+            how != "removed"
+        )
+        other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert other.pod is not None
+        assert not set(other.pod.exclusive_cpus.split(",")) & {"1", "2", "9", "10"}
+        confirmed = await asyncio.to_thread(agent.client.admit, manifest(containers=2))
+        assert confirmed.already_admitted
+        assert confirmed.pod is not None
+        assert {c.name: c.cpus for c in confirmed.pod.containers} == before
+        assert {name: world.cpus_of(f"{POD}/{name}") for name in before} == before
+        assert world.kernel.procs(f"{POD}/c0") == (4711,)
+        status = await asyncio.to_thread(agent.client.status)
+        assert not any("was recovered" in line for line in status.condition_lines())
 
 
 @in_loop
@@ -148,21 +108,6 @@ async def test_what_was_recovered_is_saved_and_freed_by_removing_it(world: World
         assert world.kernel.procs(f"{POD}/cri-containerd-0123456789ab.scope") == (4711,)
         status = await asyncio.to_thread(agent.client.status)
         assert status.exclusive_cpus == ""
-
-
-@in_loop
-async def test_a_checkpoint_that_is_damaged_again_and_again_costs_neither_pods_nor_the_disk(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-        await with_running_containers(agent, "c0")
-    for _ in range(15):
-        damage(world)
-        async with running(world) as agent:
-            status = await asyncio.to_thread(agent.client.status)
-            assert status.exclusive_cpus == "1,9"
-    names = [path.name for path in world.config.agent.state_directory.iterdir()]
-    assert len([name for name in names if "damaged" in name]) == 10
 
 
 @in_loop

@@ -100,11 +100,7 @@ def allocations(client: AgentClient) -> dict[str, dict[str, str | None]]:
 
 
 def settings(place: Path) -> dict[str, tuple[str, int]]:
-    """Return every file of every cgroup of pods with its text and when it was written.
-
-    The cgroup of all pods is limited by what the host has, not by its pods; what limits it decides
-    which controllers the cgroups inside it are offered.
-    """
+    """Return every file of every cgroup of pods with its text and when it was written."""
     inside = (place / "cgroup/kubepods").glob("*/**/*")
     files = sorted(file for file in inside if file.is_file() and file.name != "cgroup.controllers")
     return {

@@ -12,8 +12,6 @@ from agent.api.map import CpuUse
 from agent.cluster.topology import node_topology
 from agent.config.isolation import PartitionMode
 from agent.managers.decision import Rule
-from agent.reconcile.diff import Cause
-from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
@@ -31,13 +29,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.documents import StatusDocument
+    from cgroupfs.emulated.kernel import EmulatedKernel
     from tests.agent.server.support import Running, World
 
 PODS: Final = {UID: 4711, OTHER_UID: 4712}
 #: How another program takes CPUs 1 and 9, the first core that pods get here, or more.
 WAYS: Final = {
     "root": (("ovs.slice", "1,9", "root"),),
-    "isolated": (("ovs.slice", "1,9", "isolated"),),
     "remote": (("top/ovs.slice", "1,9", "root"),),
     "two": (("ovs.slice", "1,9", "root"), ("dpdk.slice", "2", "isolated")),
     "half of a core": (("ovs.slice", "9", "root"),),
@@ -45,7 +43,6 @@ WAYS: Final = {
 
 
 def take(kernel: EmulatedKernel, way: str) -> None:
-    """Make the partitions of other programs."""
     kernel.write("", "cgroup.subtree_control", "+cpuset")
     for path, cpus, word in WAYS[way]:
         above, _, _ = path.rpartition("/")
@@ -62,7 +59,6 @@ def take(kernel: EmulatedKernel, way: str) -> None:
 
 
 def give_back(kernel: EmulatedKernel, way: str) -> None:
-    """End the partitions of other programs."""
     for path, _, _ in WAYS[way]:
         kernel.write(path, "cpuset.cpus.partition", "member")
 
@@ -115,51 +111,45 @@ def world(tmp_path: Path) -> World:
 
 # Shows in differences.md: cpus-above
 @pytest.mark.parametrize("way", WAYS)
-def test_cpus_that_were_taken_before_are_given_to_no_pod(world: World, way: str) -> None:
+@in_loop
+async def test_cpus_that_were_taken_before_are_given_to_no_pod(world: World, way: str) -> None:
     take(world.kernel, way)
 
-    @in_loop
-    async def scenario() -> None:
-        async with running(world) as agent:
-            first, second = await admit(agent, UID), await admit(agent, OTHER_UID, "4")
-            assert Mask.parse(first).isdisjoint(taken(way) | Mask.parse(second))
-            assert Mask.parse(second).isdisjoint(taken(way))
-            assert overlaps(agent) == []
-            assert (await status(agent)).conditions == ()
-
-    scenario()
+    async with running(world) as agent:
+        first, second = await admit(agent, UID), await admit(agent, OTHER_UID, "4")
+        assert Mask.parse(first).isdisjoint(taken(way) | Mask.parse(second))
+        assert Mask.parse(second).isdisjoint(taken(way))
+        assert overlaps(agent) == []
+        assert (await status(agent)).conditions == ()
 
 
 # Shows in differences.md: cpus-above
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_taken_after_a_pod_got_it_is_its_condition_until_that_ends(
+@in_loop
+async def test_what_is_taken_after_a_pod_got_it_is_its_condition_until_that_ends(
     world: World, way: str
 ) -> None:
-    @in_loop
-    async def scenario() -> None:
-        async with running(world) as agent:
-            assert (await admit(agent, UID), await admit(agent, OTHER_UID)) == ("1,9", "2,10")
-            take(world.kernel, way)
-            await noticed(agent, withheld=taken(way))
-            allowed = world.kernel.allowed(PODS[UID])[0]
-            assert allowed.isdisjoint(taken(way) | Mask.parse("10"))
-            assert overlaps(agent) == []
-            shown = await status(agent)
-            ((_, cpus, _), *_) = WAYS[way]
-            lines = [line for line in shown.condition_lines() if f"CPUs {cpus}" in line]
-            assert lines, shown.condition_lines()
-            assert all(f"belong to the partition /{WAYS[way][0][0]}" in line for line in lines)
-            assert all("end that partition, or remove the pod" in line for line in lines)
-            assert not any("offline" in line for line in shown.condition_lines())
-            assert {Rule.CPU_WITHHELD} == {each.rule for each in shown.invalid}
-            mine = [each for each in shown.conditions if each.uid == UID]
-            assert [each.reason for each in mine] == ["CPUWithheld"] * 2
-            give_back(world.kernel, way)
-            await noticed(agent, withheld=Mask())
-            assert (await status(agent)).condition_lines() == ()
-            assert world.kernel.allowed(PODS[UID])[0] == Mask.parse("1,9")
-
-    scenario()
+    async with running(world) as agent:
+        assert (await admit(agent, UID), await admit(agent, OTHER_UID)) == ("1,9", "2,10")
+        take(world.kernel, way)
+        await noticed(agent, withheld=taken(way))
+        allowed = world.kernel.allowed(PODS[UID])[0]
+        assert allowed.isdisjoint(taken(way) | Mask.parse("10"))
+        assert overlaps(agent) == []
+        shown = await status(agent)
+        ((_, cpus, _), *_) = WAYS[way]
+        lines = [line for line in shown.condition_lines() if f"CPUs {cpus}" in line]
+        assert lines, shown.condition_lines()
+        assert all(f"belong to the partition /{WAYS[way][0][0]}" in line for line in lines)
+        assert all("end that partition, or remove the pod" in line for line in lines)
+        assert not any("offline" in line for line in shown.condition_lines())
+        assert {Rule.CPU_WITHHELD} == {each.rule for each in shown.invalid}
+        mine = [each for each in shown.conditions if each.uid == UID]
+        assert [each.reason for each in mine] == ["CPUWithheld"] * 2
+        give_back(world.kernel, way)
+        await noticed(agent, withheld=Mask())
+        assert (await status(agent)).condition_lines() == ()
+        assert world.kernel.allowed(PODS[UID])[0] == Mask.parse("1,9")
 
 
 @in_loop
@@ -173,25 +163,11 @@ async def test_a_host_change_names_the_partition_once(world: World) -> None:
             "CPUs 2 belong to the partition /dpdk.slice; "
             "CPUs 1,9 belong to the partition /ovs.slice"
         )
-    # What the last agent knew already did not change since.
+    # What the last agent knew already did not change since, and the new one knows it at its start.
     async with running(world) as agent:
         assert agent.controller.state.start.changed_before.host == ()
         assert agent.controller.state.configured.host.withheld_cpus == Mask.parse("1-2,9")
-
-
-@in_loop
-async def test_a_partition_that_comes_while_the_agent_is_stopped_is_known_at_its_start(
-    world: World,
-) -> None:
-    async with running(world) as agent:
-        await admit(agent, UID)
-    take(world.kernel, "root")
-    async with running(world) as agent:
-        assert await admit(agent, OTHER_UID) == "2,10"
-        assert overlaps(agent) == []
-        assert (await status(agent)).invalid[0].message == (
-            "has CPUs 1,9, which belong to the partition /ovs.slice"
-        )
+        assert await admit(agent, UID) == "3,11"
 
 
 @in_loop
@@ -239,19 +215,6 @@ async def test_what_is_withheld_is_in_no_count_and_in_the_rejection(world: World
 
 
 @in_loop
-async def test_a_tree_with_fewer_cpus_than_the_host_gives_pods_those(world: World) -> None:
-    """As in a container with `limits.cpu` or `--cpuset-cpus`."""
-    world.kernel = EmulatedKernel(Mask.parse("0-3"), Mask.of(0, 1))
-    async with running(world) as agent:
-        assert await admit(agent, UID) == "1-2"
-        answer = await asyncio.to_thread(agent.client.admit, manifest(uid=OTHER_UID))
-        assert answer.rejection is not None
-        assert answer.rejection.message.endswith(
-            "CPUs 4-15 are outside of the root of the cgroup tree, which allows only 0-3"
-        )
-
-
-@in_loop
 async def test_a_cgroup_above_the_pods_that_is_narrowed_takes_cpus_and_gives_them_back(
     world: World,
 ) -> None:
@@ -292,7 +255,3 @@ async def test_partitions_of_the_agents_own_pods_withhold_nothing(world: World) 
         await agent.service._reconcile()
         assert not await agent.service._host_changed()
         assert overlaps(agent) == []
-
-
-def test_the_causes_of_both_records_have_one_name() -> None:
-    assert str(Cause.CPU_WITHHELD) == str(Rule.CPU_WITHHELD)

@@ -30,8 +30,8 @@ from agent.cluster.plugs import PLUGS
 from agent.config.model import AgentConfig, BesideKubeletConfig, CgroupDriver, Config, MetricsConfig
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
 from agent.server import log as logs
-from agent.server.lifecycle import ServiceManager
 from agent.server.memory import settle_memory
+from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Fakes, Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described import write_tree

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from agent.cluster.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
 from agent.rpc import DEVICE_PLUGIN, V1BETA1, CallError, Client
-from agent.server.lifecycle import directory_names
+from agent.server.watches import directory_names
 from tests.agent.server.support import FakeClock, in_loop, until
 from tests.fakes.device_manager import FakeDeviceManager
 

@@ -14,7 +14,7 @@ from agent.devices.plugin_limits import MOST_RESOURCES
 from agent.devices.registration import LONGEST_PAUSE, PERIOD
 from agent.managers.policy import PluginDevice
 from agent.rpc import LONGEST_SOCKET
-from agent.server.lifecycle import directory_names
+from agent.server.watches import directory_names
 from tests.agent.devices.plugins.support import GPU, served
 from tests.agent.server.support import in_loop
 from tests.fakes.device_plugin import FakePlugin, device, failing
