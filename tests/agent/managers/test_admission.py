@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import admit, remove, start_container, start_containers
+from agent.managers.admission import admit, start_container, start_containers
 from agent.managers.decision import Reason
 from agent.managers.ledger import Ledger
+from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import (
     CONTAINER,
-    POD,
     make_rules,
 )
 from tests.agent.pods.pods import app, guaranteed, init, pod
@@ -32,9 +31,8 @@ def isolation(allocation: PodAllocation) -> dict[str, Isolation]:
 def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:
     rules, asking = make_rules(), pod(app("a", guaranteed("cpu=2 memory=1Gi")))
     assert admit(rules, rules.empty_ledger(), replace(asking, os="linux")).admitted
-    decision = admit(rules, rules.empty_ledger(), replace(asking, os="windows"))
-    assert decision.rejection is not None
-    assert decision.rejection.reason == "PodOSNotSupported"
+    rejection = rejected(rules, replace(asking, os="windows"))
+    assert rejection.reason == "PodOSNotSupported"
 
 
 class TestAskingAgain:
@@ -53,25 +51,8 @@ class TestAskingAgain:
     def test_another_specification_under_the_same_uid_is_a_conflict(self) -> None:
         rules = make_rules()
         first = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
-        second = admit(rules, first.ledger, pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
-        assert second.rejection is not None
-        assert second.rejection.reason is Reason.CONFLICT
-        assert second.ledger is first.ledger
-
-
-class TestRemoving:
-    # Shows in differences.md: ended-pod
-    @pytest.mark.parametrize("scope", [CONTAINER, POD])
-    def test_it_undoes_admitting(self, scope: object) -> None:
-        rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value
-        before = rules.empty_ledger()
-        asked = pod(
-            init("i1", guaranteed("cpu=3 memory=3Gi")),
-            app("c1", guaranteed("cpu=2 memory=1Gi")),
-            app("c2", guaranteed("cpu=1 memory=1Gi")),
-        )
-        after = admit(rules, before, asked).ledger
-        assert remove(rules, after, "u-1") == before
+        rejection = rejected(rules, pod(app("c1", guaranteed("cpu=3 memory=1Gi"))), first.ledger)
+        assert rejection.reason is Reason.CONFLICT
 
 
 class TestInitContainers:

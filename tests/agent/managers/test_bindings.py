@@ -40,12 +40,6 @@ def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid
 
 
 @settings(deadline=None)
-@given(bindings.map(bind_all))
-def test_the_order_is_stable(bound: Bindings) -> None:
-    assert list(bound) == sorted(bound)
-
-
-@settings(deadline=None)
 @given(bindings)
 def test_a_cgroup_is_remembered_from_its_binding_until_what_runs_there_has_ended(
     entries: list[Binding],

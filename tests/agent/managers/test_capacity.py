@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from agent.managers.admission import admit
 from agent.managers.advice import fill, free_cpus, nodes_of
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.machine import Machine
-from agent.managers.policy import NodeFit, PluginDevice, Policy
+from agent.managers.policy import NodeFit, Policy
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
-from sysfs.described import regular_host, with_offline
-from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
-from tests.agent.managers.hosts import NO_POLICY, PLAIN, RESTRICTED, SINGLE, make_rules
+from tests.agent.managers.hosts import PLAIN, RESTRICTED, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 
@@ -46,13 +43,6 @@ def test_a_pod_that_is_admitted_already_fits_as_often_as_another() -> None:
     ledger = with_pod(rules, asking(3))
     same, other = (list(fill(rules, ledger, asking(3, uid))) for uid in ("u-1", "u-2"))
     assert len(same) == len(other)
-
-
-def test_an_empty_host_is_not_fragmented_and_neither_is_a_full_one() -> None:
-    rules = make_rules(topology=NO_POLICY, memory=False)
-    assert free_cpus(rules, rules.empty_ledger()).fragmentation == 0
-    free = free_cpus(rules, with_pod(rules, asking(15)))
-    assert (free.free, free.whole_cores, free.on_one_node, free.fragmentation) == (0, 0, 0, 0)
 
 
 def test_what_is_spread_over_nodes_is_fragmented() -> None:
@@ -88,26 +78,6 @@ def test_the_figures_agree_with_counting(rules: EffectivePolicy, others: list[Po
 # --- what pods may request of a node, against amounts worked out by hand --------------------------
 
 
-def amounts(machine: Machine, fit: NodeFit, **more: object) -> dict[str, int]:
-    found = EffectivePolicy(machine, Policy(fit=fit, **more), MANAGERS).allocatable  # type: ignore[arg-type]  # by keyword
-    assert found is not None
-    return dict(found.amounts)
-
-
-def test_cpus_that_do_not_run_do_not_count() -> None:
-    host = with_offline(regular_host(cores_per_node=8, threads=1), Mask.parse("3-5"))
-    assert amounts(Machine.of(host), NodeFit())["cpu"] == 13_000
-
-
-def test_devices_that_are_not_healthy_do_not_count() -> None:
-    devices = {
-        "a.b/gpu": (PluginDevice("0"), PluginDevice("1", healthy=False), PluginDevice("2")),
-        "a.b/nic": (),
-    }
-    found = amounts(PLAIN, NodeFit(), devices=devices)
-    assert (found["a.b/gpu"], found["a.b/nic"]) == (2, 0)
-
-
 @pytest.mark.parametrize(
     ("most", "per_core", "pods", "by"),
     [
@@ -125,7 +95,3 @@ def test_the_lower_limit_of_pods_holds(
     ).allocatable
     assert found is not None
     assert (found.pods, found.limited_by) == (pods, by)
-
-
-def test_where_it_is_not_looked_at_there_is_none() -> None:
-    assert EffectivePolicy(PLAIN, Policy(), MANAGERS).allocatable is None

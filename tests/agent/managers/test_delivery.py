@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount, merged
-
-
-def test_nothing_delivered_is_nothing() -> None:
-    assert merged([]) is NOTHING
-    assert merged([NOTHING, Delivery()]) is NOTHING
+from agent.managers.allocation import Delivery, DeviceNode, Mount, merged
 
 
 def test_everything_that_differs_is_kept_in_order() -> None:
@@ -40,8 +35,3 @@ def test_the_first_of_two_values_of_one_name_or_path_stays() -> None:
     assert dict(both.environment) == {"A": "1"}
     assert both.mounts == (Mount("/a", "/x"),)
     assert both.device_nodes == (DeviceNode("/dev/a", "/dev/x", "rw"),)
-
-
-def test_one_name_or_address_is_delivered_once() -> None:
-    each = Delivery(cdi_devices=("v/c=1",), pci_addresses=("0000:00:01.0",))
-    assert merged([each, each]) == each

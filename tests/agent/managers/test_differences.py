@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import documents as wire
 from agent.api.views import rejection_document
-from agent.managers.admission import admit, start_container
-from agent.managers.allocation import Isolation
+from agent.managers.admission import admit
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
@@ -20,7 +19,7 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, restored
 from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import rejected, with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -183,9 +182,7 @@ def test_a_rejected_pod_leaves_nothing_behind(scope: object) -> None:
         app("a", guaranteed("cpu=8 memory=1Gi")),
         app("b", guaranteed("cpu=8 memory=1Gi")),
     )
-    decision = admit(rules, ledger, desired)
-    assert decision.rejection is not None
-    assert decision.ledger is ledger
+    rejected(rules, desired, ledger)
 
 
 # Shows in differences.md: over-reserved-node
@@ -196,10 +193,9 @@ def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     memory = replace(plain.policy.memory, reserved=reserved)
     rules = EffectivePolicy(plain.machine, replace(plain.policy, memory=memory), MANAGERS)
     desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
-    decision = admit(rules, rules.empty_ledger(), desired)
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.UNEXPECTED
-    assert decision.rejection.free == {0: 0, 1: 0}
+    rejection = rejected(rules, desired)
+    assert rejection.reason is Reason.UNEXPECTED
+    assert rejection.free == {0: 0, 1: 0}
 
 
 # Shows in differences.md: room-first
@@ -210,9 +206,8 @@ def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     assert decision.rejection is not None
     assert decision.rejection.reason == "OutOfcpu"
     assert decision.hints == ()
-    unasked = admit(make_rules(), make_rules().empty_ledger(), asked)
-    assert unasked.rejection is not None
-    assert unasked.rejection.reason == Reason.TOPOLOGY_AFFINITY
+    rejection = rejected(make_rules(), asked)
+    assert rejection.reason == Reason.TOPOLOGY_AFFINITY
 
 
 # Shows in differences.md: unknown-resources
@@ -221,10 +216,9 @@ def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
     devices = {"example.com/gpu": (PluginDevice("0"),)}
     asked = pod(app("a", resources("example.com/gup=1", "example.com/gup=1")))
     rules = make_rules(devices=devices, fit=NodeFit())
-    decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.rejection is not None
-    assert decision.rejection.reason == "OutOfexample.com/gup"
-    assert 'did you mean "example.com/gpu"?' in decision.rejection.message
+    rejection = rejected(rules, asked)
+    assert rejection.reason == "OutOfexample.com/gup"
+    assert 'did you mean "example.com/gpu"?' in rejection.message
     others = make_rules(devices=devices, fit=NodeFit(ignored=frozenset({"example.com/gup"})))
     assert admit(others, others.empty_ledger(), asked).admitted
     beside = make_rules(devices=devices, fit=NodeFit(beside_kubelet=True))
@@ -273,19 +267,6 @@ def test_an_amount_that_no_host_has_is_rejected_for_want_of_room(
         assert wire.encode(rejection_document(decision.rejection))
 
 
-def test_a_resource_of_kubernetes_that_the_node_does_not_offer_can_be_ignored() -> None:
-    """The kubelet rejects it as any that its node does not offer."""
-    asked = pod(app("a", resources("kubernetes.io/x=1")))
-    rules = make_rules(fit=NodeFit())
-    rejection = admit(rules, rules.empty_ledger(), asked).rejection
-    assert rejection is not None
-    assert rejection.reason == "OutOfkubernetes.io/x"
-    assert "agent.ignoredResources" in rejection.remedy
-    assert "agent.devices" not in rejection.remedy  # which takes extended resources only
-    others = make_rules(fit=NodeFit(ignored=frozenset({"kubernetes.io/x"})))
-    assert admit(others, others.empty_ledger(), asked).admitted
-
-
 # Shows in differences.md: ephemeral-storage
 def test_ephemeral_storage_is_not_looked_at() -> None:
     """The kubelet compares it with its image file system, of which the agent knows nothing."""
@@ -319,19 +300,6 @@ def test_huge_pages_that_only_an_init_container_asks_for_choose_the_pods_node(
     assert {container.hint for container in allocation.containers} == {Hint(2, preferred=True)}
 
 
-def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
-    """As KEP-5526 says: what ended containers had stays with the pod."""
-    rules = make_rules()
-    desired = pod(
-        init("i", guaranteed("cpu=2 memory=2Gi")),
-        app("a", guaranteed("cpu=1 memory=1Gi")),
-        app("b"),
-        of_pod=BUDGET,
-    )
-    ledger = with_pod(rules, desired)
-    assert start_container(rules, ledger, "u-1", "b") is ledger
-
-
 # Shows in differences.md: shared-container-memory
 @pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
 def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
@@ -343,25 +311,6 @@ def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
     sharing = pod(app("a"), app("b"), of_pod=BUDGET)
     allocation = with_pod(rules, sharing, pinned).allocations["u-1"]
     assert not any(container.memory for container in allocation.containers)
-
-
-# Shows in differences.md: init-after-sidecar
-def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() -> None:
-    """Two sentences of KEP-5526 meet here: the sidecar has the final pool from its start."""
-    rules = make_rules()
-    desired = pod(
-        sidecar("log"),
-        init("setup", guaranteed("cpu=4 memory=1Gi")),
-        app("main", guaranteed("cpu=2 memory=1Gi")),
-        of_pod=BUDGET,
-    )
-    log, setup, main = with_pod(rules, desired).allocations["u-1"].containers
-    assert log.cpus is not None
-    assert setup.cpus is not None
-    assert main.cpus is not None
-    assert setup.isolation is Isolation.CONTAINER
-    assert log.cpus <= setup.cpus
-    assert not log.cpus & main.cpus
 
 
 # Shows in differences.md: metrics-gate

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
 from agent.managers.advice import decided
 from agent.managers.drain import Drain, drain, specification_of, used
 from agent.managers.policy import Cordon, PluginDevice
@@ -63,12 +62,6 @@ def test_a_pod_uses_what_it_has_of_cpus_memory_and_devices() -> None:
     assert (str(found.cpus), str(found.nodes)) == ("1", "0")
     assert found.devices == {"example.com/gpu": ("a",)}
     assert not used(rules, ledger.allocations["u-1"], Cordon(Mask.of(2), Mask.of(1)))
-
-
-def test_a_pod_without_exclusive_resources_need_not_end() -> None:
-    rules = make_rules(topology=NO_POLICY)
-    ledger = admit(rules, rules.empty_ledger(), pod(app("main", resources()), uid="u-1")).ledger
-    assert not drained(rules, ledger, Cordon(nodes=Mask.of(0))).pods
 
 
 def test_what_is_cordoned_already_stays_cordoned() -> None:

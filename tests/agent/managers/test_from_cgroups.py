@@ -21,6 +21,7 @@ from agent.managers.recovery import (
 )
 from agent.pods.model import MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import CONTAINER, GIB, POD, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
@@ -140,9 +141,8 @@ class TestConfirming:
         decision = confirmed(rules, asked, running)
         assert decision.admitted
         assert decision.ledger.requests == {"cpu": 1000}
-        new = admit(rules, rules.empty_ledger(), asked)
-        assert new.rejection is not None
-        assert new.rejection.reason == "OutOfcpu"
+        rejection = rejected(rules, asked)
+        assert rejection.reason == "OutOfcpu"
 
     def test_names_say_whose_memory_is_where(self) -> None:
         rules = make_rules(scope=CONTAINER)

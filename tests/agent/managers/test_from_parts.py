@@ -7,32 +7,25 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
-from agent.managers.allocation import CpuLimits, PodAllocation
+from agent.managers.allocation import CpuLimits
+from tests.agent.managers.drafts import allocated
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import amounts, app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.pods.model import Container, Pod
+    from agent.pods.model import Container
 
 _GIB = 1 << 30
 
 
-def allocated(asked: Pod) -> PodAllocation:
-    rules = make_rules()
-    decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.allocation is not None, decision.rejection
-    return decision.allocation
-
-
 def test_overhead_is_added_to_requests_and_to_limits_that_there_are() -> None:
     asked = pod(app("a", guaranteed("cpu=1500m memory=1Gi")))
-    allocation = allocated(replace(asked, overhead=amounts("cpu=250m memory=128Mi")))
+    allocation = allocated(make_rules(), replace(asked, overhead=amounts("cpu=250m memory=128Mi")))
     assert allocation.cpu == CpuLimits(1750, 1750)
     assert allocation.requests == {"cpu": 1750, "memory": _GIB + (128 << 20)}
     assert allocation.limits == {"memory": _GIB + (128 << 20)}
     open_ended = replace(pod(app("a")), overhead=amounts("cpu=250m"))
-    assert allocated(open_ended).cpu == CpuLimits(250, None)
+    assert allocated(make_rules(), open_ended).cpu == CpuLimits(250, None)
 
 
 @pytest.mark.parametrize(
@@ -46,14 +39,4 @@ def test_overhead_is_added_to_requests_and_to_limits_that_there_are() -> None:
 def test_the_memory_of_a_pod_is_limited_when_that_of_all_containers_is(
     containers: tuple[Container, ...], limits: int | None
 ) -> None:
-    assert allocated(pod(*containers)).limits.get("memory") == limits
-
-
-def test_a_container_remembers_its_own_limits_and_why_it_shares() -> None:
-    allocation = allocated(
-        pod(app("a", resources("cpu=1", "memory=1Gi hugepages-2Mi=2Mi")), app("b"))
-    )
-    first, second = allocation.containers
-    assert first.limits == {"memory": _GIB, "hugepages-2Mi": 2 << 20}
-    assert second.limits == {}
-    assert "QoS class is Burstable" in second.why
+    assert allocated(make_rules(), pod(*containers)).limits.get("memory") == limits

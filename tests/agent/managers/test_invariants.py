@@ -263,6 +263,7 @@ def test_no_sequence_breaks_an_invariant() -> None:
     run_state_machine_as_test(Host, settings=EVERY_SEQUENCE)
 
 
+# Shows in differences.md: ended-pod
 @given(rules=rule_sets(), asked=pods("u-1"))
 @EVERY_SEQUENCE
 def test_removing_undoes_admitting(rules: EffectivePolicy, asked: Pod) -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.machine import Machine
-from sysfs.described import regular_host, with_memory_only_nodes, with_offline
-from sysfs.mask import Mask
+from sysfs.described import regular_host, with_offline
 from tests.agent.managers.hosts import GIB
 
 MIB = 1 << 20
@@ -16,16 +15,6 @@ def test_it_has_the_nodes_memory_pages_and_distances_of_the_host() -> None:
     node = Machine.of(HOST).nodes[1]
     assert (node.id, node.memory_bytes, node.hugepages) == (1, 16 * GIB, {2 * MIB: 8})
     assert node.distances == {0: 21, 1: 10}
-
-
-def test_memory_only_nodes_are_nodes_without_cpus() -> None:
-    machine = Machine.of(with_memory_only_nodes(HOST, [64 * GIB]))
-    assert machine.node_mask == Mask.of(0, 1, 2)
-    assert [node.id for node in machine.cpus.nodes] == [0, 1]
-
-
-def test_offline_cpus_do_not_exist() -> None:
-    assert Machine.of(with_offline(HOST, Mask.of(3))).cpus.all == HOST.online - Mask.of(3)
 
 
 def test_a_host_without_online_cpus_is_rejected() -> None:

@@ -14,19 +14,16 @@ from agent.managers.allocation import Origin
 from agent.managers.decision import Shortage
 from agent.managers.ledger import total_requests
 from agent.managers.machine import Machine
-from agent.managers.node_fit import node_amount_text, not_allocated
+from agent.managers.node_fit import not_allocated
 from agent.managers.policy import NodeFit, PluginDevice, TopologyManagerPolicy
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.described import regular_host
-from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import rejected, with_pod
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, PLAIN, make_rules
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
-    from agent.managers.decision import Rejection
-    from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod, Resources
 
@@ -46,14 +43,6 @@ def rules_with(fit: NodeFit = KEPT, machine: Machine = PLAIN) -> EffectivePolicy
 
 def asking(text: str, uid: str = "u-1") -> Pod:
     return pod(app("a", resources(text, text if "/" in text else "")), uid=uid)
-
-
-def rejected(rules: EffectivePolicy, asked: Pod, ledger: Ledger | None = None) -> Rejection:
-    before = ledger or rules.empty_ledger()
-    decision = admit(rules, before, asked)
-    assert decision.rejection is not None
-    assert decision.ledger is before
-    return decision.rejection
 
 
 class TestReasons:
@@ -139,13 +128,6 @@ class TestAdmitted:
         assert rejected(rules, asking("cpu=11", "u-2"), old).shortages[0].requested == 4000
         assert remove(rules, old, "u-1").requests == {}
 
-    def test_of_a_budget_without_a_specification_the_budget_counts_once(self) -> None:
-        rules = make_rules()
-        budget = guaranteed("cpu=4 memory=4Gi")
-        asked = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b"), of_pod=budget)
-        allocation = with_pod(rules, asked).allocations["u-1"]
-        assert replace(allocation, requests={}).node_requests == {"cpu": 4000, "memory": 4 * GIB}
-
     def test_memory_that_went_back_no_longer_counts_without_a_specification(self) -> None:
         rules = make_rules(scope=CONTAINER)
         first = pod(
@@ -172,10 +154,6 @@ class TestMessages:
             " allocatable, other pods request 512 MiB)"
         )
         assert rejection.remedy == ""
-
-    def test_sizes_that_differ_never_read_the_same(self) -> None:
-        rejection = rejected(rules_with(), asking(f"memory={30 * GIB + 1}"))
-        assert f"{30 * GIB + 1} B of memory asked, {30 * GIB} B free" in rejection.message
 
     def test_too_many_pods_says_which_limit(self) -> None:
         rules = rules_with(NodeFit(max_pods=1))
@@ -209,28 +187,11 @@ class TestMessages:
         assert rejection.remedy.count("vendor.io/x and vendor.io/y and vendor.io/z") == 2
         assert rejection.remedy.endswith("when something else provides them")
 
-    def test_a_node_without_devices_says_so(self) -> None:
-        rules = make_rules(memory=False, fit=KEPT)
-        assert rejected(rules, asking(f"{GPU}=1")).message.endswith("it has no devices")
-
     def test_a_page_size_that_the_machine_lacks_is_reported_with_those_it_has(self) -> None:
         rules = rules_with(machine=PAGED)
         rejection = rejected(rules, asking("cpu=1 hugepages-1Gi=1Gi"))
         assert rejection.message.endswith("it offers hugepages-2Mi")
         assert rejection.remedy.startswith("request a page size that the node offers")
-
-    def test_why_containers_share_is_reported_beside_it(self) -> None:
-        rules = rules_with()
-        decision = admit(rules, rules.empty_ledger(), asking("cpu=1000"))
-        assert [item.container for item in decision.eligibility] == ["a"]
-        assert decision.hints == ()
-        assert decision.counters == {}
-
-    def test_amounts_are_exact(self) -> None:
-        assert node_amount_text("cpu", 2500) == "2500m"
-        assert node_amount_text("cpu", 4000) == "4"
-        assert node_amount_text("memory", 3 * GIB) == "3 GiB"
-        assert node_amount_text(GPU, 3) == "3"
 
 
 # --- a slow reference ---------------------------------------------------------------------------
@@ -369,13 +330,6 @@ def test_the_sum_of_requests_never_exceeds_what_is_allocatable(
     for uid in running:
         ledger = remove(rules, ledger, uid)
     assert ledger == rules.empty_ledger()
-
-
-def test_reserved_cpus_of_the_cpu_manager_change_nothing() -> None:
-    """The managers keep whole CPUs from exclusive containers, node fit what the kubelet keeps."""
-    rules = make_rules(reserved="0-7", memory=False, fit=NodeFit())
-    assert rules.policy.cpu.reserved == Mask.parse("0-7")
-    assert admit(rules, rules.empty_ledger(), asking("cpu=16")).admitted
 
 
 def test_devices_that_pods_keep_though_they_are_gone_leave_no_less_for_others() -> None:

@@ -14,6 +14,7 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, Policy
 from agent.managers.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
+from tests.agent.managers.drafts import allocated, rejected
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
@@ -33,8 +34,7 @@ BUDGET = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b"),
 
 def imported(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noqa: FBT001, FBT002
     rules = BUDGETS if in_scope_of_pod else RULES
-    allocation = admit(rules, rules.empty_ledger(), asked).allocation
-    assert allocation is not None
+    allocation = allocated(rules, asked)
     return replace(allocation, spec_digest="", name="", namespace="", origin=Origin.IMPORTED)
 
 
@@ -48,8 +48,7 @@ def differences(
 
 def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
     for asked, rules in ((PLAIN, RULES), (BUDGET, BUDGETS)):
-        decided = admit(rules, rules.empty_ledger(), asked).allocation
-        assert decided is not None
+        decided = allocated(rules, asked)
         imported = replace(decided, spec_digest="", name="?", origin=Origin.IMPORTED)
         assert match_imported(rules, imported, asked) == decided
 
@@ -86,10 +85,8 @@ def test_a_specification_that_does_not_fit_is_a_conflict_and_changes_nothing(
     (known,) = ledger.allocations.values()
     digest = known.spec_digest if origin is Origin.DECIDED else ""
     ledger = ledger.with_allocation(replace(known, origin=origin, spec_digest=digest))
-    decision = admit(RULES, ledger, pod(app("a", guaranteed("cpu=7 memory=1Gi"))))
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.CONFLICT
-    assert decision.ledger is ledger
+    rejection = rejected(RULES, pod(app("a", guaranteed("cpu=7 memory=1Gi"))), ledger)
+    assert rejection.reason is Reason.CONFLICT
 
 
 def test_a_later_container_may_hold_what_an_init_container_had() -> None:

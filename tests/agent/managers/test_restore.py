@@ -54,11 +54,6 @@ def charged(ledger: Ledger) -> int:
     return sum(node.reserved.get("memory", 0) for node in memory_charge(ledger).values())
 
 
-def test_a_ledger_of_the_same_machine_is_taken_as_it_is() -> None:
-    ledger = filled(rules(TWO_NODES))
-    assert restored(rules(TWO_NODES), ledger) is ledger
-
-
 def test_less_memory_of_the_same_shape_changes_nothing() -> None:
     ledger = filled(rules(TWO_NODES))
     smaller = replace(

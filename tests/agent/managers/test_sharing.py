@@ -51,11 +51,6 @@ def having(
     return ContainerAllocation(name, kind, isolation, mask, why=why)
 
 
-def test_a_slice_of_the_budget_is_its_own_and_the_rest_is_shared_in_the_pod() -> None:
-    allocation = allocated(make_rules(), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
-    assert sharing_of(allocation) == {"a": Sharing.OWN, "b": Sharing.POD}
-
-
 def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
     allocation = allocated(
         make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi"

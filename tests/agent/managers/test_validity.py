@@ -10,7 +10,6 @@ from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import ADMIT_AGAIN, Rule
-from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
@@ -18,6 +17,7 @@ from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, charged, restored
 from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -28,7 +28,6 @@ from tests.agent.managers.hosts import (
     SMT,
     make_rules,
 )
-from tests.agent.managers.ledgers import ledger_with
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, machines, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import Before, broken_invariants
@@ -109,15 +108,6 @@ def test_a_node_that_is_gone_is_reported() -> None:
     assert ("u-1", Rule.MEMORY_NODE) in found(make_rules(left, reserved="8"), ledger)
 
 
-def test_a_page_size_that_is_gone_is_reported() -> None:
-    paged = replace(
-        PLAIN, nodes=tuple(replace(node, hugepages={2 << 20: 64}) for node in PLAIN.nodes)
-    )
-    ledger = ledger_of(make_rules(paged), one("cpu=2 memory=1Gi hugepages-2Mi=4Mi"))
-    rules = make_rules()
-    assert found(rules, restored(rules, ledger)) == [("u-1", Rule.MEMORY_TYPE)]
-
-
 class TestLessMemory:
     """10 and 4 GiB are allocated on node 0, of which 15 GiB could be given."""
 
@@ -130,9 +120,6 @@ class TestLessMemory:
         nodes = (replace(first, memory_bytes=gib * GIB), second)
         return make_rules(replace(PLAIN, nodes=nodes), SINGLE)
 
-    def test_as_much_as_is_allocated_is_enough(self) -> None:
-        assert found(self.rules(15), self.ledger()) == []
-
     def test_the_pod_that_came_last_is_the_one_too_many(self) -> None:
         assert found(self.rules(13), self.ledger()) == [("u-2", Rule.MEMORY_CAPACITY)]
 
@@ -142,9 +129,8 @@ class TestLessMemory:
         decision = admit(rules, ledger, one("cpu=1 memory=14Gi", "u-3"))
         assert decision.allocation is not None
         assert decision.allocation.containers[0].mems == Mask.of(1)
-        rejected = admit(rules, decision.ledger, one("cpu=1 memory=2Gi", "u-4")).rejection
-        assert rejected is not None
-        assert rejected.free == {0: 0, 1: GIB}
+        rejection = rejected(rules, one("cpu=1 memory=2Gi", "u-4"), decision.ledger)
+        assert rejection.free == {0: 0, 1: GIB}
 
 
 def test_devices_that_are_gone_or_ill_are_reported() -> None:
@@ -206,16 +192,6 @@ def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> N
         ("u-2", Rule.DEVICE_ALLOCATED_TWICE),
         ("u-2", Rule.CPU_ALLOCATED_TWICE),
     ]
-
-
-def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:
-    rules = make_rules(devices={GPU: (PluginDevice("a"),)})
-    ledger = ledger_of(rules, one("cpu=2 memory=1Gi"))
-    allocation = ledger.allocations["u-1"]
-    (container,) = allocation.containers
-    nothing = replace(allocation, containers=(replace(container, devices={GPU: ()}),))
-    removed = remove(rules, ledger_with(nothing, memory=memory_charge(ledger)), "u-1")
-    assert allocated_devices(removed) == {}
 
 
 def test_it_is_reported_when_others_have_to_run_on_a_pods_cpus() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.managers import versions
 from agent.managers.admission import admit
-from agent.managers.cpu.take import distribution, reserve_cpus, take_by_topology
+from agent.managers.cpu.take import distribution, take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.metrics import MEMORY_PINNING_REQUESTS
@@ -20,14 +20,12 @@ from agent.managers.versions import (
     OLDEST,
     KubernetesVersion,
     VersionRules,
-    before,
-    since,
     steps,
 )
 from agent.pods.model import QosClass
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
@@ -64,9 +62,6 @@ class TestSpreadingOverCores:
     ) -> None:
         taken = take_by_topology(NEIGHBOURS, SPREAD, Mask.parse(free), count, None, version)
         assert str(taken) == cpus
-
-    def test_is_as_for_a_reservation(self) -> None:
-        assert str(reserve_cpus(NEIGHBOURS, SPREAD, 2000, V1_38)) == "0,2"
 
     # Shows in differences.md: align-by-socket-spread
     @pytest.mark.parametrize("version", KubernetesVersion)
@@ -185,8 +180,7 @@ class TestLimitsThatFollowFromTheContainers:
     ) -> None:
         rules = self.rules()
         asked = pod(*containers, of_pod=of_pod)
-        allocation = admit(rules, rules.empty_ledger(), asked).allocation
-        assert allocation is not None
+        allocation = allocated(rules, asked)
         assert (allocation.cpu.limit_millis, allocation.limits.get("memory")) == limits
 
     # Shows in differences.md: limits-from-containers
@@ -222,25 +216,11 @@ def test_another_version_decides_no_allocation_again(
 
 
 class TestTable:
-    def test_the_versions_are_in_their_order_and_read_by_their_names(self) -> None:
-        numbers = [int(version.rpartition(".")[2]) for version in KubernetesVersion]
-        assert numbers == sorted(set(numbers))
-        for version in KubernetesVersion:
-            assert KubernetesVersion(f"v1.{version.rpartition('.')[2]}") is version
-            assert str(version) == version.value
-
     @pytest.mark.parametrize("name", VersionRules.__struct_fields__)
     def test_a_rule_is_another_in_some_version(self, name: str) -> None:
         first, *later = steps(lambda rules: getattr(rules, name))
         assert first is OLDEST
         assert later
-
-    def test_a_rule_is_since_the_first_version_that_has_it(self) -> None:
-        assert since(lambda rules: rules.memory_qos_is_beta) is V1_37
-        assert since(lambda rules: not rules.memory_qos_is_beta) is V1_36
-        assert before(lambda rules: rules.memory_qos_is_beta) is V1_36
-        assert before(lambda rules: rules.spreading_goes_core_by_core) is V1_37
-        assert steps(lambda rules: rules.spreading_goes_core_by_core) == (V1_36, V1_38)
 
     def test_no_other_module_names_a_version(self) -> None:
         named = [

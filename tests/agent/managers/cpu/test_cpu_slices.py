@@ -47,18 +47,6 @@ def cores(topology: CpuTopology, number: int) -> Mask:
     return Mask(sum(core.cpus for core in topology.cores[:number]))
 
 
-def divided(topology: CpuTopology, number: int, *containers: Container) -> dict[str, str]:
-    budget = cores(topology, number)
-    parts = divide_cpus(topology, WHOLE, budget, demand(len(budget), *containers))
-    return {name: f"{part.cpus}{' own' * part.exclusive}" for name, part in parts.items()}
-
-
-# Shows in differences.md: budget-cores
-def test_single_cpus_get_cores_of_their_own_and_leave_the_rest_to_the_pool() -> None:
-    found = divided(TWO, 2, app("a", guaranteed(own(1))), app("b", guaranteed(own(1))), app("c"))
-    assert found == {"a": "0 own", "b": "1 own", "c": "16-17"}
-
-
 def test_cores_of_different_sizes_are_divided_too() -> None:
     rows = [(cpu, cpu // 2 * 2 if cpu < 4 else cpu, 0, 0, 0) for cpu in range(8)]
     hybrid = CpuTopology.from_rows(rows)

@@ -15,6 +15,7 @@ from agent.pods.model import Quality
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS
+from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -98,9 +99,8 @@ def test_halves_of_cores_are_no_room_while_whole_cores_are_free(
 def test_a_pod_is_not_aligned_to_a_node_of_half_cores(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(HALVES, policy, CONTAINER, reserved="0,2,4,6", memory=False,
                        full_pcpus_only=True)  # fmt: skip
-    decision = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.TOPOLOGY_AFFINITY
+    rejection = rejected(rules, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
+    assert rejection.reason is Reason.TOPOLOGY_AFFINITY
 
 
 def test_a_torn_core_of_an_uneven_host_is_not_counted_as_whole() -> None:

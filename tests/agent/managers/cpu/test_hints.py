@@ -10,40 +10,12 @@ from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions
 from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.cpu.cpu_hosts import Shape, any_hosts, masks_of
+from tests.agent.managers.cpu.cpu_hosts import any_hosts, masks_of
 
 if TYPE_CHECKING:
     from agent.managers.cpu.topology import CpuTopology
 
 PLAIN = CpuPolicyOptions()
-ALIGN = CpuPolicyOptions(align_by_socket=True)
-QUAD = Shape(sockets=2, nodes=2, cores=2, threads=1).topology()
-
-
-def said(hints: object) -> list[tuple[str, bool]]:
-    assert isinstance(hints, list)
-    return [(str(Mask(hint.nodes or 0)), hint.preferred) for hint in hints]
-
-
-def test_aligned_by_socket_every_set_on_as_few_sockets_is_preferred() -> None:
-    plain = said(cpu_hints(QUAD, PLAIN, QUAD.all, EMPTY, 2))
-    aligned = said(cpu_hints(QUAD, ALIGN, QUAD.all, EMPTY, 2))
-
-    assert [nodes for nodes, preferred in plain if preferred] == ["0", "1", "2", "3"]
-    assert [nodes for nodes, preferred in aligned if preferred] == [
-        "0",
-        "1",
-        "2",
-        "3",
-        "0-1",
-        "2-3",
-    ]
-
-
-def test_aligned_by_socket_nothing_more_is_preferred_where_nodes_span_sockets() -> None:
-    spanning = Shape(sockets=2, nodes=-2).topology()
-
-    assert said(cpu_hints(spanning, ALIGN, spanning.all, EMPTY, 4)) == [("0", True)]
 
 
 def naive_hints(topology: CpuTopology, free: Mask, reusable: Mask, request: int) -> list[Hint]:

@@ -73,14 +73,6 @@ def test_memory_of_two_nodes_is_on_that_socket_as_well(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_without_the_option_they_are_torn_over_both(policy: TopologyManagerPolicy) -> None:
-    rules = make_rules(MACHINE, policy, memory=False)
-    desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
-    assert sockets(MACHINE.cpus, allocation.exclusive_cpus) == 2
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_on_many_nodes_preferred_sets_are_on_one_socket_as_well(
     policy: TopologyManagerPolicy,
 ) -> None:

@@ -9,7 +9,7 @@ from agent.managers.cpu.topology import CpuCounts, CpuTopology, CpuTopologyError
 from sysfs.discover import discover
 from sysfs.host import Cpu, Host
 from sysfs.mask import Mask
-from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS, Shape, any_hosts
+from tests.agent.managers.cpu.cpu_hosts import Shape, any_hosts
 from tests.shared import needs_shared
 from tests.sysfs.machines import machines, unpack
 
@@ -35,13 +35,6 @@ def ids(groups: tuple[tuple[int, int, int], ...]) -> dict[int, str]:
     return {ident: str(Mask(cpus)) for ident, cpus, _ in groups}
 
 
-@pytest.mark.parametrize("unknown", [None, -1])
-def test_an_unreported_uncore_cache_is_the_socket(unknown: int | None) -> None:
-    topology = CpuTopology.from_rows([(0, 0, 7, 0, unknown), (1, 1, 7, 0, unknown)])
-
-    assert ids(topology.uncores) == {7: "0-1"}
-
-
 def test_a_cpu_listed_twice_is_rejected() -> None:
     with pytest.raises(CpuTopologyError, match="cpu 3 is listed twice"):
         CpuTopology.from_rows([(3, 3, 0, 0, 0), (3, 3, 0, 0, 0)])
@@ -61,14 +54,6 @@ def test_as_many_sockets_as_nodes_put_nodes_outside() -> None:
     assert Shape(sockets=2, nodes=1).topology().numa_first
     assert Shape(sockets=2, nodes=-2).topology().numa_first
     assert not Shape(sockets=2, nodes=2).topology().numa_first
-
-
-def test_cores_nodes_and_sockets_of_cpus() -> None:
-    assert TWO_SOCKETS.cores_of(Mask.parse("1,12")) == Mask.parse("1,4,9,12")
-    assert TWO_SOCKETS.nodes_of(Mask.parse("8,12")) == Mask.of(0, 1)
-    assert TWO_SOCKETS.cpus_in_nodes(Mask.of(1, 5)) == Mask.parse("4-7,12-15")
-    quad = Shape(sockets=2, nodes=2, cores=1).topology()
-    assert quad.cpus_in_sockets_of(Mask.of(1)) == quad.cpus_in_nodes(Mask.of(0, 1))
 
 
 def test_a_host_names_cores_by_their_lowest_online_thread_and_leaves_out_the_others() -> None:

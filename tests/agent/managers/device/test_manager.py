@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.admission import admit, remove
+from agent.managers.admission import admit
 from agent.managers.allocation import DEVICES
 from agent.managers.decision import Reason, Rejected
 from agent.managers.device.manager import DeviceManager, allocated_devices
@@ -31,13 +31,6 @@ MANAGER = DeviceManager()
 
 def gpus(count: int) -> Resources:
     return resources(limits=f"{GPU}={count}")
-
-
-def test_a_container_that_asks_for_no_device_by_number_holds_none() -> None:
-    decision = admit(RULES, RULES.empty_ledger(), pod(app("c1", gpus(0))))
-    assert decision.allocation is not None
-    assert decision.allocation.containers[0].devices == {}
-    assert remove(RULES, decision.ledger, decision.uid) == RULES.empty_ledger()
 
 
 def test_too_few_devices_are_a_rejection_with_what_is_free_where() -> None:
@@ -98,20 +91,6 @@ class TestPodsWithABudget:
         assert allocated_devices(ledger) == {GPU: frozenset({"gpu0", "gpu1"})}
         given = list(ledger.allocations["u-0"].allocated_devices())
         assert given == [("a", GPU, "gpu0"), ("a", GPU, "gpu1")]
-
-    @pytest.mark.parametrize("policy", TopologyManagerPolicy)
-    @pytest.mark.parametrize("budget", [resources("cpu=2"), resources("", "memory=1Gi")])
-    def test_a_pod_that_is_not_guaranteed_holds_its_devices_as_well(
-        self, policy: TopologyManagerPolicy, budget: Resources
-    ) -> None:
-        rules = self.rules(policy)
-        ledger = with_pod(rules, pod(app("a", gpus(1)), app("b", gpus(1)), of_pod=budget))
-        assert [
-            (name, device) for name, _, device in ledger.allocations["u-1"].allocated_devices()
-        ] == [
-            ("a", "gpu0"),
-            ("b", "gpu1"),
-        ]
 
 
 @pytest.mark.parametrize("scope", [CONTAINER, POD])

@@ -13,7 +13,7 @@ from agent.managers.admission import SuspendedDecision, admit
 from agent.managers.decision import Answers, Question
 from agent.managers.device.manager import assign_devices
 from agent.managers.policy import PluginDevice
-from agent.managers.topology.hint import NO_AFFINITY, Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, PLAIN, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, GPU, pods, rule_sets
@@ -69,14 +69,6 @@ def test_a_plugin_chooses_among_the_devices_on_the_hints_nodes_if_these_suffice(
     assert plugin.asked == [("abcd", "", 2)]
 
 
-def test_without_a_choice_no_plugin_is_asked() -> None:
-    plugin = Plugin()
-    assert assigned(plugin, 4, ON_0, NONE) == "abcd"
-    assert assigned(plugin, 7, NO_AFFINITY, NONE) == "abcdefg"
-    assert assigned(plugin, 1, ON_0, frozenset("e")) == "e"
-    assert plugin.asked == []
-
-
 def test_devices_of_ended_init_containers_are_required() -> None:
     plugin = Plugin("d", "e")
     assert assigned(plugin, 2, ON_0, frozenset("e")) == "de"
@@ -123,13 +115,6 @@ def test_one_suspended_decision_has_the_questions_of_all_resources_of_a_containe
     assert set(suspended.questions) == {Question(GPU, node, NONE, 1), Question(NIC, node, NONE, 2)}
 
 
-def test_a_suspended_decision_is_neither_admitted_nor_rejected_and_reserves_nothing() -> None:
-    rules = preferring({GPU: DEVICES})
-    ledger = rules.empty_ledger()
-    decision = admit(rules, ledger, pod(app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=1"))))
-    assert (decision.admitted, decision.rejection, decision.ledger) == (False, None, ledger)
-
-
 def test_the_answers_decide_which_devices_a_container_gets() -> None:
     rules = preferring({GPU: DEVICES, NIC: DEVICES}, GPU)
     both = pod(app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=1 {NIC}=2")))
@@ -152,19 +137,6 @@ def test_an_init_containers_preferred_devices_are_required_for_the_next_containe
         {GPU: ("c",)},
         {GPU: ("c", "d")},
     ]
-
-
-def test_each_container_keeps_the_alignment_that_it_had_before_the_question() -> None:
-    rules = preferring({GPU: DEVICES})
-    each = guaranteed(f"cpu=6 memory=1Gi {GPU}=1")
-    first = Question(GPU, frozenset("abcd"), NONE, 1)
-    second = Question(GPU, frozenset("ef"), NONE, 1)
-    asked = pod(app("a", each), app("b", each))
-    decision = outcome(rules, asked, {first: ("d",), second: ("f",)})
-    assert decision.allocation is not None
-    containers = decision.allocation.containers
-    assert [dict(each.devices) for each in containers] == [{GPU: ("d",)}, {GPU: ("f",)}]
-    assert [each.hint.nodes for each in containers] == [0b01, 0b10]
 
 
 @settings(EVERY_SEQUENCE)

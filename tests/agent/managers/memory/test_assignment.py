@@ -12,7 +12,6 @@ from agent.managers.decision import (
     CannotExtendHintError,
     HintViolatesGroupsError,
     MemoryAssignmentError,
-    NoDefaultHintError,
     NotPreferredDefaultHintError,
     NotPreferredExtensionError,
     UnknownMemoryTypeError,
@@ -87,14 +86,6 @@ def test_an_alignment_called_preferred_needs_a_preferred_default() -> None:
         assign(facts, state, {"memory": 3 * GI}, ANYWHERE)
     blocks, _ = assign(facts, state, {"memory": 3 * GI}, NO_AFFINITY)
     assert blocks[0].nodes == Mask.of(1, 2)
-
-
-def test_where_nothing_has_room_the_rejection_says_what_is_free() -> None:
-    with pytest.raises(NoDefaultHintError) as caught:
-        assign(TWO, initial_memory(TWO), {"memory": 9 * GI}, NO_AFFINITY)
-    assert caught.value.demand.requests == {"memory": 9 * GI}
-    assert caught.value.demand.free == {"memory": {0: 4 * GI, 1: 4 * GI}}
-    assert caught.value.demand.scarcest == "memory"
 
 
 def test_several_nodes_never_serve_together_when_one_serves_alone() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.managers.decision import UnknownMemoryTypeError
-from agent.managers.memory.assignment import best_hint, memory_hints
+from agent.managers.memory.assignment import memory_hints
 from agent.managers.memory.state import initial_memory
 from agent.managers.topology.hint import Hint
 from tests.agent.managers.memory.memory_machine import GI, MI, bits, facts_of, node, plain_facts
@@ -42,8 +42,3 @@ def test_a_page_size_that_the_machine_lacks_is_rejected_by_name() -> None:
     with pytest.raises(UnknownMemoryTypeError, match="1 GiB of hugepages-1Gi asked") as caught:
         memory_hints(facts, initial_memory(facts), {"hugepages-1Gi": GI})
     assert caught.value.known == ("hugepages-2Mi", "memory")
-
-
-def test_the_best_hint_is_preferred_then_narrow_then_low() -> None:
-    assert best_hint([no(0), yes(1, 2), yes(0, 3)]) == yes(1, 2)
-    assert best_hint([no(0, 1), no(2)]) == no(2)

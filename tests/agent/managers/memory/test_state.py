@@ -6,7 +6,6 @@ from agent.managers.allocation import MemoryBlock
 from agent.managers.memory.state import (
     NodeMemory,
     charge,
-    free_memory,
     hugepages_type,
     initial_memory,
     release,
@@ -49,21 +48,6 @@ def test_memory_is_allocatable_less_the_reservation_and_all_huge_pages() -> None
     assert facts.types == {"memory", "hugepages-2Mi", "hugepages-1Gi"}
 
 
-def test_a_node_with_more_reserved_than_it_has_gives_nothing_and_is_named() -> None:
-    facts = facts_of(node(0, 4 * GI, {GI: 4}), node(1, GI), reserved={0: {"memory": GI}})
-    assert facts.allocatable[0]["memory"] == 0
-    assert facts.allocatable[0]["hugepages-1Gi"] == 4 * GI
-    assert facts.overcommitted == {0: GI}
-
-
-def test_at_first_every_node_is_alone_and_free() -> None:
-    facts = facts_of(node(0, GI), node(3, 2 * GI, {2 * MI: 8}))
-    state = initial_memory(facts)
-    assert state[3] == NodeMemory(0, Mask.of(3), {"memory": 0, "hugepages-2Mi": 0})
-    assert free_memory(facts, state, "memory") == {0: GI, 3: 2 * GI - 16 * MI}
-    assert free_memory(facts, state, "hugepages-2Mi") == {0: 0, 3: 16 * MI}
-
-
 # Shows in differences.md: memory-charges
 def test_what_was_charged_to_a_node_out_of_use_moves_to_those_who_still_hold_it() -> None:
     facts = plain_facts(12 * GI, 12 * GI)
@@ -89,9 +73,3 @@ def test_what_moves_between_nodes_never_exceeds_what_they_have() -> None:
     }
     after = release(facts, state, [MemoryBlock("memory", 2, wide)])
     assert charged(after) == {0: 12, 1: 2, 2: 0}
-
-
-def test_releasing_passes_over_nodes_that_are_gone() -> None:
-    facts = plain_facts(GI)
-    state = initial_memory(facts)
-    assert release(facts, state, [MemoryBlock("memory", GI, Mask.of(7))]) == state

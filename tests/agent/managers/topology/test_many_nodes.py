@@ -28,13 +28,11 @@ from agent.managers.topology.many_nodes import (
     best_common,
     best_few,
     best_intersection,
-    is_listed,
     rank,
-    size_order,
     smallest,
 )
 from agent.managers.topology.merge import reachable_masks
-from sysfs.mask import Mask, iter_bits
+from sysfs.mask import Mask
 from tests.agent.managers.test_invariants import machines, pods, rule_sets
 from tests.agent.managers.topology.families import (
     covers,
@@ -136,13 +134,6 @@ def test_what_contains_a_member_is_a_member(nodes: int, data: st.DataObject) -> 
     assert cover.is_empty == (not any(map(cover.holds, range(nodes + 1))))
 
 
-@given(nodes=node_sets(), data=st.data())
-def test_common_members_are_those_of_all(nodes: int, data: st.DataObject) -> None:
-    drawn = data.draw(st.lists(covers(nodes), min_size=1, max_size=3))
-    mask = data.draw(subsets(nodes))
-    assert Cover.common(drawn).holds(mask) == all(cover.holds(mask) for cover in drawn)
-
-
 # --- a family of hints answers every query as the list of its hints would -------------------------
 
 
@@ -200,11 +191,6 @@ def test_an_answer_that_was_found_before_still_says_that_the_budget_was_exceeded
     cover = Cover((1 << 60) - 1, needs)
     assert smallest(cover, first) == smallest(cover, second)
     assert first.exceeded == second.exceeded
-
-
-def test_eight_nodes_are_listed_and_nine_are_not() -> None:
-    assert is_listed((1 << 8) - 1)
-    assert not is_listed((1 << 9) - 1)
 
 
 #: With CPUs, memory and small pages these are six resources.
@@ -303,17 +289,6 @@ def _in_full(offered: ProviderHints) -> dict[str, list[Hint] | None]:
     return {name: None if hints is None else list(hints) for name, hints in offered.items()}
 
 
-def test_what_it_stands_for_is_listed_in_the_kubelets_order() -> None:
-    three = HintFamily((1,), Cover(0b111, (CoverDemand(2, ((1, 1), (2, 1), (4, 1))),)), 1)
-    assert [tuple(iter_bits(hint.nodes or 0)) for hint in three] == [
-        (0,),
-        (0, 1),
-        (0, 2),
-        (1, 2),
-        (0, 1, 2),
-    ]
-
-
 # --- families of hints merge to the result of trying every permutation of the listed hints --------
 
 
@@ -367,19 +342,6 @@ def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
     chosen = best_intersection(drawn, nodes, desired, by_value, work)
     reachable = reachable_masks([listed(hints) for hints in drawn], nodes)
     assert chosen in reachable if reachable else chosen is None
-
-
-@given(nodes=node_sets(), data=st.data(), desired=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
-def test_the_best_intersection_is_the_best_that_can_come_out(
-    nodes: int, data: st.DataObject, desired: int
-) -> None:
-    drawn = data.draw(offers(nodes))
-    reachable = reachable_masks([listed(hints) for hints in drawn], nodes)
-    expected = min(
-        reachable, key=lambda mask: (size_order(mask.bit_count(), desired), mask), default=None
-    )
-    assert best_intersection(drawn, nodes, desired, by_value, SearchBudget()) == expected
 
 
 def capacity(nodes: int, amount: int, need: int, fewest: int) -> HintFamily:
@@ -440,7 +402,3 @@ def test_a_choice_that_takes_too_much_work_is_valid_and_says_so() -> None:
     chosen = best_intersection([family], nodes, 20, by_value, work)
     assert chosen is not None
     assert family.holds(chosen)
-
-
-def test_the_desired_number_of_nodes_is_best_then_fewer_then_more() -> None:
-    assert sorted(range(1, 6), key=lambda count: size_order(count, 3)) == [3, 2, 1, 4, 5]
