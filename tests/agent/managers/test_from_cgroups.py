@@ -30,7 +30,7 @@ from tests.conformance.invariants import broken_invariants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
@@ -273,23 +273,16 @@ def mems(allocation: PodAllocation) -> dict[str, Mask]:
     return {c.name: c.mems for c in allocation.containers if c.kind is not ContainerKind.INIT}
 
 
-def as_shown(allocation: PodAllocation, pool: Mask, *, limits: bool) -> ObservedPod:
+def as_shown(allocation: PodAllocation, pool: Mask, *, limits: bool = False) -> ObservedPod:
     """Show what the enforcement of an allocation makes of the cgroups of its app containers."""
-    running = [one for one in allocation.containers if one.kind is not ContainerKind.INIT]
-    sets = [pool if one.cpus is None else one.cpus for one in running]
     union = allocation.cpus or EMPTY
-    for one in allocation.containers:
-        union |= pool if one.cpus is None else one.cpus
-    containers = tuple(
-        ObservedContainer(
-            f"cri-containerd-{number}.scope", cpus, one.mems, memory=size(one) if limits else 0
-        )
-        for number, (one, cpus) in enumerate(zip(running, sets, strict=True))
-    )
-    return ObservedPod(
-        allocation.uid, allocation.qos, ObservedContainer("pod", union, EMPTY), containers
-    )
-
-
-def size(allocation: ContainerAllocation) -> int:
-    return sum(block.size for block in allocation.memory if block.type == MEMORY)
+    containers: list[ObservedContainer] = []
+    for number, one in enumerate(allocation.containers):
+        cpus = pool if one.cpus is None else one.cpus
+        union |= cpus
+        size = sum(block.size for block in one.memory if block.type == MEMORY) * limits
+        if one.kind is not ContainerKind.INIT:
+            scope = f"cri-containerd-{number}.scope"
+            containers.append(ObservedContainer(scope, cpus, one.mems, memory=size))
+    own = ObservedContainer("pod", union, EMPTY)
+    return ObservedPod(allocation.uid, allocation.qos, own, tuple(containers))

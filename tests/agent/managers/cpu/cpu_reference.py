@@ -122,20 +122,18 @@ class Reference:
             for core in self.order(free, *levels, "core"):
                 yield from sorted(self.members("core", core, free))
 
-    def distributed(
-        self, available: set[int], count: int, group: int, *, spread: bool = False
-    ) -> set[int]:
+    def distributed(self, available: set[int], count: int, group: int) -> set[int]:
         nodes = self.node_order(available)
         room = [len(self.members("node", node, available)) for node in nodes]
         shares = None if count % group else self._shares(room, count, group)
         if shares is None:
-            return self.packed(available, count, spread=spread)
+            return self.packed(available, count)
         taken: set[int] = set()
         base, given = shares
         for index, extra in given.items():
             inside = self.members("node", nodes[index], available)
             for portion in [base] + [group] * extra:
-                taken |= self.packed(inside - taken, portion, spread=spread)
+                taken |= self.packed(inside - taken, portion)
         return taken
 
     def _shares(self, room: list[int], count: int, group: int) -> tuple[int, dict[int, int]] | None:

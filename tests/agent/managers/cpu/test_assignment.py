@@ -5,8 +5,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent.managers.cpu.take import (
+    EmptyReservationError,
     NotEnoughCpusError,
+    ReservationTooLargeError,
     Strategy,
+    reserve_cpus,
     take,
     take_by_topology,
 )
@@ -21,7 +24,7 @@ from tests.agent.managers.cpu.cpu_hosts import (
     regular_hosts,
 )
 from tests.agent.managers.cpu.cpu_reference import Reference
-from tests.agent.managers.cpu.hosts_of_uneven_cores import torn
+from tests.agent.managers.cpu.uneven_sets import torn
 
 PACKED = CpuPolicyOptions()
 FULL = CpuPolicyOptions(full_pcpus_only=True)
@@ -30,10 +33,6 @@ DISTRIBUTED = CpuPolicyOptions(distribute_cpus_across_numa=True)
 DISTRIBUTED_FULL = CpuPolicyOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
 UNCORE = CpuPolicyOptions(prefer_align_cpus_by_uncorecache=True)
 OPTIONS = st.sampled_from([PACKED, FULL, SPREAD, DISTRIBUTED, DISTRIBUTED_FULL, UNCORE])
-
-
-def chosen(topology: CpuTopology, options: CpuPolicyOptions, free: str, count: int) -> str:
-    return str(take_by_topology(topology, options, Mask.parse(free), count))
 
 
 # Shows in differences.md: distribute-whole-cores
@@ -46,41 +45,32 @@ def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
         assert len(take_by_topology(four, DISTRIBUTED_FULL, free, count)) == count
 
 
-def test_a_request_below_an_average_cache_is_not_split_over_a_small_free_one() -> None:
-    """Caches of two and of six CPUs: three fit into the second."""
-    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
-
-    assert chosen(uneven, UNCORE, "0-7", 3) == "2-4"
-
-
-def test_one_cache_that_has_room_is_better_than_several_where_caches_differ() -> None:
-    """The average cache has four CPUs: the kubelet takes the small one and two of the other."""
-    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
-
-    assert chosen(uneven, UNCORE, "0-7", 4) == "2-5"
-    assert chosen(uneven, UNCORE, "0-7", 7) == "0,2-7"
-
-
-def test_whole_cores_are_kept_where_cores_differ() -> None:
-    """Two performance cores (0,1) (2,3) and two efficiency cores: 1 + 2, not half of one."""
-    hybrid = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0), (4, 4, 0, 0, 0)]
-    )
-
-    assert chosen(hybrid, PACKED, "0-4", 4) == "0-3"
-    assert chosen(hybrid, FULL, "0-4", 4) == "0-3"
-    assert chosen(hybrid, PACKED, "0-4", 3) == "0-1,4"
+#: Caches of two and of six CPUs.
+CACHES = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
+#: Two performance cores (0,1) (2,3) and an efficiency core.
+HYBRID = CpuTopology.from_rows((cpu, cpu // 2 * 2, 0, 0, 0) for cpu in range(5))
+#: The core (0,1) and two cores without siblings: the average is one CPU per core.
+OFFLINE = CpuTopology.from_rows((cpu, (0, 0, 2, 3)[cpu], 0, 0, 0) for cpu in range(4))
 
 
 # Shows in differences.md: uneven-sizes
-def test_busy_siblings_are_never_given_away_where_cores_differ() -> None:
-    """The average is one CPU per core, so the kubelet takes core (0,1) for free with 1 busy."""
-    offline = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0)]
-    )
-
-    assert chosen(offline, PACKED, "0,2-3", 2) == "2-3"
-    assert chosen(offline, PACKED, "0,2", 2) == "0,2"
+@pytest.mark.parametrize(
+    ("topology", "options", "free", "count", "cpus"),
+    [
+        pytest.param(CACHES, UNCORE, "0-7", 3, "2-4", id="a cache that has room"),
+        pytest.param(CACHES, UNCORE, "0-7", 4, "2-5", id="one cache rather than two"),
+        pytest.param(CACHES, UNCORE, "0-7", 7, "0,2-7", id="a whole cache and a rest"),
+        pytest.param(HYBRID, PACKED, "0-4", 4, "0-3", id="whole cores"),
+        pytest.param(HYBRID, FULL, "0-4", 4, "0-3", id="whole cores by option"),
+        pytest.param(HYBRID, PACKED, "0-4", 3, "0-1,4", id="not half of one"),
+        pytest.param(OFFLINE, PACKED, "0,2-3", 2, "2-3", id="no busy sibling"),
+        pytest.param(OFFLINE, PACKED, "0,2", 2, "0,2", id="unless it has to be"),
+    ],
+)
+def test_where_caches_or_cores_differ(
+    topology: CpuTopology, options: CpuPolicyOptions, free: str, count: int, cpus: str
+) -> None:
+    assert str(take_by_topology(topology, options, Mask.parse(free), count)) == cpus
 
 
 def test_asking_for_more_than_is_free_names_both_numbers() -> None:
@@ -170,3 +160,54 @@ def test_distributing_equals_the_slow_reference(
     taken = take(topology, Strategy(group_size=group), free, count)
 
     assert set(taken) == Reference(topology.rows).distributed(set(free), count, group)
+
+
+@pytest.mark.parametrize(("millicores", "cpus"), [(1, "0"), (1000, "0"), (1001, "0,8")])
+def test_a_quantity_is_rounded_up_to_whole_cpus(millicores: int, cpus: str) -> None:
+    assert str(reserve_cpus(TWO_SOCKETS, PACKED, millicores)) == cpus
+
+
+def test_a_quantity_is_chosen_by_the_policy_options() -> None:
+    distributed = CpuPolicyOptions(distribute_cpus_across_numa=True)
+    spread = CpuPolicyOptions(distribute_cpus_across_cores=True)
+
+    assert str(reserve_cpus(TWO_SOCKETS, distributed, 10_000)) == "0-2,4-6,8-9,12-13"
+    assert str(reserve_cpus(TWO_SOCKETS, spread, 2000)) == "0-1"
+
+
+# Shows in differences.md: reserve-distributed
+def test_a_quantity_is_spread_over_the_first_nodes() -> None:
+    """The kubelet forgets the best distribution on four nodes and more and reserves 0-2,5."""
+    topology = CpuTopology.from_rows([(n, n, n // 3, n, n // 3) for n in range(6)])
+    spread = CpuPolicyOptions(distribute_cpus_across_numa=True)
+    assert reserve_cpus(topology, spread, 4000) == Mask.parse("0-3")
+
+
+# Shows in differences.md: reserve-quantity
+def test_whole_cores_are_not_promised_to_the_system() -> None:
+    """Half of the large core touches one core; whole cores would be two."""
+    cores = (0, 0, 0, 0, 4, 5)
+    uneven = CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
+
+    assert str(reserve_cpus(uneven, CpuPolicyOptions(full_pcpus_only=True), 2000)) == "0-1"
+
+
+# Shows in differences.md: reserve-quantity
+def test_a_quantity_lies_on_few_cores_where_cores_differ() -> None:
+    hybrid = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 1, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0)]
+    )
+
+    assert str(reserve_cpus(hybrid, PACKED, 2000)) == "2-3"
+
+
+def test_no_reservation_is_rejected() -> None:
+    with pytest.raises(EmptyReservationError, match="set reservedSystemCPUs"):
+        reserve_cpus(TWO_SOCKETS, PACKED, 0)
+
+
+def test_a_reservation_larger_than_the_host_is_rejected() -> None:
+    with pytest.raises(ReservationTooLargeError, match="unable to reserve 17 CPUs") as caught:
+        reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
+
+    assert (caught.value.asked, caught.value.online) == (17, 16)

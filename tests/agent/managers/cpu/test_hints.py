@@ -10,12 +10,19 @@ from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions
 from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.cpu.cpu_hosts import any_hosts, masks_of
+from tests.agent.managers.cpu.cpu_hosts import Shape, any_hosts, masks_of
 
 if TYPE_CHECKING:
     from agent.managers.cpu.topology import CpuTopology
 
 PLAIN = CpuPolicyOptions()
+
+
+def test_by_socket_nothing_more_is_preferred_where_nodes_span_sockets() -> None:
+    spanning = Shape(sockets=2, nodes=-2).topology()
+    aligned = CpuPolicyOptions(align_by_socket=True)
+    found = cpu_hints(spanning, aligned, spanning.all, EMPTY, 4)
+    assert found == [Hint(1, preferred=True)]
 
 
 def naive_hints(topology: CpuTopology, free: Mask, reusable: Mask, request: int) -> list[Hint]:

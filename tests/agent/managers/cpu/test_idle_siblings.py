@@ -175,9 +175,6 @@ def test_an_imported_allocation_keeps_free_siblings_idle() -> None:
     assert remove(rules, again.ledger, "u-1") == rules.empty_ledger()
 
 
-# --- properties -----------------------------------------------------------------------------------
-
-
 def used_of(allocation: PodAllocation) -> set[int]:
     """Return the CPUs in the sets of a pod."""
     sets = [allocation.cpus, *(each.cpus for each in allocation.containers)]

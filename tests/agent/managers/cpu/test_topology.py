@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 
 from agent.managers.cpu.topology import CpuCounts, CpuTopology, CpuTopologyError
+from agent.managers.machine import Machine
+from sysfs.described import regular_host, with_offline
 from sysfs.discover import discover
 from sysfs.host import Cpu, Host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import Shape, any_hosts
+from tests.agent.managers.hosts import GIB
 from tests.shared import needs_shared
 from tests.sysfs.machines import machines, unpack
 
@@ -35,19 +38,19 @@ def ids(groups: tuple[tuple[int, int, int], ...]) -> dict[int, str]:
     return {ident: str(Mask(cpus)) for ident, cpus, _ in groups}
 
 
-def test_a_cpu_listed_twice_is_rejected() -> None:
-    with pytest.raises(CpuTopologyError, match="cpu 3 is listed twice"):
-        CpuTopology.from_rows([(3, 3, 0, 0, 0), (3, 3, 0, 0, 0)])
-
-
-def test_negative_ids_are_rejected() -> None:
-    with pytest.raises(CpuTopologyError, match="cpu 0 in node -1"):
-        CpuTopology.from_rows([(0, 0, 0, -1, 0)])
-
-
-def test_a_machine_without_cpus_is_rejected() -> None:
-    with pytest.raises(CpuTopologyError, match="at least one online CPU"):
-        CpuTopology.from_rows([])
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(3, 3, 0, 0, 0), (3, 3, 0, 0, 0)], "cpu 3 is listed twice"),
+        ([(0, 0, 0, -1, 0)], "cpu 0 in node -1"),
+        ([], "at least one online CPU"),
+    ],
+)
+def test_rows_of_no_machine_are_rejected(
+    rows: list[tuple[int, int, int, int, int]], said: str
+) -> None:
+    with pytest.raises(CpuTopologyError, match=said):
+        CpuTopology.from_rows(rows)
 
 
 def test_as_many_sockets_as_nodes_put_nodes_outside() -> None:
@@ -111,3 +114,18 @@ def test_real_machines_have_their_known_groups(
 
     assert topology.all == host.online
     assert topology.counted == counts
+
+
+MIB = 1 << 20
+HOST = regular_host(cores_per_node=2, hugepages=[(2 * MIB, 8)])
+
+
+def test_it_has_the_nodes_memory_pages_and_distances_of_the_host() -> None:
+    node = Machine.of(HOST).nodes[1]
+    assert (node.id, node.memory_bytes, node.hugepages) == (1, 16 * GIB, {2 * MIB: 8})
+    assert node.distances == {0: 21, 1: 10}
+
+
+def test_a_host_without_online_cpus_is_rejected() -> None:
+    with pytest.raises(CpuTopologyError):
+        Machine.of(with_offline(HOST, HOST.online))

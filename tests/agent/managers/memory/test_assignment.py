@@ -27,6 +27,7 @@ from agent.managers.topology.hint import NO_AFFINITY, Hint, masks_by_size
 from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import (
     GI,
+    MI,
     bits,
     facts_of,
     node,
@@ -114,29 +115,19 @@ def test_init_containers_offer_the_largest_and_apps_use_it_up() -> None:
     assert offered == {key: 3}
     left = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=False)
     assert left == {key: 1}
-    assert reusable_after(left, [MemoryBlock("memory", 9, Mask.of(0))], standard_init=False) == {
-        key: 0
-    }
     elsewhere = [MemoryBlock("memory", 1, Mask.of(1))]
     assert reusable_after(left, elsewhere, standard_init=False) == left
 
 
 def test_blocks_of_init_containers_shrink_by_what_is_used_again() -> None:
-    earlier = {
-        "first": (
-            MemoryBlock("memory", 3, Mask.of(0)),
-            MemoryBlock("hugepages-2Mi", 4, Mask.of(0)),
-        ),
-        "second": (MemoryBlock("memory", 2, Mask.of(0)),),
-        "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
-    }
+    first, second = MemoryBlock("memory", 3, Mask.of(0)), MemoryBlock("memory", 2, Mask.of(0))
+    pages = MemoryBlock("hugepages-2Mi", 4, Mask.of(0))
+    elsewhere = (MemoryBlock("memory", 2, Mask.of(1)),)
+    earlier = {"first": (first, pages), "second": (second,), "elsewhere": elsewhere}
     assert shrink_reused(earlier, [MemoryBlock("memory", 4, Mask.of(0))]) == {
-        "first": (
-            MemoryBlock("memory", 0, Mask.of(0)),
-            MemoryBlock("hugepages-2Mi", 4, Mask.of(0)),
-        ),
+        "first": (MemoryBlock("memory", 0, Mask.of(0)), pages),
         "second": (MemoryBlock("memory", 1, Mask.of(0)),),
-        "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
+        "elsewhere": elsewhere,
     }
 
 
@@ -248,3 +239,28 @@ def test_nodes_that_cannot_be_joined_are_named() -> None:
         "on NUMA nodes 0: node 0 with memory of pods of one node and the group of nodes 2-3 cannot "
         "be joined to other nodes"
     ) in str(caught.value)
+
+
+# Shows in differences.md: memory-hints
+def test_no_mask_left_means_no_preference_rather_than_impossible() -> None:
+    assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {"memory": None}
+
+
+def test_all_memory_types_share_one_list() -> None:
+    facts = facts_of(node(0, 8 * GI, {GI: 1}), node(1, 8 * GI, {GI: 4}))
+    hints = memory_hints(facts, initial_memory(facts), {"memory": GI, "hugepages-1Gi": 2 * GI})
+    assert hints == {"memory": (yes(1), no(0, 1)), "hugepages-1Gi": (yes(1), no(0, 1))}
+
+
+# Shows in differences.md: huge-page-sizes
+def test_a_page_size_of_one_node_only_is_found_there() -> None:
+    facts = facts_of(node(0, 8 * GI, {2 * MI: 64}), node(1, 8 * GI))
+    hints = memory_hints(facts, initial_memory(facts), {"memory": GI, "hugepages-2Mi": 64 * MI})
+    assert hints["memory"] == (yes(0), no(0, 1))
+
+
+def test_a_page_size_that_the_machine_lacks_is_rejected_by_name() -> None:
+    facts = facts_of(node(0, 8 * GI, {2 * MI: 64}))
+    with pytest.raises(UnknownMemoryTypeError, match="1 GiB of hugepages-1Gi asked") as caught:
+        memory_hints(facts, initial_memory(facts), {"hugepages-1Gi": GI})
+    assert caught.value.known == ("hugepages-2Mi", "memory")

@@ -134,9 +134,6 @@ def test_what_contains_a_member_is_a_member(nodes: int, data: st.DataObject) -> 
     assert cover.is_empty == (not any(map(cover.holds, range(nodes + 1))))
 
 
-# --- a family of hints answers every query as the list of its hints would -------------------------
-
-
 @given(nodes=node_sets(), data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_it_answers_as_its_list_does(nodes: int, data: st.DataObject) -> None:
@@ -289,9 +286,6 @@ def _in_full(offered: ProviderHints) -> dict[str, list[Hint] | None]:
     return {name: None if hints is None else list(hints) for name, hints in offered.items()}
 
 
-# --- families of hints merge to the result of trying every permutation of the listed hints --------
-
-
 #: Permutations that the naive merge tries within a moment.
 _FEW = 20_000
 
@@ -309,22 +303,18 @@ def offers(draw: st.DrawFn, nodes: int) -> list[Hints]:
     return drawn
 
 
-def listed(hints: Hints) -> list[Hint]:
-    return list(hints)
-
-
 @given(nodes=node_sets(), data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(offers(nodes))
-    assume(prod(len(listed(hints)) for hints in drawn) <= _FEW)
+    assume(prod(len(list(hints)) for hints in drawn) <= _FEW)
     policy = TopologyPolicy(
         data.draw(st.sampled_from(TopologyManagerPolicy)),
         prefer_closest_numa_nodes=data.draw(st.booleans()),
     )
     distances = data.draw(distances_of(nodes))
     by_rules: list[ProviderHints] = [{f"r{i}": hints} for i, hints in enumerate(drawn)]
-    by_lists: list[ProviderHints] = [{f"r{i}": listed(hints)} for i, hints in enumerate(drawn)]
+    by_lists: list[ProviderHints] = [{f"r{i}": list(hints)} for i, hints in enumerate(drawn)]
     work = SearchBudget()
     merged = merge(nodes, distances, policy, by_rules, work)
     assert merged == naive_merge(nodes, distances, policy, by_lists)
@@ -340,7 +330,7 @@ def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
     desired = data.draw(st.integers(1, 4))
     work = SearchBudget(left=0)
     chosen = best_intersection(drawn, nodes, desired, by_value, work)
-    reachable = reachable_masks([listed(hints) for hints in drawn], nodes)
+    reachable = reachable_masks([list(hints) for hints in drawn], nodes)
     assert chosen in reachable if reachable else chosen is None
 
 

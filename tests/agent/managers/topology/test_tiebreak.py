@@ -48,9 +48,6 @@ def test_nodes_that_are_alike_can_be_swapped_in_any_set(nodes: int, data: st.Dat
     assert closest.total(sum(1 << swapped.get(node, node) for node in members)) == there
 
 
-# --- the bound on distances is never too high, and exact where nodes lie in nested groups ---------
-
-
 def least(rows: list[list[int]], near: list[int], first: int, more: int) -> int:
     """Return the least that any `more` of the first nodes add, by trying all of them."""
     return min(
