@@ -50,7 +50,6 @@ def test_other_cpus_as_narrow_are_right_on_an_irregular_host() -> None:
 
 def test_wider_cpus_are_wrong_on_an_irregular_host() -> None:
     outcome = answered(available="0,3", expected={"cpus": "0,2"}, irregular=["cores"])
-
     assert outcome == Outcome.wrong("cpus 0,3 touch 2 cores, 0,2 only 1")
 
 
@@ -73,7 +72,6 @@ UNEVEN: Case = {
 
 def test_wider_cpus_are_right_where_the_kubelets_are_beside_busy_ones_for_no_reason() -> None:
     outcome = run_case(UNEVEN)
-
     assert outcome == Outcome.right_instead()
     assert outcome.rules == {"whole cores"}
 
@@ -82,7 +80,6 @@ def test_wider_cpus_are_wrong_where_ours_are_beside_busy_ones_for_no_reason_as_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tests.conformance.take.take", lambda *_: Mask.parse("0,5"))
-
     assert run_case(UNEVEN) == Outcome.wrong("cpus 0,5 touch 2 nodes, 0,2 only 1")
 
 
@@ -90,14 +87,12 @@ def test_wider_cpus_are_right_where_the_kubelet_took_busy_ones() -> None:
     outcome = answered(
         available="0,3", expected={"cpus": "0,2"}, irregular=["cores"], outside_available="2"
     )
-
     assert outcome == Outcome.right_instead()
 
 
 def test_too_few_cpus_are_no_measure_of_width() -> None:
     """A unit test's topology with one core id on two sockets makes the kubelet take too few."""
     outcome = answered(available="0,3", expected={"cpus": "0"}, irregular=["cores"])
-
     assert outcome == Outcome.right_instead()
 
 
@@ -107,7 +102,6 @@ def test_any_valid_choice_is_right_where_the_kubelet_hangs() -> None:
 
 def test_the_answer_without_the_aliasing_defect_counts() -> None:
     outcome = answered(expected={"cpus": "1,3"}, expected_noalias={"cpus": "0,2"})
-
     assert outcome == Outcome.equal()
 
 
@@ -115,15 +109,12 @@ def test_cpus_that_are_not_free_are_wrong_whatever_the_flag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tests.conformance.take.take", lambda *_: Mask.parse("0,3"))
-
     outcome = answered(available="0,2", irregular=["cores"], outside_available="3")
-
     assert outcome == Outcome.wrong("cpus 3 of 0,3 are not free")
 
 
 def test_a_rejection_must_name_the_same_numbers() -> None:
     text = "not enough cpus available to satisfy request: requested=5, available={}"
-
     assert answered(num=5, expected={"error": text.format(4)}) == Outcome.equal()
     assert answered(num=5, expected={"error": text.format(3)}).verdict is Verdict.WRONG
     assert answered(num=5).verdict is Verdict.WRONG

@@ -232,8 +232,7 @@ class TestWholeCores:
             decision = admitting(self.RULES, TWO, a=ours)
         answer = recorded(a=theirs)
         answer["pod"]["containers"]["a"]["hint"] = {"mask": list(nodes)}
-        before = ledger("2-3,10-11")
-        assert in_whole_cores(self.RULES, before, TWO, decision, answer) is valid
+        assert in_whole_cores(self.RULES, ledger("2-3,10-11"), TWO, decision, answer) is valid
 
     @pytest.mark.parametrize(
         ("reason", "busy", "valid"),

@@ -31,8 +31,7 @@ def isolation(allocation: PodAllocation) -> dict[str, Isolation]:
 def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:
     rules, asking = make_rules(), pod(app("a", guaranteed("cpu=2 memory=1Gi")))
     assert admit(rules, rules.empty_ledger(), replace(asking, os="linux")).admitted
-    rejection = rejected(rules, replace(asking, os="windows"))
-    assert rejection.reason == "PodOSNotSupported"
+    assert rejected(rules, replace(asking, os="windows")).reason == "PodOSNotSupported"
 
 
 class TestAskingAgain:

@@ -151,12 +151,7 @@ class TestOfABudgetThatLeavesNothingToShare:
     # Shows in differences.md: empty-huge-pages
     @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
     def test_all_that_is_lacking_is_advised_together(self, policy: TopologyManagerPolicy) -> None:
-        rules = replace(
-            self.RULES,
-            policy=replace(
-                self.RULES.policy, topology=replace(self.RULES.policy.topology, policy=policy)
-            ),
-        )
+        rules = make_rules(self.RULES.machine, policy, POD)
         asked = pod(app("a", self.DPDK), app("b"), of_pod=self.DPDK)
         assert (
             "request 3 of cpu instead of 2 and 1.06 GiB of memory instead of 1 GiB and 66 MiB of "

@@ -135,5 +135,4 @@ def test_whatever_checkpoint_is_put_back_no_pod_is_given_what_a_running_pod_has(
         assert not any(other.exclusive_cpus & now for other in others)
     for uid in recovery.ledger.allocations.keys() & older.allocations.keys():
         assert recovery.ledger.allocations[uid] is older.allocations[uid]
-    again = recover(rules, recovery.ledger, running)
-    assert again.ledger is recovery.ledger
+    assert recover(rules, recovery.ledger, running).ledger is recovery.ledger

@@ -164,8 +164,7 @@ def test_a_rejection_says_how_much_is_cordoned_and_that_an_uncordon_helps() -> N
     rules = cordoned(make_rules(topology=SINGLE), cpus="1-4")
     asked = asking(8)
     full = with_pod(rules, asking(7, uid="u-0"))
-    rejection = rejected(rules, asked, full)
-    assert rejection.message.endswith("4 CPUs (1-4) are cordoned")
+    assert rejected(rules, asked, full).message.endswith("4 CPUs (1-4) are cordoned")
     advice = [each for each in advise(rules, rules.empty_ledger(), asking(13)) if each is not None]
     assert AdviceKind.UNCORDON not in [each.kind for each in advice]
     advice = [
@@ -177,8 +176,7 @@ def test_a_rejection_says_how_much_is_cordoned_and_that_an_uncordon_helps() -> N
 
 def test_no_pod_gets_the_last_shared_cpus_while_the_reserved_ones_are_cordoned() -> None:
     rules = cordoned(make_rules(topology=NO_POLICY, memory=False), cpus="0")
-    rejection = rejected(rules, asking(15))
-    assert "the last CPUs of the node's shared pool" in rejection.message
+    assert "the last CPUs of the node's shared pool" in rejected(rules, asking(15)).message
     assert admit(rules, rules.empty_ledger(), asking(14)).admitted
     assert admit(cordoned(rules), rules.empty_ledger(), asking(15)).admitted
 

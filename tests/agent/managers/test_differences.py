@@ -127,7 +127,7 @@ def test_a_shared_container_of_a_budget_needs_no_pinned_memory_in_container_scop
     """The kubelet rejects the KEP's own example: no memory is asked for, so no node serves it."""
     rules = make_rules(topology=policy, scope=scope)
     mixed = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b", shared), of_pod=BUDGET)
-    allocation = with_pod(rules, mixed).allocations["u-1"]
+    allocation = allocated(rules, mixed)
     assert [container.memory != () for container in allocation.containers] == [True, False]
 
 
@@ -180,8 +180,7 @@ def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     assert decision.rejection is not None
     assert decision.rejection.reason == "OutOfcpu"
     assert decision.hints == ()
-    rejection = rejected(make_rules(), asked)
-    assert rejection.reason == Reason.TOPOLOGY_AFFINITY
+    assert rejected(make_rules(), asked).reason == Reason.TOPOLOGY_AFFINITY
 
 
 # Shows in differences.md: unknown-resources
@@ -265,7 +264,7 @@ def test_huge_pages_that_only_an_init_container_asks_for_choose_the_pods_node(
         kind("i", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=2Gi")),
         app("a", guaranteed("cpu=2 memory=1Gi")),
     )
-    allocation = with_pod(rules, desired).allocations["u-1"]
+    allocation = allocated(rules, desired)
     assert {container.mems for container in allocation.containers} == {Mask.of(1)}
     assert allocation.exclusive_cpus <= Mask.parse("8-15")
     assert {container.hint for container in allocation.containers} == {Hint(2, preferred=True)}

@@ -15,7 +15,7 @@ from agent.managers.policy import Cordon, PluginDevice
 from agent.pods.model import QosClass, spec_digest
 from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import NO_POLICY, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
@@ -78,7 +78,7 @@ def test_a_specification_with_an_overhead_and_a_stated_class_follows_from_its_al
         overhead={"cpu": Quantity.parse("250m"), "memory": Quantity.parse("64Mi")},
         status_qos=QosClass.GUARANTEED,
     )
-    allocation = with_pod(rules, asked).allocations["u-1"]
+    allocation = allocated(rules, asked)
     found = specification_of(rules, allocation)
     assert found is not None
     assert spec_digest(found) == spec_digest(asked)
@@ -97,7 +97,7 @@ def test_a_specification_without_the_pod_level_limits_that_were_defaulted_follow
         app("b", guaranteed("cpu=1 memory=1Gi")),
     ]
     stated = pod(*containers, of_pod=resources(requests, limits))
-    allocation = with_pod(rules, stated).allocations["u-1"]
+    allocation = allocated(rules, stated)
     assert allocation.qos is QosClass.GUARANTEED  # so that the limits were defaulted
     assert specification_of(rules, allocation) == stated
 

@@ -141,8 +141,7 @@ class TestConfirming:
         decision = confirmed(rules, asked, running)
         assert decision.admitted
         assert decision.ledger.requests == {"cpu": 1000}
-        rejection = rejected(rules, asked)
-        assert rejection.reason == "OutOfcpu"
+        assert rejected(rules, asked).reason == "OutOfcpu"
 
     def test_names_say_whose_memory_is_where(self) -> None:
         rules = make_rules(scope=CONTAINER)

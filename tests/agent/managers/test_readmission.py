@@ -89,25 +89,22 @@ def test_a_specification_that_does_not_fit_is_a_conflict_and_changes_nothing(
     assert rejection.reason is Reason.CONFLICT
 
 
-def test_a_later_container_may_hold_what_an_init_container_had() -> None:
+def test_a_later_container_may_hold_what_an_init_container_had_but_no_app_less() -> None:
     allocation = imported(PLAIN)
     setup, a = allocation.containers
-    for blocks in ((), (MemoryBlock("memory", GIB, Mask.of(0)),)):
-        over = replace(allocation, containers=(replace(setup, memory=blocks), a))
-        assert match_imported(RULES, over, PLAIN).containers[0].memory == blocks
-    more = (MemoryBlock("memory", 3 * GIB, Mask.of(0)),)
-    (problem,) = differences(
-        replace(allocation, containers=(replace(setup, memory=more), a)), PLAIN
-    )
+
+    def holding(gib: int) -> PodAllocation:
+        memory = (MemoryBlock("memory", gib * GIB, Mask.of(0)),) if gib else ()
+        return replace(allocation, containers=(replace(setup, memory=memory), a))
+
+    for gib in (0, 1):
+        over = holding(gib)
+        assert match_imported(RULES, over, PLAIN).containers[0].memory == over.containers[0].memory
+    (problem,) = differences(holding(3), PLAIN)
     assert problem.startswith("container setup asks for ")
-
-
-def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
-    allocation = imported(PLAIN)
-    setup, a = allocation.containers
-    (problem,) = differences(replace(allocation, containers=(setup, replace(a, memory=()))), PLAIN)
-    assert problem == (
-        f"container a asks for {GIB} bytes of memory to be pinned, allocated is nothing"
+    lacking = replace(allocation, containers=(setup, replace(a, memory=())))
+    assert differences(lacking, PLAIN) == (
+        f"container a asks for {GIB} bytes of memory to be pinned, allocated is nothing",
     )
 
 
@@ -123,22 +120,14 @@ def test_a_budget_must_be_the_allocated_one() -> None:
     assert any("budget of 0 exclusive CPUs" in p for p in differences(allocation, plain, BUDGETS))
 
 
-def test_what_no_manager_gives_is_not_compared() -> None:
+def test_what_no_manager_gives_or_no_import_knows_is_not_compared() -> None:
     allocation = imported(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
-    assert (
-        match_imported(replace(RULES, policy=Policy()), allocation, other).containers[0].cpus
-        == allocation.containers[0].cpus
-    )
-
-
-GPU = "example.com/gpu"
-
-
-def test_devices_are_not_compared_since_no_import_knows_them() -> None:
-    rules = make_rules(scope=CONTAINER, devices={GPU: (PluginDevice("g0"),)})
-    asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {GPU}=1")))
+    (_, found) = match_imported(replace(RULES, policy=Policy()), allocation, other).containers
+    assert found.cpus == allocation.containers[1].cpus
+    gpu = "example.com/gpu"
+    rules = make_rules(scope=CONTAINER, devices={gpu: (PluginDevice("g0"),)})
+    asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")))
     allocation = imported(pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
     (container,) = match_imported(rules, allocation, asked).containers
-    assert container.devices == {}
-    assert container.cpus == allocation.containers[0].cpus
+    assert (container.devices, container.cpus) == ({}, allocation.containers[0].cpus)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
 from agent.managers.allocation import ContainerAllocation, PodAllocation
 from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
 from agent.managers.quality import verdict
 from agent.pods.model import NEAR_NODES, REQUIRE, ContainerKind, QosClass, Quality
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import allocated, rejected
+from tests.agent.managers.drafts import allocated, rejected, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, POD, RESTRICTED, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from agent.pods.model import Container, Pod
 
 GPU = "example.com/gpu"
+
+
+CORES = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
 
 
 def judged(rules: EffectivePolicy, *containers: Container) -> dict[tuple[str, str], str]:
@@ -40,14 +42,8 @@ def test_a_container_that_asked_for_no_cpus_of_its_own_lacks_none() -> None:
 
 
 def test_without_a_specification_it_is_not_known_whether_cpus_are_its_own() -> None:
-    allocation = PodAllocation(
-        "a",
-        "web",
-        "shop",
-        QosClass.GUARANTEED,
-        "",
-        (ContainerAllocation("main", ContainerKind.APP),),
-    )
+    main = ContainerAllocation("main", ContainerKind.APP)
+    allocation = PodAllocation("a", "web", "shop", QosClass.GUARANTEED, "", (main,))
     (found,) = verdict(make_rules(SMT, RESTRICTED, CONTAINER), allocation)
     assert (found.quality, found.why) == (Quality.EXCLUSIVE, "its specification is not known")
 
@@ -56,14 +52,7 @@ def test_without_a_specification_it_is_not_known_whether_cpus_are_its_own() -> N
 def test_what_is_required_of_a_pod_that_has_nothing_to_judge_is_lacking(quality: str) -> None:
     rules = make_rules(SMT, RESTRICTED, CONTAINER)
     asked = replace(pod(app("main", resources("cpu=1"))), annotations={REQUIRE: quality})
-    rejection = rejected(rules, asked)
-    assert f"requires: {quality}: no container has" in rejection.message
-
-
-def test_a_core_shared_with_others_is_named() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    found = judged(rules, app("main", guaranteed("cpu=3 memory=1Gi")))
-    assert found["main", "whole-cores"] == "not its own on the same cores: CPU 0"
+    assert f"requires: {quality}: no container has" in rejected(rules, asked).message
 
 
 def test_the_fewest_nodes_that_have_enough_are_aligned_if_that_is_so_of_all_resources() -> None:
@@ -77,15 +66,11 @@ def test_the_fewest_nodes_that_have_enough_are_aligned_if_that_is_so_of_all_reso
 def test_a_device_of_another_node_is_far_and_one_without_a_node_is_not() -> None:
     devices = {GPU: (PluginDevice("far", Mask.of(1)),), "example.com/x": (PluginDevice("any"),)}
     rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False, devices=devices)
-    near = judged(rules, app("main", guaranteed(f"cpu=2 memory=1Gi {GPU}=1 example.com/x=1")))
-    assert near["main", "near-device"] == ""
-    far = judged(rules, app("main", guaranteed(f"cpu=8 memory=1Gi {GPU}=1")))
-    assert far["main", "near-device"] == ""
-    ledger = admit(
-        rules, rules.empty_ledger(), pod(app("main", guaranteed("cpu=8 memory=1Gi")), uid="other")
-    ).ledger
+    for amount in f"cpu=2 memory=1Gi {GPU}=1 example.com/x=1", f"cpu=8 memory=1Gi {GPU}=1":
+        assert judged(rules, app("main", guaranteed(amount)))["main", "near-device"] == ""
+    other = pod(app("main", guaranteed("cpu=8 memory=1Gi")), uid="other")
     asked = pod(app("main", guaranteed(f"cpu=5 memory=1Gi {GPU}=1")))
-    allocation = allocated(rules, asked, ledger)
+    allocation = allocated(rules, asked, with_pod(rules, other))
     (found,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
     assert found.why == f"{GPU} far is on node 1, the container on node 0"
 
@@ -94,22 +79,14 @@ def requiring(text: str) -> Pod:
     return pod(app("main", guaranteed("cpu=3 memory=1Gi")), annotations={REQUIRE: text})
 
 
-def test_a_pod_that_would_not_get_what_it_requires_is_rejected_and_changes_nothing() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    ledger = rules.empty_ledger()
-    rejection = rejected(rules, requiring("exclusive, whole-cores"), ledger)
-    assert rejection.reason == Reason.REQUIREMENT
+def test_a_pod_that_would_not_get_what_it_requires_is_rejected_unless_it_runs() -> None:
+    rejection = rejected(CORES, requiring("exclusive, whole-cores"))
+    assert (rejection.reason, rejection.container) == (Reason.REQUIREMENT, "main")
     assert rejection.message == (
         "the pod would not get what it requires: main is not whole-cores: not its own on the same "
         "cores: CPU 0"
     )
-    assert rejection.container == "main"
-
-
-def test_a_pod_that_runs_already_is_not_rejected_for_what_it_requires() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    ledger = admit(rules, rules.empty_ledger(), requiring("")).ledger
-    assert admit(rules, ledger, requiring("whole-cores")).admitted
+    assert allocated(CORES, requiring("whole-cores"), with_pod(CORES, requiring("")))
 
 
 def near(nodes: str, cpus: int, uid: str = "near") -> Pod:
@@ -129,20 +106,13 @@ def test_a_pod_is_put_near_the_node_that_it_names(
     assert allocation.containers[0].mems == Mask.of(node)
 
 
-def test_a_pod_that_cannot_be_near_is_rejected_and_changes_nothing() -> None:
+def test_a_pod_that_cannot_be_near_or_is_on_no_node_is_rejected() -> None:
     rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
-    full = admit(rules, rules.empty_ledger(), near("1", 8, "first")).ledger
-    decision = admit(rules, full, near("1", 2))
-    assert decision.ledger is full
-    assert decision.rejection is not None
-    assert decision.rejection.reason == Reason.REQUIREMENT
-    assert decision.rejection.message == (
+    rejection = rejected(rules, near("1", 2), with_pod(rules, near("1", 8, "first")))
+    assert rejection.reason == Reason.REQUIREMENT
+    assert rejection.message == (
         "the pod would not be near node 1 as it requires: main is on node 0"
     )
-
-
-def test_a_pod_that_is_on_no_node_is_near_none() -> None:
-    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
     shared = pod(app("main", resources("cpu=1")), annotations={NEAR_NODES: "1"})
-    rejection = rejected(rules, shared)
-    assert "none of its containers has CPUs or memory of its own" in rejection.message
+    message = rejected(rules, shared).message
+    assert "none of its containers has CPUs or memory of its own" in message

@@ -91,7 +91,7 @@ class TestDistributingOverTheNodesOfAHint:
             distribute_cpus_across_numa=True,
         )  # fmt: skip
         asked = pod(app("a", guaranteed(f"cpu=6 memory=1Gi {GPU}=4")))
-        assert str(with_pod(rules, asked).allocations["u-1"].exclusive_cpus) == cpus
+        assert str(allocated(rules, asked).exclusive_cpus) == cpus
 
     # Shows in differences.md: distribute-over-hint
     def test_keeps_as_many_as_can_give_equal_shares(self) -> None:
@@ -190,7 +190,7 @@ class TestLimitsThatFollowFromTheContainers:
     def test_can_make_a_pod_guaranteed(self, *, fixed: bool, qos: QosClass) -> None:
         rules, own = self.rules(fixed=fixed), guaranteed("cpu=2 memory=2Gi")
         asked = pod(app("a", own), of_pod=resources("cpu=2 memory=2Gi"))
-        allocation = with_pod(rules, asked).allocations["u-1"]
+        allocation = allocated(rules, asked)
         assert allocation.qos is qos
         assert bool(allocation.exclusive_cpus) is fixed
 

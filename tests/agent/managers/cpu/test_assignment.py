@@ -40,7 +40,6 @@ def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
     """The kubelet's stripe of the remainder never ends here (kubernetes issue 140730)."""
     four = Shape(sockets=4, cores=3).topology()
     free = Mask.parse("0-11,12-13,15-16,18-19,21-22")
-
     for count in range(2, len(free) + 1, 2):
         assert len(take_by_topology(four, DISTRIBUTED_FULL, free, count)) == count
 
@@ -76,7 +75,6 @@ def test_where_caches_or_cores_differ(
 def test_asking_for_more_than_is_free_names_both_numbers() -> None:
     with pytest.raises(NotEnoughCpusError) as caught:
         take_by_topology(TWO_SOCKETS, PACKED, Mask.parse("0-2,40"), 5)
-
     assert (caught.value.asked, caught.value.available) == (5, 3)
     assert "5 CPUs asked, 3 available" in str(caught.value)
 
@@ -96,9 +94,7 @@ def test_so_many_free_cpus_as_asked_and_always_the_same(
     request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
 ) -> None:
     topology, free, count = request
-
     taken = take_by_topology(topology, options, free, count)
-
     assert taken <= free
     assert len(taken) == count
     assert taken == take_by_topology(topology, options, free, count)
@@ -112,9 +108,7 @@ def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
     topology, free, count = request
     whole = Mask(sum(core.cpus for core in topology.cores if not core.cpus & ~free.bits))
     asked = min(count, len(whole)) // topology.cpus_per_core * topology.cpus_per_core
-
     taken = take_by_topology(topology, options, whole, asked)
-
     assert not torn(topology, taken)
 
 
@@ -130,7 +124,6 @@ def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
         if not core.cpus & ~free.bits:
             sums |= {total + core.size for total in sums}
     assume(count in sums)
-
     assert not torn(topology, take_by_topology(topology, FULL, free, count))
 
 
@@ -142,9 +135,7 @@ def test_packing_equals_the_slow_reference(
     uncore: bool,  # noqa: FBT001  (generated)
 ) -> None:
     topology, free, count = request
-
     taken = take(topology, Strategy(spread=spread, uncore=uncore), free, count)
-
     reference = Reference(topology.rows)
     assert set(taken) == reference.packed(set(free), count, spread=spread, uncore=uncore)
 
@@ -156,9 +147,7 @@ def test_distributing_equals_the_slow_reference(
 ) -> None:
     topology, free, count = request
     assume(count > 0)
-
     taken = take(topology, Strategy(group_size=group), free, count)
-
     assert set(taken) == Reference(topology.rows).distributed(set(free), count, group)
 
 
@@ -170,7 +159,6 @@ def test_a_quantity_is_rounded_up_to_whole_cpus(millicores: int, cpus: str) -> N
 def test_a_quantity_is_chosen_by_the_policy_options() -> None:
     distributed = CpuPolicyOptions(distribute_cpus_across_numa=True)
     spread = CpuPolicyOptions(distribute_cpus_across_cores=True)
-
     assert str(reserve_cpus(TWO_SOCKETS, distributed, 10_000)) == "0-2,4-6,8-9,12-13"
     assert str(reserve_cpus(TWO_SOCKETS, spread, 2000)) == "0-1"
 
@@ -188,7 +176,6 @@ def test_whole_cores_are_not_promised_to_the_system() -> None:
     """Half of the large core touches one core; whole cores would be two."""
     cores = (0, 0, 0, 0, 4, 5)
     uneven = CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
-
     assert str(reserve_cpus(uneven, CpuPolicyOptions(full_pcpus_only=True), 2000)) == "0-1"
 
 
@@ -197,7 +184,6 @@ def test_a_quantity_lies_on_few_cores_where_cores_differ() -> None:
     hybrid = CpuTopology.from_rows(
         [(0, 0, 0, 0, 0), (1, 1, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0)]
     )
-
     assert str(reserve_cpus(hybrid, PACKED, 2000)) == "2-3"
 
 
@@ -209,5 +195,4 @@ def test_no_reservation_is_rejected() -> None:
 def test_a_reservation_larger_than_the_host_is_rejected() -> None:
     with pytest.raises(ReservationTooLargeError, match="unable to reserve 17 CPUs") as caught:
         reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
-
     assert (caught.value.asked, caught.value.online) == (17, 16)

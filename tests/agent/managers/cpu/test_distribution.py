@@ -24,7 +24,6 @@ def given_by(
 
 def test_of_equally_balanced_sets_the_first_wins_not_the_roomiest() -> None:
     room = [14, 12, 5, 11, 14, 22, 12]
-
     assert (
         given_by(room, 5, 9, 4) == {0: 0, 1: 0, 3: 1, 4: 0, 5: 3} == best_shares(room, 5, 4, 4, 4)
     )
@@ -33,7 +32,6 @@ def test_of_equally_balanced_sets_the_first_wins_not_the_roomiest() -> None:
 def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None:
     """Six of ten CPUs are more than half, so two nodes must share; the smaller one has only two."""
     uneven = CpuTopology.from_rows((cpu, cpu, 0, cpu // 8, 0) for cpu in range(10))
-
     assert distribution(uneven, uneven.all.bits, 6, 1) is None
     assert distribution(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
 
@@ -51,7 +49,6 @@ def test_the_choice_equals_trying_every_set(
 ) -> None:
     number = min(number, len(room), groups)
     base, extra = groups // number * group, groups % number
-
     assert given_by(room, number, groups, group) == best_shares(room, number, base, extra, group)
 
 
@@ -66,9 +63,7 @@ def test_with_many_nodes_every_share_fits_and_adds_up(
     room: list[int], number: int, groups: int, group: int
 ) -> None:
     number = min(number, len(room), groups)
-
     shares = given_by(room, number, groups, group)
-
     if shares is not None:
         base = groups // number
         assert sum(base + extra for extra in shares.values()) == groups
@@ -88,9 +83,7 @@ def test_more_than_eight_nodes_are_chosen_as_by_trying_every_set(
 ) -> None:
     number = min(number, groups)
     work = SearchBudget(left=10**6)
-
     shares = given_by(room, number, groups, group, work)
-
     assert shares == best_shares(room, number, groups // number * group, groups % number, group)
     assert not work.exceeded
 
@@ -98,9 +91,7 @@ def test_more_than_eight_nodes_are_chosen_as_by_trying_every_set(
 def test_what_is_too_much_to_compare_is_noted_and_still_fits() -> None:
     room = [3 * (number + 1) for number in range(16)]
     work = SearchBudget()
-
     shares = given_by(room, 8, 100, 1, work)
-
     assert work.exceeded
     assert shares is not None
     assert sum(12 + extra for extra in shares.values()) == 100

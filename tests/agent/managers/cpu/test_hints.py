@@ -21,8 +21,7 @@ PLAIN = CpuPolicyOptions()
 def test_by_socket_nothing_more_is_preferred_where_nodes_span_sockets() -> None:
     spanning = Shape(sockets=2, nodes=-2).topology()
     aligned = CpuPolicyOptions(align_by_socket=True)
-    found = cpu_hints(spanning, aligned, spanning.all, EMPTY, 4)
-    assert found == [Hint(1, preferred=True)]
+    assert cpu_hints(spanning, aligned, spanning.all, EMPTY, 4) == [Hint(1, preferred=True)]
 
 
 def naive_hints(topology: CpuTopology, free: Mask, reusable: Mask, request: int) -> list[Hint]:
@@ -46,7 +45,5 @@ def test_hints_equal_trying_every_set_of_nodes(topology: CpuTopology, data: st.D
     free = data.draw(masks_of(topology))
     reusable = data.draw(st.one_of(st.just(EMPTY), masks_of(topology)))
     request = data.draw(st.integers(min_value=1, max_value=len(topology.all) + 1))
-
     hints = cpu_hints(topology, PLAIN, free - reusable, reusable, request)
-
     assert hints == naive_hints(topology, free - reusable, reusable, request)

@@ -79,8 +79,7 @@ def test_the_configuration_says_whose_siblings_stay_idle(
     mode: str, annotations: dict[str, str], idle: str
 ) -> None:
     asked = replace(asking(1), annotations=annotations)
-    found = allocated(rules_of(smt=IsolationMode(mode)), asked)
-    assert str(found.idle) == idle
+    assert str(allocated(rules_of(smt=IsolationMode(mode)), asked).idle) == idle
 
 
 def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
@@ -115,9 +114,7 @@ def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
 def test_a_rejection_says_how_many_cores_are_needed_and_free(
     policy: TopologyManagerPolicy, text: str
 ) -> None:
-    rules = rules_of(topology=policy)
-    rejection = rejected(rules, asking(8))
-    assert text in rejection.message
+    assert text in rejected(rules_of(topology=policy), asking(8)).message
 
 
 def test_what_helps_is_to_leave_the_siblings_to_others() -> None:

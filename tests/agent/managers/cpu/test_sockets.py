@@ -13,7 +13,7 @@ from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -54,7 +54,7 @@ def test_twelve_cpus_are_taken_on_the_socket_that_has_them(
 ) -> None:
     rules = make_rules(MACHINE, policy, scope, memory=False, align_by_socket=True)
     desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    allocation = allocated(rules, desired, nearly_full(rules, 5))
     assert allocation.exclusive_cpus <= Mask.parse("16-31")
     assert len(allocation.exclusive_cpus) == 12
 
@@ -67,7 +67,7 @@ def test_memory_of_two_nodes_is_on_that_socket_as_well(
 ) -> None:
     rules = make_rules(MACHINE, policy, scope, align_by_socket=True)
     desired = pod(app("a", guaranteed("cpu=12 memory=20Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    allocation = allocated(rules, desired, nearly_full(rules, 5))
     assert allocation.exclusive_cpus <= Mask.parse("16-31")
     assert allocation.containers[0].mems == Mask.of(2, 3)
 
@@ -79,7 +79,7 @@ def test_on_many_nodes_preferred_sets_are_on_one_socket_as_well(
     rules = make_rules(MANY, policy, memory=False, align_by_socket=True)
     assert not rules.machine.lists_hints
     desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 15)).allocations["u-1"]
+    allocation = allocated(rules, desired, nearly_full(rules, 15))
     assert allocation.exclusive_cpus <= Mask.parse("24-47")
     hint = allocation.containers[0].hint
     if policy is not NO_POLICY:

@@ -64,15 +64,12 @@ def test_a_host_names_cores_by_their_lowest_online_thread_and_leaves_out_the_oth
         cpus=(cpu(0, None), cpu(1, 1), cpu(8, 0), cpu(9, 1)),
         nodes=(),
     )
-
     assert CpuTopology.from_host(host).rows == ((1, 1, 0, 0, 0), (8, 8, 0, 0, 0), (9, 1, 0, 0, 0))
 
 
 def test_a_host_without_packages_and_nodes_has_one_of_each() -> None:
     host = Host(cpus=(cpu(0, 0, package=None, node=None), cpu(1, 1, package=-1)), nodes=())
-
     topology = CpuTopology.from_host(host)
-
     assert ids(topology.sockets) == ids(topology.nodes) == ids(topology.uncores) == {0: "0-1"}
 
 
@@ -81,7 +78,6 @@ def test_cpus_without_a_cache_never_join_the_cache_of_others() -> None:
         cpus=(cpu(0, 0, uncore=0), cpu(1, 1, uncore=0), cpu(2, 2), cpu(3, 3), cpu(4, 4, package=1)),
         nodes=(),
     )
-
     assert ids(CpuTopology.from_host(host).uncores) == {0: "0-1", 2: "2-3", 4: "4"}
 
 
@@ -109,9 +105,7 @@ def test_real_machines_have_their_known_groups(
     tmp_path: Path, name: str, counts: CpuCounts
 ) -> None:
     host = discover(unpack(next(m for m in machines() if m.name == name), tmp_path))
-
     topology = CpuTopology.from_host(host)
-
     assert topology.all == host.online
     assert topology.counted == counts
 

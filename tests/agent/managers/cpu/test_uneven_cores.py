@@ -72,9 +72,7 @@ def test_no_set_without_needless_sharing_is_on_fewer_cores(
 ) -> None:
     topology, free, count = request
     busy = topology.all - free
-
     taken = Mask(fewest_cores(topology, free.bits, count, whole=False))
-
     assert taken <= free
     assert len(taken) == count
     assert not needlessly_shared(topology, free, busy, taken)
@@ -90,9 +88,7 @@ def test_no_set_without_needless_sharing_is_on_fewer_cores(
 @given(requests())
 def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, int]) -> None:
     topology, free, count = request
-
     taken = Mask(fewest_cores(topology, free.bits, count, whole=True))
-
     assert taken <= free
     assert len(taken) == count
     least = min(torn(topology, cpus) for cpus in every_set(free, count))

@@ -10,7 +10,7 @@ from agent.managers.cpu.take import Strategy, take
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated
 from tests.agent.managers.hosts import CONTAINER, GIB, POD, RESTRICTED, SINGLE, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
@@ -112,7 +112,7 @@ class TestCpusThatInitContainersLeft:
             app("b", guaranteed(f"cpu={cpus} memory={memory}Gi")),
             init("i", guaranteed("cpu=4 memory=1Gi")),
         )
-        allocation = with_pod(rules, desired).allocations["u-1"]
+        allocation = allocated(rules, desired)
         places = {one.name: str(one.cpus) for one in allocation.containers}
         assert Mask.parse(places["b"]) <= Mask.parse("8-15")
         assert Mask.parse(places["i"]) <= Mask.parse("1-6")
@@ -133,7 +133,7 @@ class TestCoresOfOnePod:
     def places(self, desired: Pod, reserved: str, *, spread: bool = False) -> dict[str, str]:
         rules = make_rules(self.MACHINE, SINGLE, POD, reserved=reserved, memory=False,
                            distribute_cpus_across_cores=spread)  # fmt: skip
-        allocation = with_pod(rules, desired).allocations["u-1"]
+        allocation = allocated(rules, desired)
         return {one.name: str(one.cpus) for one in allocation.containers}
 
     # Shows in differences.md: uneven-pods

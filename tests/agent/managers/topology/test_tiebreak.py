@@ -20,8 +20,7 @@ def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) 
     first = data.draw(st.integers(0, len(bits)))
     chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
     others = sum(data.draw(st.sets(st.sampled_from(bits[:first])))) if first else 0
-    bound = near.at_least(chosen, first, others.bit_count())
-    assert bound <= closest.total(chosen | others)
+    assert near.at_least(chosen, first, others.bit_count()) <= closest.total(chosen | others)
 
 
 @given(nodes=node_sets(), data=st.data())
