@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit
@@ -41,7 +41,7 @@ def test_a_pod_that_is_admitted_already_fits_as_often_as_another() -> None:
     assert len(same) == len(other)
 
 
-@settings(EVERY_SEQUENCE)
+@EVERY_SEQUENCE
 @given(rules=rule_sets(), others=st.lists(pods(), max_size=4))
 def test_the_figures_agree_with_counting(rules: EffectivePolicy, others: list[Pod]) -> None:
     ledger = rules.empty_ledger()

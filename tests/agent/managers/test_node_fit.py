@@ -280,7 +280,7 @@ def slow_reason(fit: NodeFit, running: list[Pod], asked: Pod) -> str | None:
     policy=st.sampled_from(list(TopologyManagerPolicy)),
     steps=st.lists(st.tuples(pods(), st.integers(0, 9)), min_size=1, max_size=12),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_the_sum_of_requests_never_exceeds_what_is_allocatable(
     fit: NodeFit, policy: TopologyManagerPolicy, steps: list[tuple[Pod, int]]
 ) -> None:

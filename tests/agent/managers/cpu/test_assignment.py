@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.managers.cpu.take import (
     EmptyReservationError,
     NotEnoughCpusError,
     ReservationTooLargeError,
-    Strategy,
     reserve_cpus,
-    take,
     take_by_topology,
 )
 from agent.managers.cpu.topology import CpuTopology
@@ -23,7 +21,6 @@ from tests.agent.managers.cpu.cpu_hosts import (
     masks_of,
     regular_hosts,
 )
-from tests.agent.managers.cpu.cpu_reference import Reference
 from tests.agent.managers.cpu.uneven_sets import torn
 
 PACKED = CpuPolicyOptions()
@@ -88,7 +85,6 @@ def requests(
     return topology, free, draw(st.integers(min_value=0, max_value=len(free)))
 
 
-@settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()), OPTIONS)
 def test_so_many_free_cpus_as_asked_and_always_the_same(
     request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
@@ -100,7 +96,6 @@ def test_so_many_free_cpus_as_asked_and_always_the_same(
     assert taken == take_by_topology(topology, options, free, count)
 
 
-@settings(deadline=None, max_examples=100)
 @given(requests(regular_hosts()), st.sampled_from([FULL, DISTRIBUTED_FULL]))
 def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
     request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
@@ -113,7 +108,6 @@ def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
 
 
 # Shows in differences.md: whole-cores-add-up
-@settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()))
 def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
     request: tuple[CpuTopology, Mask, int],
@@ -125,30 +119,6 @@ def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
             sums |= {total + core.size for total in sums}
     assume(count in sums)
     assert not torn(topology, take_by_topology(topology, FULL, free, count))
-
-
-@settings(deadline=None, max_examples=100)
-@given(requests(regular_hosts()), st.booleans(), st.booleans())
-def test_packing_equals_the_slow_reference(
-    request: tuple[CpuTopology, Mask, int],
-    spread: bool,  # noqa: FBT001  (generated)
-    uncore: bool,  # noqa: FBT001  (generated)
-) -> None:
-    topology, free, count = request
-    taken = take(topology, Strategy(spread=spread, uncore=uncore), free, count)
-    reference = Reference(topology.rows)
-    assert set(taken) == reference.packed(set(free), count, spread=spread, uncore=uncore)
-
-
-@settings(deadline=None, max_examples=100)
-@given(requests(regular_hosts()), st.sampled_from([1, 2, 4]))
-def test_distributing_equals_the_slow_reference(
-    request: tuple[CpuTopology, Mask, int], group: int
-) -> None:
-    topology, free, count = request
-    assume(count > 0)
-    taken = take(topology, Strategy(group_size=group), free, count)
-    assert set(taken) == Reference(topology.rows).distributed(set(free), count, group)
 
 
 @pytest.mark.parametrize(("millicores", "cpus"), [(1, "0"), (1000, "0"), (1001, "0,8")])

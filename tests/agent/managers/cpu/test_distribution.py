@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.cpu import take as cpu_distribution
@@ -8,7 +8,7 @@ from agent.managers.cpu.take import NodeShare, distribution
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.hint import SearchBudget
 from sysfs.mask import Mask
-from tests.agent.managers.cpu.cpu_reference import best_shares
+from tests.agent.managers.cpu.best_shares import best_shares
 
 
 def given_by(
@@ -36,29 +36,29 @@ def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None
     assert distribution(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
 
 
+def rooms(most: int, least_nodes: int, most_nodes: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(1, most), min_size=least_nodes, max_size=most_nodes)
+
+
 # Shows in differences.md: best-distribution
-@settings(deadline=None, max_examples=100)
 @given(
-    st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=7),
-    st.integers(min_value=1, max_value=7),
-    st.integers(min_value=1, max_value=40),
+    st.tuples(rooms(30, 1, 7), st.integers(1, 7)) | st.tuples(rooms(30, 9, 11), st.integers(1, 4)),
+    st.integers(1, 40),
     st.sampled_from([1, 2, 4]),
 )
 def test_the_choice_equals_trying_every_set(
-    room: list[int], number: int, groups: int, group: int
+    drawn: tuple[list[int], int], groups: int, group: int
 ) -> None:
+    room, number = drawn
     number = min(number, len(room), groups)
     base, extra = groups // number * group, groups % number
-    assert given_by(room, number, groups, group) == best_shares(room, number, base, extra, group)
+    work = SearchBudget(left=10**6)
+    found = given_by(room, number, groups, group, work)
+    assert found == best_shares(room, number, base, extra, group)
+    assert not work.exceeded
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(st.integers(min_value=1, max_value=64), min_size=9, max_size=64),
-    st.integers(min_value=1, max_value=64),
-    st.integers(min_value=1, max_value=400),
-    st.sampled_from([1, 2]),
-)
+@given(rooms(64, 9, 64), st.integers(1, 64), st.integers(1, 400), st.sampled_from([1, 2]))
 def test_with_many_nodes_every_share_fits_and_adds_up(
     room: list[int], number: int, groups: int, group: int
 ) -> None:
@@ -69,23 +69,6 @@ def test_with_many_nodes_every_share_fits_and_adds_up(
         assert sum(base + extra for extra in shares.values()) == groups
         assert all((base + extra) * group <= room[index] for index, extra in shares.items())
         assert len(shares) == number
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(st.integers(min_value=1, max_value=30), min_size=9, max_size=11),
-    st.integers(min_value=1, max_value=4),
-    st.integers(min_value=1, max_value=40),
-    st.sampled_from([1, 2, 4]),
-)
-def test_more_than_eight_nodes_are_chosen_as_by_trying_every_set(
-    room: list[int], number: int, groups: int, group: int
-) -> None:
-    number = min(number, groups)
-    work = SearchBudget(left=10**6)
-    shares = given_by(room, number, groups, group, work)
-    assert shares == best_shares(room, number, groups // number * group, groups % number, group)
-    assert not work.exceeded
 
 
 def test_what_is_too_much_to_compare_is_noted_and_still_fits() -> None:

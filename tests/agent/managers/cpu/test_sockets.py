@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.managers.cpu.hints import cpu_hints
 from agent.managers.cpu.take import SocketOrder, on_fewer_sockets, take_by_topology
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicyOptions
+from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.cpu.cpu_hosts import Shape
 from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
@@ -126,3 +129,9 @@ def test_no_fewer_sockets_have_room(free: Mask, share: float, *, whole: bool) ->
     usual = take_by_topology(MACHINE.cpus, plain, free, count)
     if sockets(MACHINE.cpus, usual) == 1:
         assert taken == usual
+
+
+def test_nothing_more_is_preferred_where_nodes_span_sockets() -> None:
+    spanning = Shape(sockets=2, nodes=-2).topology()
+    aligned = CpuPolicyOptions(align_by_socket=True)
+    assert cpu_hints(spanning, aligned, spanning.all, EMPTY, 4) == [Hint(1, preferred=True)]

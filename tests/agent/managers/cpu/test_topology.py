@@ -81,7 +81,7 @@ def test_cpus_without_a_cache_never_join_the_cache_of_others() -> None:
     assert ids(CpuTopology.from_host(host).uncores) == {0: "0-1", 2: "2-3", 4: "4"}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(any_hosts())
 def test_every_kind_of_group_parts_the_cpus(topology: CpuTopology) -> None:
     for groups in (topology.cores, topology.sockets, topology.nodes, topology.uncores):

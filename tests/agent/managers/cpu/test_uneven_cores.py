@@ -65,7 +65,6 @@ def every_set(free: Mask, count: int) -> Iterator[Mask]:
 
 
 # Shows in differences.md: uneven-cores
-@settings(deadline=None, max_examples=100)
 @given(requests())
 def test_no_set_without_needless_sharing_is_on_fewer_cores(
     request: tuple[CpuTopology, Mask, int],
@@ -84,7 +83,6 @@ def test_no_set_without_needless_sharing_is_on_fewer_cores(
 
 
 # Shows in differences.md: whole-cores-add-up
-@settings(deadline=None, max_examples=100)
 @given(requests())
 def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, int]) -> None:
     topology, free, count = request
@@ -97,7 +95,7 @@ def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, i
 
 
 # Shows in differences.md: uneven-cores
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(topology=asymmetric_hosts(), whole=st.booleans(), data=st.data())
 def test_no_core_of_a_whole_host_is_shared_while_one_that_serves_is_free(
     topology: CpuTopology, data: st.DataObject, *, whole: bool

@@ -139,9 +139,6 @@ def test_renumbered_nodes_take_their_devices_along() -> None:
     assert list(given_devices(moved.allocations["u-1"].containers[0])) == [nic(0, 1), nic(1, 1)]
 
 
-# --- against the kubelet's algorithm ------------------------------------------------------------
-
-
 def kubelets_hints(nodes: Mask, devices: Sequence[GivenDevice]) -> dict[str, list[Hint] | None]:
     """Return the hints of the kubelet's device manager for devices that a container has.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -42,57 +42,38 @@ def preferring(devices: Mapping[str, tuple[PluginDevice, ...]], *resources: str)
     return replace(rules, policy=policy)
 
 
-class Plugin:
-    """Prefers the given ids, and notes what it was asked."""
-
-    def __init__(self, *ids: str) -> None:
-        self.ids = ids
-        self.asked: list[tuple[str, str, int]] = []
-
-    def __call__(
-        self, available: frozenset[str], required: frozenset[str], size: int
-    ) -> tuple[str, ...]:
-        self.asked.append(("".join(sorted(available)), "".join(sorted(required)), size))
-        return self.ids
-
-
-def assigned(plugin: Plugin, count: int, hint: Hint, reusable: frozenset[str]) -> str:
-    return "".join(assign_devices(GPU, DEVICES, count, hint, reusable, reusable, plugin))
-
-
 NONE: Final[frozenset[str]] = frozenset()
 
 
-def test_a_plugin_chooses_among_the_devices_on_the_hints_nodes_if_these_suffice() -> None:
-    plugin = Plugin("c", "d")
-    assert assigned(plugin, 2, ON_0, NONE) == "cd"
-    assert plugin.asked == [("abcd", "", 2)]
-
-
-def test_devices_of_ended_init_containers_are_required() -> None:
-    plugin = Plugin("d", "e")
-    assert assigned(plugin, 2, ON_0, frozenset("e")) == "de"
-    assert plugin.asked == [("abcde", "e", 2)]
-
-
-def test_where_the_hints_nodes_do_not_suffice_all_of_their_devices_are_required() -> None:
-    plugin = Plugin("g")
-    assert assigned(plugin, 5, ON_0, NONE) == "abcdg"
-    assert plugin.asked == [("abcdefg", "abcd", 5)]
-
-
 @pytest.mark.parametrize(
-    ("ids", "expected"),
-    [((), "ab"), (("d",), "ad"), (("x", "y"), "ab"), (("d", "d"), "ad"), (("e", "c"), "ac")],
+    ("answer", "count", "reusable", "asked", "assigned"),
+    [
+        pytest.param("cd", 2, "", ("abcd", "", 2), "cd", id="on the hint's nodes"),
+        pytest.param("de", 2, "e", ("abcde", "e", 2), "de", id="of ended init containers"),
+        pytest.param("g", 5, "", ("abcdefg", "abcd", 5), "abcdg", id="nodes that do not suffice"),
+        pytest.param("", 4, "", None, "abcd", id="without a choice nothing is asked"),
+        pytest.param("", 1, "e", None, "e", id="nor where init containers left enough"),
+        # Of an answer that does not fit only what fits is used, of one too long the lowest ids.
+        pytest.param("", 2, "", ("abcd", "", 2), "ab", id="no answer"),
+        pytest.param("d", 2, "", ("abcd", "", 2), "ad", id="too short"),
+        pytest.param("xy", 2, "", ("abcd", "", 2), "ab", id="unknown ids"),
+        pytest.param("dd", 2, "", ("abcd", "", 2), "ad", id="one id twice"),
+        pytest.param("ec", 2, "", ("abcd", "", 2), "ac", id="of another node"),
+        pytest.param("dcb", 2, "", ("abcd", "", 2), "bc", id="too long"),
+    ],
 )
-def test_of_an_answer_that_does_not_fit_only_what_fits_is_used(
-    ids: tuple[str, ...], expected: str
+def test_a_plugin_chooses_where_there_is_a_choice(
+    answer: str, count: int, reusable: str, asked: tuple[str, str, int] | None, assigned: str
 ) -> None:
-    assert assigned(Plugin(*ids), 2, ON_0, NONE) == expected
+    noted: list[tuple[str, str, int]] = []
 
+    def prefer(available: frozenset[str], required: frozenset[str], size: int) -> tuple[str, ...]:
+        noted.append(("".join(sorted(available)), "".join(sorted(required)), size))
+        return tuple(answer)
 
-def test_of_an_answer_that_is_too_long_the_lowest_ids_are_used() -> None:
-    assert assigned(Plugin("d", "c", "b"), 2, ON_0, NONE) == "bc"
+    left = frozenset(reusable)
+    assert "".join(assign_devices(GPU, DEVICES, count, ON_0, left, left, prefer)) == assigned
+    assert noted == ([] if asked is None else [asked])
 
 
 def outcome(rules: EffectivePolicy, asked: Pod, answers: Answers) -> Decision:
@@ -139,7 +120,7 @@ def test_an_init_containers_preferred_devices_are_required_for_the_next_containe
     ]
 
 
-@settings(EVERY_SEQUENCE)
+@EVERY_SEQUENCE
 @given(rules=rule_sets(), asked=pods("u-1"), data=st.data())
 def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(
     rules: EffectivePolicy, asked: Pod, data: st.DataObject
@@ -161,7 +142,7 @@ def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(
         assert (again.ledger, again.counters) == (decision.ledger, decision.counters)
 
 
-@settings(EVERY_SEQUENCE)
+@EVERY_SEQUENCE
 @given(rules=rule_sets(), asked=pods("u-1"))
 def test_a_plugin_without_a_preference_changes_no_decision(
     rules: EffectivePolicy, asked: Pod

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.managers.allocation import MemoryBlock
@@ -149,7 +149,6 @@ MACHINES = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 2)), min_size=1
 
 
 # Shows in differences.md: memory-charges
-@settings(max_examples=100, deadline=None)
 @given(st.data(), MACHINES)
 def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     data: st.DataObject, facts: MemoryFacts
@@ -180,7 +179,6 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     assert state == initial_memory(facts)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data(), MACHINES, REQUESTS)
 def test_hints_are_those_of_looking_at_every_mask(
     data: st.DataObject, facts: MemoryFacts, requests: dict[str, int]
@@ -198,7 +196,6 @@ def test_hints_are_those_of_looking_at_every_mask(
     assert list(offered.get("memory") or ()) == naive_hints(facts, state, requests, reusable)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data(), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=5))
 def test_blocks_of_a_pod_always_sum_up_to_its_charge(
     data: st.DataObject, containers: list[tuple[bool, int]]

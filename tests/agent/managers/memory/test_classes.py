@@ -220,9 +220,6 @@ def test_on_a_host_of_many_gpus_their_memory_is_beside_the_cpus() -> None:
     assert not admit(rules, ledger, asking("gpu", "cpu=1 memory=2Gi", "u-4")).admitted
 
 
-# --- properties -----------------------------------------------------------------------------------
-
-
 # Shows in differences.md: memory-classes
 @given(st.data())
 @EVERY_SEQUENCE

@@ -9,7 +9,7 @@ from operator import and_
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -70,7 +70,6 @@ def outcomes(drawn: Sequence[Cover], pool: int) -> set[int]:
 
 
 @given(nodes=node_sets(most=4), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_all_sets_that_can_come_out_are_found_in_order(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(families(nodes))
     pool = reduce(and_, [cover.domain for cover in drawn])
@@ -85,7 +84,6 @@ def test_all_sets_that_can_come_out_are_found_in_order(nodes: int, data: st.Data
 
 
 @given(nodes=node_sets(most=4), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_the_best_is_the_closest_then_the_lowest(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(families(nodes))
     pool = reduce(and_, [cover.domain for cover in drawn])
@@ -135,7 +133,6 @@ def test_what_contains_a_member_is_a_member(nodes: int, data: st.DataObject) -> 
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_it_answers_as_its_list_does(nodes: int, data: st.DataObject) -> None:
     family = data.draw(hint_families(nodes))
     hints = list(family)
@@ -149,14 +146,12 @@ def test_it_answers_as_its_list_does(nodes: int, data: st.DataObject) -> None:
 
 
 @given(nodes=node_sets(), data=st.data(), most=st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
 def test_the_best_few_are_those_of_its_list(nodes: int, data: st.DataObject, most: int) -> None:
     family = data.draw(hint_families(nodes))
     assert best_few(family, most) == best_few(list(family), most)
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_the_best_that_contains_some_nodes_is_that_of_its_list(
     nodes: int, data: st.DataObject
 ) -> None:
@@ -167,7 +162,6 @@ def test_the_best_that_contains_some_nodes_is_that_of_its_list(
 
 
 @given(nodes=node_sets(most=6), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_the_smallest_set_is_found(nodes: int, data: st.DataObject) -> None:
     cover = data.draw(covers(nodes))
     sizes = [mask.bit_count() for mask in range(nodes + 1) if cover.holds(mask)]
@@ -239,7 +233,6 @@ def with_more(asked: Pod, desired: dict[str, int]) -> Pod:
 
 
 @given(rules=rules_with_devices(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_whole_admissions_are_the_same_by_rules_as_by_lists(
     lists: pytest.MonkeyPatch, rules: EffectivePolicy, data: st.DataObject
 ) -> None:
@@ -304,7 +297,6 @@ def offers(draw: st.DrawFn, nodes: int) -> list[Hints]:
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
     drawn = data.draw(offers(nodes))
     assume(prod(len(list(hints)) for hints in drawn) <= _FEW)
@@ -322,7 +314,6 @@ def test_rules_merge_as_lists_do(nodes: int, data: st.DataObject) -> None:
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_without_any_budget_the_choice_is_one_of_those_that_can_be_made(
     nodes: int, data: st.DataObject
 ) -> None:
@@ -353,7 +344,6 @@ def test_sixty_four_nodes_are_no_more_work_than_four() -> None:
 
 
 @given(nodes=node_sets(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_sets_on_few_sockets_come_first_where_sockets_count(
     nodes: int, data: st.DataObject
 ) -> None:

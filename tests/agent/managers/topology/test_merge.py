@@ -41,7 +41,7 @@ def _subsets(nodes: int) -> st.SearchStrategy[set[int]]:
     return st.sets(st.sampled_from(masks_by_size(nodes)), min_size=1, max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from([EIGHT, SPARSE]))
 def test_counting_finds_the_intersections_of_all_pairs(data: st.DataObject, nodes: int) -> None:
     first, second = data.draw(_subsets(nodes)), data.draw(_subsets(nodes))
@@ -50,7 +50,7 @@ def test_counting_finds_the_intersections_of_all_pairs(data: st.DataObject, node
     assert intersections(first, second, nodes) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_subsets(Mask.of(0, 1, 2, 3).bits), min_size=1, max_size=4))
 def test_reachable_masks_are_the_intersections_of_all_permutations(lists: list[set[int]]) -> None:
     small = [sorted(masks)[:6] for masks in lists]
@@ -162,7 +162,6 @@ def merges(
     return Mask.from_ids(ids).bits, distances, providers
 
 
-@settings(max_examples=100, deadline=None)
 @given(merges(), POLICIES)
 def test_the_choice_is_that_of_trying_every_permutation(
     case: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy

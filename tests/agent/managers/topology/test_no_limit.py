@@ -65,7 +65,7 @@ def steps(rules: EffectivePolicy, asked: Pod) -> int:
         max_size=5,
     ),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_thirty_memory_only_nodes_change_no_decision_on_cpus(
     policy: TopologyPolicy, pods: list[str]
 ) -> None:
