@@ -71,11 +71,7 @@ def _document(config: Mapping[str, Any], gates: Mapping[str, bool]) -> dict[str,
 def _devices(devices: Mapping[str, Any]) -> dict[str, Plain]:
     return {
         resource: [
-            {
-                "id": device["id"],
-                "numaNodes": device["numa"] or [],
-                "healthy": device["healthy"],
-            }
+            {"id": device["id"], "numaNodes": device["numa"] or [], "healthy": device["healthy"]}
             for device in inventory
         ]
         for resource, inventory in devices.items()

@@ -23,21 +23,10 @@ from agent.managers.topology.hint import Hint
 from agent.pods.model import MEMORY
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.managers.hosts import (
-    CONTAINER,
-    GIB,
-    NO_POLICY,
-    POD,
-    RESTRICTED,
-    SMT,
-    make_rules,
-)
+from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, POD, RESTRICTED, SMT, make_rules
 from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
-from tests.conformance.memory_instead import (
-    counts_init_memory,
-    pins_no_shared_memory,
-)
+from tests.conformance.memory_instead import counts_init_memory, pins_no_shared_memory
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_rejected,

@@ -8,10 +8,7 @@ from agent.managers.admission import admit, start_container, start_containers
 from agent.managers.decision import Reason
 from agent.managers.ledger import Ledger
 from tests.agent.managers.drafts import rejected
-from tests.agent.managers.hosts import (
-    CONTAINER,
-    make_rules,
-)
+from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:

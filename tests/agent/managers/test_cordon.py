@@ -113,7 +113,7 @@ def test_a_decision_beside_cordoned_cpus_is_that_of_a_host_that_reserves_them(
 
 @given(rules=rule_sets(), data=st.data())
 @EVERY_SEQUENCE
-def test_a_cordon_makes_no_allocation_invalid_and_leaves_a_shared_pool(
+def test_a_cordon_makes_no_allocation_invalid_leaves_a_shared_pool_and_lets_pods_end(
     rules: EffectivePolicy, data: st.DataObject
 ) -> None:
     ledger = filled(rules, data)
@@ -121,15 +121,6 @@ def test_a_cordon_makes_no_allocation_invalid_and_leaves_a_shared_pool(
     assert invalid_allocations(beside, ledger, EMPTY) == invalid_allocations(rules, ledger, EMPTY)
     assert not shared_pool(beside, ledger) & beside.cordoned_cpus
     assert shared_cpus(beside, ledger)
-
-
-@given(rules=rule_sets(), data=st.data())
-@EVERY_SEQUENCE
-def test_a_pod_ends_beside_a_cordon_as_without_one(
-    rules: EffectivePolicy, data: st.DataObject
-) -> None:
-    ledger = filled(rules, data)
-    beside = replace(rules, policy=replace(rules.policy, cordon=data.draw(cordons(rules))))
     for uid in ledger.allocations:
         assert remove(beside, ledger, uid) == remove(rules, ledger, uid)
 

@@ -247,8 +247,7 @@ def test_ephemeral_storage_is_not_looked_at() -> None:
 
 #: Two nodes; huge pages of 1 GiB are on node 1 only.
 PAGES_ON_NODE_1 = replace(
-    PLAIN,
-    nodes=(PLAIN.nodes[0], replace(PLAIN.nodes[1], hugepages={GIB: 4})),
+    PLAIN, nodes=(PLAIN.nodes[0], replace(PLAIN.nodes[1], hugepages={GIB: 4}))
 )
 
 

@@ -156,22 +156,18 @@ class TestConfirming:
         assert rejection is not None
         assert "no cgroup shows the memory nodes of db" in rejection.message
 
-    def test_the_limit_of_a_cgroup_says_how_much_is_allocated(self) -> None:
-        rules = make_rules(scope=CONTAINER)
-        limited = replace(seen("x", "9-10", "1"), memory=3 * GIB)
-        ledger = without_checkpoint(rules, [shown("a", "9-10", limited)]).ledger
-        assert memory_charge(ledger)[1].reserved["memory"] == 3 * GIB
-        assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
-        assert remove(rules, ledger, "a") == rules.empty_ledger()
-
-    def test_the_limit_of_a_pod_says_it_where_containers_have_none(self) -> None:
-        rules = make_rules(scope=POD)
+    def test_the_limit_of_a_cgroup_or_else_of_the_pod_says_how_much_is_allocated(self) -> None:
         whole = shown("a", "9-10", seen("x", "9-10", "1"))
-        ledger = without_checkpoint(
-            rules, [replace(whole, own=replace(whole.own, memory=2 * GIB))]
-        ).ledger
-        assert memory_charge(ledger)[1].reserved["memory"] == 2 * GIB
-        assert describe_recovered(ledger.allocations["a"]) == "CPUs 9-10, memory on nodes 1"
+        (one,) = whole.containers
+        of_pod = replace(whole, own=replace(whole.own, memory=2 * GIB))
+        of_container = replace(whole, containers=(replace(one, memory=3 * GIB),))
+        for scope, running, gib in ((CONTAINER, of_container, 3), (POD, of_pod, 2)):
+            rules = make_rules(scope=scope)
+            ledger = without_checkpoint(rules, [running]).ledger
+            assert memory_charge(ledger)[1].reserved["memory"] == gib * GIB
+            text = describe_recovered(ledger.allocations["a"])
+            assert text == "CPUs 9-10, memory on nodes 1"
+            assert remove(rules, ledger, "a") == rules.empty_ledger()
 
 
 class TestBudgets:

@@ -9,18 +9,12 @@ from agent.managers.decision import HintTrace, Reason, Rejection
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
-from agent.managers.rejection import (
-    affinity_rejection,
-)
+from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import draft_of, with_pod
-from tests.agent.managers.hosts import (
-    RESTRICTED,
-    SINGLE,
-    make_rules,
-)
+from tests.agent.managers.hosts import RESTRICTED, SINGLE, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:

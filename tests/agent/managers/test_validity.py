@@ -19,15 +19,7 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, charged, restored
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import rejected, with_pod
-from tests.agent.managers.hosts import (
-    BEST_EFFORT,
-    CONTAINER,
-    GIB,
-    PLAIN,
-    SINGLE,
-    SMT,
-    make_rules,
-)
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, PLAIN, SINGLE, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, machines, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import Before, broken_invariants
@@ -153,10 +145,7 @@ def test_devices_that_are_gone_or_ill_are_reported() -> None:
     both = rules(PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(0)))
     ledger = ledger_of(both, one(f"cpu=2 memory=1Gi {GPU}=2"))
     changed = rules(PluginDevice("a", Mask.of(0), healthy=False))
-    assert found(changed, ledger) == [
-        ("u-1", Rule.DEVICE_UNHEALTHY),
-        ("u-1", Rule.DEVICE_MISSING),
-    ]
+    assert found(changed, ledger) == [("u-1", Rule.DEVICE_UNHEALTHY), ("u-1", Rule.DEVICE_MISSING)]
 
 
 def test_a_device_whose_provider_is_away_for_a_while_removes_no_pod() -> None:

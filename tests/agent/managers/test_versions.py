@@ -16,12 +16,7 @@ from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.metrics import MEMORY_PINNING_REQUESTS
 from agent.managers.policy import CpuPolicyOptions, PluginDevice
-from agent.managers.versions import (
-    OLDEST,
-    KubernetesVersion,
-    VersionRules,
-    steps,
-)
+from agent.managers.versions import OLDEST, KubernetesVersion, VersionRules, steps
 from agent.pods.model import QosClass
 from sysfs.described import regular_host
 from sysfs.mask import Mask

@@ -121,10 +121,7 @@ class ToyManager(ResourceManager):
         return _by_node(self._own(draft).free)
 
     def nodes(
-        self,
-        rules: HostPolicy,
-        allocation: PodAllocation,
-        container: ContainerAllocation | None,
+        self, rules: HostPolicy, allocation: PodAllocation, container: ContainerAllocation | None
     ) -> Mask:
         del rules
         containers = allocation.containers if container is None else (container,)

@@ -105,10 +105,7 @@ def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
             NO_POLICY,
             "not enough CPUs: 8 whole cores with idle siblings (16 CPUs) asked, 7 whole cores free",
         ),
-        (
-            RESTRICTED,
-            "(16 CPUs) fits nowhere (free: node 0: 3 whole cores, node 1: 4 whole cores)",
-        ),
+        (RESTRICTED, "(16 CPUs) fits nowhere (free: node 0: 3 whole cores, node 1: 4 whole cores)"),
     ],
 )
 def test_a_rejection_says_how_many_cores_are_needed_and_free(

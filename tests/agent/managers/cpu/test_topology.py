@@ -60,10 +60,7 @@ def test_as_many_sockets_as_nodes_put_nodes_outside() -> None:
 
 
 def test_a_host_names_cores_by_their_lowest_online_thread_and_leaves_out_the_others() -> None:
-    host = Host(
-        cpus=(cpu(0, None), cpu(1, 1), cpu(8, 0), cpu(9, 1)),
-        nodes=(),
-    )
+    host = Host(cpus=(cpu(0, None), cpu(1, 1), cpu(8, 0), cpu(9, 1)), nodes=())
     assert CpuTopology.from_host(host).rows == ((1, 1, 0, 0, 0), (8, 8, 0, 0, 0), (9, 1, 0, 0, 0))
 
 

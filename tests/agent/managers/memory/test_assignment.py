@@ -16,12 +16,7 @@ from agent.managers.decision import (
     NotPreferredExtensionError,
     UnknownMemoryTypeError,
 )
-from agent.managers.memory.assignment import (
-    assign,
-    memory_hints,
-    reusable_after,
-    shrink_reused,
-)
+from agent.managers.memory.assignment import assign, memory_hints, reusable_after, shrink_reused
 from agent.managers.memory.state import free_memory, initial_memory, release
 from agent.managers.topology.hint import NO_AFFINITY, Hint, masks_by_size
 from sysfs.mask import Mask

@@ -3,13 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.managers.allocation import MemoryBlock
-from agent.managers.memory.state import (
-    NodeMemory,
-    charge,
-    hugepages_type,
-    initial_memory,
-    release,
-)
+from agent.managers.memory.state import NodeMemory, charge, hugepages_type, initial_memory, release
 from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import GI, MI, charged, facts_of, node, plain_facts
 

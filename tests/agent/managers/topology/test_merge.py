@@ -134,9 +134,7 @@ def test_missing_distances_are_named_when_they_are_needed() -> None:
 
 NODE_SETS = st.sampled_from([(0,), (0, 1), (0, 2), (0, 1, 2), (0, 1, 2, 3), (0, 8, 16, 24)])
 POLICIES = st.builds(
-    TopologyPolicy,
-    st.sampled_from(TopologyManagerPolicy),
-    prefer_closest_numa_nodes=st.booleans(),
+    TopologyPolicy, st.sampled_from(TopologyManagerPolicy), prefer_closest_numa_nodes=st.booleans()
 )
 
 

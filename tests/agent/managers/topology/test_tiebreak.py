@@ -13,26 +13,18 @@ from tests.agent.managers.topology.families import distances_of, node_sets
 
 
 @given(nodes=node_sets(), data=st.data())
-def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) -> None:
+def test_a_bound_is_never_above_what_it_bounds_and_exact_for_all_first_nodes(
+    nodes: int, data: st.DataObject
+) -> None:
     closest = Closest(data.draw(distances_of(nodes)))
     bits = [1 << node for node in iter_bits(nodes)]
     near = NodeDistances(closest, bits)
     first = data.draw(st.integers(0, len(bits)))
     chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
     others = sum(data.draw(st.sets(st.sampled_from(bits[:first])))) if first else 0
-    assert near.at_least(chosen, first, others.bit_count()) <= closest.total(chosen | others)
-
-
-@given(nodes=node_sets(), data=st.data())
-def test_the_total_of_chosen_and_all_first_nodes_is_that_of_the_set(
-    nodes: int, data: st.DataObject
-) -> None:
-    closest = Closest(data.draw(distances_of(nodes)))
-    bits = [1 << node for node in iter_bits(nodes)]
-    first = data.draw(st.integers(0, len(bits)))
-    chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
-    total = NodeDistances(closest, bits).at_least(chosen, first, first)
-    assert total == closest.total(chosen | sum(bits[:first]))
+    bound = near.at_least(chosen, first, others.bit_count())
+    assert bound <= closest.total(chosen | others)
+    assert near.at_least(chosen, first, first) == closest.total(chosen | sum(bits[:first]))
 
 
 @given(nodes=node_sets(), data=st.data())
