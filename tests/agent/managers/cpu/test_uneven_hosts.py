@@ -161,7 +161,16 @@ class TestCoresOfOnePod:
         places = self.places(desired, "0-3", spread=spread)
         assert (places == {"a": "8", "b": "9", "c": "10", "z": "11"}) is not spread
 
-    def test_a_budget_of_few_cores_stays_where_its_containers_share_none(self) -> None:
-        two = guaranteed("cpu=2 memory=64Mi")
-        desired = pod(app("a", two), app("z"), of_pod=guaranteed("cpu=4 memory=1Gi"))
-        assert self.places(desired, "0-3") == {"a": "4-5", "z": "6-7"}
+    @pytest.mark.parametrize(
+        ("sizes", "reserved", "places"),
+        [
+            pytest.param((2,), "0-3", ("4-5", "6-7"), id="its containers share no core"),
+            pytest.param((1, 1), "0-3,8-11", ("4", "5", "6-7"), id="no other cores have room"),
+        ],
+    )
+    def test_a_budget_of_few_cores_stays(
+        self, sizes: tuple[int, ...], reserved: str, places: tuple[str, ...]
+    ) -> None:
+        own = [app(str(at), guaranteed(f"cpu={n} memory=64Mi")) for at, n in enumerate(sizes)]
+        desired = pod(*own, app("z"), of_pod=guaranteed("cpu=4 memory=1Gi"))
+        assert tuple(self.places(desired, reserved).values()) == places
