@@ -6,6 +6,8 @@ smaller request of one resource, siblings that do not stay idle, a larger budget
 that share it would have nothing, and limits equal to requests where a pod requires CPUs of its own.
 A smaller request counts only if the same containers as before may have exclusive resources: less
 isolation is not what was asked for.
+
+By the same trials `fill` says how many more pods of one kind fit, and where they would be.
 """
 
 from __future__ import annotations
@@ -115,9 +117,6 @@ def decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     return decision
 
 
-# --- the cordon ---------------------------------------------------------------------------------
-
-
 def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     cordon = rules.policy.cordon
     if not cordon:
@@ -126,9 +125,6 @@ def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
         yield Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
     else:
         yield None
-
-
-# --- the pod itself -----------------------------------------------------------------------------
 
 
 def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tuple[Pod, list[str]]:
@@ -244,9 +240,6 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         yield Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)
 
 
-# --- weaker policies ----------------------------------------------------------------------------
-
-
 def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
     """Yield the policies that demand less than this one, each changed by one key."""
     topology, cpu = policy.topology, policy.cpu
@@ -346,9 +339,6 @@ def _places(rules: EffectivePolicy, allocation: PodAllocation) -> str:
     if len(cpus | memory) == 1:
         return said
     return f"{said}: {'spread' if cpus == memory else 'not aligned'}"
-
-
-# --- smaller requests ---------------------------------------------------------------------------
 
 
 class _Request(Struct, frozen=True):
@@ -484,9 +474,6 @@ def _eligible(rules: EffectivePolicy, pod: Pod) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(each.exclusive) for each in rules.demand(pod).eligibility())
 
 
-# --- the end of other pods ----------------------------------------------------------------------
-
-
 def _ends(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     """Try the end of single pods, the latest first; where none helps, of several together."""
     latest = list(ledger.allocations)[: -_MOST_ENDS // 2 - 1 : -1]
@@ -533,10 +520,6 @@ def _end(ledger: Ledger, uids: tuple[str, ...]) -> Advice:
     names = ", ".join(full_name(ledger.allocations[uid]) for uid in uids)
     pods = "pod" if len(uids) == 1 else "pods"
     return Advice(AdviceKind.END, f"end {pods} {names}", uids=uids)
-
-
-# --- capacity -------------------------------------------------------------------------------------
-# How many more pods of one kind fit, where they would be, and how fragmented free CPUs are.
 
 
 def fill(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Decision]:

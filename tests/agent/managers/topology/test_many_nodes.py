@@ -29,6 +29,7 @@ from agent.managers.topology.many_nodes import (
     best_few,
     best_intersection,
     rank,
+    size_order,
     smallest,
 )
 from agent.managers.topology.merge import reachable_masks
@@ -374,3 +375,15 @@ def test_a_choice_that_takes_too_much_work_is_valid_and_says_so() -> None:
     chosen = best_intersection([family], nodes, 20, by_value, work)
     assert chosen is not None
     assert family.holds(chosen)
+
+
+def test_the_desired_number_of_nodes_is_best_then_fewer_then_more() -> None:
+    assert sorted(range(1, 6), key=lambda count: size_order(count, 3)) == [3, 2, 1, 4, 5]
+
+
+def test_steps_are_taken_until_none_is_left_and_what_was_exceeded_stays_so() -> None:
+    work = SearchBudget(left=3)
+    assert work.take(2)
+    assert not work.take(2)
+    assert work.take()
+    assert (work.exceeded, work.left) == (True, 0)
