@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.admission import admit
-from agent.managers.advice import fill, free_cpus, nodes_of
+from agent.managers.capacity import fill, free_cpus, nodes_of
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.policy import NodeFit, Policy
 from agent.managers.registry import MANAGERS
