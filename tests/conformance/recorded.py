@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.config import model
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.policy import CpuPolicyOptions
 from agent.managers.versions import KubernetesVersion
 
 if TYPE_CHECKING:
@@ -41,10 +40,3 @@ def machine_of(topology: Mapping[str, Any]) -> Machine:
 def gates_of(gates: Mapping[str, bool]) -> FeatureGates:
     """Return the feature gates of a case, which names only those that differ from defaults."""
     return model.gates_of(gates, RECORDED)
-
-
-def cpu_options(options: Mapping[str, str]) -> CpuPolicyOptions:
-    """Return the static policy's options as recorded."""
-    return CpuPolicyOptions(
-        **{name.replace("-", "_"): value == "true" for name, value in options.items()}
-    )

@@ -145,7 +145,7 @@ def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
     rules = make_rules(machine, BEST_EFFORT, CONTAINER, memory=False)
     topology = replace(rules.policy.topology, prefer_closest_numa_nodes=True)
     rules = EffectivePolicy(machine, replace(rules.policy, topology=topology), MANAGERS)
-    allocation = with_pod(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi")))).allocations["u-1"]
+    allocation = allocated(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi"))))
     assert allocation.containers[0].hint == Hint(Mask.of(0, 3).bits, preferred=True)
     assert allocation.exclusive_cpus == Mask.of(1, 4, 5)
 

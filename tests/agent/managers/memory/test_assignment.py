@@ -31,6 +31,7 @@ from tests.agent.managers.memory.memory_machine import (
     total_size,
 )
 from tests.agent.managers.memory.naive_memory import naive_hints
+from tests.agent.managers.topology.families import no, yes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,14 +41,6 @@ if TYPE_CHECKING:
 TWO = plain_facts(4 * GI, 4 * GI)
 FOUR = plain_facts(4 * GI, 4 * GI, 4 * GI, 4 * GI)
 ANYWHERE = Hint(None, preferred=True)
-
-
-def yes(*ids: int) -> Hint:
-    return Hint(bits(*ids), preferred=True)
-
-
-def no(*ids: int) -> Hint:
-    return Hint(bits(*ids), preferred=False)
 
 
 def test_a_hint_without_room_is_extended_by_the_best_mask_around_it() -> None:

@@ -21,6 +21,7 @@ from agent.managers.topology.merge import (
     require_distances,
 )
 from sysfs.mask import Mask
+from tests.agent.managers.topology.families import no, yes
 from tests.agent.managers.topology.merging import merge
 from tests.agent.managers.topology.naive_merge import naive_merge
 
@@ -98,14 +99,6 @@ CLOSEST = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT, prefer_closest_numa_
 
 TWO_NODES = Mask.of(0, 1)
 FLAT = {node: dict.fromkeys(range(8), 10) for node in range(8)}
-
-
-def yes(*ids: int) -> Hint:
-    return Hint(Mask.of(*ids).bits, preferred=True)
-
-
-def no(*ids: int) -> Hint:
-    return Hint(Mask.of(*ids).bits, preferred=False)
 
 
 # Shows in differences.md: merged-preference
