@@ -129,6 +129,14 @@ def test_resources_that_state_no_amount_are_as_if_left_out(version: KubernetesVe
     )
 
 
+TWO: Final = app("a", guaranteed("cpu=2 memory=2Gi"))
+IN_TURN: Final = [
+    init("i", guaranteed("cpu=4 memory=1Gi")),
+    app("a", guaranteed("cpu=1 memory=1Gi")),
+]
+OPEN: Final = [TWO, app("b", guaranteed("memory=1Gi"))]
+
+
 class TestLimitsThatFollowFromTheContainers:
     """kubernetes pull request 140514; the gate is off before v1.37."""
 
@@ -140,33 +148,12 @@ class TestLimitsThatFollowFromTheContainers:
     @pytest.mark.parametrize(
         ("of_pod", "containers", "limits"),
         [
-            (resources("cpu=2"), [app("a", guaranteed("cpu=2 memory=2Gi"))], (2000, 2 * GIB)),
-            # What init containers limit counts as they run: one after the other.
-            (
-                resources("cpu=3 memory=1Gi"),
-                [
-                    init("i", guaranteed("cpu=4 memory=1Gi")),
-                    app("a", guaranteed("cpu=1 memory=1Gi")),
-                ],
-                (4000, GIB),
-            ),
-            # A request above the containers' limits is the limit.
-            (
-                resources("cpu=4 memory=4Gi"),
-                [app("a", guaranteed("cpu=2 memory=2Gi"))],
-                (4000, 4 * GIB),
-            ),
-            # One container without a limit leaves the pod without.
-            (
-                resources("cpu=4 memory=4Gi"),
-                [app("a", guaranteed("cpu=2 memory=2Gi")), app("b", guaranteed("memory=1Gi"))],
-                (None, 4 * GIB),
-            ),
-            # What is stated stays.
-            (
-                resources("cpu=2 memory=1Gi", "cpu=6"),
-                [app("a", guaranteed("cpu=2 memory=1Gi"))],
-                (6000, GIB),
+            pytest.param(resources("cpu=2"), [TWO], (2000, 2 * GIB), id="their sum"),
+            pytest.param(resources("cpu=3 memory=1Gi"), IN_TURN, (4000, GIB), id="init in turn"),
+            pytest.param(resources("cpu=4 memory=4Gi"), [TWO], (4000, 4 * GIB), id="the request"),
+            pytest.param(resources("cpu=4 memory=4Gi"), OPEN, (None, 4 * GIB), id="one has none"),
+            pytest.param(
+                resources("cpu=2 memory=1Gi", "cpu=6"), IN_TURN[1:], (6000, GIB), id="stated"
             ),
         ],
     )

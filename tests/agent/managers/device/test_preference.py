@@ -52,6 +52,7 @@ NONE: Final[frozenset[str]] = frozenset()
         pytest.param("de", 2, "e", ("abcde", "e", 2), "de", id="of ended init containers"),
         pytest.param("g", 5, "", ("abcdefg", "abcd", 5), "abcdg", id="nodes that do not suffice"),
         pytest.param("", 4, "", None, "abcd", id="without a choice nothing is asked"),
+        pytest.param("", 7, "", None, "abcdefg", id="nor where all are needed"),
         pytest.param("", 1, "e", None, "e", id="nor where init containers left enough"),
         # Of an answer that does not fit only what fits is used, of one too long the lowest ids.
         pytest.param("", 2, "", ("abcd", "", 2), "ab", id="no answer"),
