@@ -44,6 +44,8 @@ from tests.conformance.valid_instead import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
 
@@ -271,76 +273,67 @@ def test_closer_nodes(ours: int, theirs: list[int], *, closest: bool, valid: boo
     assert on_closer_nodes(rules, decision, expected) is valid
 
 
+def of_option(nodes_per_package: int, packages: int, **option: bool) -> EffectivePolicy:
+    """Return rules of nodes of four CPUs each."""
+    host = regular_host(packages, nodes_per_package, cores_per_node=4, threads=1)
+    return make_rules(Machine.of(host), NO_POLICY, CONTAINER, memory=False, **option)
+
+
+#: Four nodes by themselves, and two sockets of two nodes.
+EVEN, NO_EVEN = of_option(1, 4, distribute_cpus_across_numa=True), of_option(1, 4)
+BY_SOCKET, NO_SOCKET = of_option(2, 2, align_by_socket=True), of_option(2, 2)
+SIX = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
+
+
 @pytest.mark.parametrize(
-    ("ours", "theirs", "option", "valid"),
+    ("rule", "rules", "ours", "theirs", "busy", "valid"),
     [
-        pytest.param("1,4-5,8-9,12", "1-6", True, True, id="more even"),
-        pytest.param("1-6", "1,4-5,8-9,12", True, False, id="less even"),
-        pytest.param("1,4-5,8-9", "1-6", True, False, id="too few"),
-        pytest.param("0,4-5,8-9,12", "1-6", True, False, id="reserved"),
-        pytest.param("1,4-5,8-9,12", "1-6", False, False, id="without the option"),
-        pytest.param(None, "1-6", True, False, id="ours a rejection"),
-        pytest.param("1,4-5,8-9,12", None, True, False, id="theirs a rejection"),
+        pytest.param(evenly_distributed, EVEN, "1,4-5,8-9,12", "1-6", "", True, id="more even"),
+        pytest.param(evenly_distributed, EVEN, "1-6", "1,4-5,8-9,12", "", False, id="less even"),
+        pytest.param(evenly_distributed, EVEN, "1,4-5,8-9", "1-6", "", False, id="too few"),
+        pytest.param(evenly_distributed, EVEN, "0,4-5,8-9,12", "1-6", "", False, id="reserved"),
+        pytest.param(evenly_distributed, NO_EVEN, "1,4-5,8-9,12", "1-6", "", False, id="no option"),
+        pytest.param(evenly_distributed, EVEN, None, "1-6", "", False, id="ours a rejection"),
+        pytest.param(evenly_distributed, EVEN, "1,4-5,8-9,12", None, "", False, id="theirs one"),
+        pytest.param(on_fewer_sockets, BY_SOCKET, "8-13", "4-9", "", True, id="fewer sockets"),
+        pytest.param(on_fewer_sockets, BY_SOCKET, "8-13", "10-15", "", False, id="as many"),
+        pytest.param(on_fewer_sockets, BY_SOCKET, "8-12", "4-9", "", False, id="too few CPUs"),
+        pytest.param(on_fewer_sockets, BY_SOCKET, "8-13", "4-9", "13", False, id="busy"),
+        pytest.param(on_fewer_sockets, NO_SOCKET, "8-13", "4-9", "", False, id="without option"),
+        pytest.param(on_fewer_sockets, BY_SOCKET, None, "4-9", "", False, id="rejected by us"),
+        pytest.param(on_fewer_sockets, BY_SOCKET, "8-13", None, "", False, id="by the kubelet"),
     ],
 )
-def test_an_even_distribution(
-    ours: str | None, theirs: str | None, *, option: bool, valid: bool
+def test_what_serves_an_option_better(
+    rule: Callable[[EffectivePolicy, Ledger, Decision, Mapping[str, Any]], bool],
+    rules: EffectivePolicy,
+    ours: str | None,
+    theirs: str | None,
+    busy: str,
+    *,
+    valid: bool,
 ) -> None:
-    machine = Machine.of(regular_host(packages=4, cores_per_node=4, threads=1))
-    rules = make_rules(
-        machine, NO_POLICY, CONTAINER, memory=False, distribute_cpus_across_numa=option
-    )
-    desired = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
-    decision = admitting(rules, desired, a=ours) if ours else rejecting(Reason.UNEXPECTED)
     answer = recorded(a=theirs) if theirs else REJECTED
-    assert evenly_distributed(rules, rules.empty_ledger(), decision, answer) is valid
+    if theirs:
+        answer["pod"]["containers"]["a"]["hint"] = {"mask": None}
+    decision = admitting(rules, SIX, a=ours) if ours else rejecting(Reason.UNEXPECTED)
+    before = with_exclusive(rules.empty_ledger(), Mask.parse(busy))
+    assert rule(rules, before, decision, answer) is valid
 
 
-class TestFewerSockets:
-    #: Two sockets of two nodes of four CPUs.
-    MACHINE = Machine.of(regular_host(packages=2, nodes_per_package=2, cores_per_node=4, threads=1))
-    RULES = make_rules(MACHINE, NO_POLICY, CONTAINER, memory=False, align_by_socket=True)
-    SIX = pod(app("a", guaranteed("cpu=6 memory=1Gi")))
-
-    @pytest.mark.parametrize(
-        ("ours", "theirs", "busy", "option", "valid"),
-        [
-            pytest.param("8-13", "4-9", "", True, True, id="fewer"),
-            pytest.param("8-13", "10-15", "", True, False, id="as many"),
-            pytest.param("8-12", "4-9", "", True, False, id="too few CPUs"),
-            pytest.param("8-13", "4-9", "13", True, False, id="busy"),
-            pytest.param("8-13", "4-9", "", False, False, id="without the option"),
-            pytest.param(None, "4-9", "", True, False, id="ours a rejection"),
-            pytest.param("8-13", None, "", True, False, id="theirs a rejection"),
-        ],
-    )
-    def test_sockets(
-        self, ours: str | None, theirs: str | None, busy: str, *, option: bool, valid: bool
-    ) -> None:
-        rules = make_rules(self.MACHINE, NO_POLICY, CONTAINER, memory=False, align_by_socket=option)
-        answer = recorded(a=theirs) if theirs else REJECTED
-        if theirs:
-            answer["pod"]["containers"]["a"]["hint"] = {"mask": None}
-        before = with_exclusive(rules.empty_ledger(), Mask.parse(busy))
-        decision = admitting(rules, self.SIX, a=ours) if ours else rejecting(Reason.UNEXPECTED)
-        assert on_fewer_sockets(rules, before, decision, answer) is valid
-
-    def test_caches_of_a_rejected_pod(self) -> None:
-        rejected, before = rejecting(Reason.UNEXPECTED), self.RULES.empty_ledger()
-        answer = {
-            "admitted": False,
-            "reason": "UnexpectedAdmissionError",
-            "metrics": {UNCORE_ALIGNED: 1},
-        }
-        assert caches_of_rejected(self.RULES, before, rejected, answer) == ("fewer sockets", 0)
-        assert caches_of_rejected(RULES, before, rejected, answer) is None
-        for name, other in ("reason", "x"), ("metrics", {}):
-            assert caches_of_rejected(self.RULES, before, rejected, {**answer, name: other}) is None
-        rejected, answer["reason"] = rejecting(Reason.SMT_ALIGNMENT), "SMTAlignmentError"
-        cores = make_rules(SMT, reserved="0,8", full_pcpus_only=True)
-        torn = with_exclusive(cores.empty_ledger(), Mask.of(1))
-        assert caches_of_rejected(cores, torn, rejected, answer) == ("whole cores", 0)
-        assert caches_of_rejected(cores, cores.empty_ledger(), rejected, answer) is None
+def test_caches_of_a_rejected_pod() -> None:
+    rejected, before = rejecting(Reason.UNEXPECTED), BY_SOCKET.empty_ledger()
+    answer: dict[str, Any] = {"admitted": False, "reason": "UnexpectedAdmissionError"}
+    answer["metrics"] = {UNCORE_ALIGNED: 1}
+    assert caches_of_rejected(BY_SOCKET, before, rejected, answer) == ("fewer sockets", 0)
+    assert caches_of_rejected(RULES, before, rejected, answer) is None
+    for name, other in ("reason", "x"), ("metrics", {}):
+        assert caches_of_rejected(BY_SOCKET, before, rejected, {**answer, name: other}) is None
+    rejected, answer["reason"] = rejecting(Reason.SMT_ALIGNMENT), "SMTAlignmentError"
+    cores = make_rules(SMT, reserved="0,8", full_pcpus_only=True)
+    torn = with_exclusive(cores.empty_ledger(), Mask.of(1))
+    assert caches_of_rejected(cores, torn, rejected, answer) == ("whole cores", 0)
+    assert caches_of_rejected(cores, cores.empty_ledger(), rejected, answer) is None
 
 
 class TestSlicesByCore:
