@@ -273,7 +273,7 @@ def test_closer_nodes(ours: int, theirs: list[int], *, closest: bool, valid: boo
     assert on_closer_nodes(rules, decision, expected) is valid
 
 
-def of_option(nodes_per_package: int, packages: int, **option: bool) -> EffectivePolicy:
+def of_option(nodes_per_package: int, packages: int, **option: Any) -> EffectivePolicy:  # noqa: ANN401
     """Return rules of nodes of four CPUs each."""
     host = regular_host(packages, nodes_per_package, cores_per_node=4, threads=1)
     return make_rules(Machine.of(host), NO_POLICY, CONTAINER, memory=False, **option)

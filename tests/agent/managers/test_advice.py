@@ -158,12 +158,6 @@ class TestOfABudgetThatLeavesNothingToShare:
             "hugepages-2Mi instead of 64 MiB in the pod's budget, for the containers that share it"
         ) in texts(rules, asked)
 
-    def test_nothing_is_advised_where_the_larger_budget_does_not_fit(self) -> None:
-        asked = pod(app("a", guaranteed("cpu=15 memory=1Gi")), app("b"),
-                    of_pod=guaranteed("cpu=15 memory=2Gi"))  # fmt: skip
-        found = advice_on(self.RULES, self.RULES.empty_ledger(), asked)
-        assert AdviceKind.BUDGET not in {each.kind for each in found}
-
 
 def test_a_burstable_pod_that_requires_exclusive_cpus_is_advised_to_be_guaranteed() -> None:
     required = MappingProxyType({REQUIRE: "exclusive"})

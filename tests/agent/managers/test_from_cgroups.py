@@ -111,13 +111,6 @@ class TestWhatIsEvidence:
 
 
 class TestConfirming:
-    @pytest.mark.parametrize("text", ["cpu=1 memory=1Gi", "cpu=3 memory=1Gi"])
-    def test_another_size_is_a_conflict_and_changes_nothing(self, text: str) -> None:
-        decision = confirmed(RULES, asking(text), shown("a", "1-2", seen("x", "1-2")))
-        assert decision.rejection is not None
-        assert decision.rejection.reason == "PodConflict"
-        assert allocated(decision.ledger) == {"a": "1-2"}
-
     def test_memory_of_a_container_that_shares_cpus_stays_where_it_is(self) -> None:
         """Admitted like any other it would get memory of node 0, and its pages would move."""
         rules = make_rules(scope=CONTAINER)

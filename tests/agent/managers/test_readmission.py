@@ -77,6 +77,7 @@ def test_no_name_or_namespace_of_an_allocation_changes_the_decision_on_its_pod(
         assert memory_charge(other.ledger) == memory_charge(one.ledger)
 
 
+# Shows in differences.md: same-pod
 @pytest.mark.parametrize("origin", Origin)
 def test_a_specification_that_does_not_fit_is_a_conflict_and_changes_nothing(
     origin: Origin,
