@@ -1,24 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, start_container, start_containers
 from tests.agent.managers.drafts import rejected, with_pod
 from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
-
-if TYPE_CHECKING:
-    from agent.managers.allocation import Isolation, PodAllocation
-
-
-def cpus(allocation: PodAllocation) -> dict[str, str | None]:
-    return {c.name: None if c.cpus is None else str(c.cpus) for c in allocation.containers}
-
-
-def isolation(allocation: PodAllocation) -> dict[str, Isolation]:
-    return {c.name: c.isolation for c in allocation.containers}
 
 
 def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:

@@ -72,14 +72,9 @@ def confirmed(rules: EffectivePolicy, asked: Pod, *running: ObservedPod) -> Deci
 
 class TestWhatIsEvidence:
     def test_cpus_that_no_other_pod_shows_were_given(self) -> None:
-        recovery = without_checkpoint(
-            RULES,
-            [
-                shown("a", "1-2", seen("x", "1-2")),
-                shown("b", "0,3-15", seen("y", "0,3-15")),
-                shown("c", "0,3-15", seen("z", "0,3-15"), qos=QosClass.BURSTABLE),
-            ],
-        )
+        running = [shown("a", "1-2", seen("x", "1-2")), shown("b", "0,3-15", seen("y", "0,3-15"))]
+        shares = shown("c", "0,3-15", seen("z", "0,3-15"), qos=QosClass.BURSTABLE)
+        recovery = without_checkpoint(RULES, [*running, shares])
         assert allocated(recovery.ledger) == {"a": "1-2"}
         assert recovery.notes == ()
         assert recovery.ledger.allocations["a"].origin is Origin.RECOVERED
@@ -102,9 +97,8 @@ class TestWhatIsEvidence:
         )
 
     def test_what_is_not_in_effect_is_not_evidence(self) -> None:
-        stray = ObservedPod(
-            "a", QosClass.GUARANTEED, seen("p", ""), (seen("x", "1", in_effect=False),)
-        )
+        ineffective = (seen("x", "1", in_effect=False),)
+        stray = ObservedPod("a", QosClass.GUARANTEED, seen("p", ""), ineffective)
         recovery = without_checkpoint(RULES, [stray])
         assert allocated(recovery.ledger) == {}
         assert recovery.notes == ("pod a: x shows CPUs 1, which are not effective",)

@@ -21,13 +21,11 @@ from agent.managers.topology.merge import (
     require_distances,
 )
 from sysfs.mask import Mask
-from tests.agent.managers.topology.families import no, yes
+from tests.agent.managers.topology.families import distances_of, no, node_sets, some_of, yes
 from tests.agent.managers.topology.merging import merge
 from tests.agent.managers.topology.naive_merge import naive_merge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from agent.managers.topology.many_nodes import ProviderHints
 
 EIGHT = Mask.of(*range(8)).bits
@@ -94,7 +92,6 @@ class TestSocketsOfWhatIsNotPreferred:
 
 BEST_EFFORT = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT)
 RESTRICTED = TopologyPolicy(TopologyManagerPolicy.RESTRICTED)
-NONE = TopologyPolicy(TopologyManagerPolicy.NONE)
 CLOSEST = TopologyPolicy(TopologyManagerPolicy.BEST_EFFORT, prefer_closest_numa_nodes=True)
 
 TWO_NODES = Mask.of(0, 1)
@@ -125,39 +122,21 @@ def test_missing_distances_are_named_when_they_are_needed() -> None:
     assert caught.value.nodes == (0,)
 
 
-NODE_SETS = st.sampled_from([(0,), (0, 1), (0, 2), (0, 1, 2), (0, 1, 2, 3), (0, 8, 16, 24)])
-POLICIES = st.builds(
-    TopologyPolicy, st.sampled_from(TopologyManagerPolicy), prefer_closest_numa_nodes=st.booleans()
+@given(
+    nodes=node_sets(most=4),
+    data=st.data(),
+    named=st.sampled_from(TopologyManagerPolicy),
+    closest=st.booleans(),
 )
-
-
-def _masks(ids: Sequence[int]) -> st.SearchStrategy[int]:
-    return st.sets(st.sampled_from(ids), min_size=1).map(lambda some: Mask.from_ids(some).bits)
-
-
-@st.composite
-def merges(
-    draw: Callable[[st.SearchStrategy[object]], object],
-) -> tuple[int, dict[int, dict[int, int]], list[ProviderHints]]:
-    ids = draw(NODE_SETS)
-    assert isinstance(ids, tuple)
-    mask = st.one_of(_masks(ids), _masks(ids), _masks(ids), st.none())
-    hints = st.lists(st.builds(Hint, mask, st.booleans()), max_size=6)
+def test_the_choice_is_that_of_trying_every_permutation(
+    nodes: int, data: st.DataObject, named: TopologyManagerPolicy, *, closest: bool
+) -> None:
+    some = some_of(nodes)
+    hints = st.lists(st.builds(Hint, st.one_of(some, some, st.none()), st.booleans()), max_size=6)
     resource = st.one_of(hints, hints, hints, st.none())
     provider = st.dictionaries(st.sampled_from("abc"), resource, max_size=2)
-    providers = draw(st.lists(provider, max_size=2))
-    assert isinstance(providers, list)
-    row = st.fixed_dictionaries({node: st.integers(10, 14) for node in ids})
-    distances = draw(st.fixed_dictionaries(dict.fromkeys(ids, row)))
-    assert isinstance(distances, dict)
-    return Mask.from_ids(ids).bits, distances, providers
-
-
-@given(merges(), POLICIES)
-def test_the_choice_is_that_of_trying_every_permutation(
-    case: tuple[int, dict[int, dict[int, int]], list[ProviderHints]], policy: TopologyPolicy
-) -> None:
-    nodes, distances, providers = case
-    assert merge(nodes, distances, policy, providers) == naive_merge(
-        nodes, distances, policy, providers
-    )
+    providers: list[ProviderHints] = data.draw(st.lists(provider, max_size=2))
+    distances = data.draw(distances_of(nodes))
+    policy = TopologyPolicy(named, prefer_closest_numa_nodes=closest)
+    expected = naive_merge(nodes, distances, policy, providers)
+    assert merge(nodes, distances, policy, providers) == expected
