@@ -20,8 +20,8 @@ from tests.agent.managers.cpu.cpu_hosts import (
     any_hosts,
     masks_of,
     regular_hosts,
+    torn,
 )
-from tests.agent.managers.cpu.uneven_sets import torn
 
 PACKED = CpuPolicyOptions()
 FULL = CpuPolicyOptions(full_pcpus_only=True)

@@ -12,8 +12,13 @@ from agent.managers.cpu.topology import CpuTopology
 from agent.managers.cpu.uneven import fewest_cores, most_in_whole_cores
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import Mask
-from tests.agent.managers.cpu.cpu_hosts import asymmetric_hosts, masks_of
-from tests.agent.managers.cpu.uneven_sets import cores_touched, needlessly_shared, torn
+from tests.agent.managers.cpu.cpu_hosts import (
+    asymmetric_hosts,
+    cores_touched,
+    masks_of,
+    needlessly_shared,
+    torn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

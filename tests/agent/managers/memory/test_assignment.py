@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,12 +31,12 @@ from tests.agent.managers.memory.memory_machine import (
     total_charge,
     total_size,
 )
-from tests.agent.managers.memory.naive_memory import naive_hints
 from tests.agent.managers.topology.families import no, yes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.managers.memory.assignment import Reusable
     from agent.managers.memory.state import MemoryFacts, NodeMemory
 
 TWO = plain_facts(4 * GI, 4 * GI)
@@ -165,6 +166,46 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     for blocks in allocated:
         state = release(facts, state, blocks)
     assert state == initial_memory(facts)
+
+
+def naive_hints(
+    facts: MemoryFacts,
+    state: Mapping[int, NodeMemory],
+    requests: Mapping[str, int],
+    reusable: Reusable,
+) -> list[Hint]:
+    """Return every mask that can serve the requests; preferred are those of the least size."""
+    least = len(facts.nodes)
+    found: list[Mask] = []
+    for size in range(1, len(facts.nodes) + 1):
+        for members in combinations(facts.nodes, size):
+            if any(_allocatable(facts, members, name) < asked for name, asked in requests.items()):
+                continue
+            least = min(least, size)
+            mask = Mask.of(*members)
+            if _is_open(state, mask) and all(
+                _free(facts, state, members, name) + reusable.get((mask.bits, name), 0) >= asked
+                for name, asked in requests.items()
+            ):
+                found.append(mask)
+    return [Hint(mask.bits, len(mask) == least) for mask in found]
+
+
+def _allocatable(facts: MemoryFacts, members: tuple[int, ...], name: str) -> int:
+    return sum(facts.allocatable[node].get(name, 0) for node in members)
+
+
+def _free(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], members: tuple[int, ...], name: str
+) -> int:
+    used = sum(state[node].reserved.get(name, 0) for node in members)
+    return _allocatable(facts, members, name) - used
+
+
+def _is_open(state: Mapping[int, NodeMemory], mask: Mask) -> bool:
+    if len(mask) == 1:
+        return len(state[mask.lowest].cells) == 1
+    return all(state[node].assignments == 0 or state[node].cells == mask for node in mask)
 
 
 @given(st.data(), MACHINES, REQUESTS)
