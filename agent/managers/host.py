@@ -1,7 +1,7 @@
 """The configured policy on one host, and what follows from both.
 
 One of these is node allocatable, what all pods together may request: the capacity less the
-reservations, as the kubelet has it (`nodestatus.MachineInfo`). The capacity is online CPUs, memory
+reservations, as the kubelet has it (its nodestatus.MachineInfo). The capacity is online CPUs, memory
 and huge pages of all NUMA nodes, healthy devices and `maxPods`. Huge pages are taken out of memory,
 in which they count.
 """

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent.managers.cpu.take import NotEnoughCpusError, Strategy, take
 from sysfs.mask import Mask
-from tests.conformance.cpu_topologies import topology_of, width
 from tests.conformance.outcome import Outcome
+from tests.conformance.recorded import topology_of, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
