@@ -1,9 +1,9 @@
 """The configured policy on one host, and what follows from both.
 
 One of these is node allocatable, what all pods together may request: the capacity less the
-reservations, as the kubelet has it (its nodestatus.MachineInfo). The capacity is online CPUs, memory
-and huge pages of all NUMA nodes, healthy devices and `maxPods`. Huge pages are taken out of memory,
-in which they count.
+reservations, as the kubelet has it (its nodestatus.MachineInfo). The capacity is online CPUs,
+memory and huge pages of all NUMA nodes, healthy devices and `maxPods`. Huge pages are taken out of
+memory, in which they count.
 """
 
 from __future__ import annotations
