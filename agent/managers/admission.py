@@ -1,4 +1,9 @@
-"""Admission: the pure functions that turn a pod and a ledger into a decision and a new ledger."""
+"""Admission: the pure functions that turn a pod and a ledger into a decision and a new ledger.
+
+What one alignment is made for is the topology manager's scope (KEP-693, KEP-5526). The order is the
+kubelet's: every provider is asked for its hints, the hints are merged, and every provider allocates
+with the merged hint, before the next container's turn.
+"""
 
 from __future__ import annotations
 
@@ -208,13 +213,6 @@ def _suspended(
     )
 
 
-# --- alignment ------------------------------------------------------------------------------------
-# The topology manager's scopes: what one alignment is made for (KEP-693, KEP-5526).
-#
-# The order is the kubelet's: every provider is asked for its hints, the hints are merged, and every
-# provider allocates with the merged hint, before the next container's turn.
-
-
 def align_and_allocate(managers: Managers, draft: Draft) -> None:
     """Align and allocate the pod by the current policy and scope; raises `Rejected`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
@@ -367,9 +365,6 @@ def _count_guaranteed(draft: Draft, metric: MetricSpec) -> None:
     topology = draft.rules.policy.topology
     if topology.policy is TopologyManagerPolicy.SINGLE_NUMA_NODE:
         draft.count(metric.name, topology.scope.value, "numa_node")
-
-
-# --- the ledger afterwards ------------------------------------------------------------------------
 
 
 def remove(rules: EffectivePolicy, ledger: Ledger, uid: str) -> Ledger:

@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.cpu.manager import shared_pool
-from agent.managers.decision import Advice, AdviceKind, FreeCpus, Reason, nodes_text
+from agent.managers.decision import Advice, AdviceKind, Reason, nodes_text
 from agent.managers.memory.state import page_size
 from agent.managers.node_fit import native_first, node_amount_text
 from agent.managers.policy import (
@@ -115,9 +114,6 @@ def decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     return decision
 
 
-# --- the cordon ---------------------------------------------------------------------------------
-
-
 def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     cordon = rules.policy.cordon
     if not cordon:
@@ -126,9 +122,6 @@ def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
         yield Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
     else:
         yield None
-
-
-# --- the pod itself -----------------------------------------------------------------------------
 
 
 def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tuple[Pod, list[str]]:
@@ -244,9 +237,6 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         yield Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)
 
 
-# --- weaker policies ----------------------------------------------------------------------------
-
-
 def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
     """Yield the policies that demand less than this one, each changed by one key."""
     topology, cpu = policy.topology, policy.cpu
@@ -346,9 +336,6 @@ def _places(rules: EffectivePolicy, allocation: PodAllocation) -> str:
     if len(cpus | memory) == 1:
         return said
     return f"{said}: {'spread' if cpus == memory else 'not aligned'}"
-
-
-# --- smaller requests ---------------------------------------------------------------------------
 
 
 class _Request(Struct, frozen=True):
@@ -484,9 +471,6 @@ def _eligible(rules: EffectivePolicy, pod: Pod) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(each.exclusive) for each in rules.demand(pod).eligibility())
 
 
-# --- the end of other pods ----------------------------------------------------------------------
-
-
 def _ends(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     """Try the end of single pods, the latest first; where none helps, of several together."""
     latest = list(ledger.allocations)[: -_MOST_ENDS // 2 - 1 : -1]
@@ -533,45 +517,3 @@ def _end(ledger: Ledger, uids: tuple[str, ...]) -> Advice:
     names = ", ".join(full_name(ledger.allocations[uid]) for uid in uids)
     pods = "pod" if len(uids) == 1 else "pods"
     return Advice(AdviceKind.END, f"end {pods} {names}", uids=uids)
-
-
-# --- capacity -------------------------------------------------------------------------------------
-# How many more pods of one kind fit, where they would be, and how fragmented free CPUs are.
-
-
-def fill(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Decision]:
-    """Yield the decisions on one copy of the pod after the other, up to the first rejection.
-
-    Pure. Each copy has a uid of its own; the pod itself may be in the ledger.
-    """
-    number = 0
-    while True:
-        number += 1
-        decision = decided(rules, ledger, replace(pod, uid=f"{pod.uid}/{number}"))
-        yield decision
-        if not decision.admitted:
-            return
-        ledger = decision.ledger
-
-
-def nodes_of(rules: EffectivePolicy, allocation: PodAllocation) -> Mask:
-    """Return the NUMA nodes of the exclusive CPUs and of the pinned memory of a pod."""
-    nodes = rules.machine.cpus.nodes_of(allocation.exclusive_cpus)
-    for block in allocation.memory:
-        nodes |= block.nodes
-    for container in allocation.containers:
-        nodes |= container.mems if container.memory else EMPTY
-    return nodes
-
-
-def free_cpus(rules: EffectivePolicy, ledger: Ledger) -> FreeCpus:
-    """Return how many CPUs may still be allocated exclusively, and how they are spread."""
-    cpus = rules.machine.cpus
-    free = (shared_pool(rules, ledger) & rules.open_cpus) if rules.static_cpus else EMPTY
-    whole = sum(core.cpus.bit_count() for core in cpus.cores if not core.cpus & ~free.bits)
-    by_node = [(node.cpus & free.bits).bit_count() for node in cpus.nodes]
-    if not free:
-        return FreeCpus(0, 0, 0, 0.0)
-    most = max((node.cpus & rules.open_cpus.bits).bit_count() for node in cpus.nodes)
-    on_one_node = max(by_node)
-    return FreeCpus(len(free), whole, on_one_node, 1 - on_one_node / min(len(free), most))

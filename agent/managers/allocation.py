@@ -1,4 +1,11 @@
-"""Allocations: what one container and one pod have."""
+"""Allocations: what one container and one pod have, where it comes from, and what goes with it.
+
+An allocation says who asked for its pod and how its resources were determined (`Origin`). With its
+devices a container gets a `Delivery`, the values that providers of devices return: the fields of
+`ContainerAllocateResponse` of the device plugin API (v1beta1), and the PCI addresses of the host's
+own devices. What an operator set outlives the process as well: cordons with their reasons
+(`CordonEntry`), and the cgroups of containers by name (`Binding`).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +26,6 @@ from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
-
-
-# --- cordons --------------------------------------------------------------------------------------
-# The cordons that an operator set, with their reasons: they outlive the process.
 
 
 class CordonEntry(Saved, frozen=True):
@@ -65,12 +68,6 @@ class Cordons(Saved, frozen=True):
 
 NO_CORDONS: Final = Cordons()
 
-
-# --- delivery -------------------------------------------------------------------------------------
-# What a container gets with its devices: the values that providers of devices return.
-#
-# The fields are those of `ContainerAllocateResponse` of the device plugin API (v1beta1), and the
-# PCI addresses of the host's own devices.
 
 ValueT = TypeVar("ValueT")
 
@@ -165,10 +162,6 @@ def _add(found: dict[str, ValueT], more: Mapping[str, ValueT]) -> None:
         found.setdefault(key, value)
 
 
-# --- origin ---------------------------------------------------------------------------------------
-# Where an allocation comes from: who asked for its pod, and how its resources were determined.
-
-
 class Origin(StrEnum):
     """How the resources of an allocation were determined.
 
@@ -203,8 +196,6 @@ API: Final = Source("api")
 #: The source of the pods of a kubelet beside the agent.
 KUBELET: Final = "kubelet"
 
-
-# --- allocation -----------------------------------------------------------------------------------
 
 #: The name of the device manager.
 DEVICES: Final = "devices"
@@ -409,10 +400,6 @@ def _part(allocation: ContainerAllocation | PodAllocation, manager: str) -> Any:
         return allocation.others.get(manager)
     part = getattr(allocation, _FIELDS[manager], None)  # a pod as a whole has no devices
     return part if part or isinstance(part, Mask) else None
-
-
-# --- bindings -------------------------------------------------------------------------------------
-# Bindings: the cgroups of containers as an operator named them.
 
 
 class Binding(Saved, frozen=True, order=True):

@@ -1,4 +1,9 @@
-"""The outcome of one admission: a new ledger or a rejection, with its explanation."""
+"""The outcome of one admission: a new ledger or a rejection, with its explanation.
+
+Beside it stand the values that explain or follow one: what an existing allocation violates
+(`Violation`), advice, what is left for other pods, and the errors of the managers, each of which
+has its facts as data.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +28,6 @@ if TYPE_CHECKING:
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
 
-
-# --- violation ------------------------------------------------------------------------------------
-# What an existing allocation violates: a rule of the current policy, or a fact of the host.
 
 #: The remedy where only another decision helps.
 ADMIT_AGAIN: Final = "remove the pod and admit it again"
@@ -86,9 +88,6 @@ class Violation(Struct, frozen=True):
     def __str__(self) -> str:
         where = "" if self.container is None else f", container {self.container}"
         return f"pod {self.pod}{where}: {self.message} ({self.rule}); {self.remedy}"
-
-
-# --- decision -------------------------------------------------------------------------------------
 
 
 class Reason(StrEnum):
@@ -326,10 +325,6 @@ class Decision(Struct, frozen=True, dict=True):
         return self.allocation is not None
 
 
-# --- answers --------------------------------------------------------------------------------------
-# What answers say beside a decision: advice, and what is left for other pods.
-
-
 class AdviceKind(StrEnum):
     """What is changed: nothing, the cordon, the pod itself, other pods, or the policy."""
 
@@ -384,9 +379,6 @@ class FreeCpus(Struct, frozen=True, rename="camel"):
     #: 0 on an empty host, and where nothing is free.
     fragmentation: float
 
-
-# --- errors ---------------------------------------------------------------------------------------
-# Errors of the managers; each error has its facts as data.
 
 _UNIT: Final = 1024
 

@@ -1,7 +1,9 @@
 """The demand of a pod, computed once before the first resource manager is called.
 
 What a pod demands of each resource manager, and whether its containers may have it, is decided by
-that manager; here it is put together.
+that manager; here it is put together. So is, out of what the managers gave, the allocation of the
+pod: resources, limits, isolation levels and quotas (KEP-5526, "ResourceIsolationLevel" and "CPU
+Quota Management").
 """
 
 from __future__ import annotations
@@ -292,11 +294,6 @@ def node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
         for name, amount in requests.items()
     }
 
-
-# --- from parts -----------------------------------------------------------------------------------
-# Building the allocation of a pod: resources, isolation levels, limits and quotas.
-#
-# Isolation levels and quotas: KEP-5526, "ResourceIsolationLevel" and "CPU Quota Management".
 
 #: Without a pod-level limit, the pod has a limit of these only if every container has.
 _SUMMED: Final = (CPU, MEMORY)

@@ -1,4 +1,10 @@
-"""The configured policy on one host, and what follows from both."""
+"""The configured policy on one host, and what follows from both.
+
+One of these is node allocatable, what all pods together may request: the capacity less the
+reservations, as the kubelet has it (its nodestatus.MachineInfo). The capacity is online CPUs,
+memory and huge pages of all NUMA nodes, healthy devices and `maxPods`. Huge pages are taken out of
+memory, in which they count.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +25,6 @@ if TYPE_CHECKING:
     from agent.managers.allocation import ContainerAllocation
     from agent.managers.machine import Machine
     from agent.managers.policy import NodeFit, PluginDevice, Policy
-
-
-# --- allocatable ----------------------------------------------------------------------------------
-# Node allocatable: what all pods together may request, the capacity less the reservations.
-#
-# The kubelet's node allocatable (`nodestatus.MachineInfo`): online CPUs, memory and huge pages of
-# all NUMA nodes, healthy devices, `maxPods`. Huge pages are taken out of memory, in which they
-# count.
 
 
 class Allocatable(Struct, frozen=True):
@@ -72,9 +70,6 @@ def pod_limit(fit: NodeFit, machine: Machine) -> tuple[int, tuple[str, ...]]:
     if not by_core or by_core > fit.max_pods:
         return fit.max_pods, ("maxPods",)
     return by_core, ("podsPerCore",) if by_core < fit.max_pods else ("maxPods", "podsPerCore")
-
-
-# --- host policy ----------------------------------------------------------------------------------
 
 
 class HostPolicy(Struct, frozen=True, dict=True):

@@ -1,4 +1,7 @@
-"""The ledger: all allocations of a host, which are the whole state of the agent."""
+"""The ledger: all allocations of a host, which are the whole state of the agent.
+
+Its allocations are a `SharedMap`: an immutable mapping whose versions share their common entries.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,6 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation, Source
     from agent.pods.model import Lifetime
 
-
-# --- shared map -----------------------------------------------------------------------------------
-# An immutable mapping whose versions share their common entries.
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -133,8 +133,6 @@ def differences(old: Mapping[_Key, _Value], new: Mapping[_Key, _Value]) -> list[
     keys = dict.fromkeys((*new, *old) if near is None else near)
     return [key for key in keys if old.get(key, _ABSENT) is not new.get(key, _ABSENT)]
 
-
-# --- ledger ---------------------------------------------------------------------------------------
 
 SetT = TypeVar("SetT", Mask, frozenset[str])
 

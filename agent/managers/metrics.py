@@ -1,4 +1,8 @@
-"""The metrics of decisions: counters by name and labels, and how a gauge is described."""
+"""The metrics of decisions: counters by name and labels, and how a gauge is described.
+
+Counters of the kubelet have its names; those of KEP-5526 have a later name
+(`VersionRules.manager_metrics_name_kubelet`).
+"""
 
 from __future__ import annotations
 
@@ -80,9 +84,6 @@ def counter(name: str, text: str, later_name: str = "", **labels: tuple[str, ...
     known = (tuple(labels), tuple(labels.values()))
     return MetricSpec(name, MetricType.COUNTER, text, *known, later_name=later_name)
 
-
-# --- counters that decisions increment; those of the kubelet have its names -----------------------
-# Those of KEP-5526 have a later name (`VersionRules.manager_metrics_name_kubelet`).
 
 CPU_PINNING_REQUESTS: Final = counter(
     "kubelet_cpu_manager_pinning_requests_total",

@@ -3,6 +3,11 @@
 The policies decide whether less than that is a rejection; many admit the second best. A verdict
 says what an allocation has, and of what is lacking why, so that it is never silent; a pod can
 require parts of it (`agent.pods.model`).
+
+A violation says why the current policy would not make an existing allocation. Allocations are kept
+whatever changes (design, decision 4): the policy, an option, a reservation, the CPUs, memory, nodes
+and devices of the host. Each resource manager says which of its resources violate the current
+policy; what concerns the alignment of all resources is here.
 """
 
 from __future__ import annotations
@@ -26,14 +31,6 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
-
-
-# --- validity -------------------------------------------------------------------------------------
-# Violations: existing allocations that the current policy would not make, and why.
-#
-# Allocations are kept whatever changes (design, decision 4): the policy, an option, a reservation,
-# the CPUs, memory, nodes and devices of the host. Each resource manager says which of its resources
-# violate the current policy; what concerns the alignment of all resources is here.
 
 
 def invalid_allocations(
@@ -93,9 +90,6 @@ def _not_preferred(allocation: PodAllocation) -> Iterator[Violation]:
             message = f"is on nodes {nodes}, not a preferred alignment, which restricted rejects"
             name = container.name
             yield Violation.of(allocation, Rule.TOPOLOGY_POLICY, message, container=name)
-
-
-# --- verdict --------------------------------------------------------------------------------------
 
 
 class Judgement(Struct, frozen=True):

@@ -106,9 +106,6 @@ def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
     )
 
 
-# --- imported allocations -----------------------------------------------------------------------
-
-
 def match_imported(rules: EffectivePolicy, imported: PodAllocation, pod: Pod) -> PodAllocation:
     """Return an imported allocation completed by a specification that requests the same.
 
@@ -212,9 +209,6 @@ def _shown(sizes: Mapping[str, int]) -> str:
 
 def _shown_blocks(blocks: Iterable[MemoryBlock]) -> str:
     return _shown(_sizes(blocks))
-
-
-# --- recovered allocations ----------------------------------------------------------------------
 
 
 def match_recovered(

@@ -1,11 +1,19 @@
 """Recovery of allocations from cgroups when the checkpoint is missing or outdated.
 
-A checkpoint may be lost, or older than the running pods: a backup, a snapshot, a restored file. A
-running pod that is not in the checkpoint keeps the CPUs and memory nodes that its cgroups show
-(`agent.managers.recovery`). If the checkpoint allocates the same CPUs to another pod,
-the kernel takes precedence: the other pod is recovered from its own cgroups, or loses its
-allocation if these show no exclusive CPUs. If both pods run on the same CPUs, the cgroups of
-neither show an exclusive allocation; the checkpoint then takes precedence, and a note reports it.
+A checkpoint may be lost, or older than the running pods: a backup, a snapshot, a restored file.
+
+A pod cgroup with processes in it, whose CPUs no other cgroup shows, is evidence that these CPUs
+were allocated to its pod; so are memory nodes written into it. The pod gets an allocation of both
+without a name: no task is moved or stopped, and no other pod gets them. The first specification
+of its uid that asks for as much completes it (`agent.managers.readmission`); removing
+the pod frees it. CPUs that are shared, reserved or not online are not evidence of an allocation:
+such pods run on unchanged and are admitted again. The amount of memory is known if `memory.max`
+is set. Cgroups do not show devices.
+
+If the checkpoint allocates the same CPUs to another pod, the kernel takes precedence: the other pod
+is recovered from its own cgroups, or loses its allocation if these show no exclusive CPUs. If both
+pods run on the same CPUs, the cgroups of neither show an exclusive allocation; the checkpoint then
+takes precedence, and a note reports it.
 """
 
 from __future__ import annotations
@@ -35,18 +43,6 @@ if TYPE_CHECKING:
 
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
-
-
-# --- from cgroups ---------------------------------------------------------------------------------
-# Allocations recovered from the cgroups of running pods.
-#
-# A pod cgroup with processes in it, whose CPUs no other cgroup shows, is evidence that these CPUs
-# were allocated to its pod; so are memory nodes written into it. The pod gets an allocation of both
-# without a name: no task is moved or stopped, and no other pod gets them. The first specification
-# of its uid that asks for as much completes it (`agent.managers.readmission`); removing
-# the pod frees it. CPUs that are shared, reserved or not online are not evidence of an allocation:
-# such pods run on unchanged and are admitted again. The amount of memory is known if `memory.max`
-# is set. Cgroups do not show devices.
 
 
 class ObservedContainer(Struct, frozen=True):
@@ -170,9 +166,6 @@ def _container(
         cpus=seen.cpus if exclusive else None,
         memory=_pinned(rules, seen),
     )
-
-
-# --- beside checkpoint ----------------------------------------------------------------------------
 
 
 class Displaced(Struct, frozen=True):

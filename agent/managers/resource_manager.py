@@ -1,4 +1,8 @@
-"""What each resource manager does, from the request of a pod to the release of what it had."""
+"""What each resource manager does, from the request of a pod to the release of what it had.
+
+The managers work on the `Draft` of one admission. The methods of `ResourceManager` stand in the
+order of a pod's life: the request, the decision, the ledger, and what the service shows.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,6 @@ if TYPE_CHECKING:
     from agent.managers.topology.hint import Hint, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
     from sysfs.mask import Mask
-
-
-# --- draft ----------------------------------------------------------------------------------------
-# The draft of one admission, on which the resource managers work.
 
 
 class Draft(Struct):
@@ -76,8 +76,6 @@ class Draft(Struct):
         self.counters[key] = self.counters.get(key, 0) + by
 
 
-# --- resource manager -----------------------------------------------------------------------------
-
 #: The managers that decide, in the order in which they give hints and allocate.
 Managers: TypeAlias = "Sequence[ResourceManager]"
 
@@ -97,8 +95,6 @@ class ResourceManager(ABC):
     #: Of managers whose hints may settle a rejection, those with cheaper ones are asked first.
     cost: int = 1
 
-    # --- the request ----------------------------------------------------------------------------
-
     @abstractmethod
     def demand(self, request: PodRequest) -> ResourceDemand:
         """Return what a pod demands of this manager, who may have it, and why or why not.
@@ -109,8 +105,6 @@ class ResourceManager(ABC):
     @abstractmethod
     def amount(self, demanded: Any, resource: str) -> int:
         """Return how much of a resource a demand of this manager has, of a container or a pod."""
-
-    # --- the decision ---------------------------------------------------------------------------
 
     @abstractmethod
     def start(self, rules: HostPolicy, part: Any, demand: PodDemand) -> PodPart:
@@ -212,8 +206,6 @@ class ResourceManager(ABC):
         """
         return 0
 
-    # --- the ledger -----------------------------------------------------------------------------
-
     @abstractmethod
     def empty(self, rules: HostPolicy) -> Any:
         """Return the part of a ledger without allocations."""
@@ -266,8 +258,6 @@ class ResourceManager(ABC):
     def renumbered(self, allocated: Any, moves: Mapping[int, int]) -> Any:
         """Return what a container or a pod has after {old: new} numbers of NUMA nodes."""
         return allocated
-
-    # --- what the service shows -----------------------------------------------------------------
 
     #: The counters of the manager's decisions, beside those of every manager.
     counters: tuple[MetricSpec, ...] = ()

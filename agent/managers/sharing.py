@@ -1,10 +1,14 @@
-"""Which containers share the CPUs of a container.
+"""Which containers share the CPUs of a container, and what of a budget no container can use.
 
 The isolation level (`Isolation`, KEP-5526, ResourceIsolationLevel) names the pool that a
 container's CPUs come from, not whether other containers run on them. A standard init container with
 exclusive CPUs takes them from the budget less the exclusive sidecars so far, and a sidecar without
 exclusive CPUs runs in the final pod shared pool from its start (KEP-5526, in contradiction to its
 glossary, by which an exclusive slice isolates). So these two may run on the same CPUs.
+
+KEP-5526 admits a pod whose exclusive containers request less than its budget even if no other
+container could share the rest. The rest is allocated to the pod but always idle, which is valid,
+but reported (`unused_budget`).
 """
 
 from __future__ import annotations
@@ -157,13 +161,6 @@ def _twice(containers: Iterable[ContainerAllocation]) -> int:
 
 def _bits(container: ContainerAllocation) -> int:
     return 0 if container.cpus is None else container.cpus.bits
-
-
-# --- unused budget --------------------------------------------------------------------------------
-# Budget that no container of its pod can use: allocated to the pod, but always idle.
-#
-# KEP-5526 admits a pod whose exclusive containers request less than its budget even if no other
-# container could share the rest. That is valid, but reported.
 
 
 class UnusedBudget(Struct, frozen=True):

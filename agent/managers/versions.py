@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class VersionRules(Struct, frozen=True):
     """The rules of one version; the defaults are those of the oldest."""
 
-    # --- decisions ------------------------------------------------------------------------------
-
     #: The gate PodLevelResourceManagers is of the stage beta, not alpha (KEP-5526, 140573).
     pod_level_managers_are_beta: bool = False
     #: There is the gate PodLevelResourcesFixDefaulting: limits of a pod that are not stated follow
@@ -44,14 +42,10 @@ class VersionRules(Struct, frozen=True):
     #: (140766).
     spreading_goes_core_by_core: bool = False
 
-    # --- what is written into cgroups -----------------------------------------------------------
-
     #: The gate MemoryQoS is of the stage beta, and on by default (KEP-2570).
     memory_qos_is_beta: bool = False
     #: The default of `memoryThrottlingFactor`; None slows down no container (KEP-2570).
     memory_throttling_factor: float | None = 0.9
-
-    # --- what a kubelet serves, exports and writes -----------------------------------------------
 
     #: The gate PodsAPI is on by default (KEP-4188, 140286). Switched off, it has the socket answer
     #: errors.

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from agent.api.documents import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
-from agent.managers.advice import advise, fill, free_cpus, nodes_of
+from agent.managers.advice import advise
+from agent.managers.capacity import fill, free_cpus, nodes_of
 from agent.managers.decision import AdviceKind, Reason
 from agent.server.errors import BusyError
 from agent.server.queue import Turns

@@ -24,8 +24,8 @@ from agent.api.map import owners_of, shared_by
 from agent.config.model import METRIC_NAMES
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
 from agent.isolation.resctrl import OCCUPANCY
-from agent.managers.advice import free_cpus
 from agent.managers.allocation import Isolation
+from agent.managers.capacity import free_cpus
 from agent.managers.decision import Rule
 from agent.managers.metrics import Sample
 from agent.managers.node_fit import PODS

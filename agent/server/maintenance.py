@@ -19,8 +19,8 @@ from agent.api.documents import (
     DrainedPodDocument,
 )
 from agent.api.views import cordon_documents
-from agent.managers.advice import free_cpus, nodes_of
 from agent.managers.allocation import CordonEntry
+from agent.managers.capacity import free_cpus, nodes_of
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.drain import drain, used
 from agent.managers.policy import Cordon

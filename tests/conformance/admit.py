@@ -28,8 +28,12 @@ from tests.conformance.memory_instead import (
 )
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
-from tests.conformance.recorded_config import resolved_policy, start_problems
-from tests.conformance.start_errors import rejects_what_none_ignores, start_is_rejected
+from tests.conformance.recorded_config import (
+    rejects_what_none_ignores,
+    resolved_policy,
+    start_is_rejected,
+    start_problems,
+)
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_rejected,

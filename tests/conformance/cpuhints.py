@@ -8,8 +8,8 @@ from agent.config.model import host_problems
 from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
 from sysfs.mask import Mask
-from tests.conformance.cpu_topologies import topology_of
 from tests.conformance.outcome import Outcome
+from tests.conformance.recorded import topology_of
 
 if TYPE_CHECKING:
     from tests.conformance.outcome import Case

@@ -1,22 +1,25 @@
-"""Recorded topologies, gates and options as our own values."""
+"""Recorded topologies and gates as our own values, and how wide a set of CPUs lies on one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.config import model
-from agent.managers.cpu.topology import CpuTopology
+from agent.managers.cpu.topology import CpuCounts, CpuTopology
 from agent.managers.machine import Machine, MachineNode
-from agent.managers.policy import CpuPolicyOptions
 from agent.managers.versions import KubernetesVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.policy import FeatureGates
+    from sysfs.mask import Mask
 
 #: Whose decisions are recorded.
 RECORDED: Final = KubernetesVersion.V1_36
+
+
+_COUNTS = ("num_cpus", "num_cores", "num_sockets", "num_numa", "num_uncore")
 
 
 def machine_of(topology: Mapping[str, Any]) -> Machine:
@@ -43,8 +46,22 @@ def gates_of(gates: Mapping[str, bool]) -> FeatureGates:
     return model.gates_of(gates, RECORDED)
 
 
-def cpu_options(options: Mapping[str, str]) -> CpuPolicyOptions:
-    """Return the static policy's options as recorded."""
-    return CpuPolicyOptions(
-        **{name.replace("-", "_"): value == "true" for name, value in options.items()}
+def topology_of(recorded: Mapping[str, Any]) -> CpuTopology:
+    """Return the recorded topology with the counts that the kubelet was given."""
+    return CpuTopology.from_rows(
+        (tuple(row) for row in recorded["cpus"]),
+        counts=CpuCounts(*(recorded[name] for name in _COUNTS)),
     )
+
+
+def width(topology: CpuTopology, cpus: Mask) -> dict[str, int]:
+    """Return how many NUMA nodes, sockets and cores the CPUs touch.
+
+    A core id that stands on two nodes (one made-up topology has such) is two cores.
+    """
+    rows = [row for row in topology.rows if row.cpu in cpus]
+    return {
+        "nodes": len({row.node for row in rows}),
+        "sockets": len({row.socket for row in rows}),
+        "cores": len({(row.node, row.core) for row in rows}),
+    }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from agent.config.load import load_config
 from agent.config.model import ConfigError
 from agent.config.resolve import resolve
+from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import RECORDED, machine_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 
     from agent.managers.policy import Policy
     from agent.yaml import Plain
+    from tests.conformance.outcome import Case
+
+
+#: What the kubelet rejects and the agent can do: more than eight NUMA nodes, and reserved memory
+#: that is not spelled out by node (it is derived, and shown).
+_NOT_NEEDED: Final = ("unsupported on machines with more than", 'the total amount "0" of type')
+#: What the kubelet does not look at with policy none: a mistake there is named all the same.
+_IGNORED_WITH_NONE: Final = ("topologyManagerScope", "topologyManagerPolicyOptions")
 
 
 def config_text(config: Mapping[str, Any], gates: Mapping[str, bool]) -> str:
@@ -41,6 +50,23 @@ def start_problems(case: Mapping[str, Any]) -> list[str]:
     except ConfigError as error:
         return [str(problem) for problem in error.problems]
     return []
+
+
+def start_is_rejected(case: Case) -> Outcome:
+    """Compare a configuration that the kubelet rejects."""
+    if start_problems(case):
+        return Outcome.equal()
+    message = case["expected"]["start_error"]["message"]
+    if message.startswith(_NOT_NEEDED):
+        return Outcome.right_instead()
+    return Outcome.wrong(f"starts, expected: {message}")
+
+
+def rejects_what_none_ignores(case: Case, problems: list[str]) -> bool:
+    """Return whether all that we reject is what the kubelet ignores with topology policy none."""
+    return case["config"]["topology"]["policy"] == "none" and all(
+        problem.startswith(_IGNORED_WITH_NONE) for problem in problems
+    )
 
 
 def _document(config: Mapping[str, Any], gates: Mapping[str, bool]) -> dict[str, Plain]:
@@ -71,11 +97,7 @@ def _document(config: Mapping[str, Any], gates: Mapping[str, bool]) -> dict[str,
 def _devices(devices: Mapping[str, Any]) -> dict[str, Plain]:
     return {
         resource: [
-            {
-                "id": device["id"],
-                "numaNodes": device["numa"] or [],
-                "healthy": device["healthy"],
-            }
+            {"id": device["id"], "numaNodes": device["numa"] or [], "healthy": device["healthy"]}
             for device in inventory
         ]
         for resource, inventory in devices.items()

@@ -167,11 +167,7 @@ def _is_current(name: str, text: str, *, pod_level: bool) -> bool:
 def _cpu_state(state: KubeletState) -> dict[str, Any]:
     document = CPU_FORMAT.made(state.cpu) if state.cpu is not None else CpuStateDocument()
     pods = {uid: entry.cpuSet for uid, entry in (document.podEntries or {}).items()}
-    return {
-        "default": document.defaultCpuSet,
-        "entries": document.entries,
-        "pod_entries": pods,
-    }
+    return {"default": document.defaultCpuSet, "entries": document.entries, "pod_entries": pods}
 
 
 def _memory_state(state: KubeletState) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent.managers.cpu.take import NotEnoughCpusError, Strategy, take
 from sysfs.mask import Mask
-from tests.conformance.cpu_topologies import topology_of, width
 from tests.conformance.outcome import Outcome
-from tests.conformance.whole_cores import whole_cores_instead
+from tests.conformance.recorded import topology_of, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,7 +40,7 @@ def run_case(case: Case) -> Outcome:
         return Outcome.wrong(*invalid)
     if wider:
         theirs = Mask.parse(expected["cpus"])
-        right = whole_cores_instead(topology, available, taken, theirs)
+        right = _whole_cores_instead(topology, available, taken, theirs)
         return Outcome.right_instead("whole cores") if right else Outcome.wrong(*wider)
     return Outcome.right_instead(*(["uneven host"] if case.get("irregular") else []))
 
@@ -87,3 +86,23 @@ def _wider(
         for kind, number in ours.items():
             if number > theirs[kind]:
                 yield f"cpus {taken} touch {number} {kind}, {expected['cpus']} only {theirs[kind]}"
+
+
+def _whole_cores_instead(topology: CpuTopology, free: Mask, ours: Mask, theirs: Mask) -> bool:
+    """Return whether `theirs` has CPUs beside busy ones for no reason, and `ours` has not.
+
+    There is a reason where no core would serve instead of these CPUs: one that is free as a whole,
+    is not taken, and has no more CPUs than they are.
+    """
+    return _needless(topology, free, theirs) and not _needless(topology, free, ours)
+
+
+def _needless(topology: CpuTopology, free: Mask, taken: Mask) -> bool:
+    beside_busy = sum(
+        (core.cpus & taken.bits).bit_count() for core in topology.cores if core.cpus & ~free.bits
+    )
+    return any(
+        core.size <= beside_busy
+        for core in topology.cores
+        if not core.cpus & ~free.bits and not core.cpus & taken.bits
+    )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CASES = {case["name"]: case for family in ("admit", "admit_named") for case in selected(family)}
 #: A Guaranteed pod with exclusive CPUs and pinned memory, then others.
 PLAIN = "named/docs/static-policy/restricted/mem"
+FLAGS = {"irregular", "doc_deviation", "invariant_violations", "api_invalid_pods"}
 
 
 def outcome_of(name: str, change: Callable[[Case], object]) -> Outcome:
@@ -92,21 +93,12 @@ def test_another_reason_is_wrong() -> None:
 def test_other_devices_are_wrong() -> None:
     def holders(case: Case) -> list[dict[str, Any]]:
         pods = (step.get("pod") or {} for step in case["expected"]["steps"])
-        return [
-            c for found in pods for c in found.get("containers", {}).values() if c.get("devices")
-        ]
+        found = (one for each in pods for one in each.get("containers", {}).values())
+        return [one for one in found if one.get("devices")]
 
-    flags = ("irregular", "doc_deviation", "invariant_violations", "api_invalid_pods")
-    name = next(
-        name
-        for name, case in CASES.items()
-        if holders(case) and not any(case.get(flag) for flag in flags)
-    )
-
-    def other(case: Case) -> None:
-        holders(case)[0]["devices"] = {"example.com/none": ["x"]}
-
-    assert any("devices" in text for text in outcome_of(name, other).differences)
+    name = next(n for n, case in CASES.items() if holders(case) and not FLAGS & case.keys())
+    other = outcome_of(name, lambda case: holders(case)[0].update(devices={"a.b/none": ["x"]}))
+    assert any("devices" in text for text in other.differences)
 
 
 class TestGoingOn:
@@ -145,16 +137,12 @@ class TestFlags:
         assert outcome_of(self.DEVIATION, no_excuse).verdict is Verdict.WRONG
 
     def test_before_the_flagged_step_everything_must_be_equal(self) -> None:
-        name, first = next(
-            (name, min(part["step"] for part in case["invariant_violations"]["first"]))
+        name = next(
+            name
             for name, case in CASES.items()
-            if "invariant_violations" in case
-            and not case.get("irregular")
-            and not case.get("doc_deviation")
-            and not case.get("api_invalid_pods")
+            if FLAGS & case.keys() == {"invariant_violations"}
             and min(part["step"] for part in case["invariant_violations"]["first"]) > 0
         )
-        assert first > 0
 
         def other(case: Case) -> None:
             case["expected"]["steps"][0]["state"]["default"] = "63"
@@ -190,3 +178,36 @@ class TestFlags:
             case["topology"] = CASES[PLAIN]["topology"]
 
         assert "starts, expected" in outcome_of(name, fine).differences[0]
+
+
+def with_policy_none(change: Callable[[Case], object]) -> Outcome:
+    name = next(
+        name
+        for name, case in CASES.items()
+        if case["config"]["topology"]["policy"] == "none" and "start_error" not in case["expected"]
+    )
+    return outcome_of(name, change)
+
+
+def rejected_with(message: str) -> Callable[[Case], object]:
+    return lambda case: case.update(expected={"start_error": {"message": message}})
+
+
+# Shows in differences.md: policy-none
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda case: case["config"]["topology"].update(scope="sideways"), Verdict.RIGHT),
+        (lambda case: case["config"]["topology"].update(options={"no": "true"}), Verdict.RIGHT),
+        (
+            lambda case: case["config"]["cpu"].update(policy="static", reserved="4000"),
+            Verdict.WRONG,
+        ),
+        (rejected_with("unsupported on machines with more than 8 NUMA Nodes"), Verdict.RIGHT),
+        (rejected_with("unknown policy"), Verdict.WRONG),
+    ],
+)
+def test_what_policy_none_ignores_may_be_rejected_and_what_is_not_needed_taken(
+    change: Callable[[Case], object], verdict: Verdict
+) -> None:
+    assert with_policy_none(change).verdict is verdict

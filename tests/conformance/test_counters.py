@@ -52,53 +52,39 @@ def rejected(reason: str, **metrics: int) -> dict[str, Any]:
     return {"admitted": False, "reason": reason, "metrics": metrics}
 
 
+#: What the kubelet counts of `MIXED` admitted.
+IN_BUDGET = {CPU_OF_POD: 3, MEMORY_OF_POD: 3, in_pool("cpu"): 2}
+
+
 def test_containers_of_the_pods_pool_are_no_exclusive_allocations() -> None:
-    answer = admitted(
-        {CPU_OF_POD: 3, MEMORY_OF_POD: 3, in_pool("cpu"): 2}, a="container", b="pod", c="pod"
-    )
-    assert right_counters(PLAIN, MIXED, answer) == {
-        CPU_OF_POD: 1,
-        MEMORY_OF_POD: 1,
-        in_pool("cpu"): 2,
-    }
-
-
-def test_without_a_budget_of_memory_its_counter_stays() -> None:
-    answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
+    answer = admitted(IN_BUDGET, a="container", b="pod", c="pod")
+    expected = {CPU_OF_POD: 1, MEMORY_OF_POD: 1, in_pool("cpu"): 2}
+    assert right_counters(PLAIN, MIXED, answer) == expected
     answer["pod"]["memory"] = None
-    assert right_counters(PLAIN, MIXED, answer) == {CPU_OF_POD: 1}
-
-
-def test_of_a_rejected_pod_those_that_were_in_the_pool_by_then_are_taken_off() -> None:
+    assert right_counters(PLAIN, MIXED, answer) == {**expected, MEMORY_OF_POD: 3}
+    # Of a rejected pod those that were in the pool by then are taken off.
     answer = rejected("UnexpectedAdmissionError", **{CPU_OF_POD: 3, in_pool("cpu"): 2})
     assert right_counters(PLAIN, MIXED, answer)[CPU_OF_POD] == 1
 
 
-@pytest.mark.parametrize(("counted", "right"), [(3, 1), (2, 1), (1, 1)])
-def test_containers_without_memory_of_their_own_are_taken_off_in_order(
-    counted: int, right: int
-) -> None:
+@pytest.mark.parametrize("counted", [3, 2, 1])
+def test_containers_without_memory_of_their_own_are_taken_off_in_order(counted: int) -> None:
     answer = rejected("TopologyAffinityError", **{OWN_MEMORY: counted})
-    assert right_counters(PLAIN, MIXED, answer)[OWN_MEMORY] == right
+    assert right_counters(PLAIN, MIXED, answer)[OWN_MEMORY] == 1
 
 
 def test_a_budget_of_whole_cores_is_aligned_and_a_rejected_one_is_not() -> None:
-    answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
-    assert right_counters(WHOLE, MIXED, answer)[ALIGNED] == 1
-    assert ALIGNED not in right_counters(PLAIN, MIXED, answer)
     errors = {"resource_manager_allocation_errors_total{resource_name=cpu,source=pod}": 1}
     assert right_counters(WHOLE, MIXED, rejected("SMTAlignmentError", **errors))[NOT_ALIGNED] == 1
     empty = right_counters(WHOLE, MIXED, rejected("EmptyPodSharedPoolError", **errors))
     assert empty == errors
 
 
-@pytest.mark.parametrize(
-    ("value", "on"), [("1", True), ("T", True), ("True", True), ("0", False), ("f", False)]
-)
-def test_an_option_is_on_however_go_spells_it(value: str, on: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("value", ["1", "T", "True", "0", "f", None])
+def test_an_option_is_on_however_go_spells_it(value: str | None) -> None:
     config = {"cpu": {"options": {"full-pcpus-only": value}}}
-    answer = admitted({CPU_OF_POD: 3}, a="container", b="pod", c="pod")
-    assert (ALIGNED in right_counters(config, MIXED, answer)) is on
+    answer = admitted(IN_BUDGET, a="container", b="pod", c="pod")
+    assert (ALIGNED in right_counters(config, MIXED, answer)) is (value in {"1", "T", "True"})
 
 
 def test_the_counters_of_other_pods_stay_as_they_are() -> None:

@@ -137,3 +137,43 @@ def test_a_crash_of_the_comparison_is_wrong() -> None:
 
 def test_a_family_without_a_comparison_is_wrong() -> None:
     assert "no comparison" in differences({"name": "x", "family": "unheard-of"})
+
+
+RESTORED = {case["name"]: case for case in selected("restore")}
+
+
+def restored(name: str, key: str, value: object) -> Case:
+    """Return a recorded case with one part of the kubelet's answer replaced."""
+    case = copy.deepcopy(RESTORED[name])
+    *path, last = key.split(".")
+    place = case["expected"]
+    for part in path:
+        place = place[part]
+    place[last] = value
+    return case
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("restore/cpu/v2/gate", "cpu_start_error", "rejected"),
+        ("restore/cpu/v2/gate", "cpu.default", "0-15"),
+        ("restore/cpu/v2/gate", "cpu.entries.u1.a", "1,10"),
+        ("restore/cpu/v3/gate", "cpu.pod_entries.u3", "4"),
+        ("restore/cpu/v3-stale-pod-entry/gate", "cpu.pod_entries.u9", "4-16"),
+        ("restore/memory/v1-one/nogate", "memory.entries.u.c", []),
+        ("restore/memory/v1-cross/gate", "memory.machine_state.0.cells", [0]),
+    ],
+)
+def test_another_restored_state_is_wrong(name: str, key: str, value: object) -> None:
+    assert run_case(restored(name, key, value)).verdict is Verdict.WRONG
+
+
+def test_rejecting_what_the_kubelet_takes_is_wrong_and_what_it_writes_again_is_compared() -> None:
+    overlap = copy.deepcopy(RESTORED["restore/cpu/overlap/gate"])
+    overlap["expected"] = RESTORED["restore/cpu/v2/gate"]["expected"]
+    assert run_case(overlap).verdict is Verdict.WRONG
+    name = "restore/cpu/default-empty/gate"
+    assert run_case(RESTORED[name]) == Outcome.equal()
+    other = RESTORED[name]["expected"]["cpu_manager_state_after"].replace("3394376107", "0")
+    assert run_case(restored(name, "cpu_manager_state_after", other)).verdict is Verdict.WRONG

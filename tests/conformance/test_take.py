@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sysfs.mask import Mask
 from tests.conformance.outcome import Outcome, Verdict
 from tests.conformance.take import run_case
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.conformance.outcome import Case
 
+EQUAL, RIGHT = Outcome.equal(), Outcome.right_instead()
 #: Two cores of two threads on one node; the kubelet takes the whole first core.
 CASE: Case = {
     "name": "take/example",
@@ -32,28 +33,6 @@ CASE: Case = {
 }
 
 
-def answered(**changes: object) -> Outcome:
-    return run_case({**CASE, **changes})
-
-
-def test_the_same_cpus_are_equal() -> None:
-    assert answered() == Outcome.equal()
-
-
-def test_other_cpus_are_wrong() -> None:
-    assert answered(expected={"cpus": "1,3"}).verdict is Verdict.WRONG
-
-
-def test_other_cpus_as_narrow_are_right_on_an_irregular_host() -> None:
-    assert answered(expected={"cpus": "1,3"}, irregular=["cores"]) == Outcome.right_instead()
-
-
-def test_wider_cpus_are_wrong_on_an_irregular_host() -> None:
-    outcome = answered(available="0,3", expected={"cpus": "0,2"}, irregular=["cores"])
-
-    assert outcome == Outcome.wrong("cpus 0,3 touch 2 cores, 0,2 only 1")
-
-
 #: Cores (0,1) and (2,3) and the single CPU 4 on node 0, the single CPU 5 on node 1.
 UNEVEN: Case = {
     **CASE,
@@ -69,61 +48,49 @@ UNEVEN: Case = {
     "irregular": ["cores"],
     "expected": {"cpus": "0,2"},
 }
+OTHER, IRREGULAR = {"expected": {"cpus": "1,3"}}, {"irregular": ["cores"]}
+#: Of CPUs 0 and 3 ours are wider than the kubelet's.
+WIDER = {"available": "0,3", "expected": {"cpus": "0,2"}, **IRREGULAR}
+TEXT = "not enough cpus available to satisfy request: requested=5, available="
 
 
-def test_wider_cpus_are_right_where_the_kubelets_are_beside_busy_ones_for_no_reason() -> None:
-    outcome = run_case(UNEVEN)
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        pytest.param({}, EQUAL, id="the same CPUs"),
+        pytest.param(OTHER, Outcome.wrong("cpus 0,2, kubelet {'cpus': '1,3'}"), id="others"),
+        pytest.param({**OTHER, **IRREGULAR}, RIGHT, id="as narrow on an irregular host"),
+        pytest.param(WIDER, Outcome.wrong("cpus 0,3 touch 2 cores, 0,2 only 1"), id="wider"),
+        pytest.param({**WIDER, "outside_available": "2"}, RIGHT, id="theirs busy"),
+        pytest.param({**WIDER, "expected": {"cpus": "0"}}, RIGHT, id="theirs too few"),
+        pytest.param({"expected": {"hang": True}}, RIGHT, id="theirs hangs"),
+        pytest.param({**OTHER, "expected_noalias": {"cpus": "0,2"}}, EQUAL, id="no aliasing"),
+        pytest.param({"num": 5, "expected": {"error": f"{TEXT}4"}}, EQUAL, id="both reject"),
+        pytest.param(UNEVEN, RIGHT, id="theirs beside busy ones for no reason"),
+    ],
+)
+def test_a_choice(changes: Case, outcome: Outcome) -> None:
+    assert run_case({**CASE, **changes}) == outcome
 
-    assert outcome == Outcome.right_instead()
-    assert outcome.rules == {"whole cores"}
+
+@pytest.mark.parametrize("expected", [{"error": f"{TEXT}3"}, {"cpus": "0,2"}])
+def test_a_rejection_must_name_the_same_numbers(expected: Case) -> None:
+    assert run_case({**CASE, "num": 5, "expected": expected}).verdict is Verdict.WRONG
 
 
-def test_wider_cpus_are_wrong_where_ours_are_beside_busy_ones_for_no_reason_as_well(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("ours", "case", "text"),
+    [
+        ("0,5", UNEVEN, "cpus 0,5 touch 2 nodes, 0,2 only 1"),
+        (
+            "0,3",
+            {**CASE, **IRREGULAR, "available": "0,2", "outside_available": "3"},
+            "cpus 3 of 0,3 are not free",
+        ),
+    ],
+)
+def test_an_invalid_choice_of_ours_is_wrong_whatever_the_flag(
+    monkeypatch: pytest.MonkeyPatch, ours: str, case: Case, text: str
 ) -> None:
-    monkeypatch.setattr("tests.conformance.take.take", lambda *_: Mask.parse("0,5"))
-
-    assert run_case(UNEVEN) == Outcome.wrong("cpus 0,5 touch 2 nodes, 0,2 only 1")
-
-
-def test_wider_cpus_are_right_where_the_kubelet_took_busy_ones() -> None:
-    outcome = answered(
-        available="0,3", expected={"cpus": "0,2"}, irregular=["cores"], outside_available="2"
-    )
-
-    assert outcome == Outcome.right_instead()
-
-
-def test_too_few_cpus_are_no_measure_of_width() -> None:
-    """A unit test's topology with one core id on two sockets makes the kubelet take too few."""
-    outcome = answered(available="0,3", expected={"cpus": "0"}, irregular=["cores"])
-
-    assert outcome == Outcome.right_instead()
-
-
-def test_any_valid_choice_is_right_where_the_kubelet_hangs() -> None:
-    assert answered(expected={"hang": True}) == Outcome.right_instead()
-
-
-def test_the_answer_without_the_aliasing_defect_counts() -> None:
-    outcome = answered(expected={"cpus": "1,3"}, expected_noalias={"cpus": "0,2"})
-
-    assert outcome == Outcome.equal()
-
-
-def test_cpus_that_are_not_free_are_wrong_whatever_the_flag(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tests.conformance.take.take", lambda *_: Mask.parse("0,3"))
-
-    outcome = answered(available="0,2", irregular=["cores"], outside_available="3")
-
-    assert outcome == Outcome.wrong("cpus 3 of 0,3 are not free")
-
-
-def test_a_rejection_must_name_the_same_numbers() -> None:
-    text = "not enough cpus available to satisfy request: requested=5, available={}"
-
-    assert answered(num=5, expected={"error": text.format(4)}) == Outcome.equal()
-    assert answered(num=5, expected={"error": text.format(3)}).verdict is Verdict.WRONG
-    assert answered(num=5).verdict is Verdict.WRONG
+    monkeypatch.setattr("tests.conformance.take.take", lambda *_: Mask.parse(ours))
+    assert run_case(case) == Outcome.wrong(text)

@@ -15,11 +15,7 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.metrics import ALIGNED_COUNT
 from agent.pods.model import HUGEPAGES_PREFIX, ContainerKind
 from sysfs.mask import Mask
-from tests.conformance.effective import (
-    asked_memory,
-    effective_memory,
-    with_defaults,
-)
+from tests.conformance.effective import asked_memory, effective_memory, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

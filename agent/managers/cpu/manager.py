@@ -1,4 +1,8 @@
-"""The CPU manager's static policy: exclusive CPUs for containers and pods (KEP-3570, KEP-5526)."""
+"""The CPU manager's static policy: exclusive CPUs for containers and pods (KEP-3570, KEP-5526).
+
+What pods demand, what drafts and ledgers have, and what is left for the shared pool stand before
+the manager that decides with them.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +67,6 @@ if TYPE_CHECKING:
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
 
-
-# --- parts ----------------------------------------------------------------------------------------
-# The parts of the CPU manager: what pods demand, what drafts and ledgers have, what is left.
 
 SHARED_POOL_MILLICORES: Final = gauge(
     "kubelet_cpu_manager_shared_pool_size_millicores",
@@ -211,9 +212,6 @@ class CpuReasons(Struct, frozen=True):
             return f"Guaranteed with a whole number of CPUs ({self.counts[place]})"
         asked = container.resources.requests.get(CPU, ZERO)
         return f"its cpu request {asked} is not a positive whole number"
-
-
-# --- what is allocated --------------------------------------------------------------------------
 
 
 def exclusive_cpus(ledger: Ledger) -> Mask:
@@ -389,8 +387,6 @@ def _assignment(allocation: PodAllocation, container: ContainerAllocation) -> st
         case Isolation.CONTAINER:
             return "node_exclusive" if allocation.cpus is None else "pod_exclusive"
 
-
-# --- manager --------------------------------------------------------------------------------------
 
 _NODE: Final = "node"
 

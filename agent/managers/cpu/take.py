@@ -1,6 +1,22 @@
-"""How many CPUs each NUMA node gives when a request is distributed evenly over nodes.
+"""Which CPUs serve a request or a reservation: the static policy's choice.
 
-The rule is `takeByTopologyNUMADistributed` of kubelet v1.36 (`distribute-cpus-across-numa`). The
+In goes a set of free CPUs, out comes a part of it, by the policy options (kubelet v1.36,
+`staticPolicy.takeByTopology` and the accumulator of `cpu_assignment.go`).
+
+**Packing.** The kubelet compares the free CPUs of a core or socket with the average core or socket
+of the host, and then takes all CPUs of the group. Where cores or sockets differ in size, that
+allocates CPUs that are not free, and skips groups that are free. So here a group is taken if all
+CPUs that it has are free and no more than needed. It fills group after group: NUMA nodes, sockets,
+caches, cores; a small group that fits can push the rest onto another node, or fill small cores
+although large cores are free. So on uneven hosts the choice is compared with others, and the
+narrowest is taken.
+
+**Few sockets** (`align-by-socket`, KEP-3327). The kubelet takes any set of as many NUMA nodes as a
+request needs, and so may split CPUs over two sockets although one socket has room for all. Here
+sets of nodes, and the CPUs themselves, are chosen on one socket if one has room, else on as few
+sockets as possible.
+
+**Distribution** (`distribute-cpus-across-numa`, `takeByTopologyNUMADistributed`). The
 fewest nodes are chosen that can give equal shares in whole groups; among sets of that many nodes
 the one that leaves the free CPUs of **all** nodes with the smallest standard deviation. Groups that
 do not divide evenly go round-robin to some of the chosen nodes, chosen by the same measure. Of
@@ -38,15 +54,6 @@ if TYPE_CHECKING:
     from agent.managers.policy import CpuPolicyOptions
 
     Fill: TypeAlias = Callable[[int], int]
-
-
-# --- accumulator ----------------------------------------------------------------------------------
-# Taking CPUs out of a free set, in the order of the kubelet's CPU accumulator.
-#
-# The rules are those of `cpu_assignment.go` in kubelet v1.36. It compares the free CPUs of a core
-# or socket with the average core or socket of the host, and then takes all CPUs of the group. Where
-# cores or sockets differ in size, that allocates CPUs that are not free, and skips groups that are
-# free. So here a group is taken if all CPUs that it has are free and no more than needed.
 
 
 @final
@@ -206,8 +213,6 @@ class CpuAccumulator:
         nodes = rank_nodes(self.topology, free)
         return [cache for node in nodes for cache in rank(inside[node.id], free)]
 
-
-# --- distribution ---------------------------------------------------------------------------------
 
 #: Up to so many nodes every set is compared where the best one is not evident, whatever that takes.
 #: Above, that has to fit into a budget of work, a step for each deal; where it does not, the sets
@@ -398,14 +403,6 @@ def _ceil_div(number: int, by: int) -> int:
     return -(-number // by)
 
 
-# --- sockets --------------------------------------------------------------------------------------
-# Choosing CPUs on few sockets for `align-by-socket` (KEP-3327).
-#
-# The kubelet takes any set of as many NUMA nodes as a request needs, and so may split CPUs over two
-# sockets although one socket has room for all. Here sets of nodes, and the CPUs themselves, are
-# chosen on one socket if one has room, else on as few sockets as possible.
-
-
 class SocketOrder(Struct, frozen=True):
     """Orders sets of NUMA nodes for a request of `count` CPUs; the smallest key is the best.
 
@@ -472,10 +469,6 @@ def _free(socket: CpuGroup, free: Mask) -> int:
     return (socket.cpus & free.bits).bit_count()
 
 
-# --- strategy -------------------------------------------------------------------------------------
-# How CPUs are chosen under the policy options (kubelet `staticPolicy.takeByTopology`).
-
-
 class Strategy(Struct, frozen=True):
     """How CPUs are chosen.
 
@@ -514,13 +507,6 @@ def strategy_of(
         core_by_core=version.rules.spreading_goes_core_by_core,
     )
 
-
-# --- uneven hosts ---------------------------------------------------------------------------------
-# Packing CPUs on hosts whose cores, sockets or caches differ in size.
-#
-# The kubelet fills group after group: NUMA nodes, sockets, caches, cores. Where groups differ in
-# size, a small group that fits can push the rest onto another node, or fill small cores although
-# large cores are free. So the choice is compared with others, and the narrowest is taken.
 
 #: Up to so many nodes each is tried by itself.
 _MOST_NODES: Final = 8
@@ -660,11 +646,6 @@ def _beside_busy(topology: CpuTopology, free: int, cpus: int) -> int:
     """Return how many CPUs are on cores of which others are not free."""
     return sum((core.cpus & cpus).bit_count() for core in topology.cores if core.cpus & ~free)
 
-
-# --- assignment -----------------------------------------------------------------------------------
-# Which CPUs serve a request or a reservation: the static policy's choice.
-#
-# The kubelet's `takeByTopology`.
 
 _MILLICORES_PER_CPU: Final = 1000
 

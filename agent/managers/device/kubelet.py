@@ -1,9 +1,10 @@
 """Devices that the kubelet beside the agent gave: nothing to decide, CPUs and memory follow them.
 
 The kubelet allocates the devices of its own plugins when it admits a pod, before the agent decides
-on that pod. To the merge they are a provider whose choice is made, as the kubelet's device manager
-is one after a restart: its hints for a container that has devices already are those of these
-devices (generateDeviceTopologyHints). See docs/contributing/decisions.md.
+on that pod, and lists them in its podresources (`KubeletListing`). To the merge they are a provider
+whose choice is made, as the kubelet's device manager is one after a restart: its hints for a
+container that has devices already are those of these devices (generateDeviceTopologyHints). See
+docs/contributing/decisions.md.
 """
 
 from __future__ import annotations
@@ -160,10 +161,6 @@ def _hints(draft: Draft, devices: _Devices) -> dict[str, Hints | None]:
         resource: given_hints(machine.bits, known, draft.work()) if known else None
         for resource, known in places.items()
     }
-
-
-# --- kubelet listing ------------------------------------------------------------------------------
-# What the podresources of a kubelet beside the agent list: devices, and which pods have them.
 
 
 class KubeletListing(Struct, frozen=True):

@@ -1,4 +1,8 @@
-"""The device manager: devices of an inventory, aligned with CPUs and memory (KEP-693, KEP-3573)."""
+"""The device manager: devices of an inventory, aligned with CPUs and memory (KEP-693, KEP-3573).
+
+Devices are `PluginDevice`; the lowest ids are allocated first if the choice is free and no device
+plugin has a preference. Hints and allocation of devices are pure functions of an inventory.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +51,6 @@ if TYPE_CHECKING:
     from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
 
-
-# --- assignment -----------------------------------------------------------------------------------
-# Hints and allocation of devices: the device manager's pure part (KEP-693, KEP-3573).
-#
-# Devices are those of an inventory, `PluginDevice`; the lowest ids are allocated first if the
-# choice is free and no device plugin has a preference.
 
 #: Which of the available devices are preferred, given the required ones and how many are needed.
 Preference: TypeAlias = "Callable[[frozenset[str], frozenset[str], int], tuple[str, ...]]"
@@ -242,8 +240,6 @@ def _reached(nodes: int, places: Iterable[int]) -> list[int]:
                 reached[number] += count
     return reached
 
-
-# --- manager --------------------------------------------------------------------------------------
 
 DEVICE_COUNT: Final = gauge(
     "numawarden_devices",

@@ -1,4 +1,4 @@
-"""Allocation of memory to containers and pods, and its reuse after init containers end.
+"""Where memory fits, its allocation to containers and pods, and its reuse after init containers.
 
 The memory manager's static policy (KEP-1769; kubelet v1.36, Allocate and AllocatePod).
 """
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from agent.managers.memory.state import MemoryFacts, NodeMemory
     from agent.managers.topology.many_nodes import Hints, ProviderHints
 
-
-# --- hints ----------------------------------------------------------------------------------------
-# Where memory fits: hints of the memory manager's static policy (KEP-1769).
 
 #: Bytes of this pod's ended init containers, by mask of nodes (bits) and memory type.
 Reusable: TypeAlias = "Mapping[tuple[int, str], int]"
@@ -310,9 +307,6 @@ def _fewest(nodes: int, allocatable: tuple[tuple[int, ...], ...], sizes: tuple[i
         ),
         nodes.bit_count(),
     )
-
-
-# --- assignment -----------------------------------------------------------------------------------
 
 
 def assign(

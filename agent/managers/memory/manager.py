@@ -1,6 +1,7 @@
 """The memory manager's static policy: pinned memory for containers and pods.
 
-Sources: KEP-1769, KEP-5526 ("Memory Manager").
+What pods demand, and what a draft and the ledger have, stand before the manager that decides with
+them. Sources: KEP-1769, KEP-5526 ("Memory Manager").
 """
 
 from __future__ import annotations
@@ -80,9 +81,6 @@ if TYPE_CHECKING:
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import ProviderHints
 
-
-# --- parts ----------------------------------------------------------------------------------------
-# The parts of the memory manager: what pods demand, what a draft and the ledger have.
 
 NODE_MEMORY: Final = gauge(
     "numawarden_node_memory_bytes",
@@ -171,9 +169,6 @@ class MemoryReasons(Struct, frozen=True):
         if not self.divided:
             return "the pod's budget has no memory; pod scope divides no other"
         return "Guaranteed with memory requests" if self.amounts[place] else "it requests no memory"
-
-
-# --- what is allocated --------------------------------------------------------------------------
 
 
 def memory_violations(
@@ -315,8 +310,6 @@ def _assignment(allocation: PodAllocation, container: ContainerAllocation) -> st
     own = size == container.limits.get(MEMORY) and container.why != NOT_GUARANTEED
     return "pod_exclusive" if own else "pod_shared"
 
-
-# --- manager --------------------------------------------------------------------------------------
 
 _NODE: Final = "node"
 _POD: Final = "pod"

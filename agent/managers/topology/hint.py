@@ -1,4 +1,10 @@
-"""What orders sets of NUMA nodes of the same size: their distances, then their integer value."""
+"""Topology hints: which sets of NUMA nodes can serve a request, and what orders these sets.
+
+Every set of the nodes of a machine is listed in the order in which the kubelet tries them. Sets of
+the same size are ordered by their distances, for which there is a lower bound whichever nodes are
+chosen (`DistanceBound`), then by their integer value. The work for one choice among sets is bounded
+(`SearchBudget`): counted in steps, never in time.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-# --- hints ----------------------------------------------------------------------------------------
-# Topology hints: which sets of NUMA nodes can serve a request, and which are the narrowest.
-
-
 class Hint(NamedTuple):
     """One set of NUMA nodes that could serve a request (KEP-693, TopologyHint).
 
@@ -32,10 +34,6 @@ class Hint(NamedTuple):
 
 
 NO_AFFINITY = Hint(None, preferred=False)
-
-
-# --- nested distances -----------------------------------------------------------------------------
-# A lower bound on how far apart so many NUMA nodes must be, whichever of them are chosen.
 
 
 class DistanceBound:
@@ -117,10 +115,6 @@ def _combined(one: Sequence[int], other: Sequence[int], gap: int, most: int) -> 
     ]
 
 
-# --- numa masks -----------------------------------------------------------------------------------
-# Every set of NUMA nodes of a machine, in the order in which the kubelet tries them.
-
-
 class Choice(NamedTuple):
     """One non-empty mask of nodes, its number in the `SubsetIndex`, and its hint either way."""
 
@@ -188,9 +182,6 @@ def subset_sums(values: Iterable[int]) -> list[int]:
     return sums
 
 
-# --- search budget --------------------------------------------------------------------------------
-# A budget of work for one choice among sets of NUMA nodes: counted in steps, never in time.
-
 #: Steps of one choice. A step takes some ten microseconds; hardly any choice needs a fifth.
 BUDGET: Final = 1_000
 
@@ -212,8 +203,6 @@ class SearchBudget(Struct):
         self.left -= steps
         return True
 
-
-# --- tiebreak -------------------------------------------------------------------------------------
 
 #: ACPI SLIT distances: from node id, to node id, the way back and the node itself included.
 Distances: TypeAlias = "Mapping[int, Mapping[int, int]]"

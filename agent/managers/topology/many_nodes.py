@@ -63,9 +63,6 @@ def is_listed(nodes: int) -> bool:
     return nodes.bit_count() <= MOST_LISTED
 
 
-# --- rules: which sets of nodes have enough ------------------------------------------------------
-
-
 class CoverDemand(NamedTuple):
     """An amount that a set of nodes must have; any unit, never negative.
 
@@ -139,9 +136,6 @@ class Span(NamedTuple):
         """Return the sets that touch enough groups, or more: the half that a cover can say."""
         places = tuple((group, 1) for group in self.groups)
         return Cover(domain, (CoverDemand(self.touching, places),))
-
-
-# --- the search: the best set that comes out of one or more covers -------------------------------
 
 
 class _Kept(NamedTuple):
@@ -394,9 +388,6 @@ class Search:
         return None
 
 
-# --- the hints of one resource -------------------------------------------------------------------
-
-
 class HintFamily(Struct, frozen=True):
     """The hints of one resource: `masks`, and all sets of `cover`.
 
@@ -536,9 +527,6 @@ def _smallest_sets(
     search = Search([cover], cover.domain, work, spans=spans, every=True)
     sizes = range(smallest(cover, work), cover.domain.bit_count() + 1)
     return islice(chain.from_iterable(map(search.sets, sizes)), most)
-
-
-# --- the merge -----------------------------------------------------------------------------------
 
 
 def best_common(

@@ -1,8 +1,9 @@
 """Merging the hints of several resources without trying their permutations.
 
-The kubelet takes one hint of every resource, intersects their masks, and keeps the best of all
-these permutations (KEP-693, "New Interfaces"; kubelet v1.36, HintMerger). The choice depends only
-on which masks can come out, so two small sets are computed instead: the masks that every resource
+In go the hints of all providers, out comes one alignment by the topology manager's policy. The
+kubelet takes one hint of every resource, intersects their masks, and keeps the best of all these
+permutations (KEP-693, "New Interfaces"; kubelet v1.36, HintMerger). The choice depends only on
+which masks can come out, so two small sets are computed instead: the masks that every resource
 offers as preferred, and the masks reachable as an intersection.
 """
 
@@ -205,9 +206,6 @@ def _narrowest(hints: Hints, work: SearchBudget) -> int:
         return hints.narrowest(work)
     return min([mask.bit_count() for mask, _ in hints if mask is not None], default=0)
 
-
-# --- manager --------------------------------------------------------------------------------------
-# The topology manager's policies: one alignment out of the hints of all providers (KEP-693).
 
 _INDIFFERENT = Hint(None, preferred=True)
 _IMPOSSIBLE = Hint(None, preferred=False)

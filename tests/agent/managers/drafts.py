@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.managers.allocation import PodAllocation
+    from agent.managers.decision import Rejection
     from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
@@ -32,6 +33,22 @@ def with_pod(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> 
     decision = admit(rules, ledger or rules.empty_ledger(), pod)
     assert decision.admitted, decision.rejection
     return decision.ledger
+
+
+def allocated(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> PodAllocation:
+    """Return what the pod is given, by default on a host without pods."""
+    decision = admit(rules, ledger or rules.empty_ledger(), pod)
+    assert decision.allocation is not None, decision.rejection
+    return decision.allocation
+
+
+def rejected(rules: EffectivePolicy, pod: Pod, ledger: Ledger | None = None) -> Rejection:
+    """Return why the pod is rejected, which changes nothing."""
+    before = ledger or rules.empty_ledger()
+    decision = admit(rules, before, pod)
+    assert decision.rejection is not None, decision.allocation
+    assert decision.ledger is before
+    return decision.rejection
 
 
 def container(draft: Draft, name: str) -> ContainerDemand:

@@ -1,92 +1,38 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import admit, remove, start_container, start_containers
-from agent.managers.decision import Reason
-from agent.managers.ledger import Ledger
-from tests.agent.managers.hosts import (
-    CONTAINER,
-    POD,
-    make_rules,
-)
+from agent.managers.admission import admit, start_container, start_containers
+from tests.agent.managers.drafts import rejected, with_pod
+from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
-
-if TYPE_CHECKING:
-    from agent.managers.allocation import Isolation, PodAllocation
-    from agent.managers.ledger import Ledger
-    from agent.managers.rules import EffectivePolicy
-
-
-def cpus(allocation: PodAllocation) -> dict[str, str | None]:
-    return {c.name: None if c.cpus is None else str(c.cpus) for c in allocation.containers}
-
-
-def isolation(allocation: PodAllocation) -> dict[str, Isolation]:
-    return {c.name: c.isolation for c in allocation.containers}
 
 
 def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:
     rules, asking = make_rules(), pod(app("a", guaranteed("cpu=2 memory=1Gi")))
     assert admit(rules, rules.empty_ledger(), replace(asking, os="linux")).admitted
-    decision = admit(rules, rules.empty_ledger(), replace(asking, os="windows"))
-    assert decision.rejection is not None
-    assert decision.rejection.reason == "PodOSNotSupported"
+    assert rejected(rules, replace(asking, os="windows")).reason == "PodOSNotSupported"
 
 
-class TestAskingAgain:
-    # Shows in differences.md: same-pod
-    def test_the_same_pod_keeps_its_allocation(self) -> None:
-        rules = make_rules()
-        asked = pod(app("c1", guaranteed("cpu=2 memory=1Gi")))
-        first = admit(rules, rules.empty_ledger(), asked)
-        second = admit(rules, first.ledger, asked)
-        assert second.already_admitted
-        assert second.allocation == first.allocation
-        assert second.ledger is first.ledger
-        assert not second.counters
-
-    # Shows in differences.md: same-pod
-    def test_another_specification_under_the_same_uid_is_a_conflict(self) -> None:
-        rules = make_rules()
-        first = admit(rules, rules.empty_ledger(), pod(app("c1", guaranteed("cpu=2 memory=1Gi"))))
-        second = admit(rules, first.ledger, pod(app("c1", guaranteed("cpu=3 memory=1Gi"))))
-        assert second.rejection is not None
-        assert second.rejection.reason is Reason.CONFLICT
-        assert second.ledger is first.ledger
+# Shows in differences.md: same-pod
+def test_the_same_pod_keeps_its_allocation() -> None:
+    rules = make_rules()
+    asked = pod(app("c1", guaranteed("cpu=2 memory=1Gi")))
+    first = admit(rules, rules.empty_ledger(), asked)
+    second = admit(rules, first.ledger, asked)
+    assert second.already_admitted
+    assert second.allocation == first.allocation
+    assert second.ledger is first.ledger
+    assert not second.counters
 
 
-class TestRemoving:
-    # Shows in differences.md: ended-pod
-    @pytest.mark.parametrize("scope", [CONTAINER, POD])
-    def test_it_undoes_admitting(self, scope: object) -> None:
-        rules = make_rules(scope=scope)  # type: ignore[arg-type]  # parametrized by value
-        before = rules.empty_ledger()
-        asked = pod(
-            init("i1", guaranteed("cpu=3 memory=3Gi")),
-            app("c1", guaranteed("cpu=2 memory=1Gi")),
-            app("c2", guaranteed("cpu=1 memory=1Gi")),
-        )
-        after = admit(rules, before, asked).ledger
-        assert remove(rules, after, "u-1") == before
-
-
-class TestInitContainers:
-    def rules_and_ledger(self) -> tuple[EffectivePolicy, Ledger]:
-        rules = make_rules(scope=CONTAINER)
-        asked = pod(
-            init("i1", guaranteed("cpu=3 memory=3Gi")), app("c1", guaranteed("cpu=2 memory=1Gi"))
-        )
-        return rules, admit(rules, rules.empty_ledger(), asked).ledger
-
-    def test_several_containers_are_as_each_after_the_other(self) -> None:
-        rules, ledger = self.rules_and_ledger()
-        for names in ([], ["i1"], ["c1"], ["c1", "i1"], ["i1", "c1"]):
-            expected = ledger
-            for name in names:
-                expected = start_container(rules, expected, "u-1", name)
-            assert start_containers(rules, ledger, {"u-1": names}) == expected
-        assert start_containers(rules, ledger, {"unknown": ["c1"]}) is ledger
+def test_several_containers_start_as_each_after_the_other() -> None:
+    rules = make_rules(scope=CONTAINER)
+    large, small = guaranteed("cpu=3 memory=3Gi"), guaranteed("cpu=2 memory=1Gi")
+    ledger = with_pod(rules, pod(init("i1", large), app("c1", small)))
+    for names in ([], ["i1"], ["c1"], ["c1", "i1"], ["i1", "c1"]):
+        expected = ledger
+        for name in names:
+            expected = start_container(rules, expected, "u-1", name)
+        assert start_containers(rules, ledger, {"u-1": names}) == expected
+    assert start_containers(rules, ledger, {"unknown": ["c1"]}) is ledger

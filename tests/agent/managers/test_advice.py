@@ -34,7 +34,6 @@ from tests.agent.managers.hosts import (
     POD,
     RESTRICTED,
     SINGLE,
-    SMT,
     make_rules,
 )
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -104,13 +103,6 @@ def test_a_pod_too_wide_for_one_node_hears_of_a_policy_and_of_what_one_node_has(
     ]
 
 
-def test_of_what_is_more_than_the_host_has_only_less_is_advised() -> None:
-    huge = pod(app("main", guaranteed("cpu=64 memory=1Gi")))
-    assert texts(make_rules(topology=NO_POLICY, memory=False), huge) == [
-        "request 15 of cpu in container main instead of 64"
-    ]
-
-
 def test_the_end_of_a_pod_that_makes_room_is_advised_and_no_other() -> None:
     rules = make_rules(topology=RESTRICTED, scope=CONTAINER, memory=False)
     large = named("large", app("main", guaranteed("cpu=7 memory=1Gi")))
@@ -135,12 +127,6 @@ def test_several_pods_that_must_end_together_are_advised_together() -> None:
     ]
 
 
-def test_whole_cores_are_asked_for_in_whole_cores() -> None:
-    rules = make_rules(SMT, RESTRICTED, full_pcpus_only=True, memory=False, reserved="0,8")
-    found = texts(rules, pod(app("main", guaranteed("cpu=15 memory=1Gi"))))
-    assert "request 14 of cpu in container main instead of 15" in found
-
-
 def test_a_pod_scope_that_cannot_be_is_given_up_for_that_of_its_containers() -> None:
     rules = make_rules(topology=SINGLE, scope=POD, memory=False)
     two = pod(
@@ -150,12 +136,6 @@ def test_a_pod_scope_that_cannot_be_is_given_up_for_that_of_its_containers() -> 
         "topologyManagerScope: container (each container is aligned by itself, not the pod as a "
         "whole)"
     ) in texts(rules, two)
-
-
-def test_memory_is_advised_in_units_that_people_write() -> None:
-    rules = make_rules(topology=RESTRICTED, scope=CONTAINER)
-    found = texts(rules, pod(app("main", guaranteed("cpu=2 memory=100Gi"))))
-    assert "request 15 GiB of memory in container main instead of 100 GiB" in found
 
 
 class TestOfABudgetThatLeavesNothingToShare:
@@ -169,33 +149,14 @@ class TestOfABudgetThatLeavesNothingToShare:
     DPDK = guaranteed("cpu=2 memory=1Gi hugepages-2Mi=64Mi")
 
     # Shows in differences.md: empty-huge-pages
-    def test_a_page_more_is_advised(self) -> None:
-        asked = pod(app("dpdk", self.DPDK), app("logs"),
-                    of_pod=guaranteed("cpu=4 memory=4Gi hugepages-2Mi=64Mi"))  # fmt: skip
-        assert (
-            "request 66 MiB of hugepages-2Mi instead of 64 MiB in the pod's budget, for the "
-            "containers that share it"
-        ) in texts(self.RULES, asked)
-
     @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
     def test_all_that_is_lacking_is_advised_together(self, policy: TopologyManagerPolicy) -> None:
-        rules = replace(
-            self.RULES,
-            policy=replace(
-                self.RULES.policy, topology=replace(self.RULES.policy.topology, policy=policy)
-            ),
-        )
+        rules = make_rules(self.RULES.machine, policy, POD)
         asked = pod(app("a", self.DPDK), app("b"), of_pod=self.DPDK)
         assert (
             "request 3 of cpu instead of 2 and 1.06 GiB of memory instead of 1 GiB and 66 MiB of "
             "hugepages-2Mi instead of 64 MiB in the pod's budget, for the containers that share it"
         ) in texts(rules, asked)
-
-    def test_nothing_is_advised_where_the_larger_budget_does_not_fit(self) -> None:
-        asked = pod(app("a", guaranteed("cpu=15 memory=1Gi")), app("b"),
-                    of_pod=guaranteed("cpu=15 memory=2Gi"))  # fmt: skip
-        found = advice_on(self.RULES, self.RULES.empty_ledger(), asked)
-        assert AdviceKind.BUDGET not in {each.kind for each in found}
 
 
 def test_a_burstable_pod_that_requires_exclusive_cpus_is_advised_to_be_guaranteed() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
@@ -17,7 +17,6 @@ def bind_all(entries: list[Binding]) -> Bindings:
     return bound
 
 
-@settings(deadline=None)
 @given(bindings)
 def test_a_container_and_a_cgroup_are_bound_at_most_once(entries: list[Binding]) -> None:
     bound = bind_all(entries)
@@ -25,13 +24,11 @@ def test_a_container_and_a_cgroup_are_bound_at_most_once(entries: list[Binding])
     assert len({b.cgroup for b in bound}) == len(bound)
 
 
-@settings(deadline=None)
 @given(bindings, st.builds(Binding, few, few, few))
 def test_the_latest_binding_wins(entries: list[Binding], last: Binding) -> None:
     assert last in bind_all([*entries, last])
 
 
-@settings(deadline=None)
 @given(bindings, few)
 def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid: str) -> None:
     bound = bind_all(entries)
@@ -39,13 +36,6 @@ def test_a_pods_end_takes_its_bindings_and_no_others(entries: list[Binding], uid
     assert {*bound.without_pod(uid), *bound.of_pod(uid)} == set(bound)
 
 
-@settings(deadline=None)
-@given(bindings.map(bind_all))
-def test_the_order_is_stable(bound: Bindings) -> None:
-    assert list(bound) == sorted(bound)
-
-
-@settings(deadline=None)
 @given(bindings)
 def test_a_cgroup_is_remembered_from_its_binding_until_what_runs_there_has_ended(
     entries: list[Binding],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from agent.managers.quality import invalid_allocations
 from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import rejected, with_pod
 from tests.agent.managers.hosts import GIB, NO_POLICY, SINGLE, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -114,7 +113,7 @@ def test_a_decision_beside_cordoned_cpus_is_that_of_a_host_that_reserves_them(
 
 @given(rules=rule_sets(), data=st.data())
 @EVERY_SEQUENCE
-def test_a_cordon_makes_no_allocation_invalid_and_leaves_a_shared_pool(
+def test_a_cordon_makes_no_allocation_invalid_leaves_a_shared_pool_and_lets_pods_end(
     rules: EffectivePolicy, data: st.DataObject
 ) -> None:
     ledger = filled(rules, data)
@@ -122,15 +121,6 @@ def test_a_cordon_makes_no_allocation_invalid_and_leaves_a_shared_pool(
     assert invalid_allocations(beside, ledger, EMPTY) == invalid_allocations(rules, ledger, EMPTY)
     assert not shared_pool(beside, ledger) & beside.cordoned_cpus
     assert shared_cpus(beside, ledger)
-
-
-@given(rules=rule_sets(), data=st.data())
-@EVERY_SEQUENCE
-def test_a_pod_ends_beside_a_cordon_as_without_one(
-    rules: EffectivePolicy, data: st.DataObject
-) -> None:
-    ledger = filled(rules, data)
-    beside = replace(rules, policy=replace(rules.policy, cordon=data.draw(cordons(rules))))
     for uid in ledger.allocations:
         assert remove(beside, ledger, uid) == remove(rules, ledger, uid)
 
@@ -140,8 +130,7 @@ def test_a_group_with_a_cordoned_node_gets_no_further_memory() -> None:
     open_rules = make_rules(topology=NO_POLICY)
     ledger = with_pod(open_rules, asking(1, memory="20Gi", uid="u-0"))
     assert admit(open_rules, ledger, asking(1)).admitted
-    rejection = admit(cordoned(open_rules, nodes="0"), ledger, asking(1)).rejection
-    assert rejection is not None
+    rejection = rejected(cordoned(open_rules, nodes="0"), asking(1), ledger)
     assert rejection.resource == "memory"
     assert rejection.free == {0: 0, 1: 10 * GIB}
 
@@ -155,33 +144,18 @@ def test_a_group_with_a_cordoned_node_gives_no_hint_on_a_host_of_many_nodes() ->
         assert best_hint(fitting_hints(facts, charge, {"memory": GIB}), containing=2) == group
 
 
-@pytest.mark.parametrize("nodes", [2, 12])
-def test_no_set_of_nodes_for_memory_has_a_cordoned_one(nodes: int) -> None:
-    """Few nodes are listed set by set, many are searched."""
-    machine = Machine.of(regular_host(packages=nodes, cores_per_node=1, threads=1))
-    rules = make_rules(machine, topology=NO_POLICY)
-    facts = replace(rules.memory, cordoned=Mask.of(1))
-    size = {"memory": 10 * GIB}
-    hints = fitting_hints(facts, memory_charge(rules.empty_ledger()), size)
-    assert best_hint(hints) == Hint(1, preferred=True)
-    assert best_hint(hints, containing=0b10) is None
-
-
 def test_a_core_with_a_cordoned_thread_is_not_a_whole_core() -> None:
     rules = cordoned(make_rules(SMT, NO_POLICY, memory=False, full_pcpus_only=True), cpus="1")
-    decision = admit(rules, rules.empty_ledger(), asking(14))
-    assert decision.rejection is not None
-    assert decision.rejection.asked == 14
-    assert sum(decision.rejection.free.values()) == 12
+    rejection = rejected(rules, asking(14))
+    assert rejection.asked == 14
+    assert sum(rejection.free.values()) == 12
 
 
 def test_a_rejection_says_how_much_is_cordoned_and_that_an_uncordon_helps() -> None:
     rules = cordoned(make_rules(topology=SINGLE), cpus="1-4")
     asked = asking(8)
     full = with_pod(rules, asking(7, uid="u-0"))
-    decision = admit(rules, full, asked)
-    assert decision.rejection is not None
-    assert decision.rejection.message.endswith("4 CPUs (1-4) are cordoned")
+    assert rejected(rules, asked, full).message.endswith("4 CPUs (1-4) are cordoned")
     advice = [each for each in advise(rules, rules.empty_ledger(), asking(13)) if each is not None]
     assert AdviceKind.UNCORDON not in [each.kind for each in advice]
     advice = [
@@ -191,19 +165,9 @@ def test_a_rejection_says_how_much_is_cordoned_and_that_an_uncordon_helps() -> N
     assert advice[0].text == "uncordon CPUs 1-4"
 
 
-def test_a_rejection_names_the_memory_of_a_cordoned_node() -> None:
-    rules = cordoned(make_rules(topology=SINGLE), nodes="1")
-    decision = admit(rules, rules.empty_ledger(), asking(8))
-    assert decision.rejection is not None
-    message = decision.rejection.message
-    assert message.endswith("8 CPUs (8-15) and the memory of node 1 are cordoned")
-
-
 def test_no_pod_gets_the_last_shared_cpus_while_the_reserved_ones_are_cordoned() -> None:
     rules = cordoned(make_rules(topology=NO_POLICY, memory=False), cpus="0")
-    decision = admit(rules, rules.empty_ledger(), asking(15))
-    assert decision.rejection is not None
-    assert "the last CPUs of the node's shared pool" in decision.rejection.message
+    assert "the last CPUs of the node's shared pool" in rejected(rules, asking(15)).message
     assert admit(rules, rules.empty_ledger(), asking(14)).admitted
     assert admit(cordoned(rules), rules.empty_ledger(), asking(15)).admitted
 
@@ -216,11 +180,3 @@ def test_node_fit_counts_cordoned_cpus_neither_as_free_nor_against_the_pods_on_t
     assert rules.allocatable.amounts["cpu"] == 7000
     assert admit(rules, before, asking(7, uid="u-1")).admitted
     assert admit(rules, rules.empty_ledger(), asking(8, uid="u-1")).rejection is not None
-
-
-def test_node_fit_leaves_out_the_memory_of_cordoned_nodes_where_memory_is_pinned() -> None:
-    fit = NodeFit(reserved={"memory": 2 * GIB})
-    for pinned, left in ((True, 15 * GIB), (False, 30 * GIB)):
-        rules = cordoned(make_rules(memory=pinned, fit=fit), nodes="0")
-        assert rules.allocatable is not None
-        assert rules.allocatable.amounts["memory"] == left

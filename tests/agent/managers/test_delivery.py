@@ -6,42 +6,27 @@ from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount, merg
 
 
 def test_nothing_delivered_is_nothing() -> None:
-    assert merged([]) is NOTHING
     assert merged([NOTHING, Delivery()]) is NOTHING
 
 
-def test_everything_that_differs_is_kept_in_order() -> None:
+def test_everything_that_differs_is_kept_in_order_and_the_first_of_two_stays() -> None:
     first = Delivery(
-        {"A": "1"},
-        (Mount("/a", "/x"),),
-        (DeviceNode("/dev/a", "/dev/x", "rw"),),
-        {"k": "1"},
-        ("v/c=1",),
-    )
+        {"A": "1"}, (Mount("/a", "/x"),), (DeviceNode("/dev/a", "/dev/x", "rw"),), {"k": "1"},
+        ("v/c=1",), ("0000:00:01.0",),
+    )  # fmt: skip
     second = Delivery(
-        {"B": "2"},
-        (Mount("/b", "/y"),),
-        (DeviceNode("/dev/b", "/dev/y", "rw"),),
+        {"A": "2", "B": "2"},
+        (Mount("/a", "/y"), Mount("/b", "/y")),
+        (DeviceNode("/dev/a", "/dev/y", "rw"), DeviceNode("/dev/b", "/dev/y", "rw")),
         {"l": "2"},
-        ("v/c=2",),
+        ("v/c=1", "v/c=2"),
+        ("0000:00:01.0",),
     )
-    both = merged([first, second])
-    assert dict(both.environment) == {"A": "1", "B": "2"}
-    assert {mount.container_path for mount in both.mounts} == {"/a", "/b"}
-    assert {node.container_path for node in both.device_nodes} == {"/dev/a", "/dev/b"}
-    assert dict(both.annotations) == {"k": "1", "l": "2"}
-    assert both.cdi_devices == ("v/c=1", "v/c=2")
-
-
-def test_the_first_of_two_values_of_one_name_or_path_stays() -> None:
-    first = Delivery({"A": "1"}, (Mount("/a", "/x"),), (DeviceNode("/dev/a", "/dev/x", "rw"),))
-    second = Delivery({"A": "2"}, (Mount("/a", "/y"),), (DeviceNode("/dev/a", "/dev/y", "rw"),))
-    both = merged([first, second])
-    assert dict(both.environment) == {"A": "1"}
-    assert both.mounts == (Mount("/a", "/x"),)
-    assert both.device_nodes == (DeviceNode("/dev/a", "/dev/x", "rw"),)
-
-
-def test_one_name_or_address_is_delivered_once() -> None:
-    each = Delivery(cdi_devices=("v/c=1",), pci_addresses=("0000:00:01.0",))
-    assert merged([each, each]) == each
+    assert merged([first, second]) == Delivery(
+        {"A": "1", "B": "2"},
+        (*first.mounts, second.mounts[1]),
+        (*first.device_nodes, second.device_nodes[1]),
+        {"k": "1", "l": "2"},
+        ("v/c=1", "v/c=2"),
+        ("0000:00:01.0",),
+    )

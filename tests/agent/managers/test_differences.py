@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import documents as wire
 from agent.api.views import rejection_document
-from agent.managers.admission import admit, start_container
-from agent.managers.allocation import Isolation
+from agent.managers.admission import admit
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import Reason
@@ -20,7 +19,7 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, restored
 from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, rejected, with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -48,49 +47,28 @@ HYBRID = Machine(
 )
 
 
-# Shows in differences.md: uneven-sizes
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("whole", [False, True])
-def test_no_pod_of_an_uneven_host_gets_a_cpu_that_is_busy_or_reserved(
-    *, strict: bool, whole: bool
-) -> None:
-    """The kubelet takes every thread of a core that it thinks free by average size."""
-    rules = make_rules(
-        HYBRID, NO_POLICY, CONTAINER, reserved="1", memory=False,
-        strict_cpu_reservation=strict, full_pcpus_only=whole,
-    )  # fmt: skip
-    ledger = rules.empty_ledger()
-    for number in range(9):
-        desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid=f"u-{number}")
-        decision = admit(rules, ledger, desired)
-        if decision.allocation is not None:
-            assert not decision.allocation.exclusive_cpus & exclusive_cpus(ledger)
-            assert not decision.allocation.exclusive_cpus & Mask.of(1)
-        ledger = decision.ledger
-    assert len(exclusive_cpus(ledger)) == sum(
-        len(g.exclusive_cpus) for g in ledger.allocations.values()
-    )
-
-
 class TestRestart:
     MIXED = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b"), of_pod=BUDGET)
 
-    # Shows in differences.md: restart-with-budget
-    @pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, SINGLE])
-    def test_a_pod_with_a_budget_keeps_the_one_it_has(self, policy: object) -> None:
-        """The kubelet takes a second budget, or rejects the running pod."""
-        rules = make_rules(topology=policy)  # type: ignore[arg-type]  # parametrized by value
-        ledger = with_pod(rules, self.MIXED)
-        again = admit(rules, ledger, self.MIXED)
+    # Shows in differences.md: restart-with-budget, other-policy
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (make_rules(topology=BEST_EFFORT), make_rules(topology=BEST_EFFORT)),
+            (make_rules(), make_rules()),
+            (make_rules(topology=SINGLE), make_rules(topology=SINGLE)),
+            (make_rules(), make_rules(topology=NO_POLICY)),
+            (make_rules(), make_rules(scope=CONTAINER, managed=False)),
+        ],
+    )
+    def test_a_pod_with_a_budget_keeps_the_one_it_has(
+        self, before: EffectivePolicy, after: EffectivePolicy
+    ) -> None:
+        """The kubelet takes a second budget, rejects the running pod, or rejects to start."""
+        ledger = with_pod(before, self.MIXED)
+        again = admit(after, ledger, self.MIXED)
         assert again.allocation == ledger.allocations["u-1"]
         assert again.ledger is ledger
-
-    # Shows in differences.md: other-policy
-    def test_other_policies_scopes_and_gates_keep_it_as_well(self) -> None:
-        """The kubelet rejects to start until the node is drained and the file deleted."""
-        ledger = with_pod(make_rules(), self.MIXED)
-        for rules in make_rules(topology=NO_POLICY), make_rules(scope=CONTAINER, managed=False):
-            assert admit(rules, ledger, self.MIXED).allocation == ledger.allocations["u-1"]
 
     # Shows in differences.md: reserved-now
     def test_cpus_that_were_reserved_meanwhile_stay_with_their_pod_alone(self) -> None:
@@ -149,7 +127,7 @@ def test_a_shared_container_of_a_budget_needs_no_pinned_memory_in_container_scop
     """The kubelet rejects the KEP's own example: no memory is asked for, so no node serves it."""
     rules = make_rules(topology=policy, scope=scope)
     mixed = pod(app("a", guaranteed("cpu=2 memory=2Gi")), app("b", shared), of_pod=BUDGET)
-    allocation = with_pod(rules, mixed).allocations["u-1"]
+    allocation = allocated(rules, mixed)
     assert [container.memory != () for container in allocation.containers] == [True, False]
 
 
@@ -167,25 +145,18 @@ def test_distances_of_nodes_with_gaps_in_their_ids_are_their_own() -> None:
     rules = make_rules(machine, BEST_EFFORT, CONTAINER, memory=False)
     topology = replace(rules.policy.topology, prefer_closest_numa_nodes=True)
     rules = EffectivePolicy(machine, replace(rules.policy, topology=topology), MANAGERS)
-    allocation = with_pod(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi")))).allocations["u-1"]
+    allocation = allocated(rules, pod(app("a", guaranteed("cpu=3 memory=1Gi"))))
     assert allocation.containers[0].hint == Hint(Mask.of(0, 3).bits, preferred=True)
     assert allocation.exclusive_cpus == Mask.of(1, 4, 5)
 
 
 # Shows in differences.md: rejected-pod
 @pytest.mark.parametrize("scope", [CONTAINER, POD])
-def test_a_rejected_pod_leaves_nothing_behind(scope: object) -> None:
+def test_a_rejected_pod_leaves_nothing_behind(scope: TopologyManagerScope) -> None:
     """The kubelet keeps what its earlier containers got until the next stale state is removed."""
-    rules = make_rules(topology=NO_POLICY, scope=scope)  # type: ignore[arg-type]  # by value
-    ledger = rules.empty_ledger()
-    desired = pod(
-        init("i", guaranteed("cpu=2 memory=1Gi")),
-        app("a", guaranteed("cpu=8 memory=1Gi")),
-        app("b", guaranteed("cpu=8 memory=1Gi")),
-    )
-    decision = admit(rules, ledger, desired)
-    assert decision.rejection is not None
-    assert decision.ledger is ledger
+    eight = guaranteed("cpu=8 memory=1Gi")
+    asked = pod(init("i", guaranteed("cpu=2 memory=1Gi")), app("a", eight), app("b", eight))
+    rejected(make_rules(topology=NO_POLICY, scope=scope), asked)
 
 
 # Shows in differences.md: over-reserved-node
@@ -196,10 +167,9 @@ def test_a_node_with_more_reserved_than_it_has_gives_no_memory() -> None:
     memory = replace(plain.policy.memory, reserved=reserved)
     rules = EffectivePolicy(plain.machine, replace(plain.policy, memory=memory), MANAGERS)
     desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")))
-    decision = admit(rules, rules.empty_ledger(), desired)
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.UNEXPECTED
-    assert decision.rejection.free == {0: 0, 1: 0}
+    rejection = rejected(rules, desired)
+    assert rejection.reason is Reason.UNEXPECTED
+    assert rejection.free == {0: 0, 1: 0}
 
 
 # Shows in differences.md: room-first
@@ -210,25 +180,23 @@ def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     assert decision.rejection is not None
     assert decision.rejection.reason == "OutOfcpu"
     assert decision.hints == ()
-    unasked = admit(make_rules(), make_rules().empty_ledger(), asked)
-    assert unasked.rejection is not None
-    assert unasked.rejection.reason == Reason.TOPOLOGY_AFFINITY
+    assert rejected(make_rules(), asked).reason == Reason.TOPOLOGY_AFFINITY
 
 
 # Shows in differences.md: unknown-resources
-def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
-    """The kubelet takes it for one of the cluster's, not of its node, and admits the pod."""
+@pytest.mark.parametrize("name", ["example.com/gup", "kubernetes.io/x"])
+def test_a_resource_that_the_node_does_not_offer_is_rejected(name: str) -> None:
+    """The kubelet takes the first for one of the cluster's, not of its node, and admits the pod."""
+    asked = pod(app("a", resources(f"{name}=1", f"{name}=1")))
     devices = {"example.com/gpu": (PluginDevice("0"),)}
-    asked = pod(app("a", resources("example.com/gup=1", "example.com/gup=1")))
-    rules = make_rules(devices=devices, fit=NodeFit())
-    decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.rejection is not None
-    assert decision.rejection.reason == "OutOfexample.com/gup"
-    assert 'did you mean "example.com/gpu"?' in decision.rejection.message
-    others = make_rules(devices=devices, fit=NodeFit(ignored=frozenset({"example.com/gup"})))
-    assert admit(others, others.empty_ledger(), asked).admitted
-    beside = make_rules(devices=devices, fit=NodeFit(beside_kubelet=True))
-    assert admit(beside, beside.empty_ledger(), asked).admitted
+    rejection = rejected(make_rules(devices=devices, fit=NodeFit()), asked)
+    assert rejection.reason == f"OutOf{name}"
+    assert ('did you mean "example.com/gpu"?' in rejection.message) is ("gup" in name)
+    assert ("agent.devices" in rejection.remedy) is ("gup" in name)  # extended resources only
+    assert "agent.ignoredResources" in rejection.remedy
+    allocated(make_rules(devices=devices, fit=NodeFit(ignored=frozenset({name}))), asked)
+    if "gup" in name:
+        allocated(make_rules(devices=devices, fit=NodeFit(beside_kubelet=True)), asked)
 
 
 # Shows in differences.md: milli-bytes
@@ -236,22 +204,16 @@ def test_a_resource_that_the_node_does_not_offer_is_rejected() -> None:
 def test_memory_in_thousandths_of_bytes_is_rounded_up(scope: TopologyManagerScope) -> None:
     """The kubelet fails to represent such an amount and rejects Guaranteed pods."""
     rules = make_rules(scope=scope)
-    asked = pod(app("a", guaranteed("cpu=2 memory=1500m")), app("b", guaranteed("cpu=1 memory=2")))
+    small = guaranteed("cpu=1 memory=1500m")
+    asked = pod(app("a", small), app("b", guaranteed("cpu=1 memory=2")))
     decision = admit(rules, rules.empty_ledger(), asked)
     assert decision.allocation is not None
     assert [block.size for c in decision.allocation.containers for block in c.memory] == [2, 2]
     assert decision.allocation.requests["memory"] == 4
     assert "1500m is not a whole number of bytes, it counts as 2" in decision.warnings[0]
     assert admit(rules, decision.ledger, asked).warnings == decision.warnings
-
-
-# Shows in differences.md: milli-bytes
-def test_a_budget_in_thousandths_of_bytes_is_divided() -> None:
-    """Rounded up, containers may ask for some bytes more than their budget."""
-    rules = make_rules(scope=POD)
-    small = guaranteed("cpu=1 memory=1500m")
-    asked = pod(app("a", small), app("b", small), of_pod=guaranteed("cpu=2 memory=3"))
-    assert admit(rules, rules.empty_ledger(), asked).admitted
+    # Rounded up, containers may ask for some bytes more than their budget.
+    allocated(rules, pod(app("a", small), app("b", small), of_pod=guaranteed("cpu=2 memory=3")))
 
 
 # Shows in differences.md: large-amounts
@@ -273,19 +235,6 @@ def test_an_amount_that_no_host_has_is_rejected_for_want_of_room(
         assert wire.encode(rejection_document(decision.rejection))
 
 
-def test_a_resource_of_kubernetes_that_the_node_does_not_offer_can_be_ignored() -> None:
-    """The kubelet rejects it as any that its node does not offer."""
-    asked = pod(app("a", resources("kubernetes.io/x=1")))
-    rules = make_rules(fit=NodeFit())
-    rejection = admit(rules, rules.empty_ledger(), asked).rejection
-    assert rejection is not None
-    assert rejection.reason == "OutOfkubernetes.io/x"
-    assert "agent.ignoredResources" in rejection.remedy
-    assert "agent.devices" not in rejection.remedy  # which takes extended resources only
-    others = make_rules(fit=NodeFit(ignored=frozenset({"kubernetes.io/x"})))
-    assert admit(others, others.empty_ledger(), asked).admitted
-
-
 # Shows in differences.md: ephemeral-storage
 def test_ephemeral_storage_is_not_looked_at() -> None:
     """The kubelet compares it with its image file system, of which the agent knows nothing."""
@@ -296,8 +245,7 @@ def test_ephemeral_storage_is_not_looked_at() -> None:
 
 #: Two nodes; huge pages of 1 GiB are on node 1 only.
 PAGES_ON_NODE_1 = replace(
-    PLAIN,
-    nodes=(PLAIN.nodes[0], replace(PLAIN.nodes[1], hugepages={GIB: 4})),
+    PLAIN, nodes=(PLAIN.nodes[0], replace(PLAIN.nodes[1], hugepages={GIB: 4}))
 )
 
 
@@ -313,23 +261,10 @@ def test_huge_pages_that_only_an_init_container_asks_for_choose_the_pods_node(
         kind("i", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=2Gi")),
         app("a", guaranteed("cpu=2 memory=1Gi")),
     )
-    allocation = with_pod(rules, desired).allocations["u-1"]
+    allocation = allocated(rules, desired)
     assert {container.mems for container in allocation.containers} == {Mask.of(1)}
     assert allocation.exclusive_cpus <= Mask.parse("8-15")
     assert {container.hint for container in allocation.containers} == {Hint(2, preferred=True)}
-
-
-def test_nothing_of_a_budget_is_freed_before_the_pod_ends() -> None:
-    """As KEP-5526 says: what ended containers had stays with the pod."""
-    rules = make_rules()
-    desired = pod(
-        init("i", guaranteed("cpu=2 memory=2Gi")),
-        app("a", guaranteed("cpu=1 memory=1Gi")),
-        app("b"),
-        of_pod=BUDGET,
-    )
-    ledger = with_pod(rules, desired)
-    assert start_container(rules, ledger, "u-1", "b") is ledger
 
 
 # Shows in differences.md: shared-container-memory
@@ -340,28 +275,8 @@ def test_a_pod_whose_containers_all_share_is_admitted_beside_pinned_memory(
     """The kubelet takes "no preference" for all nodes, of which one serves alone by now."""
     rules = make_rules(topology=policy, scope=CONTAINER)
     pinned = with_pod(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="other"))
-    sharing = pod(app("a"), app("b"), of_pod=BUDGET)
-    allocation = with_pod(rules, sharing, pinned).allocations["u-1"]
+    allocation = allocated(rules, pod(app("a"), app("b"), of_pod=BUDGET), pinned)
     assert not any(container.memory for container in allocation.containers)
-
-
-# Shows in differences.md: init-after-sidecar
-def test_an_exclusive_init_container_runs_beside_a_shared_sidecar_before_it() -> None:
-    """Two sentences of KEP-5526 meet here: the sidecar has the final pool from its start."""
-    rules = make_rules()
-    desired = pod(
-        sidecar("log"),
-        init("setup", guaranteed("cpu=4 memory=1Gi")),
-        app("main", guaranteed("cpu=2 memory=1Gi")),
-        of_pod=BUDGET,
-    )
-    log, setup, main = with_pod(rules, desired).allocations["u-1"].containers
-    assert log.cpus is not None
-    assert setup.cpus is not None
-    assert main.cpus is not None
-    assert setup.isolation is Isolation.CONTAINER
-    assert log.cpus <= setup.cpus
-    assert not log.cpus & main.cpus
 
 
 # Shows in differences.md: metrics-gate

@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
 from agent.managers.advice import decided
 from agent.managers.drain import Drain, drain, specification_of, used
 from agent.managers.policy import Cordon, PluginDevice
 from agent.pods.model import QosClass, spec_digest
-from agent.pods.quantity import Quantity
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import NO_POLICY, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
-from tests.agent.pods.pods import app, guaranteed, pod, resources
+from tests.agent.pods.pods import amounts, app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
@@ -65,12 +63,6 @@ def test_a_pod_uses_what_it_has_of_cpus_memory_and_devices() -> None:
     assert not used(rules, ledger.allocations["u-1"], Cordon(Mask.of(2), Mask.of(1)))
 
 
-def test_a_pod_without_exclusive_resources_need_not_end() -> None:
-    rules = make_rules(topology=NO_POLICY)
-    ledger = admit(rules, rules.empty_ledger(), pod(app("main", resources()), uid="u-1")).ledger
-    assert not drained(rules, ledger, Cordon(nodes=Mask.of(0))).pods
-
-
 def test_what_is_cordoned_already_stays_cordoned() -> None:
     rules = make_rules(topology=NO_POLICY, memory=False)
     rules = replace(rules, policy=replace(rules.policy, cordon=Cordon(Mask.parse("8-15"))))
@@ -78,45 +70,29 @@ def test_what_is_cordoned_already_stays_cordoned() -> None:
     assert outcomes(drained(rules, ledger, Cordon(Mask.parse("1-7")))) == {"u-1": "rejected"}
 
 
-def test_a_specification_with_an_overhead_and_a_stated_class_follows_from_its_allocation() -> None:
-    rules = make_rules(topology=NO_POLICY)
-    asked = replace(
-        asking(2, "u-1"),
-        overhead={"cpu": Quantity.parse("250m"), "memory": Quantity.parse("64Mi")},
-        status_qos=QosClass.GUARANTEED,
-    )
-    allocation = with_pod(rules, asked).allocations["u-1"]
-    found = specification_of(rules, allocation)
-    assert found is not None
-    assert spec_digest(found) == spec_digest(asked)
-
-
-@pytest.mark.parametrize(
-    ("requests", "limits"),
-    [("cpu=3 memory=3Gi", ""), ("cpu=3 memory=3Gi", "cpu=3"), ("cpu=3 memory=3Gi", "memory=3Gi")],
-)
+@pytest.mark.parametrize("limits", ["", "cpu=3", "memory=3Gi"])
 def test_a_specification_without_the_pod_level_limits_that_were_defaulted_follows(
-    requests: str, limits: str
+    limits: str,
 ) -> None:
-    rules = make_rules()
-    containers = [
-        app("a", guaranteed("cpu=2 memory=2Gi")),
-        app("b", guaranteed("cpu=1 memory=1Gi")),
-    ]
-    stated = pod(*containers, of_pod=resources(requests, limits))
-    allocation = with_pod(rules, stated).allocations["u-1"]
+    two, one = guaranteed("cpu=2 memory=2Gi"), guaranteed("cpu=1 memory=1Gi")
+    stated = pod(app("a", two), app("b", one), of_pod=resources("cpu=3 memory=3Gi", limits))
+    allocation = allocated(make_rules(), stated)
     assert allocation.qos is QosClass.GUARANTEED  # so that the limits were defaulted
-    assert specification_of(rules, allocation) == stated
+    assert specification_of(make_rules(), allocation) == stated
+    more = replace(
+        asking(2, "u-1"), overhead=amounts("cpu=250m memory=64Mi"), status_qos=QosClass.GUARANTEED
+    )
+    found = specification_of(make_rules(), allocated(make_rules(topology=NO_POLICY), more))
+    assert found is not None
+    assert spec_digest(found) == spec_digest(more)
 
 
 def test_a_pod_whose_specification_does_not_follow_is_not_tried() -> None:
     """A request that is lower than its limit is not stored."""
-    rules = make_rules(topology=NO_POLICY)
-    lower = resources("cpu=2 memory=1Gi", "cpu=2 memory=2Gi")
     devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0)),)}
     rules = make_rules(topology=NO_POLICY, devices=devices)
-    gpu = {"example.com/gpu": Quantity.of(1)}
-    lower = replace(lower, requests={**lower.requests, **gpu}, limits={**lower.limits, **gpu})
+    gpu = "example.com/gpu=1"
+    lower = resources(f"cpu=2 memory=1Gi {gpu}", f"cpu=2 memory=2Gi {gpu}")
     ledger = with_pod(rules, pod(app("main", lower), uid="u-1"))
     assert outcomes(drained(rules, ledger, Cordon(nodes=Mask.of(0)))) == {"u-1": "unknown"}
 

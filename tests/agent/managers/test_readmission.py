@@ -14,6 +14,7 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, Policy
 from agent.managers.readmission import NotMatchedError, match_imported
 from sysfs.mask import Mask
+from tests.agent.managers.drafts import allocated, rejected
 from tests.agent.managers.hosts import CONTAINER, GIB, RESTRICTED, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
@@ -33,8 +34,7 @@ BUDGET = pod(app("a", guaranteed("cpu=1 memory=1Gi")), app("b"),
 
 def imported(asked: Pod, in_scope_of_pod: bool = False) -> PodAllocation:  # noqa: FBT001, FBT002
     rules = BUDGETS if in_scope_of_pod else RULES
-    allocation = admit(rules, rules.empty_ledger(), asked).allocation
-    assert allocation is not None
+    allocation = allocated(rules, asked)
     return replace(allocation, spec_digest="", name="", namespace="", origin=Origin.IMPORTED)
 
 
@@ -48,8 +48,7 @@ def differences(
 
 def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
     for asked, rules in ((PLAIN, RULES), (BUDGET, BUDGETS)):
-        decided = admit(rules, rules.empty_ledger(), asked).allocation
-        assert decided is not None
+        decided = allocated(rules, asked)
         imported = replace(decided, spec_digest="", name="?", origin=Origin.IMPORTED)
         assert match_imported(rules, imported, asked) == decided
 
@@ -78,6 +77,7 @@ def test_no_name_or_namespace_of_an_allocation_changes_the_decision_on_its_pod(
         assert memory_charge(other.ledger) == memory_charge(one.ledger)
 
 
+# Shows in differences.md: same-pod
 @pytest.mark.parametrize("origin", Origin)
 def test_a_specification_that_does_not_fit_is_a_conflict_and_changes_nothing(
     origin: Origin,
@@ -86,31 +86,26 @@ def test_a_specification_that_does_not_fit_is_a_conflict_and_changes_nothing(
     (known,) = ledger.allocations.values()
     digest = known.spec_digest if origin is Origin.DECIDED else ""
     ledger = ledger.with_allocation(replace(known, origin=origin, spec_digest=digest))
-    decision = admit(RULES, ledger, pod(app("a", guaranteed("cpu=7 memory=1Gi"))))
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.CONFLICT
-    assert decision.ledger is ledger
+    rejection = rejected(RULES, pod(app("a", guaranteed("cpu=7 memory=1Gi"))), ledger)
+    assert rejection.reason is Reason.CONFLICT
 
 
-def test_a_later_container_may_hold_what_an_init_container_had() -> None:
+def test_a_later_container_may_hold_what_an_init_container_had_but_no_app_less() -> None:
     allocation = imported(PLAIN)
     setup, a = allocation.containers
-    for blocks in ((), (MemoryBlock("memory", GIB, Mask.of(0)),)):
-        over = replace(allocation, containers=(replace(setup, memory=blocks), a))
-        assert match_imported(RULES, over, PLAIN).containers[0].memory == blocks
-    more = (MemoryBlock("memory", 3 * GIB, Mask.of(0)),)
-    (problem,) = differences(
-        replace(allocation, containers=(replace(setup, memory=more), a)), PLAIN
-    )
+
+    def holding(gib: int) -> PodAllocation:
+        memory = (MemoryBlock("memory", gib * GIB, Mask.of(0)),) if gib else ()
+        return replace(allocation, containers=(replace(setup, memory=memory), a))
+
+    for gib in (0, 1):
+        over = holding(gib)
+        assert match_imported(RULES, over, PLAIN).containers[0].memory == over.containers[0].memory
+    (problem,) = differences(holding(3), PLAIN)
     assert problem.startswith("container setup asks for ")
-
-
-def test_an_app_must_hold_exactly_the_memory_that_it_asks_for() -> None:
-    allocation = imported(PLAIN)
-    setup, a = allocation.containers
-    (problem,) = differences(replace(allocation, containers=(setup, replace(a, memory=()))), PLAIN)
-    assert problem == (
-        f"container a asks for {GIB} bytes of memory to be pinned, allocated is nothing"
+    lacking = replace(allocation, containers=(setup, replace(a, memory=())))
+    assert differences(lacking, PLAIN) == (
+        f"container a asks for {GIB} bytes of memory to be pinned, allocated is nothing",
     )
 
 
@@ -126,22 +121,14 @@ def test_a_budget_must_be_the_allocated_one() -> None:
     assert any("budget of 0 exclusive CPUs" in p for p in differences(allocation, plain, BUDGETS))
 
 
-def test_what_no_manager_gives_is_not_compared() -> None:
+def test_what_no_manager_gives_or_no_import_knows_is_not_compared() -> None:
     allocation = imported(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
-    assert (
-        match_imported(replace(RULES, policy=Policy()), allocation, other).containers[0].cpus
-        == allocation.containers[0].cpus
-    )
-
-
-GPU = "example.com/gpu"
-
-
-def test_devices_are_not_compared_since_no_import_knows_them() -> None:
-    rules = make_rules(scope=CONTAINER, devices={GPU: (PluginDevice("g0"),)})
-    asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {GPU}=1")))
+    (_, found) = match_imported(replace(RULES, policy=Policy()), allocation, other).containers
+    assert found.cpus == allocation.containers[1].cpus
+    gpu = "example.com/gpu"
+    rules = make_rules(scope=CONTAINER, devices={gpu: (PluginDevice("g0"),)})
+    asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")))
     allocation = imported(pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
     (container,) = match_imported(rules, allocation, asked).containers
-    assert container.devices == {}
-    assert container.cpus == allocation.containers[0].cpus
+    assert (container.devices, container.cpus) == ({}, allocation.containers[0].cpus)

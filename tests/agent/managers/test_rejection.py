@@ -5,25 +5,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.admission import admit
-from agent.managers.cpu.manager import CpuManager, cpus_of
 from agent.managers.decision import HintTrace, Reason, Rejection
 from agent.managers.machine import Machine
-from agent.managers.memory.manager import MemoryManager
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
-from agent.managers.rejection import (
-    affinity_rejection,
-)
+from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import draft_of, with_pod
-from tests.agent.managers.hosts import (
-    CONTAINER,
-    RESTRICTED,
-    SINGLE,
-    make_rules,
-)
+from tests.agent.managers.hosts import RESTRICTED, SINGLE, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
@@ -72,12 +63,6 @@ class TestFailedAlignment:
         message = rejected(make_rules(topology=RESTRICTED), desired, *others).message
         assert "4 of cpu fits only across {0-1} (free: node 0: 2, node 1: 3)" in message
 
-    def test_a_request_that_fits_nowhere(self) -> None:
-        other = pod(app("a", guaranteed("cpu=6 memory=1Gi")), uid="other")
-        found = rejected(make_rules(topology=RESTRICTED, scope=CONTAINER),
-                        pod(app("a", guaranteed("cpu=10 memory=1Gi"))), other)  # fmt: skip
-        assert "10 of cpu fits nowhere (free: node 0: 1, node 1: 8)" in found.message
-
     def test_resources_that_fit_on_different_nodes_only_blame_none_of_them(self) -> None:
         rules = make_rules(topology=SINGLE, devices=DEVICES)
         one_of_each = resources(f"{GPU}=1 {NIC}=1", f"{GPU}=1 {NIC}=1")
@@ -106,21 +91,3 @@ class TestFailedAlignment:
         message = affinity_rejection(MANAGERS, draft, HintTrace(None, offers)).explain().message
         assert "{2}" in message
         assert "{3}" not in message
-
-
-class TestAmounts:
-    RULES = make_rules(scope=CONTAINER, devices=DEVICES)
-    POD = pod(
-        app("a", resources(limits=f"cpu=2 memory=1Gi {GPU}=1", requests="cpu=2 memory=1Gi")),
-        app("b", guaranteed("cpu=1 memory=2Gi")),
-    )
-
-    def test_cpus_that_an_init_container_leaves_count_as_free(self) -> None:
-        draft = draft_of(self.RULES, self.POD)
-        own = cpus_of(draft)
-        own.free, own.reusable = Mask.parse("4-15"), Mask.of(1)
-        assert CpuManager().free(draft, "cpu") == {0: 5, 1: 8}
-
-    def test_memory_is_shown_in_binary_units_the_rest_as_numbers(self) -> None:
-        assert MemoryManager().amount_text("hugepages-2Mi", 3 << 20) == "3 MiB"
-        assert CpuManager().amount_text("cpu", 1024) == "1024"

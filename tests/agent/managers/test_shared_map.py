@@ -56,12 +56,6 @@ def test_what_is_not_there_cannot_be_taken_away() -> None:
         version.without(1).without(1)
 
 
-def test_a_version_is_taken_as_it_is() -> None:
-    version = SharedMap.of({1: 2})
-    assert SharedMap.of(version) is version
-    assert repr(version) == "SharedMap({1: 2})"
-
-
 def test_differences_name_what_is_not_the_very_same_in_two_versions() -> None:
     first = SharedMap.of({"a": [1], "b": [2], "c": [3]})
     second = first.without("a").with_entry("d", [4]).with_entry("b", [2])

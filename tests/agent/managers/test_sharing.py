@@ -1,73 +1,63 @@
+"""Who shares the CPUs of a pod with whom, and what of its budget nobody uses."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.allocation import ContainerAllocation, Isolation, Origin, PodAllocation
-from agent.managers.sharing import NAMED, Share, Sharing, is_specified, shares
-from agent.pods.model import ContainerKind, QosClass
-from sysfs.mask import Mask
-from tests.agent.managers.hosts import make_rules
-from tests.agent.managers.test_invariants import pods, rule_sets
+from agent.managers.sharing import (
+    NAMED,
+    Share,
+    Sharing,
+    UnusedBudget,
+    is_specified,
+    shares,
+    unused_budget,
+)
+from agent.pods.model import CPU, ContainerKind, QosClass
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import allocated
+from tests.agent.managers.hosts import GIB, make_rules
+from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Container, Pod
+    from agent.pods.model import Pod
 
 TWO = guaranteed("cpu=2 memory=1Gi")
+BUDGET = guaranteed("cpu=4 memory=4Gi")
+THREE = guaranteed("cpu=3 memory=1Gi")
 
 
-def allocated(rules: EffectivePolicy, *containers: Container, budget: str = "") -> PodAllocation:
-    of_pod = guaranteed(budget) if budget else None
-    allocation = admit(rules, rules.empty_ledger(), pod(*containers, of_pod=of_pod)).allocation
-    assert allocation is not None
-    return allocation
-
-
-def sharing_of(allocation: PodAllocation) -> dict[str, Sharing]:
-    names = (container.name for container in allocation.containers)
-    return dict(zip(names, (share.sharing for share in shares(allocation)), strict=True))
-
-
-def imported(*containers: ContainerAllocation, budget: str = "") -> PodAllocation:
+def imported(*containers: ContainerAllocation) -> PodAllocation:
     """Return an allocation of which no specification is known."""
-    cpus = Mask.parse(budget) if budget else None
-    return PodAllocation(
-        "u", "", "", QosClass.GUARANTEED, "", containers, cpus, origin=Origin.IMPORTED
-    )
+    return PodAllocation("u", "", "", QosClass.GUARANTEED, "", containers, origin=Origin.IMPORTED)
 
 
-def having(
-    name: str, cpus: str | None, kind: ContainerKind = ContainerKind.APP, why: str = ""
-) -> ContainerAllocation:
+def having(cpus: str | None, why: str = "") -> ContainerAllocation:
+    isolation = Isolation.HOST if cpus is None else Isolation.CONTAINER
     mask = None if cpus is None else Mask.parse(cpus)
-    isolation = Isolation.HOST if mask is None else Isolation.CONTAINER
-    return ContainerAllocation(name, kind, isolation, mask, why=why)
-
-
-def test_a_slice_of_the_budget_is_its_own_and_the_rest_is_shared_in_the_pod() -> None:
-    allocation = allocated(make_rules(), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi")
-    assert sharing_of(allocation) == {"a": Sharing.OWN, "b": Sharing.POD}
+    return ContainerAllocation("a", ContainerKind.APP, isolation, mask, why=why)
 
 
 def test_a_shared_init_container_bursts_over_the_budget_and_is_in_no_pool() -> None:
-    allocation = allocated(
-        make_rules(), init("i"), app("a", TWO), app("b"), budget="cpu=4 memory=4Gi"
-    )
-    assert sharing_of(allocation) == {"i": Sharing.BUDGET, "a": Sharing.OWN, "b": Sharing.POD}
+    asked = pod(init("i"), app("a", TWO), app("b"), of_pod=BUDGET)
+    found = [share.sharing for share in shares(allocated(make_rules(), asked))]
+    assert found == [Sharing.BUDGET, Sharing.OWN, Sharing.POD]
 
 
 # Shows in differences.md: init-after-sidecar
 def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> None:
     """KEP-5526 gives the sidecar the final pool from its start."""
-    containers = (sidecar("s"), init("i", guaranteed("cpu=3 memory=1Gi")), app("a", TWO))
-    allocation = allocated(make_rules(), *containers, budget="cpu=4 memory=4Gi")
+    asked = pod(sidecar("s"), init("i", THREE), app("a", TWO), of_pod=BUDGET)
+    allocation = allocated(make_rules(), asked)
     by_name = {c.name: c.cpus for c in allocation.containers}
     assert by_name == {"s": Mask.parse("3-4"), "i": Mask.parse("1-3"), "a": Mask.parse("1-2")}
     assert shares(allocation) == (
@@ -79,50 +69,47 @@ def test_an_exclusive_init_container_meets_the_shared_sidecar_before_it() -> Non
 
 def test_no_more_than_a_few_of_those_who_meet_are_named() -> None:
     many = [sidecar(f"s{number}") for number in range(NAMED + 3)]
-    last = init("i", guaranteed("cpu=3 memory=1Gi"))
-    allocation = allocated(make_rules(), *many, last, app("a", TWO), budget="cpu=4 memory=4Gi")
-    share = shares(allocation)[len(many)]
+    asked = pod(*many, init("i", THREE), app("a", TWO), of_pod=BUDGET)
+    share = shares(allocated(make_rules(), asked))[len(many)]
     assert share.others == tuple(f"s{number}" for number in range(NAMED))
 
 
-def test_cpus_that_no_other_container_of_an_imported_pod_has_are_its_own() -> None:
-    allocation = imported(having("a", "1-2"), having("b", "3"), having("c", None))
-    assert sharing_of(allocation) == {"a": Sharing.OWN, "b": Sharing.OWN, "c": Sharing.NODE}
-
-
-def test_what_two_containers_of_an_imported_pod_hold_may_be_in_turn_or_shared() -> None:
-    allocation = imported(having("a", "1-2"), having("b", "2"), having("c", "3"))
-    assert sharing_of(allocation) == {"a": Sharing.UNKNOWN, "b": Sharing.UNKNOWN, "c": Sharing.OWN}
+@pytest.mark.parametrize(
+    ("cpus", "sharing"),
+    [
+        (("1-2", "3", None), (Sharing.OWN, Sharing.OWN, Sharing.NODE)),
+        (("1-2", "2", "3"), (Sharing.UNKNOWN, Sharing.UNKNOWN, Sharing.OWN)),
+    ],
+)
+def test_what_two_containers_of_an_imported_pod_hold_may_be_in_turn_or_shared(
+    cpus: tuple[str | None, ...], sharing: tuple[Sharing, ...]
+) -> None:
+    allocation = imported(*map(having, cpus))
+    assert not is_specified(allocation)
+    assert tuple(share.sharing for share in shares(allocation)) == sharing
 
 
 def test_a_reason_stands_for_a_specification_before_it_has_a_digest() -> None:
     """A pod that was imported together with its manifest."""
-    allocation = imported(having("a", "1-2", why="Guaranteed"), budget="1-2")
-    assert not is_specified(imported(having("a", "1-2")))
+    allocation = replace(imported(having("1-2", why="Guaranteed")), cpus=Mask.parse("1-2"))
     assert is_specified(allocation)
-    assert sharing_of(allocation) == {"a": Sharing.OWN}
-
-
-def moments(allocation: PodAllocation) -> Iterator[list[int]]:
-    """Yield the places of the containers that run together, step by step of the pod's start."""
-    started: list[int] = []
-    for place, container in enumerate(allocation.containers):
-        if container.kind is ContainerKind.APP:
-            continue
-        yield [*started, place]
-        if container.kind is ContainerKind.SIDECAR:
-            started.append(place)
-    apps = [p for p, c in enumerate(allocation.containers) if c.kind is ContainerKind.APP]
-    yield [*started, *apps]
+    assert shares(allocation) == (Share(Sharing.OWN),)
 
 
 def met(allocation: PodAllocation, place: int) -> Mask:
     """Return which of a container's CPUs any other may use while it runs, moment by moment."""
-    found, mine = Mask(0), allocation.containers[place].cpus or Mask(0)
-    for running in moments(allocation):
-        for other in running if place in running else ():
-            if other != place:
-                found |= mine & (allocation.containers[other].cpus or Mask(0))
+    places = range(len(allocation.containers))
+    kinds = [container.kind for container in allocation.containers]
+    moments = [
+        [p for p in places if p == now or (p < now and kinds[p] is ContainerKind.SIDECAR)]
+        for now in places
+        if kinds[now] is not ContainerKind.APP
+    ]
+    moments.append([p for p in places if kinds[p] is not ContainerKind.INIT])
+    used = [container.cpus or EMPTY for container in allocation.containers]
+    found = EMPTY
+    for other in {p for running in moments if place in running for p in running} - {place}:
+        found |= used[place] & used[other]
     return found
 
 
@@ -147,15 +134,11 @@ def test_own_is_said_exactly_where_no_other_container_may_run_on_it(
     for place, share in enumerate(shares(allocation)):
         alone = containers[place].isolation is Isolation.CONTAINER
         assert (share.sharing is Sharing.OWN) is (alone and not met(allocation, place))
-        assert share.cpus == (met(allocation, place) if alone else Mask(0))
+        assert share.cpus == (met(allocation, place) if alone else EMPTY)
 
 
 @given(rules=rule_sets(), asked=pods("u-1"))
-@settings(
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+@EVERY_SEQUENCE
 def test_of_what_is_admitted_only_init_containers_ever_meet_another(
     rules: EffectivePolicy, asked: Pod
 ) -> None:
@@ -167,3 +150,35 @@ def test_of_what_is_admitted_only_init_containers_ever_meet_another(
         if share.sharing is Sharing.OVERLAPPING:
             assert allocation.containers[place].kind is ContainerKind.INIT
         assert share.sharing is not Sharing.UNKNOWN
+
+
+def test_what_the_only_exclusive_container_leaves_is_unused_where_all_are_known() -> None:
+    allocation = allocated(make_rules(), pod(app("a", TWO), of_pod=guaranteed("cpu=6 memory=4Gi")))
+    assert unused_budget(allocation) == (
+        UnusedBudget(CPU, 4, 6, Mask.parse("3-6")),
+        UnusedBudget("memory", 3 * GIB, 4 * GIB),
+    )
+    unknown = tuple(replace(container, why="") for container in allocation.containers)
+    assert unused_budget(replace(allocation, origin=Origin.IMPORTED, containers=unknown)) == ()
+
+
+@given(rules=rule_sets(), asked=pods("u-1"))
+@EVERY_SEQUENCE
+def test_it_is_the_budget_less_what_lasts_unless_a_container_shares(
+    rules: EffectivePolicy, asked: Pod
+) -> None:
+    allocation = admit(rules, rules.empty_ledger(), asked).allocation
+    if allocation is None:
+        return
+    lasting = [c for c in rules.demand(asked).containers if c.kind is not ContainerKind.INIT]
+    found = {each.resource: each.unused for each in unused_budget(allocation)}
+    cpus = 0
+    if allocation.cpus is not None and all(c.cpus for c in lasting):
+        cpus = len(allocation.cpus) - sum(c.cpus for c in lasting)
+    assert found.pop(CPU, 0) == cpus
+    memory: dict[str, int] = {}
+    if all(c.memory for c in lasting):
+        for block in allocation.memory:
+            used = sum(c.memory.get(block.type, 0) for c in lasting)
+            memory[block.type] = block.size - used
+    assert found == {name: size for name, size in memory.items() if size > 0}

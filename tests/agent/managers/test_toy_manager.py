@@ -18,6 +18,7 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import charged, restored
 from agent.server.restart import renumbered
 from agent.state.checkpoint import Checkpoint, decode, encode
+from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import CONTAINER, RESTRICTED, SINGLE, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.managers.toy_manager import LANE, LANE_GONE, ToyManager
@@ -25,8 +26,8 @@ from tests.agent.pods.pods import app, pod, resources
 
 if TYPE_CHECKING:
     from agent.managers.decision import Decision
-    from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy
+    from agent.managers.resource_manager import Managers
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
@@ -43,105 +44,54 @@ def only(lanes: int, uid: str = "u-1") -> Pod:
     return pod(app("a", resources(amounts, amounts)), uid=uid)
 
 
-def through_a_file(ledger: Ledger) -> Ledger:
-    return decode(encode(Checkpoint(ledger)), Path("checkpoint.json")).ledger
-
-
 def lanes_of(decision: Decision) -> object:
     assert decision.allocation is not None, decision.rejection
     return decision.allocation.containers[0].part("lanes")
 
 
 def test_cpus_and_memory_follow_the_lanes_to_their_node() -> None:
-    known = rules({1: 2})
-    decision = admit(known, known.empty_ledger(), only(2))
-    assert lanes_of(decision) == ["1.0", "1.1"]
+    known = replace(make_rules(scope=CONTAINER), managers=(ToyManager({1: 2}, most=1), *MANAGERS))
+    decision = admit(known, known.empty_ledger(), only(1))
+    assert lanes_of(decision) == ["1.0"]
     assert decision.allocation is not None
     (container,) = decision.allocation.containers
     assert known.machine.cpus.nodes_of(container.cpus or known.machine.cpus.all).bits == 2
     assert container.mems.bits == 2
-    assert decision.counters["toy_lanes_taken_total", ()] == 2
+    assert decision.counters["toy_lanes_taken_total", ()] == 1
+    # A manager may object to what all managers have allocated.
+    message = rejected(known, only(1, "u-2"), decision.ledger).message
+    assert message == "2 lanes would be taken, 1 may be"
 
 
 def test_a_rejection_says_what_was_asked_and_what_is_free() -> None:
-    known = rules({0: 1, 1: 1}, SINGLE)
-    rejection = admit(known, known.empty_ledger(), only(2)).rejection
-    assert rejection is not None
+    rejection = rejected(rules({0: 1, 1: 1}, SINGLE), only(2))
     assert (rejection.resource, rejection.asked, rejection.free) == (LANE, 2, {0: 1, 1: 1})
     assert f"2 of {LANE} fits nowhere (free: node 0: 1, node 1: 1)" in rejection.message
-
-
-def test_a_manager_may_object_to_what_all_managers_have_allocated() -> None:
-    known = replace(make_rules(scope=CONTAINER), managers=(ToyManager({1: 2}, most=1), *MANAGERS))
-    first = admit(known, known.empty_ledger(), only(1))
-    second = admit(known, first.ledger, only(1, "u-2"))
-    assert first.admitted
-    assert second.rejection is not None
-    assert second.rejection.message == "2 lanes would be taken, 1 may be"
-    assert second.ledger is first.ledger
-
-
-def test_more_than_the_node_has_does_not_fit_it() -> None:
-    known = rules({0: 1, 1: 1}, fit=NodeFit())
-    rejection = admit(known, known.empty_ledger(), only(3)).rejection
-    assert rejection is not None
+    rejection = rejected(rules({0: 1, 1: 1}, fit=NodeFit()), only(3))
     assert (rejection.reason, rejection.asked) == (f"OutOf{LANE}", None)
     assert rejection.shortages[0].allocatable == 2
 
 
-def test_lanes_outlive_a_checkpoint_and_what_is_no_longer_there_is_reported() -> None:
-    known = rules({1: 2})
-    ledger = admit(known, known.empty_ledger(), only(2)).ledger
-    saved = through_a_file(ledger)
-    assert restored(known, saved) == ledger
-    assert invalid_allocations(known, ledger) == ()
-    fewer = rules({1: 1})
+@pytest.mark.parametrize("others", [MANAGERS, ()])
+def test_lanes_outlive_a_checkpoint_and_what_is_no_longer_there_is_reported(
+    others: Managers,
+) -> None:
+    """Admission, draft and ledger know no resource by name: lanes may be all that there is."""
+    known = replace(rules({1: 2}), managers=(ToyManager({1: 2}), *others))
+    first = admit(known, known.empty_ledger(), only(2))
+    assert lanes_of(first) == ["1.0", "1.1"]
+    assert first.ledger.parts["lanes"] == {"1.0", "1.1"}
+    rejection = rejected(known, only(1, "u-2"), first.ledger)
+    assert (rejection.resource, rejection.asked, rejection.free) == (LANE, 1, {})
+    saved = decode(encode(Checkpoint(first.ledger)), Path("checkpoint.json")).ledger
+    assert restored(known, saved).parts == first.ledger.parts
+    assert invalid_allocations(known, first.ledger) == ()
+    fewer = replace(known, managers=(ToyManager({1: 1}), *others))
     (violation,) = invalid_allocations(fewer, restored(fewer, saved))
     assert (violation.rule, violation.container) == (LANE_GONE, "a")
     assert violation.message == "has lane 1.1, which is gone"
-
-
-def test_single_numa_node_counts_the_nodes_of_lanes() -> None:
-    known = rules({1: 2}, SINGLE)
-    ledger = admit(known, known.empty_ledger(), only(1)).ledger
-    (allocation,) = ledger.allocations.values()
-    (container,) = allocation.containers
-    apart = replace(allocation, containers=(container.with_part("lanes", ["0.0", "1.0"]),))
-    found = invalid_allocations(rules({0: 1, 1: 2}, SINGLE), ledger.with_allocation(apart))
-    assert [each.message for each in found] == [
-        "is spread over nodes 0-1, single-numa-node allows one"
-    ]
-
-
-def test_an_imported_allocation_keeps_its_lanes_when_a_specification_fits() -> None:
-    known = rules({1: 2})
-    decided = admit(known, known.empty_ledger(), only(1))
-    assert decided.allocation is not None
-    imported = replace(decided.allocation, spec_digest="", origin=Origin.IMPORTED)
-    again = admit(known, decided.ledger.with_allocation(imported), only(1))
-    assert again.allocation == decided.allocation
-    assert again.ledger.parts == decided.ledger.parts
-
-
-def test_lanes_follow_a_node_that_was_renumbered() -> None:
-    known = rules({0: 2, 1: 2})
-    ledger = admit(known, known.empty_ledger(), only(1)).ledger
-    moved = renumbered(known.managers, ledger, {0: 1, 1: 0})
-    assert moved.allocations["u-1"].containers[0].part("lanes") == ["1.0"]
-    assert restored(known, moved).parts["lanes"] == {"1.0"}
-
-
-def test_decisions_need_no_manager_of_the_kubelet() -> None:
-    """Admission, draft and ledger know no resource by name: lanes may be all that there is."""
-    known = replace(rules({1: 2}), managers=(ToyManager({1: 2}),))
-    first = admit(known, known.empty_ledger(), only(2))
-    assert lanes_of(first) == ["1.0", "1.1"]
-    assert first.ledger.parts == {"lanes": {"1.0", "1.1"}}
-    rejection = admit(known, first.ledger, only(1, "u-2")).rejection
-    assert rejection is not None
-    assert (rejection.resource, rejection.asked, rejection.free) == (LANE, 1, {})
-    assert restored(known, through_a_file(first.ledger)).parts == first.ledger.parts
-    assert invalid_allocations(known, first.ledger) == ()
+    moved = renumbered(known.managers, first.ledger, {0: 1, 1: 0})
+    assert moved.allocations["u-1"].containers[0].part("lanes") == ["0.0", "0.1"]
     assert remove(known, first.ledger, "u-1") == known.empty_ledger()
 
 
@@ -154,8 +104,7 @@ def test_a_pod_recovered_from_cgroups_which_show_no_lanes_does_not_get_any() -> 
     recovered = replace(
         decided.allocation, spec_digest="", origin=Origin.RECOVERED, containers=(bare,)
     )
-    rejection = admit(known, charged(known, decided.ledger, recovered), only(1)).rejection
-    assert rejection is not None
+    rejection = rejected(known, only(1), charged(known, decided.ledger, recovered))
     assert "it asks for lanes, which cgroups do not show" in rejection.message
 
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.cpu.manager import shared_cpus, shared_pool
+from agent.managers.cpu.manager import shared_cpus
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.decision import ADMIT_AGAIN, Rule
-from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
@@ -18,17 +18,8 @@ from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, charged, restored
 from sysfs.mask import EMPTY, Mask
-from tests.agent.managers.hosts import (
-    BEST_EFFORT,
-    CONTAINER,
-    GIB,
-    PLAIN,
-    POD,
-    SINGLE,
-    SMT,
-    make_rules,
-)
-from tests.agent.managers.ledgers import ledger_with
+from tests.agent.managers.drafts import rejected, with_pod
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, PLAIN, SINGLE, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, machines, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import Before, broken_invariants
@@ -43,9 +34,7 @@ GPU = "example.com/gpu"
 def ledger_of(rules: EffectivePolicy, *asked: Pod) -> Ledger:
     ledger = rules.empty_ledger()
     for one in asked:
-        decision = admit(rules, ledger, one)
-        assert decision.admitted, decision.rejection
-        ledger = decision.ledger
+        ledger = with_pod(rules, one, ledger)
     return ledger
 
 
@@ -84,67 +73,69 @@ def test_a_cpu_that_is_reserved_now_is_named_with_the_pod_that_holds_it() -> Non
     assert violation.uid == "u-1"
 
 
-def test_the_cpu_policy_none_allocates_no_cpus() -> None:
-    rules = make_rules()
-    off = EffectivePolicy(rules.machine, replace(rules.policy, cpu=CpuPolicy()), MANAGERS)
-    assert found(off, ledger_of(rules, TWO_CPUS)) == [("u-1", Rule.CPU_POLICY)]
-
-
-def test_half_a_core_is_not_what_full_pcpus_only_gives() -> None:
-    rules = make_rules(SMT)
-    ledger = ledger_of(rules, one("cpu=1 memory=1Gi"), one("cpu=2 memory=1Gi", "u-2"))
-    assert found(make_rules(SMT, full_pcpus_only=True), ledger) == [("u-1", Rule.FULL_PCPUS_ONLY)]
-
-
-def test_memory_of_a_policy_that_is_off_stays_and_is_reported() -> None:
-    rules = make_rules()
-    off = EffectivePolicy(rules.machine, replace(rules.policy, memory=MemoryPolicy()), MANAGERS)
-    ledger = restored(off, ledger_of(rules, TWO_CPUS))
-    assert found(off, ledger) == [("u-1", Rule.MEMORY_POLICY)]
-
-
 def test_a_node_that_is_gone_is_reported() -> None:
     ledger = ledger_of(make_rules(), TWO_CPUS)
     left = Machine(lessen(PLAIN, set(range(8))).cpus, PLAIN.nodes[1:])
     assert ("u-1", Rule.MEMORY_NODE) in found(make_rules(left, reserved="8"), ledger)
 
 
-def test_a_page_size_that_is_gone_is_reported() -> None:
-    paged = replace(
-        PLAIN, nodes=tuple(replace(node, hugepages={2 << 20: 64}) for node in PLAIN.nodes)
-    )
-    ledger = ledger_of(make_rules(paged), one("cpu=2 memory=1Gi hugepages-2Mi=4Mi"))
-    rules = make_rules()
-    assert found(rules, restored(rules, ledger)) == [("u-1", Rule.MEMORY_TYPE)]
+def off(**parts: object) -> EffectivePolicy:
+    return EffectivePolicy(PLAIN, replace(make_rules().policy, **parts), MANAGERS)
 
 
-class TestLessMemory:
-    """10 and 4 GiB are allocated on node 0, of which 15 GiB could be given."""
+def smaller(gib: int) -> EffectivePolicy:
+    """Return a host with so much memory on node 0, of which 1 GiB is reserved."""
+    first, second = PLAIN.nodes
+    nodes = (replace(first, memory_bytes=gib * GIB), second)
+    return make_rules(replace(PLAIN, nodes=nodes), SINGLE)
 
-    def ledger(self) -> Ledger:
-        rules = make_rules(topology=SINGLE)
-        return ledger_of(rules, one("cpu=2 memory=10Gi"), one("cpu=2 memory=4Gi", "u-2"))
 
-    def rules(self, gib: int) -> EffectivePolicy:
-        first, second = PLAIN.nodes
-        nodes = (replace(first, memory_bytes=gib * GIB), second)
-        return make_rules(replace(PLAIN, nodes=nodes), SINGLE)
+BUDGET = pod(app("c1"), of_pod=guaranteed("cpu=4 memory=2Gi"), uid="u-1")
+SIX = guaranteed("cpu=6 memory=1Gi")
+APART = pod(app("c1", SIX), app("c2", SIX), uid="u-1")
+SPREAD = (one("cpu=5 memory=1Gi", "u-2"), one("cpu=6 memory=1Gi", "u-3"), one("cpu=4 memory=1Gi"))
+TEN_AND_FOUR = (one("cpu=2 memory=10Gi"), one("cpu=2 memory=4Gi", "u-2"))
 
-    def test_as_much_as_is_allocated_is_enough(self) -> None:
-        assert found(self.rules(15), self.ledger()) == []
 
-    def test_the_pod_that_came_last_is_the_one_too_many(self) -> None:
-        assert found(self.rules(13), self.ledger()) == [("u-2", Rule.MEMORY_CAPACITY)]
+RULES, ONE_NODE = make_rules(), make_rules(topology=SINGLE)
+EACH = make_rules(topology=SINGLE, scope=CONTAINER)
+ANYHOW = make_rules(topology=BEST_EFFORT, memory=False)
+HALF = (one("cpu=1 memory=1Gi"), one("cpu=2 memory=1Gi", "u-2"))
+NODE_1 = make_rules(lessen(PLAIN, set(range(8))), reserved="")
 
-    def test_nothing_is_free_where_more_is_allocated_than_there_is(self) -> None:
-        rules = self.rules(13)
-        ledger = restored(rules, self.ledger())
-        decision = admit(rules, ledger, one("cpu=1 memory=14Gi", "u-3"))
-        assert decision.allocation is not None
-        assert decision.allocation.containers[0].mems == Mask.of(1)
-        rejected = admit(rules, decision.ledger, one("cpu=1 memory=2Gi", "u-4")).rejection
-        assert rejected is not None
-        assert rejected.free == {0: 0, 1: GIB}
+
+@pytest.mark.parametrize(
+    ("before", "asked", "after", "uid", "rule"),
+    [
+        (RULES, [TWO_CPUS], off(cpu=CpuPolicy()), "u-1", Rule.CPU_POLICY),
+        (RULES, [TWO_CPUS], off(memory=MemoryPolicy()), "u-1", Rule.MEMORY_POLICY),
+        (make_rules(SMT), HALF, make_rules(SMT, full_pcpus_only=True), "u-1", Rule.FULL_PCPUS_ONLY),
+        (ONE_NODE, TEN_AND_FOUR, smaller(13), "u-2", Rule.MEMORY_CAPACITY),
+        (ONE_NODE, TEN_AND_FOUR, smaller(15), "", ""),
+        (RULES, [BUDGET], RULES, "", ""),
+        (RULES, [BUDGET], make_rules(managed=False), "u-1", Rule.POD_BUDGET),
+        (RULES, [BUDGET], make_rules(scope=CONTAINER), "u-1", Rule.POD_BUDGET),
+        (EACH, [APART], EACH, "", ""),
+        (EACH, [APART], ONE_NODE, "u-1", Rule.TOPOLOGY_POLICY),
+        (ANYHOW, SPREAD, make_rules(memory=False), "u-1", Rule.TOPOLOGY_POLICY),
+        (RULES, [one("cpu=8 memory=1Gi")], NODE_1, "u-1", Rule.SHARED_POOL),
+    ],
+)
+def test_what_the_rules_no_longer_give_stays_and_is_reported(
+    before: EffectivePolicy, asked: list[Pod], after: EffectivePolicy, uid: str, rule: str
+) -> None:
+    ledger = restored(after, ledger_of(before, *asked))
+    assert found(after, ledger) == ([(uid, rule)] if uid else [])
+
+
+def test_nothing_is_free_where_more_is_allocated_than_there_is() -> None:
+    rules = smaller(13)
+    ledger = restored(rules, ledger_of(ONE_NODE, *TEN_AND_FOUR))
+    decision = admit(rules, ledger, one("cpu=1 memory=14Gi", "u-3"))
+    assert decision.allocation is not None
+    assert decision.allocation.containers[0].mems == Mask.of(1)
+    rejection = rejected(rules, one("cpu=1 memory=2Gi", "u-4"), decision.ledger)
+    assert rejection.free == {0: 0, 1: GIB}
 
 
 def test_devices_that_are_gone_or_ill_are_reported() -> None:
@@ -154,10 +145,7 @@ def test_devices_that_are_gone_or_ill_are_reported() -> None:
     both = rules(PluginDevice("a", Mask.of(0)), PluginDevice("b", Mask.of(0)))
     ledger = ledger_of(both, one(f"cpu=2 memory=1Gi {GPU}=2"))
     changed = rules(PluginDevice("a", Mask.of(0), healthy=False))
-    assert found(changed, ledger) == [
-        ("u-1", Rule.DEVICE_UNHEALTHY),
-        ("u-1", Rule.DEVICE_MISSING),
-    ]
+    assert found(changed, ledger) == [("u-1", Rule.DEVICE_UNHEALTHY), ("u-1", Rule.DEVICE_MISSING)]
 
 
 def test_a_device_whose_provider_is_away_for_a_while_removes_no_pod() -> None:
@@ -171,32 +159,6 @@ def test_a_device_whose_provider_is_away_for_a_while_removes_no_pod() -> None:
     assert (violation.rule, violation.remedy) == (Rule.DEVICE_MISSING, ADMIT_AGAIN)
 
 
-def test_a_budget_needs_its_gate_and_the_pod_scope() -> None:
-    budget = pod(app("c1"), of_pod=guaranteed("cpu=4 memory=2Gi"), uid="u-1")
-    ledger = ledger_of(make_rules(), budget)
-    assert found(make_rules(), ledger) == []
-    for changed in (make_rules(managed=False), make_rules(scope=CONTAINER)):
-        assert found(changed, ledger) == [("u-1", Rule.POD_BUDGET)]
-
-
-def test_containers_on_two_nodes_are_one_too_many_for_the_pod_scope_alone() -> None:
-    two = pod(
-        app("c1", guaranteed("cpu=6 memory=1Gi")),
-        app("c2", guaranteed("cpu=6 memory=1Gi")),
-        uid="u-1",
-    )
-    ledger = ledger_of(make_rules(topology=SINGLE, scope=CONTAINER), two)
-    assert found(make_rules(topology=SINGLE, scope=CONTAINER), ledger) == []
-    assert found(make_rules(topology=SINGLE, scope=POD), ledger) == [("u-1", Rule.TOPOLOGY_POLICY)]
-
-
-def test_a_second_choice_is_nothing_that_restricted_gives() -> None:
-    rules = make_rules(topology=BEST_EFFORT, memory=False)
-    others = (one("cpu=5 memory=1Gi", "u-2"), one("cpu=6 memory=1Gi", "u-3"))
-    ledger = ledger_of(rules, *others, one("cpu=4 memory=1Gi"))
-    assert found(make_rules(memory=False), ledger) == [("u-1", Rule.TOPOLOGY_POLICY)]
-
-
 def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> None:
     rules = make_rules(devices={GPU: (PluginDevice("a"),)})
     ledger = ledger_of(rules, one(f"cpu=2 memory=1Gi {GPU}=1"))
@@ -206,23 +168,6 @@ def test_the_same_cpus_or_devices_in_two_hands_are_reported_of_the_second() -> N
         ("u-2", Rule.DEVICE_ALLOCATED_TWICE),
         ("u-2", Rule.CPU_ALLOCATED_TWICE),
     ]
-
-
-def test_a_pod_is_removed_without_a_resource_that_no_other_pod_has() -> None:
-    rules = make_rules(devices={GPU: (PluginDevice("a"),)})
-    ledger = ledger_of(rules, one("cpu=2 memory=1Gi"))
-    allocation = ledger.allocations["u-1"]
-    (container,) = allocation.containers
-    nothing = replace(allocation, containers=(replace(container, devices={GPU: ()}),))
-    removed = remove(rules, ledger_with(nothing, memory=memory_charge(ledger)), "u-1")
-    assert allocated_devices(removed) == {}
-
-
-def test_it_is_reported_when_others_have_to_run_on_a_pods_cpus() -> None:
-    rules = make_rules()
-    ledger = ledger_of(rules, one("cpu=8 memory=1Gi"))
-    left = make_rules(lessen(PLAIN, set(range(8))), reserved="")
-    assert (shared_pool(left, ledger), found(left, ledger)) == (EMPTY, [("u-1", Rule.SHARED_POOL)])
 
 
 def test_reserved_cpus_that_a_pod_has_are_the_last_that_others_run_on() -> None:

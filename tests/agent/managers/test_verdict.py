@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.admission import admit
-from agent.managers.advice import advise
 from agent.managers.allocation import ContainerAllocation, PodAllocation
 from agent.managers.decision import Reason
 from agent.managers.policy import PluginDevice
 from agent.managers.quality import verdict
 from agent.pods.model import NEAR_NODES, REQUIRE, ContainerKind, QosClass, Quality
 from sysfs.mask import Mask
+from tests.agent.managers.drafts import allocated, rejected, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, POD, RESTRICTED, SMT, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
@@ -26,19 +25,12 @@ if TYPE_CHECKING:
 GPU = "example.com/gpu"
 
 
+CORES = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
+
+
 def judged(rules: EffectivePolicy, *containers: Container) -> dict[tuple[str, str], str]:
-    allocation = admit(rules, rules.empty_ledger(), pod(*containers)).allocation
-    assert allocation is not None
+    allocation = allocated(rules, pod(*containers))
     return {(each.container, str(each.quality)): each.why for each in verdict(rules, allocation)}
-
-
-def test_whole_cores_of_one_node_with_their_memory_lack_nothing() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER)
-    assert judged(rules, app("main", guaranteed("cpu=2 memory=1Gi"))) == {
-        ("main", "exclusive"): "",
-        ("main", "aligned"): "",
-        ("main", "whole-cores"): "",
-    }
 
 
 def test_a_container_that_asked_for_no_cpus_of_its_own_lacks_none() -> None:
@@ -50,14 +42,8 @@ def test_a_container_that_asked_for_no_cpus_of_its_own_lacks_none() -> None:
 
 
 def test_without_a_specification_it_is_not_known_whether_cpus_are_its_own() -> None:
-    allocation = PodAllocation(
-        "a",
-        "web",
-        "shop",
-        QosClass.GUARANTEED,
-        "",
-        (ContainerAllocation("main", ContainerKind.APP),),
-    )
+    main = ContainerAllocation("main", ContainerKind.APP)
+    allocation = PodAllocation("a", "web", "shop", QosClass.GUARANTEED, "", (main,))
     (found,) = verdict(make_rules(SMT, RESTRICTED, CONTAINER), allocation)
     assert (found.quality, found.why) == (Quality.EXCLUSIVE, "its specification is not known")
 
@@ -66,15 +52,7 @@ def test_without_a_specification_it_is_not_known_whether_cpus_are_its_own() -> N
 def test_what_is_required_of_a_pod_that_has_nothing_to_judge_is_lacking(quality: str) -> None:
     rules = make_rules(SMT, RESTRICTED, CONTAINER)
     asked = replace(pod(app("main", resources("cpu=1"))), annotations={REQUIRE: quality})
-    decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.rejection is not None
-    assert f"requires: {quality}: no container has" in decision.rejection.message
-
-
-def test_a_core_shared_with_others_is_named() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    found = judged(rules, app("main", guaranteed("cpu=3 memory=1Gi")))
-    assert found["main", "whole-cores"] == "not its own on the same cores: CPU 0"
+    assert f"requires: {quality}: no container has" in rejected(rules, asked).message
 
 
 def test_the_fewest_nodes_that_have_enough_are_aligned_if_that_is_so_of_all_resources() -> None:
@@ -85,32 +63,14 @@ def test_the_fewest_nodes_that_have_enough_are_aligned_if_that_is_so_of_all_reso
     assert judged(with_memory, wide)["main", "aligned"] == "CPUs on nodes 0-1, memory on nodes 0-1"
 
 
-def test_two_nodes_where_one_would_do_are_not_aligned() -> None:
-    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False)
-    ledger = rules.empty_ledger()
-    for uid, cpus in (("a", 5), ("b", 5)):
-        ledger = admit(
-            rules, ledger, pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid)
-        ).ledger
-    allocation = admit(rules, ledger, pod(app("main", guaranteed("cpu=4 memory=1Gi")))).allocation
-    assert allocation is not None
-    (found,) = [each for each in verdict(rules, allocation) if each.quality is Quality.ALIGNED]
-    assert found.why == "CPUs on nodes 0-1"
-
-
 def test_a_device_of_another_node_is_far_and_one_without_a_node_is_not() -> None:
     devices = {GPU: (PluginDevice("far", Mask.of(1)),), "example.com/x": (PluginDevice("any"),)}
     rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER, memory=False, devices=devices)
-    near = judged(rules, app("main", guaranteed(f"cpu=2 memory=1Gi {GPU}=1 example.com/x=1")))
-    assert near["main", "near-device"] == ""
-    far = judged(rules, app("main", guaranteed(f"cpu=8 memory=1Gi {GPU}=1")))
-    assert far["main", "near-device"] == ""
-    ledger = admit(
-        rules, rules.empty_ledger(), pod(app("main", guaranteed("cpu=8 memory=1Gi")), uid="other")
-    ).ledger
+    for amount in f"cpu=2 memory=1Gi {GPU}=1 example.com/x=1", f"cpu=8 memory=1Gi {GPU}=1":
+        assert judged(rules, app("main", guaranteed(amount)))["main", "near-device"] == ""
+    other = pod(app("main", guaranteed("cpu=8 memory=1Gi")), uid="other")
     asked = pod(app("main", guaranteed(f"cpu=5 memory=1Gi {GPU}=1")))
-    allocation = admit(rules, ledger, asked).allocation
-    assert allocation is not None
+    allocation = allocated(rules, asked, with_pod(rules, other))
     (found,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
     assert found.why == f"{GPU} far is on node 1, the container on node 0"
 
@@ -119,30 +79,14 @@ def requiring(text: str) -> Pod:
     return pod(app("main", guaranteed("cpu=3 memory=1Gi")), annotations={REQUIRE: text})
 
 
-def test_a_pod_that_would_not_get_what_it_requires_is_rejected_and_changes_nothing() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    ledger = rules.empty_ledger()
-    decision = admit(rules, ledger, requiring("exclusive, whole-cores"))
-    assert decision.rejection is not None
-    assert decision.rejection.reason == Reason.REQUIREMENT
-    assert decision.rejection.message == (
+def test_a_pod_that_would_not_get_what_it_requires_is_rejected_unless_it_runs() -> None:
+    rejection = rejected(CORES, requiring("exclusive, whole-cores"))
+    assert (rejection.reason, rejection.container) == (Reason.REQUIREMENT, "main")
+    assert rejection.message == (
         "the pod would not get what it requires: main is not whole-cores: not its own on the same "
         "cores: CPU 0"
     )
-    assert decision.rejection.container == "main"
-    assert decision.ledger is ledger
-
-
-def test_advice_keeps_to_what_is_required() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    found = [each for each in advise(rules, rules.empty_ledger(), requiring("whole-cores")) if each]
-    assert [each.text for each in found] == ["request 2 of cpu in container main instead of 3"]
-
-
-def test_a_pod_that_runs_already_is_not_rejected_for_what_it_requires() -> None:
-    rules = make_rules(SMT, RESTRICTED, CONTAINER, memory=False)
-    ledger = admit(rules, rules.empty_ledger(), requiring("")).ledger
-    assert admit(rules, ledger, requiring("whole-cores")).admitted
+    allocated(CORES, requiring("whole-cores"), with_pod(CORES, requiring("")))
 
 
 def near(nodes: str, cpus: int, uid: str = "near") -> Pod:
@@ -157,27 +101,18 @@ def test_a_pod_is_put_near_the_node_that_it_names(
     topology: TopologyManagerPolicy, scope: TopologyManagerScope, node: int
 ) -> None:
     rules = make_rules(topology=topology, scope=scope)
-    allocation = admit(rules, rules.empty_ledger(), near(str(node), 2)).allocation
-    assert allocation is not None
+    allocation = allocated(rules, near(str(node), 2))
     assert rules.machine.cpus.nodes_of(allocation.exclusive_cpus) == Mask.of(node)
     assert allocation.containers[0].mems == Mask.of(node)
 
 
-def test_a_pod_that_cannot_be_near_is_rejected_and_changes_nothing() -> None:
+def test_a_pod_that_cannot_be_near_or_is_on_no_node_is_rejected() -> None:
     rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
-    full = admit(rules, rules.empty_ledger(), near("1", 8, "first")).ledger
-    decision = admit(rules, full, near("1", 2))
-    assert decision.ledger is full
-    assert decision.rejection is not None
-    assert decision.rejection.reason == Reason.REQUIREMENT
-    assert decision.rejection.message == (
+    rejection = rejected(rules, near("1", 2), with_pod(rules, near("1", 8, "first")))
+    assert rejection.reason == Reason.REQUIREMENT
+    assert rejection.message == (
         "the pod would not be near node 1 as it requires: main is on node 0"
     )
-
-
-def test_a_pod_that_is_on_no_node_is_near_none() -> None:
-    rules = make_rules(topology=BEST_EFFORT, scope=CONTAINER)
     shared = pod(app("main", resources("cpu=1")), annotations={NEAR_NODES: "1"})
-    decision = admit(rules, rules.empty_ledger(), shared)
-    assert decision.rejection is not None
-    assert "none of its containers has CPUs or memory of its own" in decision.rejection.message
+    message = rejected(rules, shared).message
+    assert "none of its containers has CPUs or memory of its own" in message

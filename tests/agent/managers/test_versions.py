@@ -11,23 +11,16 @@ import pytest
 
 from agent.managers import versions
 from agent.managers.admission import admit
-from agent.managers.cpu.take import distribution, reserve_cpus, take_by_topology
+from agent.managers.cpu.take import distribution, take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.metrics import MEMORY_PINNING_REQUESTS
 from agent.managers.policy import CpuPolicyOptions, PluginDevice
-from agent.managers.versions import (
-    OLDEST,
-    KubernetesVersion,
-    VersionRules,
-    before,
-    since,
-    steps,
-)
+from agent.managers.versions import OLDEST, KubernetesVersion, VersionRules, steps
 from agent.pods.model import QosClass
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
 
@@ -65,9 +58,6 @@ class TestSpreadingOverCores:
         taken = take_by_topology(NEIGHBOURS, SPREAD, Mask.parse(free), count, None, version)
         assert str(taken) == cpus
 
-    def test_is_as_for_a_reservation(self) -> None:
-        assert str(reserve_cpus(NEIGHBOURS, SPREAD, 2000, V1_38)) == "0,2"
-
     # Shows in differences.md: align-by-socket-spread
     @pytest.mark.parametrize("version", KubernetesVersion)
     def test_keeps_to_one_socket_with_align_by_socket(self, version: KubernetesVersion) -> None:
@@ -96,7 +86,7 @@ class TestDistributingOverTheNodesOfAHint:
             distribute_cpus_across_numa=True,
         )  # fmt: skip
         asked = pod(app("a", guaranteed(f"cpu=6 memory=1Gi {GPU}=4")))
-        assert str(with_pod(rules, asked).allocations["u-1"].exclusive_cpus) == cpus
+        assert str(allocated(rules, asked).exclusive_cpus) == cpus
 
     # Shows in differences.md: distribute-over-hint
     def test_keeps_as_many_as_can_give_equal_shares(self) -> None:
@@ -139,6 +129,14 @@ def test_resources_that_state_no_amount_are_as_if_left_out(version: KubernetesVe
     )
 
 
+TWO: Final = app("a", guaranteed("cpu=2 memory=2Gi"))
+IN_TURN: Final = [
+    init("i", guaranteed("cpu=4 memory=1Gi")),
+    app("a", guaranteed("cpu=1 memory=1Gi")),
+]
+OPEN: Final = [TWO, app("b", guaranteed("memory=1Gi"))]
+
+
 class TestLimitsThatFollowFromTheContainers:
     """kubernetes pull request 140514; the gate is off before v1.37."""
 
@@ -150,33 +148,12 @@ class TestLimitsThatFollowFromTheContainers:
     @pytest.mark.parametrize(
         ("of_pod", "containers", "limits"),
         [
-            (resources("cpu=2"), [app("a", guaranteed("cpu=2 memory=2Gi"))], (2000, 2 * GIB)),
-            # What init containers limit counts as they run: one after the other.
-            (
-                resources("cpu=3 memory=1Gi"),
-                [
-                    init("i", guaranteed("cpu=4 memory=1Gi")),
-                    app("a", guaranteed("cpu=1 memory=1Gi")),
-                ],
-                (4000, GIB),
-            ),
-            # A request above the containers' limits is the limit.
-            (
-                resources("cpu=4 memory=4Gi"),
-                [app("a", guaranteed("cpu=2 memory=2Gi"))],
-                (4000, 4 * GIB),
-            ),
-            # One container without a limit leaves the pod without.
-            (
-                resources("cpu=4 memory=4Gi"),
-                [app("a", guaranteed("cpu=2 memory=2Gi")), app("b", guaranteed("memory=1Gi"))],
-                (None, 4 * GIB),
-            ),
-            # What is stated stays.
-            (
-                resources("cpu=2 memory=1Gi", "cpu=6"),
-                [app("a", guaranteed("cpu=2 memory=1Gi"))],
-                (6000, GIB),
+            pytest.param(resources("cpu=2"), [TWO], (2000, 2 * GIB), id="their sum"),
+            pytest.param(resources("cpu=3 memory=1Gi"), IN_TURN, (4000, GIB), id="init in turn"),
+            pytest.param(resources("cpu=4 memory=4Gi"), [TWO], (4000, 4 * GIB), id="the request"),
+            pytest.param(resources("cpu=4 memory=4Gi"), OPEN, (None, 4 * GIB), id="one has none"),
+            pytest.param(
+                resources("cpu=2 memory=1Gi", "cpu=6"), IN_TURN[1:], (6000, GIB), id="stated"
             ),
         ],
     )
@@ -185,8 +162,7 @@ class TestLimitsThatFollowFromTheContainers:
     ) -> None:
         rules = self.rules()
         asked = pod(*containers, of_pod=of_pod)
-        allocation = admit(rules, rules.empty_ledger(), asked).allocation
-        assert allocation is not None
+        allocation = allocated(rules, asked)
         assert (allocation.cpu.limit_millis, allocation.limits.get("memory")) == limits
 
     # Shows in differences.md: limits-from-containers
@@ -196,7 +172,7 @@ class TestLimitsThatFollowFromTheContainers:
     def test_can_make_a_pod_guaranteed(self, *, fixed: bool, qos: QosClass) -> None:
         rules, own = self.rules(fixed=fixed), guaranteed("cpu=2 memory=2Gi")
         asked = pod(app("a", own), of_pod=resources("cpu=2 memory=2Gi"))
-        allocation = with_pod(rules, asked).allocations["u-1"]
+        allocation = allocated(rules, asked)
         assert allocation.qos is qos
         assert bool(allocation.exclusive_cpus) is fixed
 
@@ -222,25 +198,11 @@ def test_another_version_decides_no_allocation_again(
 
 
 class TestTable:
-    def test_the_versions_are_in_their_order_and_read_by_their_names(self) -> None:
-        numbers = [int(version.rpartition(".")[2]) for version in KubernetesVersion]
-        assert numbers == sorted(set(numbers))
-        for version in KubernetesVersion:
-            assert KubernetesVersion(f"v1.{version.rpartition('.')[2]}") is version
-            assert str(version) == version.value
-
     @pytest.mark.parametrize("name", VersionRules.__struct_fields__)
     def test_a_rule_is_another_in_some_version(self, name: str) -> None:
         first, *later = steps(lambda rules: getattr(rules, name))
         assert first is OLDEST
         assert later
-
-    def test_a_rule_is_since_the_first_version_that_has_it(self) -> None:
-        assert since(lambda rules: rules.memory_qos_is_beta) is V1_37
-        assert since(lambda rules: not rules.memory_qos_is_beta) is V1_36
-        assert before(lambda rules: rules.memory_qos_is_beta) is V1_36
-        assert before(lambda rules: rules.spreading_goes_core_by_core) is V1_37
-        assert steps(lambda rules: rules.spreading_goes_core_by_core) == (V1_36, V1_38)
 
     def test_no_other_module_names_a_version(self) -> None:
         named = [

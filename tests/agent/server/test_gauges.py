@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from agent.api.map import map_of_allocations
 from agent.managers import admission
-from agent.managers.advice import free_cpus
 from agent.managers.allocation import DEVICES, ContainerAllocation, Isolation, PodAllocation
+from agent.managers.capacity import free_cpus
 from agent.managers.ledger import Taken
 from agent.managers.machine import Machine
 from agent.managers.metrics import ASSIGNED_CONTAINERS

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.cluster.topology import NodeTopology, node_topology
-from agent.managers.advice import decided, free_cpus
+from agent.managers.advice import decided
+from agent.managers.capacity import free_cpus
 from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.policy import (

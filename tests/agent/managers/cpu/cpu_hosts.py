@@ -1,4 +1,4 @@
-"""Generated hosts for tests of the CPU manager's choices."""
+"""Generated hosts for tests of the CPU manager's choices, and how sets of CPUs lie on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from agent.managers.cpu.topology import CpuTopology
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,3 +96,28 @@ def masks_of(topology: CpuTopology) -> st.SearchStrategy[Mask]:
     """Generate subsets of a host's CPUs."""
     everything = topology.all.bits
     return st.integers(min_value=0, max_value=everything).map(lambda bits: Mask(bits & everything))
+
+
+def cores_touched(topology: CpuTopology, cpus: Mask) -> int:
+    return sum(1 for core in topology.cores if core.cpus & cpus.bits)
+
+
+def needlessly_shared(topology: CpuTopology, free: Mask, others: Mask, chosen: Mask) -> Mask:
+    """Return the chosen CPUs that have CPUs of `others` on their core for no reason.
+
+    There is one where no core would serve instead: a core all of whose CPUs were `free`, are not
+    chosen, and are no more than those that stand beside others (so nothing of it is left over).
+    """
+    shared = topology.cores_of(others) & chosen
+    serves = any(
+        not core.cpus & ~free.bits and not core.cpus & chosen.bits and core.size <= len(shared)
+        for core in topology.cores
+    )
+    return shared if serves else EMPTY
+
+
+def torn(topology: CpuTopology, cpus: Mask) -> int:
+    """Return how many of the CPUs are on cores that have others as well."""
+    return sum(
+        (core.cpus & cpus.bits).bit_count() for core in topology.cores if core.cpus & ~cpus.bits
+    )

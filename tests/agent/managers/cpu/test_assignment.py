@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.managers.cpu.take import (
+    EmptyReservationError,
     NotEnoughCpusError,
-    Strategy,
-    take,
+    ReservationTooLargeError,
+    reserve_cpus,
     take_by_topology,
 )
 from agent.managers.cpu.topology import CpuTopology
@@ -19,9 +20,8 @@ from tests.agent.managers.cpu.cpu_hosts import (
     any_hosts,
     masks_of,
     regular_hosts,
+    torn,
 )
-from tests.agent.managers.cpu.cpu_reference import Reference
-from tests.agent.managers.cpu.hosts_of_uneven_cores import torn
 
 PACKED = CpuPolicyOptions()
 FULL = CpuPolicyOptions(full_pcpus_only=True)
@@ -32,61 +32,46 @@ UNCORE = CpuPolicyOptions(prefer_align_cpus_by_uncorecache=True)
 OPTIONS = st.sampled_from([PACKED, FULL, SPREAD, DISTRIBUTED, DISTRIBUTED_FULL, UNCORE])
 
 
-def chosen(topology: CpuTopology, options: CpuPolicyOptions, free: str, count: int) -> str:
-    return str(take_by_topology(topology, options, Mask.parse(free), count))
-
-
 # Shows in differences.md: distribute-whole-cores
 def test_distributing_ends_where_remainders_are_smaller_than_a_group() -> None:
     """The kubelet's stripe of the remainder never ends here (kubernetes issue 140730)."""
     four = Shape(sockets=4, cores=3).topology()
     free = Mask.parse("0-11,12-13,15-16,18-19,21-22")
-
     for count in range(2, len(free) + 1, 2):
         assert len(take_by_topology(four, DISTRIBUTED_FULL, free, count)) == count
 
 
-def test_a_request_below_an_average_cache_is_not_split_over_a_small_free_one() -> None:
-    """Caches of two and of six CPUs: three fit into the second."""
-    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
-
-    assert chosen(uneven, UNCORE, "0-7", 3) == "2-4"
-
-
-def test_one_cache_that_has_room_is_better_than_several_where_caches_differ() -> None:
-    """The average cache has four CPUs: the kubelet takes the small one and two of the other."""
-    uneven = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
-
-    assert chosen(uneven, UNCORE, "0-7", 4) == "2-5"
-    assert chosen(uneven, UNCORE, "0-7", 7) == "0,2-7"
-
-
-def test_whole_cores_are_kept_where_cores_differ() -> None:
-    """Two performance cores (0,1) (2,3) and two efficiency cores: 1 + 2, not half of one."""
-    hybrid = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0), (4, 4, 0, 0, 0)]
-    )
-
-    assert chosen(hybrid, PACKED, "0-4", 4) == "0-3"
-    assert chosen(hybrid, FULL, "0-4", 4) == "0-3"
-    assert chosen(hybrid, PACKED, "0-4", 3) == "0-1,4"
+#: Caches of two and of six CPUs.
+CACHES = CpuTopology.from_rows((cpu, cpu, 0, 0, int(cpu >= 2)) for cpu in range(8))
+#: Two performance cores (0,1) (2,3) and an efficiency core.
+HYBRID = CpuTopology.from_rows((cpu, cpu // 2 * 2, 0, 0, 0) for cpu in range(5))
+#: The core (0,1) and two cores without siblings: the average is one CPU per core.
+OFFLINE = CpuTopology.from_rows((cpu, (0, 0, 2, 3)[cpu], 0, 0, 0) for cpu in range(4))
 
 
 # Shows in differences.md: uneven-sizes
-def test_busy_siblings_are_never_given_away_where_cores_differ() -> None:
-    """The average is one CPU per core, so the kubelet takes core (0,1) for free with 1 busy."""
-    offline = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0)]
-    )
-
-    assert chosen(offline, PACKED, "0,2-3", 2) == "2-3"
-    assert chosen(offline, PACKED, "0,2", 2) == "0,2"
+@pytest.mark.parametrize(
+    ("topology", "options", "free", "count", "cpus"),
+    [
+        pytest.param(CACHES, UNCORE, "0-7", 3, "2-4", id="a cache that has room"),
+        pytest.param(CACHES, UNCORE, "0-7", 4, "2-5", id="one cache rather than two"),
+        pytest.param(CACHES, UNCORE, "0-7", 7, "0,2-7", id="a whole cache and a rest"),
+        pytest.param(HYBRID, PACKED, "0-4", 4, "0-3", id="whole cores"),
+        pytest.param(HYBRID, FULL, "0-4", 4, "0-3", id="whole cores by option"),
+        pytest.param(HYBRID, PACKED, "0-4", 3, "0-1,4", id="not half of one"),
+        pytest.param(OFFLINE, PACKED, "0,2-3", 2, "2-3", id="no busy sibling"),
+        pytest.param(OFFLINE, PACKED, "0,2", 2, "0,2", id="unless it has to be"),
+    ],
+)
+def test_where_caches_or_cores_differ(
+    topology: CpuTopology, options: CpuPolicyOptions, free: str, count: int, cpus: str
+) -> None:
+    assert str(take_by_topology(topology, options, Mask.parse(free), count)) == cpus
 
 
 def test_asking_for_more_than_is_free_names_both_numbers() -> None:
     with pytest.raises(NotEnoughCpusError) as caught:
         take_by_topology(TWO_SOCKETS, PACKED, Mask.parse("0-2,40"), 5)
-
     assert (caught.value.asked, caught.value.available) == (5, 3)
     assert "5 CPUs asked, 3 available" in str(caught.value)
 
@@ -100,21 +85,17 @@ def requests(
     return topology, free, draw(st.integers(min_value=0, max_value=len(free)))
 
 
-@settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()), OPTIONS)
 def test_so_many_free_cpus_as_asked_and_always_the_same(
     request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
 ) -> None:
     topology, free, count = request
-
     taken = take_by_topology(topology, options, free, count)
-
     assert taken <= free
     assert len(taken) == count
     assert taken == take_by_topology(topology, options, free, count)
 
 
-@settings(deadline=None, max_examples=100)
 @given(requests(regular_hosts()), st.sampled_from([FULL, DISTRIBUTED_FULL]))
 def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
     request: tuple[CpuTopology, Mask, int], options: CpuPolicyOptions
@@ -122,14 +103,11 @@ def test_full_pcpus_only_never_splits_a_core_of_whole_free_ones(
     topology, free, count = request
     whole = Mask(sum(core.cpus for core in topology.cores if not core.cpus & ~free.bits))
     asked = min(count, len(whole)) // topology.cpus_per_core * topology.cpus_per_core
-
     taken = take_by_topology(topology, options, whole, asked)
-
     assert not torn(topology, taken)
 
 
 # Shows in differences.md: whole-cores-add-up
-@settings(deadline=None, max_examples=100)
 @given(requests(any_hosts()))
 def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
     request: tuple[CpuTopology, Mask, int],
@@ -140,33 +118,51 @@ def test_full_pcpus_only_splits_no_core_where_whole_free_ones_add_up(
         if not core.cpus & ~free.bits:
             sums |= {total + core.size for total in sums}
     assume(count in sums)
-
     assert not torn(topology, take_by_topology(topology, FULL, free, count))
 
 
-@settings(deadline=None, max_examples=100)
-@given(requests(regular_hosts()), st.booleans(), st.booleans())
-def test_packing_equals_the_slow_reference(
-    request: tuple[CpuTopology, Mask, int],
-    spread: bool,  # noqa: FBT001  (generated)
-    uncore: bool,  # noqa: FBT001  (generated)
-) -> None:
-    topology, free, count = request
-
-    taken = take(topology, Strategy(spread=spread, uncore=uncore), free, count)
-
-    reference = Reference(topology.rows)
-    assert set(taken) == reference.packed(set(free), count, spread=spread, uncore=uncore)
+@pytest.mark.parametrize(("millicores", "cpus"), [(1, "0"), (1000, "0"), (1001, "0,8")])
+def test_a_quantity_is_rounded_up_to_whole_cpus(millicores: int, cpus: str) -> None:
+    assert str(reserve_cpus(TWO_SOCKETS, PACKED, millicores)) == cpus
 
 
-@settings(deadline=None, max_examples=100)
-@given(requests(regular_hosts()), st.sampled_from([1, 2, 4]))
-def test_distributing_equals_the_slow_reference(
-    request: tuple[CpuTopology, Mask, int], group: int
-) -> None:
-    topology, free, count = request
-    assume(count > 0)
+def test_a_quantity_is_chosen_by_the_policy_options() -> None:
+    distributed = CpuPolicyOptions(distribute_cpus_across_numa=True)
+    spread = CpuPolicyOptions(distribute_cpus_across_cores=True)
+    assert str(reserve_cpus(TWO_SOCKETS, distributed, 10_000)) == "0-2,4-6,8-9,12-13"
+    assert str(reserve_cpus(TWO_SOCKETS, spread, 2000)) == "0-1"
 
-    taken = take(topology, Strategy(group_size=group), free, count)
 
-    assert set(taken) == Reference(topology.rows).distributed(set(free), count, group)
+# Shows in differences.md: reserve-distributed
+def test_a_quantity_is_spread_over_the_first_nodes() -> None:
+    """The kubelet forgets the best distribution on four nodes and more and reserves 0-2,5."""
+    topology = CpuTopology.from_rows([(n, n, n // 3, n, n // 3) for n in range(6)])
+    spread = CpuPolicyOptions(distribute_cpus_across_numa=True)
+    assert reserve_cpus(topology, spread, 4000) == Mask.parse("0-3")
+
+
+# Shows in differences.md: reserve-quantity
+def test_whole_cores_are_not_promised_to_the_system() -> None:
+    """Half of the large core touches one core; whole cores would be two."""
+    cores = (0, 0, 0, 0, 4, 5)
+    uneven = CpuTopology.from_rows((cpu, core, 0, 0, 0) for cpu, core in enumerate(cores))
+    assert str(reserve_cpus(uneven, CpuPolicyOptions(full_pcpus_only=True), 2000)) == "0-1"
+
+
+# Shows in differences.md: reserve-quantity
+def test_a_quantity_lies_on_few_cores_where_cores_differ() -> None:
+    hybrid = CpuTopology.from_rows(
+        [(0, 0, 0, 0, 0), (1, 1, 0, 0, 0), (2, 2, 0, 0, 0), (3, 2, 0, 0, 0)]
+    )
+    assert str(reserve_cpus(hybrid, PACKED, 2000)) == "2-3"
+
+
+def test_no_reservation_is_rejected() -> None:
+    with pytest.raises(EmptyReservationError, match="set reservedSystemCPUs"):
+        reserve_cpus(TWO_SOCKETS, PACKED, 0)
+
+
+def test_a_reservation_larger_than_the_host_is_rejected() -> None:
+    with pytest.raises(ReservationTooLargeError, match="unable to reserve 17 CPUs") as caught:
+        reserve_cpus(TWO_SOCKETS, PACKED, 16_500)
+    assert (caught.value.asked, caught.value.online) == (17, 16)

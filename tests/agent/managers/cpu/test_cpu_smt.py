@@ -15,6 +15,7 @@ from agent.pods.model import Quality
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS
+from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -33,36 +34,33 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
 
 
-# Shows in differences.md: smt-total
-def test_half_a_core_is_rejected() -> None:
-    problem = smt_misalignment(TWO_SOCKETS, TWO_SOCKETS.all, 5)
-
-    assert problem == "5 CPUs asked, not a multiple of the 2 CPUs of a core"
-
-
-def test_the_average_core_stands_for_all_where_cores_differ() -> None:
-    hybrid = CpuTopology.from_rows(
-        [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (2, 2, 0, 0, 0), (3, 3, 0, 0, 0)]
-    )
-
-    assert smt_misalignment(hybrid, hybrid.all, 3) is None
-    assert smt_misalignment(hybrid, hybrid.all, 5) is not None
-
-
-def test_one_cpu_is_one_cpu() -> None:
-    half = smt_misalignment(TWO_SOCKETS, Mask.parse("0-3"), 1)
-    assert half == "1 CPU asked, not a multiple of the 2 CPUs of a core"
-    busy = smt_misalignment(TWO_SOCKETS, Mask.of(1), 2)
-    assert "2 CPUs asked, 1 is free in physical cores" in (busy or "")
-
-
-#: Four nodes of two cores of two threads (n and n + 8); CPUs 0 and 1 are reserved, 8 and 9 are not.
-HALVES = Machine.of(regular_host(packages=1, nodes_per_package=4, cores_per_node=2, threads=2))
 #: One node: a core of two threads (0-1) and two of one (2, 3).
 UNEVEN = Machine(
     CpuTopology.from_rows([(cpu, 0 if cpu < 2 else cpu, 0, 0, 0) for cpu in range(4)]),
     (MachineNode(0, 16 * GIB, {}, {0: 10}),),
 )
+
+
+# Shows in differences.md: smt-total
+@pytest.mark.parametrize(
+    ("topology", "free", "count", "problem"),
+    [
+        (TWO_SOCKETS, "0-15", 5, "5 CPUs asked, not a multiple of the 2 CPUs of a core"),
+        (TWO_SOCKETS, "0-3", 1, "1 CPU asked, not a multiple of the 2 CPUs of a core"),
+        (TWO_SOCKETS, "1", 2, "2 CPUs asked, 1 is free in physical cores"),
+        (UNEVEN.cpus, "0-3", 3, None),
+        (UNEVEN.cpus, "0-3", 5, "5 CPUs asked"),
+    ],
+)
+def test_half_a_core_is_rejected_and_of_uneven_ones_the_average_counts(
+    topology: CpuTopology, free: str, count: int, problem: str | None
+) -> None:
+    found = smt_misalignment(topology, Mask.parse(free), count)
+    assert found is None if problem is None else problem in (found or "")
+
+
+#: Four nodes of two cores of two threads (n and n + 8); CPUs 0 and 1 are reserved, 8 and 9 are not.
+HALVES = Machine.of(regular_host(packages=1, nodes_per_package=4, cores_per_node=2, threads=2))
 
 
 def _counted(decision: Decision, rules: EffectivePolicy) -> tuple[int, int, list[bool]]:
@@ -98,9 +96,8 @@ def test_halves_of_cores_are_no_room_while_whole_cores_are_free(
 def test_a_pod_is_not_aligned_to_a_node_of_half_cores(policy: TopologyManagerPolicy) -> None:
     rules = make_rules(HALVES, policy, CONTAINER, reserved="0,2,4,6", memory=False,
                        full_pcpus_only=True)  # fmt: skip
-    decision = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
-    assert decision.rejection is not None
-    assert decision.rejection.reason is Reason.TOPOLOGY_AFFINITY
+    rejection = rejected(rules, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
+    assert rejection.reason is Reason.TOPOLOGY_AFFINITY
 
 
 def test_a_torn_core_of_an_uneven_host_is_not_counted_as_whole() -> None:

@@ -21,6 +21,7 @@ from agent.managers.policy import IsolationMode, NodeFit
 from agent.managers.quality import invalid_allocations, verdict
 from agent.pods.model import CPU, Quality
 from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import allocated, rejected
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from agent.managers.allocation import PodAllocation
-    from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
@@ -54,12 +54,6 @@ def rules_of(machine: Machine = SMT, **more: Any) -> EffectivePolicy:  # noqa: A
 
 def asking(cpus: int, uid: str = "u-1", **more: Any) -> Pod:  # noqa: ANN401
     return pod(app("a", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid, annotations=ASKED, **more)
-
-
-def allocated(rules: EffectivePolicy, asked: Pod, ledger: Ledger | None = None) -> PodAllocation:
-    decision = admit(rules, ledger or rules.empty_ledger(), asked)
-    assert decision.allocation is not None, decision.rejection
-    return decision.allocation
 
 
 # Shows in differences.md: idle-siblings
@@ -85,8 +79,7 @@ def test_the_configuration_says_whose_siblings_stay_idle(
     mode: str, annotations: dict[str, str], idle: str
 ) -> None:
     asked = replace(asking(1), annotations=annotations)
-    found = allocated(rules_of(smt=IsolationMode(mode)), asked)
-    assert str(found.idle) == idle
+    assert str(allocated(rules_of(smt=IsolationMode(mode)), asked).idle) == idle
 
 
 def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
@@ -101,8 +94,7 @@ def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
     assert (str(three.allocation.containers[0].cpus), str(three.allocation.idle)) == ("0,2-3", "1")
     two = allocated(rules, asking(2, "u-2"), three.ledger)
     assert (str(two.containers[0].cpus), str(two.idle)) == ("5,9", "6-8,10-12")
-    rejection = admit(rules, three.ledger, asking(3, "u-2")).rejection
-    assert rejection is not None
+    rejection = rejected(rules, asking(3, "u-2"), three.ledger)
     assert "3 whole cores with idle siblings (at least 3 CPUs)" in rejection.message
 
 
@@ -113,19 +105,13 @@ def test_cores_count_one_by_one_where_they_differ_in_threads() -> None:
             NO_POLICY,
             "not enough CPUs: 8 whole cores with idle siblings (16 CPUs) asked, 7 whole cores free",
         ),
-        (
-            RESTRICTED,
-            "(16 CPUs) fits nowhere (free: node 0: 3 whole cores, node 1: 4 whole cores)",
-        ),
+        (RESTRICTED, "(16 CPUs) fits nowhere (free: node 0: 3 whole cores, node 1: 4 whole cores)"),
     ],
 )
 def test_a_rejection_says_how_many_cores_are_needed_and_free(
     policy: TopologyManagerPolicy, text: str
 ) -> None:
-    rules = rules_of(topology=policy)
-    rejection = admit(rules, rules.empty_ledger(), asking(8)).rejection
-    assert rejection is not None
-    assert text in rejection.message
+    assert text in rejected(rules_of(topology=policy), asking(8)).message
 
 
 def test_what_helps_is_to_leave_the_siblings_to_others() -> None:
@@ -148,15 +134,13 @@ def test_idle_siblings_are_no_room_for_others_on_the_node() -> None:
     )
     ledger = admit(rules, rules.empty_ledger(), asking(6)).ledger
     shared = pod(app("s", guaranteed("cpu=3500m memory=1Gi")), uid="u-2")
-    rejection = admit(rules, ledger, shared).rejection
-    assert rejection is not None
+    rejection = rejected(rules, shared, ledger)
     assert rejection.reason == "OutOfcpu"
     # Two CPUs and two siblings are more than the 3.5 that requests leave of 15.
     small = pod(app("s", guaranteed("cpu=1500m memory=1Gi")), uid="u-2")
     ledger = admit(rules, admit(rules, rules.empty_ledger(), small).ledger, asking(5, "u-3")).ledger
     assert "u-3" in ledger.allocations
-    rejection = admit(rules, ledger, asking(2, "u-4")).rejection
-    assert rejection is not None
+    rejection = rejected(rules, asking(2, "u-4"), ledger)
     assert rejection.reason == "OutOfcpu"
 
 
@@ -183,9 +167,6 @@ def test_an_imported_allocation_keeps_free_siblings_idle() -> None:
     assert again.allocation.idle == Mask.from_ids((cpu + 8) % 16 for cpu in cpus)
     assert not shared_pool(rules, again.ledger) & again.allocation.idle
     assert remove(rules, again.ledger, "u-1") == rules.empty_ledger()
-
-
-# --- properties -----------------------------------------------------------------------------------
 
 
 def used_of(allocation: PodAllocation) -> set[int]:

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.managers.cpu.hints import cpu_hints
 from agent.managers.cpu.take import SocketOrder, on_fewer_sockets, take_by_topology
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicyOptions
+from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
-from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.cpu.cpu_hosts import Shape
+from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -54,7 +57,7 @@ def test_twelve_cpus_are_taken_on_the_socket_that_has_them(
 ) -> None:
     rules = make_rules(MACHINE, policy, scope, memory=False, align_by_socket=True)
     desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    allocation = allocated(rules, desired, nearly_full(rules, 5))
     assert allocation.exclusive_cpus <= Mask.parse("16-31")
     assert len(allocation.exclusive_cpus) == 12
 
@@ -67,17 +70,9 @@ def test_memory_of_two_nodes_is_on_that_socket_as_well(
 ) -> None:
     rules = make_rules(MACHINE, policy, scope, align_by_socket=True)
     desired = pod(app("a", guaranteed("cpu=12 memory=20Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
+    allocation = allocated(rules, desired, nearly_full(rules, 5))
     assert allocation.exclusive_cpus <= Mask.parse("16-31")
     assert allocation.containers[0].mems == Mask.of(2, 3)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_the_option_they_are_torn_over_both(policy: TopologyManagerPolicy) -> None:
-    rules = make_rules(MACHINE, policy, memory=False)
-    desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 5)).allocations["u-1"]
-    assert sockets(MACHINE.cpus, allocation.exclusive_cpus) == 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -87,7 +82,7 @@ def test_on_many_nodes_preferred_sets_are_on_one_socket_as_well(
     rules = make_rules(MANY, policy, memory=False, align_by_socket=True)
     assert not rules.machine.lists_hints
     desired = pod(app("a", guaranteed("cpu=12 memory=1Gi")))
-    allocation = with_pod(rules, desired, nearly_full(rules, 15)).allocations["u-1"]
+    allocation = allocated(rules, desired, nearly_full(rules, 15))
     assert allocation.exclusive_cpus <= Mask.parse("24-47")
     hint = allocation.containers[0].hint
     if policy is not NO_POLICY:
@@ -134,3 +129,9 @@ def test_no_fewer_sockets_have_room(free: Mask, share: float, *, whole: bool) ->
     usual = take_by_topology(MACHINE.cpus, plain, free, count)
     if sockets(MACHINE.cpus, usual) == 1:
         assert taken == usual
+
+
+def test_nothing_more_is_preferred_where_nodes_span_sockets() -> None:
+    spanning = Shape(sockets=2, nodes=-2).topology()
+    aligned = CpuPolicyOptions(align_by_socket=True)
+    assert cpu_hints(spanning, aligned, spanning.all, EMPTY, 4) == [Hint(1, preferred=True)]

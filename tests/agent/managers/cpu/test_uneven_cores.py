@@ -4,13 +4,21 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.cpu.uneven import fewest_cores, most_in_whole_cores
+from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import Mask
-from tests.agent.managers.cpu.hosts_of_uneven_cores import cores_touched, needlessly_shared, torn
+from tests.agent.managers.cpu.cpu_hosts import (
+    asymmetric_hosts,
+    cores_touched,
+    masks_of,
+    needlessly_shared,
+    torn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,9 +57,6 @@ def test_the_cores_that_are_chosen(
     assert Mask(chosen) == Mask.parse(cpus)
 
 
-# --- beside trying every set of CPUs --------------------------------------------------------------
-
-
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[CpuTopology, Mask, int]:
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
@@ -64,16 +69,14 @@ def every_set(free: Mask, count: int) -> Iterator[Mask]:
     return map(Mask.from_ids, combinations(free, count))
 
 
-@settings(deadline=None, max_examples=100)
+# Shows in differences.md: uneven-cores
 @given(requests())
 def test_no_set_without_needless_sharing_is_on_fewer_cores(
     request: tuple[CpuTopology, Mask, int],
 ) -> None:
     topology, free, count = request
     busy = topology.all - free
-
     taken = Mask(fewest_cores(topology, free.bits, count, whole=False))
-
     assert taken <= free
     assert len(taken) == count
     assert not needlessly_shared(topology, free, busy, taken)
@@ -85,15 +88,25 @@ def test_no_set_without_needless_sharing_is_on_fewer_cores(
 
 
 # Shows in differences.md: whole-cores-add-up
-@settings(deadline=None, max_examples=100)
 @given(requests())
 def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, int]) -> None:
     topology, free, count = request
-
     taken = Mask(fewest_cores(topology, free.bits, count, whole=True))
-
     assert taken <= free
     assert len(taken) == count
     least = min(torn(topology, cpus) for cpus in every_set(free, count))
     assert torn(topology, taken) == least
     assert most_in_whole_cores(topology, free.bits, count) == count - least
+
+
+# Shows in differences.md: uneven-cores
+@settings(max_examples=300)
+@given(topology=asymmetric_hosts(), whole=st.booleans(), data=st.data())
+def test_no_core_of_a_whole_host_is_shared_while_one_that_serves_is_free(
+    topology: CpuTopology, data: st.DataObject, *, whole: bool
+) -> None:
+    assume(not topology.cores_alike)
+    free = data.draw(masks_of(topology))
+    count = data.draw(st.integers(0, len(free)))
+    taken = take_by_topology(topology, CpuPolicyOptions(full_pcpus_only=whole), free, count)
+    assert not needlessly_shared(topology, free, topology.all - free, taken)

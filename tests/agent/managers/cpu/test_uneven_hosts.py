@@ -10,7 +10,7 @@ from agent.managers.cpu.take import Strategy, take
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated
 from tests.agent.managers.hosts import CONTAINER, GIB, POD, RESTRICTED, SINGLE, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
 
@@ -30,28 +30,31 @@ SOCKETS = CpuTopology.from_rows(
 NODES = CpuTopology.from_rows(row._replace(node=row.socket // 2) for row in SOCKETS.rows)
 
 
-def taken(topology: CpuTopology, free: str, count: int, **how: bool) -> str:
-    return str(take(topology, Strategy(**how), Mask.parse(free), count))
+#: The hybrid cores on one socket.
+ONE_SOCKET = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows)
 
 
 # Shows in differences.md: uneven-sockets
-def test_a_node_that_has_room_is_better_than_a_small_node_and_a_rest_elsewhere() -> None:
-    assert taken(HYBRID, "0-11", 6) == "4-9"
-
-
-def test_large_cores_are_used_up_before_a_node_of_small_ones_is() -> None:
-    assert taken(HYBRID, "0-11", 10) == "0-1,4-11"
-
-
-def test_a_whole_node_is_still_taken_as_one() -> None:
-    assert taken(HYBRID, "0-11", 4) == "0-3"
-    assert taken(HYBRID, "0-11", 8) == "4-11"
-
-
-# Shows in differences.md: uneven-sockets
-@pytest.mark.parametrize("topology", [SOCKETS, NODES], ids=["one node", "several nodes"])
-def test_a_socket_that_has_room_is_better_than_several_small_ones(topology: CpuTopology) -> None:
-    assert taken(topology, "0-13", 5) == "4-8"
+@pytest.mark.parametrize(
+    ("topology", "free", "count", "how", "cpus"),
+    [
+        pytest.param(HYBRID, "0-11", 6, {}, "4-9", id="a node that has room"),
+        pytest.param(HYBRID, "0-11", 10, {}, "0-1,4-11", id="large cores are used up first"),
+        pytest.param(HYBRID, "0-11", 4, {}, "0-3", id="a whole small node is taken as one"),
+        pytest.param(HYBRID, "0-11", 8, {}, "4-11", id="a whole large node as well"),
+        pytest.param(SOCKETS, "0-13", 5, {}, "4-8", id="a socket that has room"),
+        pytest.param(NODES, "0-13", 5, {}, "4-8", id="a socket of several nodes"),
+        pytest.param(SOCKETS, "0-3,5-13", 4, {"spread": True}, "5-8", id="spread on one socket"),
+        pytest.param(HYBRID, "0,4,6,8", 2, {}, "0,4", id="no busy sibling for fewer nodes"),
+        pytest.param(HYBRID, "0-3,4-8", 5, {}, "0,4-7", id="nor beside whole cores"),
+        pytest.param(HYBRID, "4,6,8-11", 3, {}, "4,8-9", id="unless no core could replace it"),
+        pytest.param(ONE_SOCKET, "0-6", 3, {"whole_cores": True}, "0-2", id="no core is torn"),
+    ],
+)
+def test_what_is_narrower_is_taken(
+    topology: CpuTopology, free: str, count: int, how: dict[str, bool], cpus: str
+) -> None:
+    assert str(take(topology, Strategy(**how), Mask.parse(free), count)) == cpus
 
 
 #: A socket of four nodes of four CPUs, of which three are free.
@@ -83,19 +86,6 @@ def test_the_fewest_nodes_count_first_on_no_more_sockets_than_by_the_kubelets_or
     assert set(topology.nodes_of(chosen)) == nodes
 
 
-def test_spread_cpus_are_on_one_socket_too_where_that_takes_no_more_cores() -> None:
-    assert taken(SOCKETS, "0-3,5-13", 4, spread=True) == "5-8"
-
-
-def test_no_sibling_of_a_busy_cpu_is_taken_for_the_sake_of_fewer_nodes() -> None:
-    assert taken(HYBRID, "0,4,6,8", 2) == "0,4"
-    assert taken(HYBRID, "0-3,4-8", 5) == "0,4-7"
-
-
-def test_siblings_of_busy_cpus_are_taken_on_fewer_nodes_where_no_core_could_replace_them() -> None:
-    assert taken(HYBRID, "4,6,8-11", 3) == "4,8-9"
-
-
 class TestCpusThatInitContainersLeft:
     """Two nodes; one core of node 0 has lost a thread: other CPUs are left than by the kubelet."""
 
@@ -122,15 +112,10 @@ class TestCpusThatInitContainersLeft:
             app("b", guaranteed(f"cpu={cpus} memory={memory}Gi")),
             init("i", guaranteed("cpu=4 memory=1Gi")),
         )
-        allocation = with_pod(rules, desired).allocations["u-1"]
+        allocation = allocated(rules, desired)
         places = {one.name: str(one.cpus) for one in allocation.containers}
         assert Mask.parse(places["b"]) <= Mask.parse("8-15")
         assert Mask.parse(places["i"]) <= Mask.parse("1-6")
-
-
-def test_whole_cores_are_taken_on_one_node_though_a_fuller_one_tears_a_core() -> None:
-    one_socket = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows)
-    assert taken(one_socket, "0-6", 3, whole_cores=True) == "0-2"
 
 
 class TestCoresOfOnePod:
@@ -148,24 +133,23 @@ class TestCoresOfOnePod:
     def places(self, desired: Pod, reserved: str, *, spread: bool = False) -> dict[str, str]:
         rules = make_rules(self.MACHINE, SINGLE, POD, reserved=reserved, memory=False,
                            distribute_cpus_across_cores=spread)  # fmt: skip
-        allocation = with_pod(rules, desired).allocations["u-1"]
+        allocation = allocated(rules, desired)
         return {one.name: str(one.cpus) for one in allocation.containers}
 
     # Shows in differences.md: uneven-pods
-    def test_a_container_breaks_no_core_of_which_another_would_get_the_rest(self) -> None:
-        desired = pod(
-            app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=4 memory=1Gi"))
-        )
-        assert self.places(desired, "4-7,11") == {"a": "8-9", "b": "0-3"}
-
-    def test_a_container_that_is_alone_lies_on_the_fewest_cores(self) -> None:
-        assert self.places(pod(app("a", guaranteed("cpu=2 memory=1Gi"))), "4-7,11") == {"a": "0-1"}
-
-    def test_where_no_whole_cores_serve_a_core_is_broken(self) -> None:
-        desired = pod(
-            app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=2 memory=1Gi"))
-        )
-        assert self.places(desired, "4-11") == {"a": "0-1", "b": "2-3"}
+    @pytest.mark.parametrize(
+        ("sizes", "reserved", "places"),
+        [
+            pytest.param((2, 4), "4-7,11", ("8-9", "0-3"), id="no core that another would get"),
+            pytest.param((2,), "4-7,11", ("0-1",), id="alone on the fewest cores"),
+            pytest.param((2, 2), "4-11", ("0-1", "2-3"), id="no whole cores serve"),
+        ],
+    )
+    def test_a_core_is_broken_only_where_no_other_container_gets_its_rest(
+        self, sizes: tuple[int, ...], reserved: str, places: tuple[str, ...]
+    ) -> None:
+        asked = [app(str(at), guaranteed(f"cpu={n} memory=1Gi")) for at, n in enumerate(sizes)]
+        assert tuple(self.places(pod(*asked), reserved).values()) == places
 
     # Shows in differences.md: uneven-pods
     @pytest.mark.parametrize("spread", [False, True])
@@ -177,7 +161,16 @@ class TestCoresOfOnePod:
         places = self.places(desired, "0-3", spread=spread)
         assert (places == {"a": "8", "b": "9", "c": "10", "z": "11"}) is not spread
 
-    def test_a_budget_of_few_cores_stays_where_its_containers_share_none(self) -> None:
-        two = guaranteed("cpu=2 memory=64Mi")
-        desired = pod(app("a", two), app("z"), of_pod=guaranteed("cpu=4 memory=1Gi"))
-        assert self.places(desired, "0-3") == {"a": "4-5", "z": "6-7"}
+    @pytest.mark.parametrize(
+        ("sizes", "reserved", "places"),
+        [
+            pytest.param((2,), "0-3", ("4-5", "6-7"), id="its containers share no core"),
+            pytest.param((1, 1), "0-3,8-11", ("4", "5", "6-7"), id="no other cores have room"),
+        ],
+    )
+    def test_a_budget_of_few_cores_stays(
+        self, sizes: tuple[int, ...], reserved: str, places: tuple[str, ...]
+    ) -> None:
+        own = [app(str(at), guaranteed(f"cpu={n} memory=64Mi")) for at, n in enumerate(sizes)]
+        desired = pod(*own, app("z"), of_pod=guaranteed("cpu=4 memory=1Gi"))
+        assert tuple(self.places(desired, reserved).values()) == places

@@ -19,11 +19,11 @@ from agent.managers.policy import FeatureGates
 from agent.managers.quality import verdict
 from agent.managers.rules import charged
 from agent.managers.topology.hint import Hint
-from agent.pods.model import REQUIRE, GivenDevice, Quality
+from agent.pods.model import GivenDevice, Quality
 from agent.server.restart import renumbered
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.drafts import allocated, rejected, with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -34,12 +34,11 @@ from tests.agent.managers.hosts import (
     make_rules,
 )
 from tests.agent.managers.topology.naive_merge import naive_merge
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.managers.rules import EffectivePolicy
@@ -77,12 +76,6 @@ def one(*devices: GivenDevice, cpus: int = 2) -> Pod:
     return with_devices(pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi"))), main=devices)
 
 
-def admitted(rules: EffectivePolicy, asked: Pod) -> PodAllocation:
-    decision = admit(rules, rules.empty_ledger(), asked)
-    assert decision.allocation is not None, decision.rejection
-    return decision.allocation
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_the_budget_of_a_pod_is_on_the_node_of_its_device(node: int) -> None:
     rules = beside_kubelet(scope=POD)
@@ -94,7 +87,7 @@ def test_the_budget_of_a_pod_is_on_the_node_of_its_device(node: int) -> None:
         ),
         rest=[nic(0, node)],
     )
-    allocation = admitted(rules, asked)
+    allocation = allocated(rules, asked)
     assert allocation.cpus is not None
     assert rules.machine.cpus.nodes_of(allocation.cpus) == Mask.of(node)
     assert [each.part(KUBELET_DEVICES) for each in allocation.containers] == [
@@ -106,29 +99,18 @@ def test_the_budget_of_a_pod_is_on_the_node_of_its_device(node: int) -> None:
 def test_a_rejection_says_where_the_kubelet_gave_the_devices() -> None:
     rules = beside_kubelet(memory=False)
     ledger = with_pod(rules, replace(one(nic(1, 1), cpus=6), uid="other"))
-    decision = admit(rules, ledger, one(nic(0, 1), cpus=4))
-    assert decision.rejection is not None
-    assert decision.rejection.reason == Reason.TOPOLOGY_AFFINITY
+    rejection = rejected(rules, one(nic(0, 1), cpus=4), ledger)
+    assert rejection.reason == Reason.TOPOLOGY_AFFINITY
     assert f"1 of {NIC}, which the kubelet gave on node 1, fits best on {{1}}" in (
-        decision.rejection.message
+        rejection.message
     )
-    assert "4 of cpu fits best on {0} (free: node 0: 7, node 1: 2)" in decision.rejection.message
-
-
-def test_devices_on_several_nodes_are_aligned_by_no_single_node() -> None:
-    decision = admit(beside_kubelet(), beside_kubelet().empty_ledger(), one(nic(0, 0), nic(1, 1)))
-    assert decision.rejection is not None
-    assert f"2 of {NIC}, which the kubelet gave on nodes 0-1, fits best on {{0-1}}" in (
-        decision.rejection.message
-    )
-    assert decision.rejection.resource == NIC
-    assert decision.rejection.asked == 2
+    assert "4 of cpu fits best on {0} (free: node 0: 7, node 1: 2)" in rejection.message
 
 
 # Shows in differences.md: given-devices
 def test_devices_on_both_nodes_go_with_cpus_that_need_both() -> None:
     rules = beside_kubelet(RESTRICTED, memory=False)
-    allocation = admitted(rules, one(nic(0, 0), nic(1, 1), cpus=10))
+    allocation = allocated(rules, one(nic(0, 0), nic(1, 1), cpus=10))
     (near,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
     assert near.met
 
@@ -138,21 +120,8 @@ def test_devices_on_both_nodes_go_with_cpus_that_need_both() -> None:
 def test_a_device_without_a_node_leaves_the_choice_to_the_others(nodes: tuple[int, ...]) -> None:
     rules = beside_kubelet()
     anywhere = GivenDevice(NIC, "nic0", Mask.of(*nodes))
-    assert admitted(rules, one(anywhere)).containers[0].hint == Hint(1, preferred=True)
-    assert admitted(rules, one(anywhere, nic(1, 1))).containers[0].hint == Hint(2, preferred=True)
-
-
-def test_a_far_device_is_named_and_rejected_where_nearness_is_required() -> None:
-    rules = beside_kubelet(BEST_EFFORT, memory=False)
-    asked = one(nic(0, 0), GivenDevice(GPU, "gpu0", Mask.of(1)), cpus=7)
-    allocation = admit(rules, rules.empty_ledger(), asked).allocation
-    assert allocation is not None
-    (judged,) = [e for e in verdict(rules, allocation) if e.quality is Quality.NEAR_DEVICE]
-    assert judged.why == f"{GPU} gpu0 is on node 1, the container on node 0"
-    requiring = replace(asked, annotations={REQUIRE: "near-device"})
-    decision = admit(rules, rules.empty_ledger(), requiring)
-    assert decision.rejection is not None
-    assert decision.rejection.reason == Reason.REQUIREMENT
+    assert allocated(rules, one(anywhere)).containers[0].hint == Hint(1, preferred=True)
+    assert allocated(rules, one(anywhere, nic(1, 1))).containers[0].hint == Hint(2, preferred=True)
 
 
 def test_the_same_specification_keeps_its_allocation_whatever_devices_are_reported_later() -> None:
@@ -163,24 +132,11 @@ def test_the_same_specification_keeps_its_allocation_whatever_devices_are_report
     assert again.allocation is first.allocation
 
 
-def test_what_reasons_say_of_devices_of_the_kubelet() -> None:
-    asked = with_devices(pod(init("setup", resources()), app("main")), main=[nic(0, 0)])
-    eligibility = admit(beside_kubelet(), beside_kubelet().empty_ledger(), asked).eligibility
-    assert [each.why[KUBELET_DEVICES] for each in eligibility] == [
-        "the kubelet gave it no devices",
-        "the kubelet gave it devices",
-    ]
-    assert all(KUBELET_DEVICES not in each.exclusive for each in eligibility)
-
-
 def test_renumbered_nodes_take_their_devices_along() -> None:
     rules = beside_kubelet()
     ledger = with_pod(rules, one(nic(0, 0), nic(1, 0)))
     moved = renumbered(rules.managers, ledger, {0: 1, 1: 0})
     assert list(given_devices(moved.allocations["u-1"].containers[0])) == [nic(0, 1), nic(1, 1)]
-
-
-# --- against the kubelet's algorithm ------------------------------------------------------------
 
 
 def kubelets_hints(nodes: Mask, devices: Sequence[GivenDevice]) -> dict[str, list[Hint] | None]:
@@ -263,9 +219,9 @@ def test_the_alignment_is_that_of_the_kubelet_with_hints_of_the_allocated_device
 
 def test_on_a_machine_of_many_nodes_the_device_decides_as_well() -> None:
     rules = beside_kubelet(RESTRICTED, machine=MACHINES[9], memory=False)
-    allocation = admitted(rules, one(nic(0, 7), cpus=1))
+    allocation = allocated(rules, one(nic(0, 7), cpus=1))
     assert allocation.containers[0].hint == Hint(1 << 7, preferred=True)
-    both = admitted(rules, one(nic(0, 7), nic(1, 2), cpus=4))
+    both = allocated(rules, one(nic(0, 7), nic(1, 2), cpus=4))
     assert both.containers[0].hint == Hint(1 << 7 | 1 << 2, preferred=True)
 
 
@@ -274,7 +230,7 @@ def test_a_specification_that_completes_an_allocation_records_its_devices(origin
     """Its CPUs stay where they are: the devices are recorded, and judged."""
     rules = beside_kubelet(SINGLE)
     asked = pod(app("main", guaranteed("cpu=2 memory=1Gi")))
-    allocation = replace(admitted(rules, asked), spec_digest="", origin=origin)
+    allocation = replace(allocated(rules, asked), spec_digest="", origin=origin)
     ledger = charged(rules, rules.empty_ledger(), allocation)
     decision = admit(rules, ledger, with_devices(asked, main=[nic(0, 1)]))
     assert decision.already_admitted

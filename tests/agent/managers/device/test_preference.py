@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from agent.managers.admission import SuspendedDecision, admit
 from agent.managers.decision import Answers, Question
 from agent.managers.device.manager import assign_devices
 from agent.managers.policy import PluginDevice
-from agent.managers.topology.hint import NO_AFFINITY, Hint
+from agent.managers.topology.hint import Hint
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, PLAIN, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, GPU, pods, rule_sets
@@ -42,65 +42,39 @@ def preferring(devices: Mapping[str, tuple[PluginDevice, ...]], *resources: str)
     return replace(rules, policy=policy)
 
 
-class Plugin:
-    """Prefers the given ids, and notes what it was asked."""
-
-    def __init__(self, *ids: str) -> None:
-        self.ids = ids
-        self.asked: list[tuple[str, str, int]] = []
-
-    def __call__(
-        self, available: frozenset[str], required: frozenset[str], size: int
-    ) -> tuple[str, ...]:
-        self.asked.append(("".join(sorted(available)), "".join(sorted(required)), size))
-        return self.ids
-
-
-def assigned(plugin: Plugin, count: int, hint: Hint, reusable: frozenset[str]) -> str:
-    return "".join(assign_devices(GPU, DEVICES, count, hint, reusable, reusable, plugin))
-
-
 NONE: Final[frozenset[str]] = frozenset()
 
 
-def test_a_plugin_chooses_among_the_devices_on_the_hints_nodes_if_these_suffice() -> None:
-    plugin = Plugin("c", "d")
-    assert assigned(plugin, 2, ON_0, NONE) == "cd"
-    assert plugin.asked == [("abcd", "", 2)]
-
-
-def test_without_a_choice_no_plugin_is_asked() -> None:
-    plugin = Plugin()
-    assert assigned(plugin, 4, ON_0, NONE) == "abcd"
-    assert assigned(plugin, 7, NO_AFFINITY, NONE) == "abcdefg"
-    assert assigned(plugin, 1, ON_0, frozenset("e")) == "e"
-    assert plugin.asked == []
-
-
-def test_devices_of_ended_init_containers_are_required() -> None:
-    plugin = Plugin("d", "e")
-    assert assigned(plugin, 2, ON_0, frozenset("e")) == "de"
-    assert plugin.asked == [("abcde", "e", 2)]
-
-
-def test_where_the_hints_nodes_do_not_suffice_all_of_their_devices_are_required() -> None:
-    plugin = Plugin("g")
-    assert assigned(plugin, 5, ON_0, NONE) == "abcdg"
-    assert plugin.asked == [("abcdefg", "abcd", 5)]
-
-
 @pytest.mark.parametrize(
-    ("ids", "expected"),
-    [((), "ab"), (("d",), "ad"), (("x", "y"), "ab"), (("d", "d"), "ad"), (("e", "c"), "ac")],
+    ("answer", "count", "reusable", "asked", "assigned"),
+    [
+        pytest.param("cd", 2, "", ("abcd", "", 2), "cd", id="on the hint's nodes"),
+        pytest.param("de", 2, "e", ("abcde", "e", 2), "de", id="of ended init containers"),
+        pytest.param("g", 5, "", ("abcdefg", "abcd", 5), "abcdg", id="nodes that do not suffice"),
+        pytest.param("", 4, "", None, "abcd", id="without a choice nothing is asked"),
+        pytest.param("", 7, "", None, "abcdefg", id="nor where all are needed"),
+        pytest.param("", 1, "e", None, "e", id="nor where init containers left enough"),
+        # Of an answer that does not fit only what fits is used, of one too long the lowest ids.
+        pytest.param("", 2, "", ("abcd", "", 2), "ab", id="no answer"),
+        pytest.param("d", 2, "", ("abcd", "", 2), "ad", id="too short"),
+        pytest.param("xy", 2, "", ("abcd", "", 2), "ab", id="unknown ids"),
+        pytest.param("dd", 2, "", ("abcd", "", 2), "ad", id="one id twice"),
+        pytest.param("ec", 2, "", ("abcd", "", 2), "ac", id="of another node"),
+        pytest.param("dcb", 2, "", ("abcd", "", 2), "bc", id="too long"),
+    ],
 )
-def test_of_an_answer_that_does_not_fit_only_what_fits_is_used(
-    ids: tuple[str, ...], expected: str
+def test_a_plugin_chooses_where_there_is_a_choice(
+    answer: str, count: int, reusable: str, asked: tuple[str, str, int] | None, assigned: str
 ) -> None:
-    assert assigned(Plugin(*ids), 2, ON_0, NONE) == expected
+    noted: list[tuple[str, str, int]] = []
 
+    def prefer(available: frozenset[str], required: frozenset[str], size: int) -> tuple[str, ...]:
+        noted.append(("".join(sorted(available)), "".join(sorted(required)), size))
+        return tuple(answer)
 
-def test_of_an_answer_that_is_too_long_the_lowest_ids_are_used() -> None:
-    assert assigned(Plugin("d", "c", "b"), 2, ON_0, NONE) == "bc"
+    left = frozenset(reusable)
+    assert "".join(assign_devices(GPU, DEVICES, count, ON_0, left, left, prefer)) == assigned
+    assert noted == ([] if asked is None else [asked])
 
 
 def outcome(rules: EffectivePolicy, asked: Pod, answers: Answers) -> Decision:
@@ -121,13 +95,6 @@ def test_one_suspended_decision_has_the_questions_of_all_resources_of_a_containe
     assert suspended is not None
     node = frozenset("abcd")
     assert set(suspended.questions) == {Question(GPU, node, NONE, 1), Question(NIC, node, NONE, 2)}
-
-
-def test_a_suspended_decision_is_neither_admitted_nor_rejected_and_reserves_nothing() -> None:
-    rules = preferring({GPU: DEVICES})
-    ledger = rules.empty_ledger()
-    decision = admit(rules, ledger, pod(app("main", guaranteed(f"cpu=1 memory=1Gi {GPU}=1"))))
-    assert (decision.admitted, decision.rejection, decision.ledger) == (False, None, ledger)
 
 
 def test_the_answers_decide_which_devices_a_container_gets() -> None:
@@ -154,20 +121,7 @@ def test_an_init_containers_preferred_devices_are_required_for_the_next_containe
     ]
 
 
-def test_each_container_keeps_the_alignment_that_it_had_before_the_question() -> None:
-    rules = preferring({GPU: DEVICES})
-    each = guaranteed(f"cpu=6 memory=1Gi {GPU}=1")
-    first = Question(GPU, frozenset("abcd"), NONE, 1)
-    second = Question(GPU, frozenset("ef"), NONE, 1)
-    asked = pod(app("a", each), app("b", each))
-    decision = outcome(rules, asked, {first: ("d",), second: ("f",)})
-    assert decision.allocation is not None
-    containers = decision.allocation.containers
-    assert [dict(each.devices) for each in containers] == [{GPU: ("d",)}, {GPU: ("f",)}]
-    assert [each.hint.nodes for each in containers] == [0b01, 0b10]
-
-
-@settings(EVERY_SEQUENCE)
+@EVERY_SEQUENCE
 @given(rules=rule_sets(), asked=pods("u-1"), data=st.data())
 def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(
     rules: EffectivePolicy, asked: Pod, data: st.DataObject
@@ -189,7 +143,7 @@ def test_a_resumed_decision_is_the_one_that_knows_the_answers_from_the_start(
         assert (again.ledger, again.counters) == (decision.ledger, decision.counters)
 
 
-@settings(EVERY_SEQUENCE)
+@EVERY_SEQUENCE
 @given(rules=rule_sets(), asked=pods("u-1"))
 def test_a_plugin_without_a_preference_changes_no_decision(
     rules: EffectivePolicy, asked: Pod

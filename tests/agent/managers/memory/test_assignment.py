@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.managers.allocation import MemoryBlock
@@ -12,22 +13,17 @@ from agent.managers.decision import (
     CannotExtendHintError,
     HintViolatesGroupsError,
     MemoryAssignmentError,
-    NoDefaultHintError,
     NotPreferredDefaultHintError,
     NotPreferredExtensionError,
     UnknownMemoryTypeError,
 )
-from agent.managers.memory.assignment import (
-    assign,
-    memory_hints,
-    reusable_after,
-    shrink_reused,
-)
+from agent.managers.memory.assignment import assign, memory_hints, reusable_after, shrink_reused
 from agent.managers.memory.state import free_memory, initial_memory, release
 from agent.managers.topology.hint import NO_AFFINITY, Hint, masks_by_size
 from sysfs.mask import Mask
 from tests.agent.managers.memory.memory_machine import (
     GI,
+    MI,
     bits,
     facts_of,
     node,
@@ -35,24 +31,17 @@ from tests.agent.managers.memory.memory_machine import (
     total_charge,
     total_size,
 )
-from tests.agent.managers.memory.naive_memory import naive_hints
+from tests.agent.managers.topology.families import no, yes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.managers.memory.assignment import Reusable
     from agent.managers.memory.state import MemoryFacts, NodeMemory
 
 TWO = plain_facts(4 * GI, 4 * GI)
 FOUR = plain_facts(4 * GI, 4 * GI, 4 * GI, 4 * GI)
 ANYWHERE = Hint(None, preferred=True)
-
-
-def yes(*ids: int) -> Hint:
-    return Hint(bits(*ids), preferred=True)
-
-
-def no(*ids: int) -> Hint:
-    return Hint(bits(*ids), preferred=False)
 
 
 def test_a_hint_without_room_is_extended_by_the_best_mask_around_it() -> None:
@@ -89,14 +78,6 @@ def test_an_alignment_called_preferred_needs_a_preferred_default() -> None:
     assert blocks[0].nodes == Mask.of(1, 2)
 
 
-def test_where_nothing_has_room_the_rejection_says_what_is_free() -> None:
-    with pytest.raises(NoDefaultHintError) as caught:
-        assign(TWO, initial_memory(TWO), {"memory": 9 * GI}, NO_AFFINITY)
-    assert caught.value.demand.requests == {"memory": 9 * GI}
-    assert caught.value.demand.free == {"memory": {0: 4 * GI, 1: 4 * GI}}
-    assert caught.value.demand.scarcest == "memory"
-
-
 def test_several_nodes_never_serve_together_when_one_serves_alone() -> None:
     _, state = assign(TWO, initial_memory(TWO), {"memory": GI}, yes(0))
     with pytest.raises(HintViolatesGroupsError):
@@ -123,29 +104,19 @@ def test_init_containers_offer_the_largest_and_apps_use_it_up() -> None:
     assert offered == {key: 3}
     left = reusable_after(offered, [MemoryBlock("memory", 2, Mask.of(0))], standard_init=False)
     assert left == {key: 1}
-    assert reusable_after(left, [MemoryBlock("memory", 9, Mask.of(0))], standard_init=False) == {
-        key: 0
-    }
     elsewhere = [MemoryBlock("memory", 1, Mask.of(1))]
     assert reusable_after(left, elsewhere, standard_init=False) == left
 
 
 def test_blocks_of_init_containers_shrink_by_what_is_used_again() -> None:
-    earlier = {
-        "first": (
-            MemoryBlock("memory", 3, Mask.of(0)),
-            MemoryBlock("hugepages-2Mi", 4, Mask.of(0)),
-        ),
-        "second": (MemoryBlock("memory", 2, Mask.of(0)),),
-        "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
-    }
+    first, second = MemoryBlock("memory", 3, Mask.of(0)), MemoryBlock("memory", 2, Mask.of(0))
+    pages = MemoryBlock("hugepages-2Mi", 4, Mask.of(0))
+    elsewhere = (MemoryBlock("memory", 2, Mask.of(1)),)
+    earlier = {"first": (first, pages), "second": (second,), "elsewhere": elsewhere}
     assert shrink_reused(earlier, [MemoryBlock("memory", 4, Mask.of(0))]) == {
-        "first": (
-            MemoryBlock("memory", 0, Mask.of(0)),
-            MemoryBlock("hugepages-2Mi", 4, Mask.of(0)),
-        ),
+        "first": (MemoryBlock("memory", 0, Mask.of(0)), pages),
         "second": (MemoryBlock("memory", 1, Mask.of(0)),),
-        "elsewhere": (MemoryBlock("memory", 2, Mask.of(1)),),
+        "elsewhere": elsewhere,
     }
 
 
@@ -167,7 +138,6 @@ MACHINES = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 2)), min_size=1
 
 
 # Shows in differences.md: memory-charges
-@settings(max_examples=100, deadline=None)
 @given(st.data(), MACHINES)
 def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     data: st.DataObject, facts: MemoryFacts
@@ -198,7 +168,46 @@ def test_memory_is_never_given_twice_and_all_of_it_comes_back(
     assert state == initial_memory(facts)
 
 
-@settings(max_examples=100, deadline=None)
+def naive_hints(
+    facts: MemoryFacts,
+    state: Mapping[int, NodeMemory],
+    requests: Mapping[str, int],
+    reusable: Reusable,
+) -> list[Hint]:
+    """Return every mask that can serve the requests; preferred are those of the least size."""
+    least = len(facts.nodes)
+    found: list[Mask] = []
+    for size in range(1, len(facts.nodes) + 1):
+        for members in combinations(facts.nodes, size):
+            if any(_allocatable(facts, members, name) < asked for name, asked in requests.items()):
+                continue
+            least = min(least, size)
+            mask = Mask.of(*members)
+            if _is_open(state, mask) and all(
+                _free(facts, state, members, name) + reusable.get((mask.bits, name), 0) >= asked
+                for name, asked in requests.items()
+            ):
+                found.append(mask)
+    return [Hint(mask.bits, len(mask) == least) for mask in found]
+
+
+def _allocatable(facts: MemoryFacts, members: tuple[int, ...], name: str) -> int:
+    return sum(facts.allocatable[node].get(name, 0) for node in members)
+
+
+def _free(
+    facts: MemoryFacts, state: Mapping[int, NodeMemory], members: tuple[int, ...], name: str
+) -> int:
+    used = sum(state[node].reserved.get(name, 0) for node in members)
+    return _allocatable(facts, members, name) - used
+
+
+def _is_open(state: Mapping[int, NodeMemory], mask: Mask) -> bool:
+    if len(mask) == 1:
+        return len(state[mask.lowest].cells) == 1
+    return all(state[node].assignments == 0 or state[node].cells == mask for node in mask)
+
+
 @given(st.data(), MACHINES, REQUESTS)
 def test_hints_are_those_of_looking_at_every_mask(
     data: st.DataObject, facts: MemoryFacts, requests: dict[str, int]
@@ -216,7 +225,6 @@ def test_hints_are_those_of_looking_at_every_mask(
     assert list(offered.get("memory") or ()) == naive_hints(facts, state, requests, reusable)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data(), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=5))
 def test_blocks_of_a_pod_always_sum_up_to_its_charge(
     data: st.DataObject, containers: list[tuple[bool, int]]
@@ -257,3 +265,28 @@ def test_nodes_that_cannot_be_joined_are_named() -> None:
         "on NUMA nodes 0: node 0 with memory of pods of one node and the group of nodes 2-3 cannot "
         "be joined to other nodes"
     ) in str(caught.value)
+
+
+# Shows in differences.md: memory-hints
+def test_no_mask_left_means_no_preference_rather_than_impossible() -> None:
+    assert memory_hints(TWO, initial_memory(TWO), {"memory": 9 * GI}) == {"memory": None}
+
+
+def test_all_memory_types_share_one_list() -> None:
+    facts = facts_of(node(0, 8 * GI, {GI: 1}), node(1, 8 * GI, {GI: 4}))
+    hints = memory_hints(facts, initial_memory(facts), {"memory": GI, "hugepages-1Gi": 2 * GI})
+    assert hints == {"memory": (yes(1), no(0, 1)), "hugepages-1Gi": (yes(1), no(0, 1))}
+
+
+# Shows in differences.md: huge-page-sizes
+def test_a_page_size_of_one_node_only_is_found_there() -> None:
+    facts = facts_of(node(0, 8 * GI, {2 * MI: 64}), node(1, 8 * GI))
+    hints = memory_hints(facts, initial_memory(facts), {"memory": GI, "hugepages-2Mi": 64 * MI})
+    assert hints["memory"] == (yes(0), no(0, 1))
+
+
+def test_a_page_size_that_the_machine_lacks_is_rejected_by_name() -> None:
+    facts = facts_of(node(0, 8 * GI, {2 * MI: 64}))
+    with pytest.raises(UnknownMemoryTypeError, match="1 GiB of hugepages-1Gi asked") as caught:
+        memory_hints(facts, initial_memory(facts), {"hugepages-1Gi": GI})
+    assert caught.value.known == ("hugepages-2Mi", "memory")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.managers.allocation import MemoryBlock
-from agent.managers.decision import Reason, Rejected, Rejection
+from agent.managers.decision import Reason, Rejected
 from agent.managers.machine import Machine
 from agent.managers.memory.manager import MemoryManager, memory_of
 from agent.managers.topology.hint import NO_AFFINITY, Hint
@@ -17,27 +17,11 @@ from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
     from agent.managers.resource_manager import Draft
-    from agent.pods.model import Container, Resources
 
-#: Two nodes of 15 GiB allocatable each.
-RULES = make_rules(scope=CONTAINER)
 PAGED = make_rules(Machine.of(regular_host(hugepages=[(2 << 20, 512)])), scope=CONTAINER)
-ON_NODE_1 = Hint(2, preferred=True)
 MANAGER = MemoryManager()
-
-
-def own(gib: int) -> Resources:
-    return guaranteed(f"cpu=1 memory={gib}Gi")
-
-
-def budget(gib: int) -> Resources:
-    return guaranteed(f"cpu=4 memory={gib}Gi")
-
-
-def allocate(draft: Draft, hint: Hint = NO_AFFINITY) -> dict[str, list[str]]:
-    for one in draft.demand.containers:
-        MANAGER.allocate(draft, one, hint)
-    return shown(draft)
+OWN = guaranteed("cpu=1 memory=1Gi")
+BUDGET = guaranteed("cpu=4 memory=4Gi")
 
 
 def shown(draft: Draft) -> dict[str, list[str]]:
@@ -47,63 +31,55 @@ def shown(draft: Draft) -> dict[str, list[str]]:
     }
 
 
-def rejection(draft: Draft, hint: Hint = NO_AFFINITY) -> Rejection:
+# Shows in differences.md: huge-page-sizes
+def test_a_page_size_that_the_machine_lacks_is_a_rejection_naming_it() -> None:
+    draft = draft_of(PAGED, pod(app("a", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=1Gi"))))
+    found = MANAGER.lacks(draft, container(draft, "a"))
+    assert found is not None
+    assert (found.reason, found.resource) == (Reason.UNEXPECTED, "hugepages-1Gi")
+    assert (found.asked, found.container) == (GIB, "a")
+
+
+# Shows in differences.md: memory-assignments
+def test_only_a_container_that_got_memory_is_counted_as_having_some() -> None:
+    asked = pod(app("a", OWN), app("b"), of_pod=BUDGET)
+    draft = draft_of(make_rules(scope=CONTAINER), asked)
+    for one in draft.demand.containers:
+        MANAGER.allocate(draft, one, NO_AFFINITY)
+    assert counted(draft) == {
+        "memory_manager_pinning_requests_total": 1,
+        "resource_manager_allocations_total memory,node": 1,
+        "resource_manager_container_assignments memory,node_exclusive": 1,
+    }
+
+
+def test_a_rejection_names_the_scarcest_type_and_is_counted() -> None:
+    draft = draft_of(PAGED, pod(app("a", guaranteed("cpu=1 memory=1Gi hugepages-2Mi=3Gi"))))
     with pytest.raises(Rejected) as caught:
-        allocate(draft, hint)
-    return caught.value.cause.explain()
-
-    # Shows in differences.md: huge-page-sizes
-
-
-class TestHints:
-    def test_a_page_size_that_the_machine_lacks_is_a_rejection_naming_it(self) -> None:
-        draft = draft_of(PAGED, pod(app("a", guaranteed("cpu=1 memory=1Gi hugepages-1Gi=1Gi"))))
-        found = MANAGER.lacks(draft, container(draft, "a"))
-        assert found is not None
-        assert (found.reason, found.resource) == (Reason.UNEXPECTED, "hugepages-1Gi")
-        assert (found.asked, found.container) == (GIB, "a")
+        MANAGER.allocate(draft, container(draft, "a"), NO_AFFINITY)
+    found = caught.value.cause.explain()
+    assert (found.resource, found.asked) == ("hugepages-2Mi", 3 * GIB)
+    assert found.free == {0: GIB, 1: GIB}
+    assert counted(draft, "errors") == {
+        "memory_manager_pinning_errors_total": 1,
+        "resource_manager_allocation_errors_total memory,node": 1,
+    }
 
 
-class TestAllocation:
-    # Shows in differences.md: memory-assignments
-    def test_only_a_container_that_got_memory_is_counted_as_having_some(self) -> None:
-        draft = draft_of(RULES, pod(app("a", own(1)), app("b"), of_pod=budget(4)))
-        allocate(draft)
-        assert counted(draft) == {
-            "memory_manager_pinning_requests_total": 1,
-            "resource_manager_allocations_total memory,node": 1,
-            "resource_manager_container_assignments memory,node_exclusive": 1,
-        }
-
-    def test_a_rejection_names_the_scarcest_type_and_is_counted(self) -> None:
-        asked = guaranteed("cpu=1 memory=1Gi hugepages-2Mi=3Gi")
-        draft = draft_of(PAGED, pod(app("a", asked)))
-        found = rejection(draft)
-        assert (found.resource, found.asked) == ("hugepages-2Mi", 3 * GIB)
-        assert found.free == {0: GIB, 1: GIB}
-        assert counted(draft, "errors") == {
-            "memory_manager_pinning_errors_total": 1,
-            "resource_manager_allocation_errors_total memory,node": 1,
-        }
-
-
-class TestBudget:
-    def draft(self, *containers: Container, gib: int = 4) -> Draft:
-        return draft_of(make_rules(topology=BEST_EFFORT), pod(*containers, of_pod=budget(gib)))
-
-    # Shows in differences.md: allocations-total
-    def test_it_is_charged_once_and_divided(self) -> None:
-        draft = self.draft(app("a", own(1)), app("b"), app("c"))
-        MANAGER.allocate_pod(draft, ON_NODE_1)
-        assert memory_of(draft).pod == (MemoryBlock("memory", 4 * GIB, Mask.of(1)),)
-        assert shown(draft) == {
-            "a": ["1 GiB memory on 1"],
-            "b": ["3 GiB memory on 1"],
-            "c": ["3 GiB memory on 1"],
-        }
-        assert memory_of(draft).charge[1].reserved["memory"] == 4 * GIB
-        assert counted(draft, "resource_manager") == {
-            "resource_manager_allocations_total memory,pod": 1,
-            "resource_manager_container_assignments memory,pod_exclusive": 1,
-            "resource_manager_container_assignments memory,pod_shared": 2,
-        }
+# Shows in differences.md: allocations-total
+def test_a_budget_is_charged_once_and_divided() -> None:
+    asked = pod(app("a", OWN), app("b"), app("c"), of_pod=BUDGET)
+    draft = draft_of(make_rules(topology=BEST_EFFORT), asked)
+    MANAGER.allocate_pod(draft, Hint(2, preferred=True))
+    assert memory_of(draft).pod == (MemoryBlock("memory", 4 * GIB, Mask.of(1)),)
+    assert shown(draft) == {
+        "a": ["1 GiB memory on 1"],
+        "b": ["3 GiB memory on 1"],
+        "c": ["3 GiB memory on 1"],
+    }
+    assert memory_of(draft).charge[1].reserved["memory"] == 4 * GIB
+    assert counted(draft, "resource_manager") == {
+        "resource_manager_allocations_total memory,pod": 1,
+        "resource_manager_container_assignments memory,pod_exclusive": 1,
+        "resource_manager_container_assignments memory,pod_shared": 2,
+    }

@@ -52,35 +52,43 @@ def test_sidecars_keep_what_they_have_and_init_containers_use_what_apps_get_late
     assert {block.nodes for part in parts.values() for block in part.blocks} == {NODES}
 
 
+LATER = "none is left for its shared containers"
+
+
+# Shows in differences.md: first-pool
 @pytest.mark.parametrize(
     ("budget", "containers", "resource", "problem"),
     [
-        pytest.param(
-            "memory=4Gi", (app("a", own("memory=4Gi")), app("b")), "memory",
-            "none is left for its shared containers", id="an app",
+        ("memory=4Gi", [app("a", own("memory=4Gi")), app("b")], "memory", LATER),
+        ("memory=1Gi", [sidecar("s"), app("a", own("memory=1Gi"))], "memory", LATER),
+        (
+            "memory=1Gi",
+            [sidecar("guard", own("memory=1Gi")), init("setup")],
+            "memory",
+            "none is left for the shared init container setup",
         ),
-        pytest.param(
-            "memory=1Gi", (sidecar("s"), app("a", own("memory=1Gi"))), "memory",
-            "none is left for its shared containers", id="a sidecar",
+        (
+            "memory=4Gi",
+            [sidecar("s", own("memory=2Gi")), init("i", own("memory=3Gi"))],
+            "memory",
+            f"asks for {3 * GI} bytes of memory, the pod's budget of {4 * GI} leaves {2 * GI}",
         ),
-        pytest.param(
-            "memory=1Gi", (sidecar("guard", own("memory=1Gi")), init("setup")), "memory",
-            "none is left for the shared init container setup", id="a later init container",
-        ),
-        pytest.param(
-            "memory=4Gi", (sidecar("s", own("memory=2Gi")), init("i", own("memory=3Gi"))), "memory",
-            f"init container i asks for {3 * GI} bytes of memory, the pod's budget of {4 * GI} "
-            f"leaves {2 * GI} beside its sidecars", id="a larger init container",
-        ),
-        pytest.param(
+        (
             "memory=4Gi hugepages-2Mi=8Mi",
-            (app("a", own("memory=1Gi hugepages-2Mi=8Mi")), app("b")), "hugepages-2Mi",
-            f"exclusive containers take all {8 * MI} bytes of hugepages-2Mi", id="huge pages",
+            [app("a", own("memory=1Gi hugepages-2Mi=8Mi")), app("b")],
+            "hugepages-2Mi",
+            f"exclusive containers take all {8 * MI} bytes of hugepages-2Mi",
+        ),
+        (
+            "hugepages-1Gi=1Gi memory=1Gi",
+            [app("a", own("hugepages-1Gi=1Gi memory=1Gi")), app("b")],
+            "memory",
+            LATER,
         ),
     ],
-)  # fmt: skip
+)
 def test_a_container_is_left_without(
-    budget: str, containers: tuple[Container, ...], resource: str, problem: str
+    budget: str, containers: list[Container], resource: str, problem: str
 ) -> None:
     found = empty_memory_pool(demand(budget, *containers))
     assert found is not None
@@ -90,18 +98,7 @@ def test_a_container_is_left_without(
 
 @pytest.mark.parametrize(
     "containers",
-    [
-        pytest.param((app("a", own("memory=1Gi")),), id="no container shares"),
-        pytest.param((init("setup"), sidecar("guard", own("memory=1Gi"))), id="it ended before"),
-    ],
+    [[app("a", own("memory=1Gi"))], [init("setup"), sidecar("guard", own("memory=1Gi"))]],
 )
-def test_a_budget_may_be_used_up(containers: tuple[Container, ...]) -> None:
+def test_a_budget_may_be_used_up(containers: list[Container]) -> None:
     assert empty_memory_pool(demand("memory=1Gi", *containers)) is None
-
-
-# Shows in differences.md: first-pool
-def test_memory_is_named_before_huge_pages_when_both_are_used_up() -> None:
-    used_up = app("a", own("hugepages-1Gi=1Gi memory=1Gi"))
-    problem = empty_memory_pool(demand("hugepages-1Gi=1Gi memory=1Gi", used_up, app("b")))
-    assert problem is not None
-    assert problem.resource == "memory"

@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from agent.managers.topology.hint import Hint
 from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, Span
-from sysfs.mask import iter_bits
+from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:
     from agent.managers.topology.hint import Distances
+
+
+def yes(*nodes: int) -> Hint:
+    return Hint(Mask.of(*nodes).bits, preferred=True)
+
+
+def no(*nodes: int) -> Hint:
+    return Hint(Mask.of(*nodes).bits, preferred=False)
 
 
 def node_sets(most: int = 5) -> st.SearchStrategy[int]:

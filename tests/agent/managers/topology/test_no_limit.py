@@ -15,46 +15,28 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, align_and_allocate
 from agent.managers.machine import Machine
 from agent.managers.metrics import BOUNDED_CHOICES
-from agent.managers.policy import (
-    CpuManagerPolicy,
-    CpuPolicy,
-    CpuPolicyOptions,
-    MemoryManagerPolicy,
-    MemoryPolicy,
-    PluginDevice,
-    Policy,
-    TopologyManagerPolicy,
-    TopologyManagerScope,
-    TopologyPolicy,
-)
-from agent.managers.registry import MANAGERS
-from agent.managers.rules import EffectivePolicy
+from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hint import BUDGET
 from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.mask import Mask
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, POD, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from sysfs.host import Host
 
-GIB = 1 << 30
 TWELVE = regular_host(4, 3, 4, memory_bytes=16 * GIB)
 
 
 def rules_of(host: Host, topology: TopologyPolicy, *, memory: bool = False) -> EffectivePolicy:
     machine = Machine.of(host)
-    with_cpus = [node.id for node in machine.cpus.nodes]
-    return EffectivePolicy(
-        machine,
-        Policy(
-            cpu=CpuPolicy(CpuManagerPolicy.STATIC, CpuPolicyOptions(), Mask.of(0)),
-            memory=MemoryPolicy(MemoryManagerPolicy.STATIC if memory else MemoryManagerPolicy.NONE),
-            topology=topology,
-            devices={"gpu": tuple(PluginDevice(f"gpu-{n}", Mask.of(n)) for n in with_cpus)},
-        ),
-        MANAGERS,
-    )
+    devices = {
+        "gpu": tuple(PluginDevice(f"gpu-{n}", Mask.of(n)) for n in machine.cpus.cpus_of_node)
+    }
+    rules = make_rules(machine, memory=memory, devices=devices)
+    return replace(rules, policy=replace(rules.policy, topology=topology))
 
 
 def asking(text: str, uid: str = "new") -> Pod:
@@ -71,15 +53,8 @@ def steps(rules: EffectivePolicy, asked: Pod) -> int:
 @given(
     policy=st.builds(
         TopologyPolicy,
-        st.sampled_from(
-            [
-                TopologyManagerPolicy.NONE,
-                TopologyManagerPolicy.BEST_EFFORT,
-                TopologyManagerPolicy.RESTRICTED,
-                TopologyManagerPolicy.SINGLE_NUMA_NODE,
-            ]
-        ),
-        st.sampled_from(TopologyManagerScope),
+        st.sampled_from(TopologyManagerPolicy),
+        st.sampled_from([CONTAINER, POD]),
         st.booleans(),
     ),
     pods=st.lists(
@@ -90,7 +65,7 @@ def steps(rules: EffectivePolicy, asked: Pod) -> int:
         max_size=5,
     ),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_thirty_memory_only_nodes_change_no_decision_on_cpus(
     policy: TopologyPolicy, pods: list[str]
 ) -> None:
@@ -110,11 +85,7 @@ def test_thirty_memory_only_nodes_change_no_decision_on_cpus(
 def test_thirty_memory_only_nodes_cost_a_decision_on_cpus_no_step(
     text: str, *, closest: bool
 ) -> None:
-    policy = TopologyPolicy(
-        TopologyManagerPolicy.BEST_EFFORT,
-        TopologyManagerScope.POD,
-        prefer_closest_numa_nodes=closest,
-    )
+    policy = TopologyPolicy(BEST_EFFORT, POD, prefer_closest_numa_nodes=closest)
     many = with_memory_only_nodes(TWELVE, [96 * GIB] * 30)
     taken = steps(rules_of(many, policy), asking(text))
     assert taken == steps(rules_of(TWELVE, policy), asking(text))
@@ -123,29 +94,23 @@ def test_thirty_memory_only_nodes_cost_a_decision_on_cpus_no_step(
 
 def uneven(nodes: int) -> Host:
     """Return a machine of which every node has another amount of memory and of huge pages."""
-    host = regular_host(nodes, 1, 1, memory_bytes=64 * GIB, hugepages=[(2 << 20, 0), (1 << 30, 0)])
+    host = regular_host(nodes, 1, 1, hugepages=[(2 << 20, 0)])
     amounts = [pow(place + 7, 3, 4099) + 1 for place in range(nodes)]
     pages = [pow(place + 3, 5, 4093) + 1 for place in range(nodes)]
-    return replace(
-        host,
-        nodes=tuple(
-            replace(
-                node,
-                memory_bytes=(amount + 2 * count) << 20,
-                hugepages=tuple(
-                    replace(p, count=count * (p.size_bytes < GIB)) for p in node.hugepages
-                ),
-            )
-            for node, amount, count in zip(host.nodes, amounts, pages, strict=True)
-        ),
+    unlike = (
+        replace(
+            node,
+            memory_bytes=(amount + 2 * count) << 20,
+            hugepages=tuple(replace(each, count=count) for each in node.hugepages),
+        )
+        for node, amount, count in zip(host.nodes, amounts, pages, strict=True)
     )
+    return replace(host, nodes=tuple(unlike))
 
 
 # Shows in differences.md: many-nodes
 def test_a_choice_that_exceeds_the_budget_of_work_is_valid_and_counted() -> None:
-    policy = TopologyPolicy(
-        TopologyManagerPolicy.BEST_EFFORT, TopologyManagerScope.POD, prefer_closest_numa_nodes=True
-    )
+    policy = TopologyPolicy(BEST_EFFORT, POD, prefer_closest_numa_nodes=True)
     rules = rules_of(uneven(48), policy, memory=True)
     free = rules.memory.allocatable.values()
     memory, pages = (sum(types[name] for types in free) for name in ("memory", "hugepages-2Mi"))

@@ -76,63 +76,30 @@ def two_containers(
     return draft_of(make_rules(topology=topology, scope=scope), asked)
 
 
-def asked_in_order(draft: Draft) -> list[str]:
+@pytest.mark.parametrize(
+    ("policy", "scope", "budget", "calls", "aligned"),
+    [
+        (RESTRICTED, CONTAINER, False, "hints i, gives i 2, hints a, gives a 2", ["i", "a"]),
+        (RESTRICTED, POD, False, "hints pod, gives i 2, gives a 2", [None]),
+        (RESTRICTED, POD, True, "hints pod, gives pod 2", [None]),
+        (NO_POLICY, POD, False, "gives i None, gives a None", []),
+        (NO_POLICY, POD, True, "gives i None, gives a None", []),
+    ],
+)
+def test_a_scope_says_who_is_aligned_and_served_when(
+    policy: TopologyManagerPolicy,
+    scope: TopologyManagerScope,
+    calls: str,
+    aligned: list[str | None],
+    *,
+    budget: bool,
+) -> None:
     log: list[str] = []
-    providers = (Recorder("first", log, {"x": (ON_NODE_1,)}), Recorder("second", log))
-    align(draft, providers)
-    return log
-
-
-def test_container_scope_aligns_and_serves_one_container_after_the_other() -> None:
-    draft = two_containers(RESTRICTED, CONTAINER)
-    assert asked_in_order(draft) == [
-        "first hints i",
-        "second hints i",
-        "first gives i 2",
-        "second gives i 2",
-        "first hints a",
-        "second hints a",
-        "first gives a 2",
-        "second gives a 2",
-    ]
-    assert [trace.container for trace in draft.traces] == ["i", "a"]
-
-
-def test_pod_scope_aligns_once_and_serves_every_container_with_that() -> None:
-    draft = two_containers(RESTRICTED, POD)
-    assert asked_in_order(draft) == [
-        "first hints pod",
-        "second hints pod",
-        "first gives i 2",
-        "second gives i 2",
-        "first gives a 2",
-        "second gives a 2",
-    ]
-    assert draft.hints == {"i": ON_NODE_1, "a": ON_NODE_1}
-    assert [trace.container for trace in draft.traces] == [None]
-
-
-def test_pod_scope_serves_a_budget_at_once() -> None:
-    draft = two_containers(RESTRICTED, POD, budget=True)
-    assert asked_in_order(draft) == [
-        "first hints pod",
-        "second hints pod",
-        "first gives pod 2",
-        "second gives pod 2",
-    ]
-    assert draft.hints == {"i": ON_NODE_1, "a": ON_NODE_1}
-
-
-@pytest.mark.parametrize("budget", [False, True])
-def test_policy_none_asks_for_no_hints_whatever_the_scope(*, budget: bool) -> None:
-    draft = two_containers(NO_POLICY, POD, budget=budget)
-    assert asked_in_order(draft) == [
-        "first gives i None",
-        "second gives i None",
-        "first gives a None",
-        "second gives a None",
-    ]
-    assert (draft.traces, draft.hints) == ([], {})
+    draft = two_containers(policy, scope, budget=budget)
+    align(draft, (Recorder("first", log, {"x": (ON_NODE_1,)}), Recorder("second", log)))
+    assert log == [f"{who} {call}" for call in calls.split(", ") for who in ("first", "second")]
+    assert [trace.container for trace in draft.traces] == aligned
+    assert draft.hints == ({"i": ON_NODE_1, "a": ON_NODE_1} if aligned else {})
 
 
 class TestRejection:
@@ -163,18 +130,13 @@ class TestRejection:
         assert [name for name, _ in draft.traces[0].providers] == ["dear", "cheap"]
         assert log == ["cheap hints pod", "dear hints pod", "cheap hints pod"]
 
-    def test_best_effort_asks_all(self) -> None:
+    def test_best_effort_asks_all_and_goes_on(self) -> None:
         log: list[str] = []
-        cheap = Recorder("cheap", log, IMPOSSIBLE)
+        draft, cheap = two_containers(BEST_EFFORT, POD), Recorder("cheap", log, IMPOSSIBLE)
         cheap.cost = 0
-        align(two_containers(BEST_EFFORT, POD), [Recorder("dear", log), cheap])
+        align(draft, [Recorder("dear", log), cheap])
         assert log[:2] == ["cheap hints pod", "dear hints pod"]
-
-    def test_best_effort_goes_on(self) -> None:
-        log: list[str] = []
-        draft = two_containers(BEST_EFFORT, POD)
-        align(draft, [Recorder("one", log, IMPOSSIBLE)])
-        assert log[-1] == "one gives a 3"
+        assert log[-1] == "cheap gives a 3"
         assert draft.hints["a"] == Hint(3, preferred=False)
 
     def test_a_provider_that_rejects_ends_the_admission(self) -> None:

@@ -7,19 +7,15 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.machine import Machine
-from agent.managers.topology.hint import Closest, DistanceBound, NodeDistances, by_value
-from sysfs.described import regular_host
+from agent.managers.topology.hint import Closest, DistanceBound, NodeDistances
 from sysfs.mask import iter_bits
 from tests.agent.managers.topology.families import distances_of, node_sets
 
 
-def test_the_value_orders_by_the_highest_node() -> None:
-    assert sorted([0b1000, 0b0111, 0b0011], key=by_value) == [0b0011, 0b0111, 0b1000]
-
-
 @given(nodes=node_sets(), data=st.data())
-def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) -> None:
+def test_a_bound_is_never_above_what_it_bounds_and_exact_for_all_first_nodes(
+    nodes: int, data: st.DataObject
+) -> None:
     closest = Closest(data.draw(distances_of(nodes)))
     bits = [1 << node for node in iter_bits(nodes)]
     near = NodeDistances(closest, bits)
@@ -28,18 +24,7 @@ def test_a_bound_is_never_above_what_it_bounds(nodes: int, data: st.DataObject) 
     others = sum(data.draw(st.sets(st.sampled_from(bits[:first])))) if first else 0
     bound = near.at_least(chosen, first, others.bit_count())
     assert bound <= closest.total(chosen | others)
-
-
-@given(nodes=node_sets(), data=st.data())
-def test_the_total_of_chosen_and_all_first_nodes_is_that_of_the_set(
-    nodes: int, data: st.DataObject
-) -> None:
-    closest = Closest(data.draw(distances_of(nodes)))
-    bits = [1 << node for node in iter_bits(nodes)]
-    first = data.draw(st.integers(0, len(bits)))
-    chosen = sum(data.draw(st.sets(st.sampled_from(bits[first:])))) if bits[first:] else 0
-    total = NodeDistances(closest, bits).at_least(chosen, first, first)
-    assert total == closest.total(chosen | sum(bits[:first]))
+    assert near.at_least(chosen, first, first) == closest.total(chosen | sum(bits[:first]))
 
 
 @given(nodes=node_sets(), data=st.data())
@@ -54,30 +39,12 @@ def test_nodes_that_are_alike_can_be_swapped_in_any_set(nodes: int, data: st.Dat
     assert closest.total(sum(1 << swapped.get(node, node) for node in members)) == there
 
 
-def test_nodes_of_one_package_are_alike() -> None:
-    machine = Machine.of(regular_host(packages=2, nodes_per_package=3))
-    assert machine.closest.alike == {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 3}
-
-
-# --- the bound on distances is never too high, and exact where nodes lie in nested groups ---------
-
-
 def least(rows: list[list[int]], near: list[int], first: int, more: int) -> int:
     """Return the least that any `more` of the first nodes add, by trying all of them."""
     return min(
         sum(rows[a][b] for a in some for b in some if a <= b) + sum(near[a] for a in some)
         for some in combinations(range(first), more)
     )
-
-
-@given(data=st.data(), size=st.integers(1, 6))
-def test_no_choice_is_closer_than_the_bound(data: st.DataObject, size: int) -> None:
-    there = Closest(data.draw(distances_of((1 << size) - 1))).there_and_back
-    rows = [[there[one][other] for other in range(size)] for one in range(size)]
-    near = data.draw(st.lists(st.integers(0, 60), min_size=size, max_size=size))
-    first = data.draw(st.integers(0, size))
-    more = data.draw(st.integers(0, first))
-    assert DistanceBound(rows).at_least(near, first, more) <= least(rows, near, first, more)
 
 
 @given(data=st.data(), size=st.integers(1, 6))
