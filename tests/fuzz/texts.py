@@ -1,10 +1,11 @@
-"""Readings of quantities and CPU lists that share no code with those of the product."""
+"""Readings of documents, quantities and CPU lists that share no code with those of the product."""
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from agent.pods.quantity import MAX_INT64
 from sysfs.mask import MAX_ID
@@ -48,3 +49,14 @@ def naive_list(text: str) -> set[int] | None:
             return None
         ids.update(range(int(ends[0]), int(ends[-1]) + 1))
     return ids
+
+
+def naive_json(data: bytes) -> dict[str, Any] | None:
+    """Return a document whose numbers are texts; None when it is YAML and not JSON."""
+    if not data.lstrip().startswith(b"{"):
+        return None
+    try:
+        document: dict[str, Any] = json.loads(data, parse_int=str, parse_float=str)
+    except ValueError:
+        return None
+    return document
