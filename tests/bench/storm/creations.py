@@ -15,15 +15,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-import psutil
 from msgspec import Struct
 
 from agent.cluster.kubelet.pods_api import EventType
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
     from tests.bench.measure import Figure
     from tests.fakes.nri_runtime import PluginConnection
 
-PODS: Final = 110
+_PODS: Final = 110
 _CONTENT: Final = {f"example.com/annotation-{number}": "v" * 40 for number in range(8)}
 #: A third of the pods has CPUs of its own, of the 126 that are not reserved.
 _KINDS: Final = ("exclusive", "burstable", "besteffort")
@@ -57,18 +54,14 @@ _START_SECONDS: Final = 20.0
 
 @dataclass
 class Storm:
-    """What was seen: nanoseconds of each creation by the kind of its pod, and what was measured.
+    """Nanoseconds of each creation by the kind of its pod, and the sets of exclusive containers.
 
-    `again` are the creations that the agent had the kubelet try again, by its words. `seconds` is
-    how long the pods took to run, `cpu_seconds` what the agent used meanwhile.
+    `answered` are the seconds of each answer as the agent measures them.
     """
 
     created: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
-    again: Counter[str] = field(default_factory=Counter)
     sets: dict[str, Mask] = field(default_factory=dict)
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    measured: node.Measured = field(default_factory=lambda: node.Measured([], 0))
+    answered: list[float] = field(default_factory=list)
 
 
 class NriVersion(Struct, frozen=True):
@@ -90,9 +83,9 @@ VERSIONS: Final = {
 def creations() -> Iterator[Figure]:
     """Create the containers of 110 pods that come at once, as the agent and the runtime see it."""
     for name, version in VERSIONS.items():
-        seen = asyncio.run(storm(version))
-        row = f"nri/create-{PODS}/{name}"
-        yield of_samples(f"{row}-agent", [round(1e9 * each) for each in seen.measured.created])
+        seen = asyncio.run(_storm(version))
+        row = f"nri/create-{_PODS}/{name}"
+        yield of_samples(f"{row}-agent", [round(1e9 * each) for each in seen.answered])
         yield of_samples(
             f"{row}-runtime", [each for kind in seen.created.values() for each in kind]
         )
@@ -117,8 +110,8 @@ class _Cgroups:
             await self._reader.readline()
 
 
-async def storm(version: NriVersion, pods: int = PODS) -> Storm:
-    """Have so many pods come at once; return once all their containers run."""
+async def _storm(version: NriVersion) -> Storm:
+    """Have the pods come at once; return once all their containers run."""
     with on_tmpfs() as where:
         (where / node.KUBELET / "pods-api").mkdir(parents=True)
         runtime = FakeRuntime(
@@ -132,13 +125,12 @@ async def storm(version: NriVersion, pods: int = PODS) -> Storm:
         async with serving(runtime):
             agent = await asyncio.to_thread(_started, where)
             try:
-                seen = await _come(where, agent, runtime, api, pods)
+                seen = await _come(where, runtime, api)
             finally:
                 agent.terminate()
                 await asyncio.to_thread(agent.wait)
                 await api.stop()
-        measured = (where / node.MEASURED).read_bytes()
-        seen.measured = msgspec.json.decode(measured, type=node.Measured)
+        seen.answered = json.loads((where / node.ANSWERED).read_bytes())
     return seen
 
 
@@ -160,29 +152,18 @@ def _started(where: Path) -> subprocess.Popen[bytes]:
     return agent
 
 
-async def _come(
-    where: Path,
-    agent: subprocess.Popen[bytes],
-    runtime: FakeRuntime,
-    api: FakePodsApi,
-    pods: int,
-) -> Storm:
+async def _come(where: Path, runtime: FakeRuntime, api: FakePodsApi) -> Storm:
     plugin = await runtime.plugin()
     while not api.watched:  # noqa: ASYNC110  # the fake has no event for it
         await asyncio.sleep(0.01)
     reader, writer = await asyncio.open_unix_connection(where / node.ASKED)
     await asyncio.sleep(2.0)
     seen, cgroups, one = Storm(), _Cgroups(reader, writer), asyncio.Lock()
-    process = psutil.Process(agent.pid)
-    before, began = process.cpu_times(), perf_counter_ns()
-    manifests = [manifest(number) for number in range(pods)]
+    manifests = [_manifest(number) for number in range(_PODS)]
     for each in manifests:
         api.add(each["metadata"]["uid"], encoded(each))
     workers = [_Worker(each, plugin, api, cgroups, one, seen) for each in manifests]
     await asyncio.gather(*(each.run() for each in workers))
-    seen.seconds = (perf_counter_ns() - began) / 1e9
-    after = process.cpu_times()
-    seen.cpu_seconds = after.user + after.system - before.user - before.system
     taken = EMPTY
     for name, cpus in seen.sets.items():
         if len(cpus) != _CPUS or cpus & taken:
@@ -192,7 +173,7 @@ async def _come(
     return seen
 
 
-def manifest(number: int) -> dict[str, Any]:
+def _manifest(number: int) -> dict[str, Any]:
     """Return a pod with what an ordinary pod of a cluster has; every fourth with an init one."""
     kind = _KINDS[number % len(_KINDS)]
     limits = {"cpu": str(_CPUS), "memory": "256Mi"}
@@ -305,12 +286,11 @@ class _Worker:
             taken = perf_counter_ns() - began
         self._seen.created[self._kind].append(taken)
         if reply.code:
-            self._seen.again[reply.message] += 1
             return None
         adjusted = reply.as_message("CreateContainerResponse").adjust
-        if self._kind == "exclusive" and shown["name"] == "app":
-            self._seen.sets[shown["id"]] = Mask.parse(adjusted.linux.resources.cpu.cpus)
         cpus: str = adjusted.linux.resources.cpu.cpus
+        if self._kind == "exclusive" and shown["name"] == "app":
+            self._seen.sets[shown["id"]] = Mask.parse(cpus)
         return cpus
 
     async def _event(self, event: NriEvent, shown: dict[str, Any] | None = None) -> None:
