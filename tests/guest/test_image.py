@@ -57,13 +57,6 @@ def test_a_packed_kernel_is_unpacked_and_another_kept(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["vmlinux", "vmlinuz"]
 
 
-def test_recipe_files_have_entries_and_no_duplicates() -> None:
-    for name in ("packages", "excluded", "units"):
-        entries = list(image._entries(name))
-        assert entries
-        assert len(entries) == len(set(entries))
-
-
 def test_a_user_other_than_root_is_rejected_before_anything_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

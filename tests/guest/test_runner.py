@@ -128,14 +128,6 @@ def test_a_guest_whose_clock_is_wrong_is_not_waited_for() -> None:
     assert len(heard.stamps) == 31
 
 
-def test_a_line_in_two_pieces_is_one_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.read
-    monkeypatch.setattr(os, "read", lambda file, _: real(file, 7))
-    with pipe(b"guest-job: clock uptime=1.50\r\n", end()) as stream:
-        heard = follow(stream, deadline=float("inf"), silence=600, log=io.BytesIO())
-    assert [stamp.guest for stamp in heard.stamps] == [1.5, 12.5]
-
-
 def test_a_silent_guest_is_given_up() -> None:
     with pipe(b"guest-job: clock uptime=1.50\r\n") as stream:
         assert len(follow(stream, deadline=float("inf"), silence=0, log=io.BytesIO()).stamps) == 1
