@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SLACK = 8 << 20
 #: The fake of systemd looks at all of its units with each call: so many pods are enough for it.
 _SYSTEMD_PODS = 50
+#: In the middle systemd's bus hangs for so many virtual seconds.
+_SILENCE = 60.0
 #: A client waits so many seconds for one answer, on however busy a machine.
 _PATIENCE = 600.0
 
@@ -45,14 +47,13 @@ def main() -> int:
     if arguments.trace:
         tracemalloc.start(8)
     failed = 0
-    for driver in arguments.drivers:
+    for driver in Driver:
         with_systemd = driver is Driver.SYSTEMD
         pace = Pace(
             pods=min(arguments.pods, _SYSTEMD_PODS) if with_systemd else arguments.pods,
             containers=arguments.containers,
             seconds=arguments.minutes * 60,
-            rate=arguments.rate,
-            silence=arguments.silence if with_systemd else 0.0,
+            silence=_SILENCE if with_systemd else 0.0,
         )
         with TemporaryDirectory() as directory:
             course = asyncio.run(_run(Path(directory), pace, driver))
@@ -105,13 +106,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--containers", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0, help="of virtual time")
-    parser.add_argument("--rate", type=float, default=2.0, help="operations a virtual second")
-    parser.add_argument(
-        "--drivers", nargs="+", type=Driver, choices=tuple(Driver), default=tuple(Driver)
-    )
-    parser.add_argument(
-        "--silence", type=float, default=60.0, help="virtual seconds in which the bus hangs"
-    )
     parser.add_argument("--trace", action="store_true")
     return parser.parse_args()
 
