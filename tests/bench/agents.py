@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter_ns, process_time_ns
@@ -22,7 +21,6 @@ from msgspec.structs import replace
 from agent.config.isolation import IsolationConfig, PartitionMode, PowerClass
 from agent.isolation.host import HOST_SLICES
 from agent.isolation.places import Form, text_of
-from agent.managers.admission import admit as decide_on
 from agent.managers.policy import IsolationMode
 from agent.server.memory import settle_memory
 from agent.server.state import situate
@@ -35,14 +33,13 @@ from sysfs.mask import Mask
 from tests.agent.pods.pods import app, pod, resources
 from tests.agent.server.support import make_world, running
 from tests.bench import hosts
-from tests.bench.measure import Rest, measure, of_samples
+from tests.bench.measure import Rest, of_samples
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
     from tests.agent.server.support import Running, World
     from tests.bench.measure import Figure
 
@@ -64,19 +61,13 @@ _REST_SECONDS: Final = 30.0
 
 
 def admissions() -> Iterator[Figure]:
-    """Decide and save the checkpoint, on tmpfs where there is one; then admit to the end.
+    """Start with so many pods in the checkpoint, and admit to the end.
 
-    To the end is through the agent's queue: decide, save, write the cgroups, read them back.
+    That is through the agent's queue: decide, save, write the cgroups, read them back.
     """
-    rules = hosts.rules(_HOST)
-    asked = hosts.guaranteed_pod("new", 4)
     for pods in ADMITTED:
-        ledger = hosts.ledger_with(rules, pods)
-        with on_tmpfs() as folder, Store(folder) as store:
-            run = partial(_decide_and_save, rules, ledger, store, asked)
-            yield measure(f"admit/{_HOST}/saved-pods{pods}", run, most=300)
-    for pods in ADMITTED:
-        samples = asyncio.run(started(pods, _ADMISSIONS[pods]))[1]
+        ready, samples = asyncio.run(_started(pods, _ADMISSIONS[pods]))
+        yield of_samples(f"start/{_HOST}/pods{pods}", [ready])
         yield of_samples(f"admit/{_HOST}/enforced-pods{pods}", samples)
 
 
@@ -144,7 +135,7 @@ def _with_interrupts(world: World) -> IsolationConfig:
 
 
 def starts() -> Iterator[Figure]:
-    """Start the agent until it is ready: as a process, and with so many pods in its checkpoint."""
+    """Start the agent as a process until it is ready."""
     samples = []
     for _ in range(5):
         with on_tmpfs() as folder:
@@ -153,8 +144,6 @@ def starts() -> Iterator[Figure]:
             with host.agent("pod"):
                 samples.append(perf_counter_ns() - begun)
     yield of_samples(f"start/{_HOST}/process", samples)
-    for pods in ADMITTED:
-        yield of_samples(f"start/{_HOST}/pods{pods}", [asyncio.run(started(pods, 0))[0]])
 
 
 def at_rest() -> Iterator[Rest]:
@@ -169,11 +158,6 @@ def at_rest() -> Iterator[Rest]:
         yield Rest(process.memory_info().rss, 100 * used / elapsed)
 
 
-def reconciling() -> Iterator[Figure]:
-    """Reconcile pods of five containers each, with nothing to repair and no write."""
-    yield from asyncio.run(reconciled(_IN_EACH_ROUND, _ROUNDS))
-
-
 class CountingKernel(EmulatedKernel):
     """An emulated kernel that counts what is written to it."""
 
@@ -183,23 +167,12 @@ class CountingKernel(EmulatedKernel):
         self.writes += 1
         super().write(path, file, value)
 
-    def is_set(self, path: str) -> bool:
-        """Return whether a cgroup was given its quota."""
-        return not self.read(path, "cpu.max").startswith("max")
-
-
-def _decide_and_save(rules: EffectivePolicy, ledger: Ledger, store: Store, asked: Pod) -> None:
-    store.save(state_of(rules, decide_on(rules, ledger, asked).ledger))
-
 
 def state_of(rules: EffectivePolicy, ledger: Ledger) -> Checkpoint:
     """Return what a checkpoint of a ledger holds."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     facts = host_facts(hosts.host(_HOST))
-    return Checkpoint(ledger, boot_id=_boot_id(), host=facts, policy=policy_summary(rules.policy))
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Checkpoint(ledger, boot_id=boot_id, host=facts, policy=policy_summary(rules.policy))
 
 
 @contextmanager
@@ -224,22 +197,13 @@ def _kernel() -> CountingKernel:
     return CountingKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
 
 
-def _checkpoint(world: World, pods: int) -> None:
-    """Leave a checkpoint of so many pods to the agent, most of which share."""
-    rules = situate(world.config, hosts.host(_HOST)).rules
-    ledger = rules.empty_ledger()
-    for number in range(pods):
-        make = hosts.guaranteed_pod if number % 50 == 0 and number < 1000 else hosts.shared_pod
-        ledger = decide_on(rules, ledger, make(_UID.format(number))).ledger
-    with Store(world.config.agent.state_directory) as store:
-        store.save(state_of(rules, ledger))
-
-
-async def started(pods: int, admissions: int) -> tuple[int, list[int]]:
+async def _started(pods: int, admissions: int) -> tuple[int, list[int]]:
     """Return how long a start with so many pods in the checkpoint took, and then admissions."""
     with on_tmpfs() as folder:
         world = _world(folder)
-        _checkpoint(world, pods)
+        rules = situate(world.config, hosts.host(_HOST)).rules
+        with Store(world.config.agent.state_directory) as store:
+            store.save(state_of(rules, hosts.ledger_with(rules, pods)))
         begun = perf_counter_ns()
         async with running(world) as agent:
             ready = perf_counter_ns() - begun
@@ -262,17 +226,21 @@ async def _admitted(
     return taken
 
 
-async def reconciled(passes: Mapping[int, int], rounds: int) -> list[Figure]:
-    """Return how much of a CPU passes take that find nothing, by the number of pods.
+def reconciling() -> Iterator[Figure]:
+    """Reconcile pods of five containers each, with nothing to repair and no write; processor time.
 
     In turns, so that a machine that is slow for a while is slow for each number.
     """
-    samples: dict[int, list[int]] = {pods: [] for pods in passes}
+    yield from asyncio.run(_reconciled())
+
+
+async def _reconciled() -> list[Figure]:
+    samples: dict[int, list[int]] = {pods: [] for pods in _IN_EACH_ROUND}
     async with AsyncExitStack() as opened:
-        agents = {pods: await opened.enter_async_context(settled(pods)) for pods in passes}
-        for _ in range(rounds):
+        agents = {pods: await opened.enter_async_context(settled(pods)) for pods in samples}
+        for _ in range(_ROUNDS):
             for pods, agent in agents.items():
-                samples[pods] += [await passed(agent) for _ in range(passes[pods])]
+                samples[pods] += [await passed(agent) for _ in range(_IN_EACH_ROUND[pods])]
     return [
         of_samples(f"reconcile/{_HOST}/containers{pods * _CONTAINERS}", each)
         for pods, each in samples.items()
@@ -290,9 +258,10 @@ async def settled(pods: int) -> AsyncIterator[Running]:
                 await _run_pod(agent, _UID.format(number))
             await agent.controller.reconcile()
             await agent.controller.reconcile()
-            found = sum(map(kernel.is_set, _cgroups(pods)))
-            if found != pods * _CONTAINERS:
-                raise RuntimeError(f"the agent has found {found} containers only")
+            uids = map(_UID.format, range(pods))
+            cgroups = [cgroup for uid in uids for cgroup in _containers(uid)]
+            if any(kernel.read(cgroup, "cpu.max").startswith("max") for cgroup in cgroups):
+                raise RuntimeError("the agent has not found all containers")
             kernel.writes = 0
             settle_memory()
             yield agent
@@ -308,11 +277,6 @@ async def _run_pod(agent: Running, uid: str) -> None:
     for place, cgroup in enumerate(_containers(uid)):
         agent.world.kernel.mkdir(cgroup)
         agent.world.kernel.spawn(cgroup, int(uid[-12:]) * 10 + place + 2)
-
-
-def _cgroups(pods: int) -> Iterator[str]:
-    for number in range(pods):
-        yield from _containers(_UID.format(number))
 
 
 def _containers(uid: str) -> list[str]:

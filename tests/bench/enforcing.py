@@ -12,11 +12,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import shared_cpus
-from agent.managers.policy import NodeFit
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.identify import pod_cgroup
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.ledger import Ledger
-    from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
+    from agent.pods.model import Container, Pod, Resources
     from tests.bench.measure import Figure
 
 ADMITTED: Final = (10, 500, 2500)
@@ -61,20 +58,21 @@ def enforcing() -> Iterator[Figure]:
                     yield from _beside(name, driver, variant, make, number)
 
 
-def burstable(uid: str) -> Pod:
-    """Return a burstable pod of five containers."""
-    asked = resources("cpu=1m", "cpu=2m")
-    return pod(*(app(f"c{place}", asked) for place in range(_CONTAINERS)), uid=uid)
+def _burstable(uid: str) -> Pod:
+    return pod(*_members(resources("cpu=1m", "cpu=2m")), uid=uid)
 
 
-def pool_only(uid: str) -> Pod:
-    """Return a Guaranteed pod of five containers without exclusive CPUs."""
-    asked = guaranteed("cpu=1m memory=1Mi")
-    return pod(*(app(f"c{place}", asked) for place in range(_CONTAINERS)), uid=uid)
+def _pool_only(uid: str) -> Pod:
+    """Return a Guaranteed pod without exclusive CPUs."""
+    return pod(*_members(guaranteed("cpu=1m memory=1Mi")), uid=uid)
+
+
+def _members(asked: Resources) -> Iterator[Container]:
+    return (app(f"c{place}", asked) for place in range(_CONTAINERS))
 
 
 #: What is beside the pod of a figure, by what the figure's name says of it.
-_OTHERS: Final = {"": burstable, "-guaranteed": pool_only, "-guaranteed-in-shared": pool_only}
+_OTHERS: Final = {"": _burstable, "-guaranteed": _pool_only, "-guaranteed-in-shared": _pool_only}
 
 
 class CountingBus(FakeSystemd):
@@ -94,7 +92,7 @@ class CountingBus(FakeSystemd):
         kernel.writes, self.asked = before
 
 
-class EnforcedHost:
+class _EnforcedHost:
     """A host on which pods are admitted and enforced, each with five containers that run."""
 
     def __init__(
@@ -108,7 +106,7 @@ class EnforcedHost:
     ) -> None:
         host = hosts.host(name)
         self.kernel = CountingKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
-        self.rules = _pods_without_limit(hosts.rules(name, memory=False))
+        self.rules = hosts.rules(name, memory=False)
         self.layout = Layout(driver, shares=shares)
         self.bus = CountingBus(self.kernel)
         cgroups = (
@@ -132,8 +130,7 @@ class EnforcedHost:
         self._settled()
         self._settled()
 
-    def desired(self, ledger: Ledger) -> Desired:
-        """Return what the kernel should enforce of a ledger."""
+    def _desired(self, ledger: Ledger) -> Desired:
         return Desired(ledger, shared_cpus(self.rules, ledger))
 
     def change(self, ledger: Ledger, uid: str | None) -> Sample:
@@ -141,7 +138,7 @@ class EnforcedHost:
         gone = [a for u, a in self.ledger.allocations.items() if u not in ledger.allocations] if (
             uid is None
         ) else []  # fmt: skip
-        desired = self.desired(ledger)
+        desired = self._desired(ledger)
         self.kernel.writes = self.bus.asked = 0
         started = perf_counter_ns()
         for allocation in gone:
@@ -162,7 +159,7 @@ class EnforcedHost:
             self.kernel.spawn(path, pid)
 
     def _settled(self) -> None:
-        report = self.enforcer.repair(self.desired(self.ledger))
+        report = self.enforcer.repair(self._desired(self.ledger))
         if not report.ok:
             raise RuntimeError(f"a host was not enforced: {report.remaining[:3]}")
 
@@ -175,18 +172,13 @@ class Sample(Struct, frozen=True):
     bus_calls: int
 
 
-def _pods_without_limit(rules: EffectivePolicy) -> EffectivePolicy:
-    """Return rules by which any number of small pods fits the host."""
-    return replace(rules, policy=replace(rules.policy, fit=NodeFit(max_pods=10_000)))
-
-
 def _beside(
     name: str, driver: Driver, variant: str, make: Callable[[str], Pod], number: int
 ) -> Iterator[Figure]:
-    host = EnforcedHost(name, driver, make, number, shares=variant.endswith("shared"))
+    host = _EnforcedHost(name, driver, make, number, shares=variant.endswith("shared"))
     kinds = {
         "exclusive": hosts.guaranteed_pod(_UID.format(99_998), 4),
-        "shared": burstable(_UID.format(99_999)),
+        "shared": _burstable(_UID.format(99_999)),
     }
     settle_memory()
     for kind, asked in kinds.items():

@@ -13,27 +13,22 @@ from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing
 from agent.managers.admission import admit, remove
-from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.cpu.take import take_by_topology
 from agent.managers.ledger import Ledger
-from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy, TopologyManagerScope
-from agent.managers.registry import MANAGERS
-from agent.managers.topology.hint import SearchBudget
-from agent.managers.topology.merge import merge_or_defer
+from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.state.store import Store
 from sysfs.described import write_tree
 from sysfs.discover import discover
 from tests.bench import agents, hosts, nri
+from tests.bench.drawn import drawn
 from tests.bench.enforcing import enforcing
+from tests.bench.growth import growing
 from tests.bench.measure import Figure, in_turns, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.managers.decision import Decision
-    from agent.managers.resource_manager import Draft
     from agent.managers.rules import EffectivePolicy
-    from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
     from agent.state.checkpoint import Checkpoint
     from tests.bench.measure import Rest
@@ -95,7 +90,7 @@ def _crowded(name: str) -> Iterator[Case]:
 
 
 def _by_option(name: str) -> Iterator[Case]:
-    ledger = _fragmented(name)
+    ledger = hosts.ledger_on(name, "fragmented")
     asked = hosts.guaranteed_pod("new", 4)
     for option in hosts.OPTIONS[1:]:
         rules = hosts.rules(
@@ -104,11 +99,7 @@ def _by_option(name: str) -> Iterator[Case]:
             TopologyManagerScope.CONTAINER,
             **dict.fromkeys(option, True),
         )
-        yield _spelled(option), partial(admit, rules, ledger, asked)
-
-
-def _fragmented(name: str) -> Ledger:
-    return hosts.ledger_on(name, "fragmented")
+        yield "+".join(option).replace("_", "-"), partial(admit, rules, ledger, asked)
 
 
 def _devices(name: str) -> Iterator[Case]:
@@ -117,7 +108,7 @@ def _devices(name: str) -> Iterator[Case]:
     preferring = replace(rules.policy, preferring=frozenset(rules.policy.devices))
     plugins = replace(rules, policy=preferring)
     asked = hosts.pod_of("new", "cpu=4 memory=1Gi example.com/gpu=1 example.com/nic=1")
-    ledger = _fragmented(name)
+    ledger = hosts.ledger_on(name, "fragmented")
     yield "fragmented-devices-listed", partial(admit, rules, ledger, asked)
     yield "fragmented-devices-plugins", partial(_asking, plugins, ledger, asked)
 
@@ -132,7 +123,7 @@ def _asking(rules: EffectivePolicy, ledger: Ledger, asked: Pod) -> Decision:
 
 def _gated(name: str) -> Iterator[Case]:
     """Decide a pod without pod-level resources, with PodLevelResourceManagers on and off."""
-    ledger = _fragmented(name)
+    ledger = hosts.ledger_on(name, "fragmented")
     asked = hosts.guaranteed_pod("new", 4)
     for word, on in (("on", True), ("off", False)):
         rules = hosts.rules(name)
@@ -175,51 +166,6 @@ def rejections() -> Iterator[Figure]:
 def _said(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> str:
     rejection = admit(rules, ledger, pod).rejection
     return "" if rejection is None else rejection.message
-
-
-def hints() -> Iterator[Figure]:
-    """Ask every provider for hints."""
-    for name, number, _, draft in _drafts():
-        yield measure(f"hints/{name}/fragmented-{number}r", partial(_all_hints, draft))
-
-
-def merges() -> Iterator[Figure]:
-    """Merge the hints of all providers."""
-    for name, number, rules, draft in _drafts():
-        run = partial(_merge, rules, _all_hints(draft))
-        yield measure(f"merge/{name}/fragmented-{number}r", run)
-
-
-def _merge(rules: EffectivePolicy, hints: list[ProviderHints]) -> None:
-    merge_or_defer(rules.machine, rules.policy.topology, hints, SearchBudget())
-
-
-def _drafts() -> Iterator[tuple[str, int, EffectivePolicy, Draft]]:
-    for name in hosts.HOSTS:
-        rules = hosts.rules(name)
-        ledger = hosts.ledger_on(name, "fragmented")
-        for number, text in enumerate(hosts.RESOURCES[1:], start=2):
-            demand = rules.demand(hosts.pod_of("new", text))
-            yield name, number, rules, rules.draft(ledger, demand)
-
-
-def _all_hints(draft: Draft) -> list[ProviderHints]:
-    return [provider.pod_hints(draft) for provider in MANAGERS]
-
-
-def choose() -> Iterator[Figure]:
-    """Choose CPUs with each option and pair of options: a quarter of what is free."""
-    for name in hosts.HOSTS:
-        rules = hosts.rules(name)
-        for state in ("empty", "fragmented"):
-            free = rules.assignable_cpus - exclusive_cpus(hosts.ledger_on(name, state))
-            for option in hosts.OPTIONS:
-                options = CpuPolicyOptions(**dict.fromkeys(option, True))
-                run = partial(
-                    take_by_topology, rules.machine.cpus, options, free, len(free) // 8 * 2
-                )
-                figure = f"choose/{name}/{state}-{_spelled(option)}"
-                yield measure(figure, run, most=300, budget_ns=100_000_000)
 
 
 def discovery() -> Iterator[Figure]:
@@ -287,20 +233,15 @@ def command_line() -> Iterator[Figure]:
     yield measure("cli/2n128c/help", run, most=10, budget_ns=3_000_000_000)
 
 
-def _spelled(option: tuple[str, ...]) -> str:
-    return "+".join(option).replace("_", "-") or "packed"
-
-
 #: What is measured, in the order of the table, by the names that `--only` takes.
 FAMILIES: Final[dict[str, Callable[[], Iterator[Figure | Rest]]]] = {
     "decide": decide,
+    "drawn": drawn,
+    "grow": growing,
     "admit": agents.admissions,
     "isolate": agents.isolated,
     "reject": rejections,
     "remove": removal,
-    "hints": hints,
-    "merge": merges,
-    "choose": choose,
     "discover": discovery,
     "enforce": enforcing,
     "reconcile": agents.reconciling,

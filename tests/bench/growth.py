@@ -1,17 +1,8 @@
-"""Draw how the time of one decision grows: `python -m tests.bench.growth [--svg FILE]`.
-
-Processor time, the median: a bar per point, on a logarithmic scale, as text; with `--svg` as a
-picture besides, the one of `docs/performance.md`.
-"""
+"""How the time of one decision grows, by what is varied; `table --svg` draws it."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from dataclasses import dataclass
 from functools import partial
-from math import log10
-from pathlib import Path
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Final
 
@@ -21,90 +12,46 @@ from sysfs.described import regular_host
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.bench import hosts
 from tests.bench.measure import measure
-from tests.bench.panels import Panel, picture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-#: Columns of a bar for a factor of ten; a bar begins at ten microseconds.
-_PER_DECADE: Final = 20
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
+    from tests.bench.measure import Figure
+
 _ASKED: Final = "cpu=4 memory=1Gi"
+#: What is varied, by the part of a figure's name; the picture has a panel for each.
+SERIES: Final = {
+    "nodes": "NUMA nodes (16 CPUs each)",
+    "cpus": "CPUs (8 NUMA nodes)",
+    "resources": "resources (16 NUMA nodes, 512 CPUs)",
+    "containers": "containers of the pod (2 NUMA nodes, 128 CPUs)",
+    "pods": "pods admitted (2 NUMA nodes, 128 CPUs)",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """What is varied, and a decision to measure for each value of it."""
-
-    title: str
-    decisions: tuple[tuple[int, Callable[[], object]], ...]
-
-
-def main() -> int:
-    """Measure every series, print the bars, and draw the picture where one is asked for."""
-    parser = argparse.ArgumentParser(prog="growth", description=__doc__)
-    parser.add_argument("--svg", type=Path, help="file for the picture")
-    file = parser.parse_args().svg
-    panels = [_measured(series) for series in _all_series()]
-    for panel in panels:
-        print(panel.title)
-        for value, micros in panel.points:
-            print(_bar(value, micros))
-    if file is not None:
-        file.write_text(picture(panels))
-    return 0
+def growing() -> Iterator[Figure]:
+    """Decide one admission for each value of what is varied; processor time."""
+    for series, value, rules, ledger, asked in _decisions():
+        run = partial(admit, rules, ledger, asked)
+        yield measure(f"grow/{series}/{value}", run, clock=thread_time_ns)
 
 
-def _measured(series: Series) -> Panel:
-    points = [
-        (value, measure("", run, clock=thread_time_ns).p50_us) for value, run in series.decisions
-    ]
-    return Panel(series.title, tuple(points))
-
-
-def _bar(value: int, micros: float) -> str:
-    length = max(1, round(_PER_DECADE * log10(micros / 10)))
-    return f"{value:>6} {'#' * length} {micros:.0f} us"
-
-
-def _all_series() -> Iterator[Series]:
-    yield Series(
-        "NUMA nodes (16 CPUs each)",
-        tuple((number, _on(number, 1, 8)) for number in (1, 2, 4, 8, 16, 32, 64)),
-    )
-    yield Series(
-        "CPUs (8 NUMA nodes)",
-        tuple((16 * cores, _on(2, 4, cores)) for cores in (4, 16, 64, 256)),
-    )
-    yield Series("resources (16 NUMA nodes, 512 CPUs)", tuple(_by_resources()))
-    yield Series("containers of the pod (2 NUMA nodes, 128 CPUs)", tuple(_by_containers()))
-    yield Series("pods admitted (2 NUMA nodes, 128 CPUs)", tuple(_by_pods()))
-
-
-def _on(packages: int, nodes: int, cores: int) -> Callable[[], object]:
-    host = regular_host(packages, nodes, cores, memory_bytes=64 * hosts.GIB)
-    rules = hosts.rules_of(Machine.of(host))
-    return partial(admit, rules, rules.empty_ledger(), hosts.pod_of("new", _ASKED))
-
-
-def _by_resources() -> Iterator[tuple[int, Callable[[], object]]]:
+def _decisions() -> Iterator[tuple[str, int, EffectivePolicy, Ledger, Pod]]:
+    asked = hosts.pod_of("new", _ASKED)
+    shapes = [("nodes", number, (number, 1, 8)) for number in (1, 2, 4, 8, 16, 32, 64)]
+    shapes += [("cpus", 16 * cores, (2, 4, cores)) for cores in (4, 16, 64, 256)]
+    for series, value, shape in shapes:
+        rules = hosts.rules_of(Machine.of(regular_host(*shape, memory_bytes=64 * hosts.GIB)))
+        yield series, value, rules, rules.empty_ledger(), asked
     rules = hosts.rules("16n512c")
-    for number, asked in enumerate(hosts.RESOURCES[1:], start=2):
-        yield number, partial(admit, rules, rules.empty_ledger(), hosts.pod_of("new", asked))
-
-
-def _by_containers() -> Iterator[tuple[int, Callable[[], object]]]:
+    for number, text in enumerate(hosts.RESOURCES[1:], start=2):
+        yield "resources", number, rules, rules.empty_ledger(), hosts.pod_of("new", text)
     rules = hosts.rules("2n128c")
     for number in (1, 4, 16):
-        members = [app(f"c{i}", guaranteed("cpu=1 memory=1Gi")) for i in range(number)]
-        yield number, partial(admit, rules, rules.empty_ledger(), pod(*members))
-
-
-def _by_pods() -> Iterator[tuple[int, Callable[[], object]]]:
-    rules = hosts.rules("2n128c")
-    asked = hosts.pod_of("new", _ASKED)
+        members = [app(f"c{place}", guaranteed("cpu=1 memory=1Gi")) for place in range(number)]
+        yield "containers", number, rules, rules.empty_ledger(), pod(*members)
     for number in (10, 250, 2500):
-        yield number, partial(admit, rules, hosts.ledger_with(rules, number), asked)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        yield "pods", number, rules, hosts.ledger_with(rules, number), asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -57,13 +57,17 @@ HOSTS: Final[dict[str, Callable[[], Host]]] = {
     "64n4096c": lambda: regular_host(16, 4, 32, memory_bytes=64 * GIB, hugepages=PAGES),
 }
 #: What a pod asks for, one more each time: cpu and memory always, their managers do not care.
-RESOURCES: Final = (
-    "cpu=4 memory=1Gi",
-    "cpu=4 memory=1Gi",
-    "cpu=4 memory=1Gi hugepages-2Mi=64Mi",
-    "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi",
-    "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1",
-    "cpu=4 memory=1Gi hugepages-2Mi=64Mi hugepages-1Gi=1Gi example.com/gpu=1 example.com/nic=1",
+RESOURCES: Final = tuple(
+    accumulate(
+        (
+            "cpu=4 memory=1Gi",
+            "",
+            " hugepages-2Mi=64Mi",
+            " hugepages-1Gi=1Gi",
+            " example.com/gpu=1",
+            " example.com/nic=1",
+        )
+    )
 )
 #: What the kubelet allows to be on together (`agent.config.model` says what excludes what).
 OPTIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -196,12 +200,8 @@ def filled(rules_in_force: EffectivePolicy, share: float) -> Ledger:
 
 def fragmented(rules_in_force: EffectivePolicy) -> Ledger:
     """Return a ledger with about half of the CPUs allocated: of many pods every other one ended."""
-    ledger = filled(rules_in_force, 0.95)
     draw = Random(11)  # noqa: S311  (the same ledger in every run)
-    uids = list(ledger.allocations)
-    for uid in draw.sample(uids, len(uids) // 2):
-        ledger = remove(rules_in_force, ledger, uid)
-    return ledger
+    return _halved(rules_in_force, filled(rules_in_force, 0.95), draw)
 
 
 def grouped(rules_in_force: EffectivePolicy) -> Ledger:
@@ -215,6 +215,11 @@ def grouped(rules_in_force: EffectivePolicy) -> Ledger:
     for number in range(3 * len(rules_in_force.machine.nodes)):
         asked = _wide(draw, rules_in_force) if number % 3 == 0 else _some(draw)
         ledger = admit(rules_of_them, ledger, pod_of(f"pod-{number}", asked)).ledger
+    return _halved(rules_in_force, ledger, draw)
+
+
+def _halved(rules_in_force: EffectivePolicy, ledger: Ledger, draw: Random) -> Ledger:
+    """Return a ledger after every other pod has ended."""
     uids = list(ledger.allocations)
     for uid in draw.sample(uids, len(uids) // 2):
         ledger = remove(rules_in_force, ledger, uid)

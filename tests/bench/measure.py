@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
@@ -36,9 +36,10 @@ class Figure:
     writes: int | None = None
     bus_calls: int | None = None
 
-    def as_json(self) -> dict[str, object]:
-        """Return the entry of `bench.json`."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    def __str__(self) -> str:
+        counted = "" if self.writes is None else f"  {self.writes} writes, {self.bus_calls} calls"
+        micros = " ".join(f"{each:11.1f}" for each in (self.p50_us, self.p99_us, self.max_us))
+        return f"{self.name:58} {self.n:6} {micros}{counted}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class Rest:
     resident_bytes: int
     cpu_percent: float
 
-    def as_json(self) -> dict[str, object]:
-        """Return the entry of `bench-rest.json`."""
-        return asdict(self)
+    def __str__(self) -> str:
+        mib = self.resident_bytes / (1 << 20)
+        return f"at rest: {mib:.1f} MiB resident, {self.cpu_percent:.2f} % of one CPU"
 
 
 def measure(
@@ -105,24 +106,19 @@ class Yardstick:
     A shared machine that stops this loop for milliseconds does so to what is measured as well.
     """
 
-    def __init__(self, clock: Callable[[], int] = perf_counter_ns) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._times: list[int] = []
 
     def look(self) -> None:
         """Time the piece of work some times."""
         for _ in range(_LOOKS):
-            started = self._clock()
+            started = perf_counter_ns()
             sum(range(_STEPS))
-            self._times.append(self._clock() - started)
+            self._times.append(perf_counter_ns() - started)
 
-    def line(self) -> str:
-        """Return what was seen, in one line."""
-        seen = of_samples("", self._times)
-        return (
-            f"the machine meanwhile: a fixed loop took p50 {seen.p50_us / 1000:.2f} ms, "
-            f"p99 {seen.p99_us / 1000:.2f} ms, at most {seen.max_us / 1000:.2f} ms"
-        )
+    def figure(self) -> Figure:
+        """Return what was seen."""
+        return of_samples("the machine: a fixed loop", self._times)
 
 
 def of_samples(name: str, nanoseconds: Sequence[int]) -> Figure:

@@ -1,16 +1,19 @@
-"""Print the table of decisions: `python -m tests.bench.table bench.json`.
+"""Print the table of decisions: `python -m tests.bench.table bench.json [--svg docs/growth.svg]`.
 
-Medians in milliseconds.
+Medians in milliseconds; with `--svg` the picture of how they grow is drawn besides.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Final
 
-_HOSTS: Final = ("2n128c", "8n256c", "16n512c", "34n", "64n4096c")
+from tests.bench.growth import SERIES
+from tests.bench.hosts import HOSTS
+from tests.bench.panels import Panel, picture
+
 _STATES: Final = {"empty": "empty", "half": "half", "fragmented": "fragmented", "full90": "90 %"}
 _COLUMNS: Final = {
     "1": "1r",
@@ -23,18 +26,29 @@ _COLUMNS: Final = {
 }
 
 
-def main() -> int:
+def main() -> None:
     """Print a row for each host and what is allocated on it."""
-    entries = json.loads(Path(sys.argv[1]).read_text())
-    medians = {entry["name"]: entry["p50_us"] / 1000 for entry in entries}
+    parser = argparse.ArgumentParser(prog="table", description=__doc__)
+    parser.add_argument("figures", type=Path, help="bench.json")
+    parser.add_argument("--svg", type=Path, help="file for the picture")
+    arguments = parser.parse_args()
+    entries = json.loads(arguments.figures.read_text())
+    micros = {entry["name"]: entry["p50_us"] for entry in entries}
+    if arguments.svg is not None:
+        arguments.svg.write_text(picture([_panel(series, micros) for series in SERIES]))
     print(f"| host | state | {' | '.join(_COLUMNS)} |")
     print("|---" * (2 + len(_COLUMNS)) + "|")
-    for host in _HOSTS:
+    for host in HOSTS:
         for state, shown in _STATES.items():
             names = [f"decide/{host}/{state}-{column}" for column in _COLUMNS.values()]
-            print(f"| {host} | {shown} | {' | '.join(f'{medians[n]:.2f}' for n in names)} |")
-    return 0
+            print(f"| {host} | {shown} | {' | '.join(f'{micros[n] / 1000:.2f}' for n in names)} |")
+
+
+def _panel(series: str, micros: dict[str, float]) -> Panel:
+    stem = f"grow/{series}/"
+    points = [(int(n.removeprefix(stem)), us) for n, us in micros.items() if n.startswith(stem)]
+    return Panel(SERIES[series], tuple(points))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -38,9 +38,7 @@ class Target:
         return self.tail_ms or _TAIL * self.limit_ms
 
 
-#: An exclusive pod that comes or goes beside 2,500 others, of whatever kind and place.
-_ADMISSION: Final = r"enforce/.*-exclusive-(admit|remove)-(?:[a-z-]+-)?pods2500$"
-#: What it may write and ask systemd.
+#: What an exclusive pod may write and ask systemd that comes or goes beside 2,500 others.
 _MOST_WRITES: Final = 40
 _MOST_BUS_CALLS: Final = 4
 TARGETS: Final = (
@@ -67,32 +65,22 @@ TARGETS: Final = (
     Target("NRI Synchronize of 2,500 pods", r"nri/synchronize/", 1000, tail=False),
     Target("NRI CreateContainer, transport alone", r"nri/create$", 1, tail=False),
     Target("NRI CreateContainer, 110 pods", r"nri/create-110/.*-agent$", 5, tail_ms=50),
-    Target("exclusive change, 2,500 pods", _ADMISSION, 10, tail=False),
+    Target("exclusive change, 2,500 pods", r"enforce/.*-exclusive-.*pods2500$", 10, tail=False),
     Target("numawarden --help", r"cli/", 120, tail=False),
 )
-#: An operation with 2,500 pods may take so many times that with 10, by the family's name.
-_GROWTHS: Final = (
-    ("decision", "decide/.*", 1.3),
-    ("removal", "remove/.*", 1.3),
-    ("exclusive admission", "enforce/.*-exclusive-admit-", 1.5),
-    ("exclusive removal", "enforce/.*-exclusive-remove-", 1.5),
+#: How often the median of each figure whose name matches may be that of the figure in whose name
+#: the one text stands in the place of the other.
+_RATIOS: Final = (
+    ("decision with 2,500 pods admitted", r"decide/", "pods2500", "pods10", 1.3),
+    ("removal with 2,500 pods admitted", r"remove/", "pods2500", "pods10", 1.3),
+    ("exclusive admission, 2,500 pods", r"enforce/.*-exclusive-admit-", "pods2500", "pods10", 1.5),
+    ("exclusive removal, 2,500 pods", r"enforce/.*-exclusive-remove-", "pods2500", "pods10", 1.5),
+    ("decision on devices of plugins", r"decide/", "-devices-plugins", "-devices-listed", 1.3),
+    # Of a pod that has no pod-level resources.
+    ("decision with the pod-level gate", r"decide/", "/gate-on", "/gate-off", 1.05),
+    ("admission with isolation, 300 interrupts", r"isolate/.*-isolated$", "isolated", "without", 3),
+    ("pass at rest with 5 times the pods", r"reconcile/", "containers12500", "containers2500", 5.5),
 )
-#: What is decided or admitted may take so many times another: on devices of plugins that on listed
-#: ones, with the gate PodLevelResourceManagers that without, of a pod that has no pod-level
-#: resources, with all items of isolation that with none.
-_COMPARED: Final = (
-    (
-        "decision on devices of plugins",
-        "-devices-plugins",
-        "-devices-listed",
-        1.3,
-        "on listed ones",
-    ),
-    ("decision with the pod-level gate", "/gate-on", "/gate-off", 1.05, "without"),
-    ("admission with isolation, 300 interrupts", "-isolated", "-without", 3, "without"),
-)
-#: The pass at rest grows with the pods, and no faster: from 500 to 2,500 pods of five containers.
-_PASSES: Final = ("reconcile/2n128c/containers2500", "reconcile/2n128c/containers12500", 5.5)
 #: 5 MiB of it are the parts of aiohttp that no listener needs (ADR 1).
 REST_MIB: Final = 55
 REST_PERCENT: Final = 0.2
@@ -105,16 +93,26 @@ def verdicts(figures: Sequence[Figure], rest: Rest | None) -> Iterator[str]:
         if matching:
             yield _verdict(target, matching)
     medians = {figure.name: figure.p50_us for figure in figures}
-    for what, family, most in _GROWTHS:
-        yield from _growth(what, family, most, medians)
-    for what, suffix, other, most, against in _COMPARED:
-        yield from _compared(what, (suffix, other), most, against, medians)
-    few, many, most = _PASSES
-    if few in medians and many in medians:
-        ratio = medians[many] / medians[few]
-        line = f"{ratio:.2f} times"
-        yield _line("pass at rest with 5 times the pods", f"<= {most} times", line, ratio <= most)
-    yield from _counts([figure for figure in figures if re.match(_ADMISSION, figure.name)])
+    for text, names, of, to, most in _RATIOS:
+        ratios = {
+            name: medians[name] / medians[other]
+            for name in medians
+            if of in name and re.match(names, name) and (other := name.replace(of, to)) in medians
+        }
+        if ratios:
+            worst = max(ratios, key=ratios.__getitem__)
+            found = f"{ratios[worst]:.2f} times ({worst})"
+            yield _line(text, f"<= {most} times {to.strip('-/')}", found, ratios[worst] <= most)
+    for others in ("", "guaranteed-", "guaranteed-in-shared-"):
+        names = f"enforce/.*-exclusive-(admit|remove)-{others}pods2500$"
+        changes = [figure for figure in figures if re.match(names, figure.name)]
+        for text, most, counts in (
+            ("its writes", _MOST_WRITES, [figure.writes or 0 for figure in changes]),
+            ("its calls", _MOST_BUS_CALLS, [figure.bus_calls or 0 for figure in changes]),
+        ):
+            if counts:
+                named = f"{text} {others}".rstrip(" -")
+                yield _line(named, f"<= {most}", f"{max(counts)} at most", max(counts) <= most)
     if rest is not None:
         mib, percent = rest.resident_bytes / _MIB, rest.cpu_percent
         yield _line("memory at rest", f"<= {REST_MIB} MiB", f"{mib:.1f} MiB", mib <= REST_MIB)
@@ -133,49 +131,6 @@ def _verdict(target: Target, figures: Sequence[Figure]) -> str:
         found += f", p99 {tail.p99_us / 1000:.2f} ms ({tail.name})"
         desired += f", p99 <= {target.longest_ms:g} ms"
     return _line(target.text, desired, found, met)
-
-
-def _growth(what: str, family: str, most: float, medians: dict[str, float]) -> Iterator[str]:
-    """Yield the line for an operation with many pods, by the host where it grows most."""
-    ratios = {
-        name: medians[name] / medians[few]
-        for name in medians
-        if re.match(rf"{family}.*pods2500", name)
-        and (few := name.replace("pods2500", "pods10")) in medians
-    }
-    if ratios:
-        worst = max(ratios, key=ratios.__getitem__)
-        found = f"{ratios[worst]:.2f} times ({worst})"
-        desired = f"<= {most} times that with 10"
-        yield _line(f"{what} with 2,500 pods admitted", desired, found, ratios[worst] <= most)
-
-
-def _compared(
-    what: str, suffixes: tuple[str, str], most: float, against: str, medians: dict[str, float]
-) -> Iterator[str]:
-    """Yield the line for decisions of one kind against those of another, by the worst case."""
-    suffix, other = suffixes
-    ratios = {
-        name: medians[name] / medians[base]
-        for name in medians
-        if name.endswith(suffix) and (base := name.removesuffix(suffix) + other) in medians
-    }
-    if ratios:
-        worst = max(ratios, key=ratios.__getitem__)
-        found = f"{ratios[worst]:.2f} times ({worst})"
-        yield _line(what, f"<= {most} times that {against}", found, ratios[worst] <= most)
-
-
-def _counts(admissions: Sequence[Figure]) -> Iterator[str]:
-    """Yield the lines for what an exclusive pod writes and asks systemd, by the worst case."""
-    for place in ("", "guaranteed-", "guaranteed-in-shared-"):
-        here = [each for each in admissions if re.search(f"(admit|remove)-{place}pods", each.name)]
-        for what, most, counts in (
-            (f"its writes {place}".rstrip(" -"), _MOST_WRITES, [f.writes or 0 for f in here]),
-            (f"its calls {place}".rstrip(" -"), _MOST_BUS_CALLS, [f.bus_calls or 0 for f in here]),
-        ):
-            if counts:
-                yield _line(what, f"<= {most}", f"{max(counts)} at most", max(counts) <= most)
 
 
 def _line(text: str, desired: str, found: str, met: bool) -> str:  # noqa: FBT001

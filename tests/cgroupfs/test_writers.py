@@ -270,6 +270,7 @@ def test_a_cut_gives_the_events_before_it(events: list[tuple[int, int]], cut: in
 
 def test_another_version_of_the_interface_is_not_read() -> None:
     assert parse_events(packed(5, 10) + packed(6, 11, version=4)) == (FileEvent(10, 5),)
+    assert parse_events(EVENT.pack(8, 3, 0, 24, MODIFY, 6, 11)) == ()
 
 
 @given(st.binary(max_size=400))

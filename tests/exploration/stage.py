@@ -33,35 +33,16 @@ if TYPE_CHECKING:
 #: an admitted one; whose device comes, fails, or never comes; whose client leaves; that is
 #: asked for over a source of pods; the first pod once more, or another one of its name.
 KINDS: Final = (
-    "small",
-    "fits",
-    "none",
-    "replaces",
-    "comes",
-    "fails",
-    "hangs",
-    "left",
-    "listed",
-    "again",
+    "small", "fits", "none", "replaces", "comes", "fails", "hangs", "left", "listed", "again",
     "namesake",
-)
+)  # fmt: skip
 #: What may happen once, at any time: nothing, a cordon of a node, CPUs that go offline, a plugin
 #: that goes with its devices, another configuration, a stop, the end of the agent and its next
 #: start, a disk that is full, cgroups that cannot be written, the removal of the first pod, and a
 #: pod for which a container waits.
 DISTURBANCES: Final = (
-    "",
-    "cordon",
-    "offline",
-    "gone",
-    "reload",
-    "stop",
-    "kill",
-    "disk",
-    "write",
-    "remove",
-    "urgent",
-)
+    "", "cordon", "offline", "gone", "reload", "stop", "kill", "disk", "write", "remove", "urgent",
+)  # fmt: skip
 HOST: Final = two_packages()
 #: CPUs of both nodes, the first that are given.
 OFF: Final = Mask.parse("1,9,4,12")

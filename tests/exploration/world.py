@@ -177,10 +177,8 @@ class World:
             raise BrokenError("the line stands still")
         task.result()
 
-    # --- what may come next ---------------------------------------------------------------------
-
     def choices(self) -> list[str]:
-        """Return what may come next; nothing at the end of the story."""
+        """Return what may come next, a disturbance among it; nothing at the end of the story."""
         names = self._inner_choices()
         for number, kind in enumerate(self.kinds):
             if number not in self.asked:
@@ -259,8 +257,6 @@ class World:
         enforced = document.pod.enforcement.enforced
         return Answer(pod.uid, admitted=True, cpus=document.pod.exclusive_cpus, enforced=enforced)
 
-    # --- disturbances ---------------------------------------------------------------------------
-
     def _disturb(self) -> None:
         what = self.disturbance
         if what == "stop":
@@ -314,8 +310,6 @@ class World:
     async def _begin_again(self) -> None:
         await self.controller.reconcile()
         await self.intake.sync()
-
-    # --- what is always true --------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise `BrokenError` unless what must always be true is."""
@@ -451,8 +445,6 @@ class World:
             raise BrokenError(f"the kernel has {self._set(uid)} for {uid}, not {cpus}")
         if (both := self.kernel.allowed(PROCESS)[0] & cpus) and uid not in self.state.intrusions:
             raise BrokenError(f"a process on shared CPUs may use {both}, which are {uid}'s")
-
-    # --- states ---------------------------------------------------------------------------------
 
     def mark(self) -> bytes:
         """Return what distinguishes this moment from others; two with one mark go on alike."""

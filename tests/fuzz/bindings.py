@@ -24,23 +24,13 @@ if TYPE_CHECKING:
 _POD: Final = f"kubepods/pod{UID}"
 #: Cgroups that may be the container's, as the agent writes their paths.
 _ALLOWED: Final = frozenset(
-    {
-        f"{_POD}/c0",
-        f"{_POD}/c0/inner",
-        "app.scope",
-        "app.service",
-        "plain",
-        "deep/in/here",
-        "user.slice/app.scope",
-    }
-)
+    (f"{_POD}/c0", f"{_POD}/c0/inner", "app.scope", "app.service", "plain", "deep/in/here",
+     "user.slice/app.scope")
+)  # fmt: skip
 _OTHERS: Final = (
-    f"kubepods/pod{OTHER_UID}/c0",
-    "system.slice",
-    "init.scope",
-    "systemd-udevd.service",
+    f"kubepods/pod{OTHER_UID}/c0", "system.slice", "init.scope", "systemd-udevd.service",
     "dbus.service/inner",
-)
+)  # fmt: skip
 _FIRST_PID: Final = 5000
 _TEXTS: Final = (
     *(f"/{path}" for path in (*_ALLOWED, *_OTHERS)),

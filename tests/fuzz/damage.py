@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from random import Random
 
     from agent.yaml import Plain
@@ -45,7 +46,23 @@ _LONG: Final = 1200
 def damaged_bytes(random: Random, data: bytes, most: int = 3) -> bytes:
     """Return bytes after one to `most` edits."""
     for _ in range(random.randint(1, most)):
-        data = random.choice(_EDITS)(random, data)
+        start = random.randint(0, len(data))
+        end = min(len(data), start + random.randint(1, 40))
+        before, piece, after = data[:start], data[start:end], data[end:]
+        flipped = bytes(((piece or b"\0")[0] ^ (1 << random.randrange(8)),))
+        replaced = bytes((random.choice(b"09-+.,:eEmKi[]{}\"'/ \n"),))
+        rest, at = before + after, random.randint(0, len(data) - len(piece))
+        data = random.choice(
+            (
+                *(before + flipped + piece[1:] + after,) * 2,
+                *(before + replaced + piece[1:] + after,) * 2,
+                *(before + random.choice(_TOKENS) + piece + after,) * 2,
+                before,
+                rest,
+                before + piece * random.choice((2, 2, 3, 51)) + after,
+                rest[:at] + piece + rest[at:],
+            )
+        )
     return data
 
 
@@ -78,116 +95,48 @@ def written(random: Random, document: Plain) -> bytes:
     return data if random.randrange(3) else damaged_bytes(random, data)
 
 
-def _flip(random: Random, data: bytes) -> bytes:
-    if not data:
-        return b"\x01"
-    at = random.randrange(len(data))
-    return data[:at] + bytes((data[at] ^ (1 << random.randrange(8)),)) + data[at + 1 :]
-
-
-def _replace(random: Random, data: bytes) -> bytes:
-    if not data:
-        return b"0"
-    at = random.randrange(len(data))
-    return data[:at] + bytes((random.choice(b"09-+.,:eEmKi[]{}\"'/ \n"),)) + data[at + 1 :]
-
-
-def _insert(random: Random, data: bytes) -> bytes:
-    at = random.randint(0, len(data))
-    return data[:at] + random.choice(_TOKENS) + data[at:]
-
-
-def _truncate(random: Random, data: bytes) -> bytes:
-    return data[: random.randint(0, len(data))]
-
-
-def _slice(random: Random, data: bytes) -> tuple[int, int]:
-    start = random.randint(0, len(data))
-    return start, min(len(data), start + random.randint(1, 40))
-
-
-def _delete(random: Random, data: bytes) -> bytes:
-    start, end = _slice(random, data)
-    return data[:start] + data[end:]
-
-
-def _double(random: Random, data: bytes) -> bytes:
-    start, end = _slice(random, data)
-    return data[:end] + data[start:end] * random.choice((1, 1, 2, 50)) + data[end:]
-
-
-def _move(random: Random, data: bytes) -> bytes:
-    start, end = _slice(random, data)
-    rest, at = data[:start] + data[end:], random.randint(0, len(data) - (end - start))
-    return rest[:at] + data[start:end] + rest[at:]
-
-
-_EDITS: Final[tuple[Callable[[Random, bytes], bytes], ...]] = (
-    _flip, _flip, _replace, _replace, _insert, _insert, _truncate, _delete, _double, _move,
-)  # fmt: skip
-
-
 def _edit(random: Random, holder: list[Plain]) -> None:
     """Change one value somewhere in the document that `holder` holds."""
     parent, key = random.choice(_places(holder))
-    if isinstance(parent, dict):
-        name = str(key)
-        _edit_member(random, parent, name)
-    else:
-        _edit_item(random, parent, int(key))
-
-
-def _edit_member(random: Random, parent: dict[str, Plain], name: str) -> None:
     kind = random.randrange(6)
+    if isinstance(parent, list):
+        index = int(key)
+        if kind == 0 and len(parent) > 1:
+            del parent[index]
+        elif kind == 1:
+            parent.insert(index, deepcopy(parent[index]))
+        else:
+            parent[index] = _other(random, parent[index])
+        return
+    name = str(key)
     if kind == 0:
         del parent[name]
     elif kind == 1:
         parent[_slip(random, name)] = parent.pop(name)
     elif kind == 2:
-        parent[random.choice(_TEXTS)] = _copy(parent[name])
+        parent[random.choice(_TEXTS)] = deepcopy(parent[name])
     else:
         parent[name] = _other(random, parent[name])
 
 
-def _edit_item(random: Random, parent: list[Plain], index: int) -> None:
-    kind = random.randrange(6)
-    if kind == 0 and len(parent) > 1:
-        del parent[index]
-    elif kind == 1:
-        parent.insert(index, _copy(parent[index]))
-    else:
-        parent[index] = _other(random, parent[index])
-
-
 def _other(random: Random, value: Plain) -> Plain:
     """Return what stands in a value's place: another kind, another amount, a heap of it."""
-    return random.choice(_OTHERS)(random, value)
-
-
-def _some_text(random: Random, _value: Plain) -> Plain:
-    return random.choice(_TEXTS)
-
-
-def _some_number(random: Random, _value: Plain) -> Plain:
-    return random.choice(_NUMBERS)
-
-
-def _some_kind(random: Random, value: Plain) -> Plain:
+    kind = random.randrange(13)
     others: tuple[Plain, ...] = (None, True, False, [], {}, [[]], {"": {}}, [value])
-    return random.choice(others)
-
-
-def _many(random: Random, value: Plain) -> Plain:
-    if random.randrange(10):
+    if kind < 4:
+        others = _TEXTS
+    elif kind < 7:
+        others = _NUMBERS
+    elif kind == 7:
+        # Four times this is as deep as a document can be copied and written; bytes go deeper.
+        for _ in range(random.choice((1, 2, 5, 20, 70))):
+            value = [value] if random.randrange(2) else {"a": value}
+        return value
+    elif kind == 8 and not random.randrange(10):
+        return [deepcopy(value) for _ in range(_LONG)]
+    elif kind > 8:
         return _nudged(random, value)
-    return [_copy(value) for _ in range(_LONG)]
-
-
-def _deep(random: Random, value: Plain) -> Plain:
-    # Four times this is as deep as a document can be copied and written; bytes go deeper.
-    for _ in range(random.choice((1, 2, 5, 20, 70))):
-        value = [value] if random.randrange(2) else {"a": value}
-    return value
+    return random.choice(others)
 
 
 def _nudged(random: Random, value: Plain) -> Plain:
@@ -195,23 +144,13 @@ def _nudged(random: Random, value: Plain) -> Plain:
         return not value
     if isinstance(value, int | float):
         return value + random.choice((-1, 1, 1024))
-    if isinstance(value, str):
-        return _slip(random, value)
-    return value
-
-
-_OTHERS: Final[tuple[Callable[[Random, Plain], Plain], ...]] = (
-    *(_some_text,) * 4, *(_some_number,) * 3, *(_nudged,) * 3, _some_kind, _many, _deep,
-)  # fmt: skip
+    return _slip(random, value) if isinstance(value, str) else value
 
 
 def _slip(random: Random, text: str) -> str:
     at = random.randint(0, len(text))
-    return (
-        text[:at]
-        + random.choice(("", "x", "-", "0", "9", "/", "..", "K", "\u00e9"))
-        + text[at + 1 :]
-    )
+    slip = random.choice(("", "x", "-", "0", "9", "/", "..", "K", "\u00e9"))
+    return text[:at] + slip + text[at + 1 :]
 
 
 def _places(holder: list[Plain]) -> list[tuple[dict[str, Plain] | list[Plain], str | int]]:
@@ -225,11 +164,3 @@ def _places(holder: list[Plain]) -> list[tuple[dict[str, Plain] | list[Plain], s
             if isinstance(value, dict | list):
                 stack.append(value)
     return places
-
-
-def _copy(value: Plain) -> Plain:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return value

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
     from tests.fuzz.target import Check
 
 _NAMES: Final = (
-    b"a.yaml",
-    b"caf\xc3\xa9.yaml",
-    b"caf\xe9",
-    b"a b",
-    b"\xe2\x80\xae",
-    b"\xed\xa0\x80",
-)
+    b"a.yaml", b"caf\xc3\xa9.yaml", b"caf\xe9", b"a b", b"\xe2\x80\xae", b"\xed\xa0\x80",
+)  # fmt: skip
 #: Sorted after most names, so that it is read after what may fail.
 _SOUND: Final = "sound"
 _FORM: Final = ManifestFormat(load_pod, 1 << 16)

@@ -96,19 +96,20 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: Running | None = None
         self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), daemon=True)
         self.complaints: list[str] = []
 
-    def start(self) -> None:
-        """Start it and wait until it is ready."""
-        self._thread.start()
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        """Have it run, ready when yielded, and end."""
+        thread = threading.Thread(target=lambda: asyncio.run(self._live()), daemon=True)
+        thread.start()
         demand(self._up.wait(_PATIENCE), "the agent did not start")
-
-    def stop(self) -> None:
-        """Stop it and wait for its end."""
-        if self._loop is not None and self._running is not None:
-            self._loop.call_soon_threadsafe(self._running.service.stop)
-        self._thread.join(_PATIENCE)
+        try:
+            yield
+        finally:
+            if self._loop is not None and self._running is not None:
+                self._loop.call_soon_threadsafe(self._running.service.stop)
+            thread.join(_PATIENCE)
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -129,9 +130,7 @@ class Agent:
         return accepted
 
     def _exchange(self, request: bytes, *, whole: bool) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_PATIENCE)
-            connection.connect(str(self.world.socket))
+        with self._connected() as connection:
             with suppress(BrokenPipeError, ConnectionResetError):  # rejected before it was read
                 connection.sendall(request)
             if not whole:
@@ -139,12 +138,17 @@ class Agent:
             method, target = request.split(b" ", 2)[:2]
             return self._answered(connection, method.decode(), target.decode())
 
-    def admit(self, pod: bytes) -> bool:
-        """Admit a pod, and keep it."""
-        head = f"POST /v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: {len(pod)}\r\n\r\n"
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_PATIENCE)
             connection.connect(str(self.world.socket))
+            yield connection
+
+    def admit(self, pod: bytes) -> bool:
+        """Admit a pod, and keep it."""
+        head = f"POST /v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: {len(pod)}\r\n\r\n"
+        with self._connected() as connection:
             connection.sendall(head.encode() + pod)
             response = HTTPResponse(connection, method="POST")
             response.begin()
@@ -181,27 +185,19 @@ class Agent:
             return False
         demand(response.status != 500, f"it failed: {body[:300]!r}")
         if response.status >= 400:
-            self._check_rejection(body)
+            if body:  # the answer to HEAD has none
+                error = json.loads(body)["error"]
+                demand(error["code"] and error["message"], f"no reason: {body[:300]!r}")
             return False
         asked = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
         demand(not asked or set(asked) == {"dryRun"}, f"{asked} are known")
         dry = "dryRun" in asked and asked["dryRun"] in ("true", "1")
         demand(not dry or response.status == 200, f"a dry run is answered with {response.status}")
-        self._remove(response.status, body)
-        return True
-
-    @staticmethod
-    def _check_rejection(body: bytes) -> None:
-        if body:  # the answer to HEAD has none
-            error = json.loads(body)["error"]
-            demand(error["code"] and error["message"], f"no reason: {body[:300]!r}")
-
-    def _remove(self, status: int, body: bytes) -> None:
-        """Remove what was admitted, so that there is room for the next."""
-        if status == 201:
+        if response.status == 201:  # removed, so that there is room for the next
             uid = json.loads(body)["uid"]
             request = f"DELETE /v1/pods/{uid} HTTP/1.1\r\nHost: x\r\n\r\n"
             demand(self._exchange(request.encode(), whole=True), f"{uid} cannot be removed")
+        return True
 
 
 @contextmanager
@@ -213,11 +209,8 @@ def running_agent() -> Iterator[Agent]:
     )
     with TemporaryDirectory() as directory:
         agent = Agent(make_world(Path(directory)))
-        agent.start()
-        try:
+        with agent.living():
             yield agent
-        finally:
-            agent.stop()
 
 
 @contextmanager

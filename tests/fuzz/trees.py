@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,33 +27,19 @@ from tests.fuzz.pods import check_decision
 from tests.fuzz.target import Target, demand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from random import Random
 
-    from sysfs.host import Cpu, Host
+    from sysfs.host import Host
     from tests.fuzz.target import Check
 
 _LISTS: Final = (
-    b"0-7",
-    b"0",
-    b"",
-    b"0-3,8-9",
-    b"7",
-    b"0-65535",
-    b"65535",
-    b"4-7",
-    b"0-1",
-    b"(null)",
-)
+    b"0-7", b"0", b"", b"0-3,8-9", b"7", b"0-65535", b"65535", b"4-7", b"0-1", b"(null)",
+)  # fmt: skip
 _NUMBERS: Final = (b"0", b"-1", b"1", b"2", b"65535", b"65536", b"9" * 18, b"9" * 30, b"", b"0x1")
 _DISTANCES: Final = (
-    b"10 21 28",
-    b"10",
-    b"21 10 10 10",
-    b"0 0 0",
-    b"-1 10 10",
-    b"10 20 99999999999",
-)
+    b"10 21 28", b"10", b"21 10 10 10", b"0 0 0", b"-1 10 10", b"10 20 99999999999",
+)  # fmt: skip
 _POD: Final = pod(app("a", guaranteed("cpu=2")))
 
 
@@ -103,35 +88,10 @@ def _content(random: Random, name: str, valid: bytes) -> bytes | None:
     return random.choice(_LISTS if b"-" in valid or b"," in valid else (*_NUMBERS, *_LISTS)) + b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """A tree on a disk, to which one input after the other is done and undone."""
-
-    root: Path
-
-    def check(self, data: bytes) -> bool:
-        """Try one tree."""
-        changed: dict[str, str | None] = json.loads(data)
-        try:
-            self._change(changed)
-            return check_host(lambda: discover(self.root))
-        finally:
-            for name in changed:
-                (self.root / name).write_bytes(_valid()[name])
-
-    def _change(self, changed: dict[str, str | None]) -> None:
-        for name, content in changed.items():
-            path = self.root / name
-            if content is None:
-                path.unlink()
-            else:
-                path.write_bytes(base64.b64decode(content))
-
-
-def check_host(find: Callable[[], Host]) -> bool:
-    """Look for a host; it is rejected, or all that is known of it fits together."""
+def _check(root: Path) -> bool:
+    """Discover a host; it is rejected, or all that is known of it fits together."""
     try:
-        host = find()
+        host = discover(root)
     except SysfsError as error:
         demand(error.path and error.found and error.remedy, "rejected without a reason")
         return False
@@ -154,27 +114,14 @@ def _check_cpus(host: Host) -> None:
     demand(host.nohz_full <= host.online | host.offline, f"{host.nohz_full} are without ticks")
     online = [cpu for cpu in host.cpus if cpu.online]
     demand(all(cpu.core is not None for cpu in online), "an online CPU is in no core")
-    for kind, group_of in _GROUPS:
-        _check_groups(kind, online, group_of)
-    demand(all(group(cpu) is None for cpu in host.cpus if not cpu.online for _, group in _GROUPS),
-           "an offline CPU has a topology")  # fmt: skip
-
-
-_GROUPS: Final[tuple[tuple[str, Callable[[Cpu], int | None]], ...]] = (
-    ("core", lambda cpu: cpu.core),
-    ("cluster", lambda cpu: cpu.cluster),
-    ("die", lambda cpu: cpu.die),
-    ("uncore", lambda cpu: cpu.uncore),
-)
-
-
-def _check_groups(kind: str, online: Iterable[Cpu], group_of: Callable[[Cpu], int | None]) -> None:
-    lowest: dict[int, int] = {}
-    for cpu in online:
-        group = group_of(cpu)
-        if group is not None:
-            lowest.setdefault(group, cpu.id)
-    demand(all(group == first for group, first in lowest.items()), f"{kind} groups {lowest}")
+    for kind in ("core", "cluster", "die", "uncore"):
+        lowest: dict[int, int] = {}
+        for cpu in online:
+            if (group := getattr(cpu, kind)) is not None:
+                lowest.setdefault(group, cpu.id)
+        demand(all(group == first for group, first in lowest.items()), f"{kind} groups {lowest}")
+        offline = (cpu for cpu in host.cpus if not cpu.online)
+        demand(all(getattr(cpu, kind) is None for cpu in offline), "an offline CPU has a topology")
 
 
 def _check_nodes(host: Host) -> None:
@@ -194,9 +141,24 @@ def _check_nodes(host: Host) -> None:
 
 @contextmanager
 def open_tree() -> Iterator[Check]:
-    """Lay the valid tree out, for as long as inputs are tried."""
+    """Lay the valid tree out; one input after the other is done to it and undone."""
     with TemporaryDirectory() as directory:
-        yield Laid(write_tree(_host(), Path(directory) / "host")).check
+        root = write_tree(_host(), Path(directory) / "host")
+
+        def check(data: bytes) -> bool:
+            changed: dict[str, str | None] = json.loads(data)
+            try:
+                for name, content in changed.items():
+                    if content is None:
+                        (root / name).unlink()
+                    else:
+                        (root / name).write_bytes(base64.b64decode(content))
+                return _check(root)
+            finally:
+                for name in changed:
+                    (root / name).write_bytes(_valid()[name])
+
+        yield check
 
 
 TREES: Final = Target("sysfs-tree", make_tree, open_tree)

@@ -35,30 +35,8 @@ def test_every_cpu_is_on_one_node_and_every_node_is_there(name: str) -> None:
     assert f"{topology.memory_mib}M" in arguments
 
 
-def test_four_nodes_are_near_in_pairs() -> None:
-    given = {tuple(a.split(",")[1:]) for a in of(TOPOLOGIES["four-nodes"]) if a.startswith("dist,")}
-    assert ("src=0", "dst=1", "val=12") in given
-    assert ("src=1", "dst=2", "val=21") in given
-    assert ("src=2", "dst=3", "val=12") in given
-    assert len(given) == 6
-
-
 def test_a_comma_in_a_path_does_not_end_an_option() -> None:
     assert any("file=/a,,b/job.tar," in a for a in of(TOPOLOGIES["two-sockets"]))
-
-
-def test_only_a_machine_that_asks_has_devices_on_a_node() -> None:
-    assert any("numa_node=1" in a for a in of(TOPOLOGIES["two-sockets"]))
-    assert not any("numa_node=" in a for a in of(TOPOLOGIES["four-nodes"]))
-
-
-def test_only_a_guest_with_the_agent_has_its_disk() -> None:
-    def disks(given: Disks) -> list[str]:
-        found = command(Emulator(("qemu",)), Image(Path("/i")), TOPOLOGIES["two-sockets"], given, 1)
-        return [a.rpartition("=")[2] for a in found if a.startswith("virtio-blk-pci,")]
-
-    assert disks(DISKS) == ["job", "out"]
-    assert disks(replace(DISKS, agent=Path("/agent"))) == ["job", "out", "agent"]
 
 
 def test_no_virtio_device_has_a_descriptor_that_the_main_loop_polls() -> None:
@@ -67,11 +45,6 @@ def test_no_virtio_device_has_a_descriptor_that_the_main_loop_polls() -> None:
     devices = [a for a in found if a.startswith("virtio-") and "-pci" in a]
     assert len(devices) == 7
     assert [a for a in devices if "ioeventfd=off" not in a.split(",")] == []
-
-
-def test_a_guest_is_given_the_frequency_of_its_clock_where_that_is_known() -> None:
-    assert "tsc_early_khz=2596140" in kernel_command_line(2_596_140).split()
-    assert "tsc_early_khz" not in kernel_command_line(None)
 
 
 def test_the_kernel_reads_its_whole_command_line() -> None:

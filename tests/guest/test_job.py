@@ -21,22 +21,6 @@ def add(tar: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE) -> None:
     tar.addfile(member, io.BytesIO(b"text"))
 
 
-def test_a_job_carries_its_scenario_and_the_sources(tmp_path: Path) -> None:
-    file = tmp_path / "job.tar"
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    job.pack(file, "metrics", "n0nce", job.Contents(job.lay_out(sources)))
-    with tarfile.open(file) as tar:
-        names = tar.getnames()
-        run = tar.getmember("run")
-        scenario = tar.extractfile("scenario")
-        assert scenario is not None
-        assert scenario.read() == b"metrics"
-    assert run.mode == 0o755
-    assert "tests/guest/inside/__main__.py" in names
-    assert not [name for name in names if "__pycache__" in name]
-
-
 def test_results_cannot_leave_their_directory(tmp_path: Path) -> None:
     disk = tmp_path / "out.tar"
     with tarfile.open(disk, "w") as tar:

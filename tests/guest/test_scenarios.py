@@ -38,12 +38,6 @@ def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SCENARIOS)
 
 
-def test_uids_and_names_of_the_documents_pods_are_distinct() -> None:
-    examples = [*POD_SCOPE, *CONTAINER_SCOPE]
-    assert len({example.uid for example in examples}) == len(examples)
-    assert len({example.name for example in examples}) == len(examples)
-
-
 def test_placements_follow_from_the_requests() -> None:
     for example in (*POD_SCOPE, *CONTAINER_SCOPE):
         for cpus, placement in zip(example.cpus, example.placements or (), strict=False):

@@ -47,18 +47,5 @@ def test_what_is_shared_is_the_budget_less_what_is_exclusive_then(pod: Staged) -
         assert part.placement.cpus == pod.budget - taken
 
 
-def test_a_sidecar_is_an_init_container_that_is_always_restarted() -> None:
-    spec = ALL_STAGES.manifest["spec"]
-    assert isinstance(spec, dict)
-    first = [(c["name"], c.get("restartPolicy")) for c in spec["initContainers"]]
-    assert first == [
-        ("init-exclusive", None),
-        ("sidecar-exclusive", "Always"),
-        ("init-shared", None),
-        ("sidecar-shared", "Always"),
-    ]
-    assert [c["name"] for c in spec["containers"]] == ["app-exclusive", "app-shared"]
-
-
 def test_each_topology_policy_is_asked() -> None:
     assert set(OUTCOMES) == {str(policy) for policy in TopologyManagerPolicy}

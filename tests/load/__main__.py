@@ -11,9 +11,9 @@ import argparse
 import asyncio
 import sys
 import tracemalloc
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,7 +21,8 @@ import structlog
 from agent.api.client import AgentClient
 from cgroupfs.names import Driver
 from tests.agent.server.support import running
-from tests.load.churn import Churn, Course, HostSystemd, Pace, busy_world, own_descriptors
+from tests.bench.measure import of_samples
+from tests.load.churn import Churn, Course, HostSystemd, Pace, Usage, busy_world
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 #: So many bytes more at the end than before are still no growth: arenas of the allocator.
 _SLACK = 8 << 20
 #: The fake of systemd looks at all of its units with each call: so many pods are enough for it.
-SYSTEMD_PODS = 50
+_SYSTEMD_PODS = 50
+#: In the middle systemd's bus hangs for so many virtual seconds.
+_SILENCE = 60.0
 #: A client waits so many seconds for one answer, on however busy a machine.
 _PATIENCE = 600.0
 
@@ -44,20 +47,18 @@ def main() -> int:
     if arguments.trace:
         tracemalloc.start(8)
     failed = 0
-    for driver in arguments.drivers:
+    for driver in Driver:
         with_systemd = driver is Driver.SYSTEMD
         pace = Pace(
-            pods=min(arguments.pods, SYSTEMD_PODS) if with_systemd else arguments.pods,
+            pods=min(arguments.pods, _SYSTEMD_PODS) if with_systemd else arguments.pods,
             containers=arguments.containers,
             seconds=arguments.minutes * 60,
-            rate=arguments.rate,
-            silence=arguments.silence if with_systemd else 0.0,
+            silence=_SILENCE if with_systemd else 0.0,
         )
-        started = perf_counter()
         with TemporaryDirectory() as directory:
             course = asyncio.run(_run(Path(directory), pace, driver))
         print(f"{driver}, {pace.pods} pods of {pace.containers} containers:")
-        failed |= _report(course, perf_counter() - started)
+        failed |= _report(course)
     return failed
 
 
@@ -69,50 +70,35 @@ async def _run(directory: Path, pace: Pace, driver: Driver) -> Course:
         return await Churn(agent, pace, host).run()
 
 
-def _report(course: Course, seconds: float) -> int:
+def _report(course: Course) -> int:
     full, end = course.usage
     print(
         f"{course.admitted} admitted, {course.rejected} rejected, {course.removed} removed,"
-        f" {course.reconciled} reconciles in {seconds:.0f} s"
+        f" {course.reconciled} reconciles; while the bus hung {course.silent} operations and"
+        f" {course.silent_reconciles} reconciles, {course.deadlines} calls waited for it"
     )
-    if course.silent:
-        print(
-            f"{course.silent} operations and {course.silent_reconciles} reconciles while the bus"
-            f" hung, of which {course.deadlines} calls waited for it"
-        )
     print("processor time of an answer, client and save included:")
     for kind, times in course.admissions.items():
         print(f"  {kind}: admission {_times(times)}, removal {_times(course.removals[kind])}")
-    print(
-        f"resident {full.resident >> 20} -> {end.resident >> 20} MiB,"
-        f" traced {full.traced >> 10} -> {end.traced >> 10} KiB,"
-        f" descriptors {full.descriptors} -> {end.descriptors},"
-        f" threads {full.threads} -> {end.threads}, tasks {full.tasks} -> {end.tasks}"
-    )
+    print(f"{full} -> {end}")
     if tracemalloc.is_tracing():
         for place in tracemalloc.take_snapshot().statistics("lineno")[:10]:
             print(f"  {place}")
+    slack = {"resident": _SLACK, "traced": _SLACK}
     grown = [
-        *(["memory"] if end.resident > full.resident + _SLACK else []),
-        *(["descriptors"] if end.descriptors > full.descriptors else []),
-        *(["threads"] if end.threads > full.threads else []),
-        *(["tasks"] if end.tasks > full.tasks else []),
+        each.name
+        for each in fields(Usage)
+        if getattr(end, each.name) > getattr(full, each.name) + slack.get(each.name, 0)
     ]
-    if "descriptors" in grown:
-        print("\n".join(own_descriptors()))
     for line in course.broken[:20]:
         print(f"broken: {line}")
     print(f"{len(course.broken)} broken, grown: {', '.join(grown) or 'nothing'}")
     return 1 if course.broken or grown else 0
 
 
-def _times(times: Sequence[float]) -> str:
-    return f"p50 {_at(times, 50):.1f} ms p99 {_at(times, 99):.1f} ms"
-
-
-def _at(times: Sequence[float], percent: int) -> float:
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] * 1000
+def _times(seconds: Sequence[float]) -> str:
+    figure = of_samples("", [round(1e9 * each) for each in seconds])
+    return f"p50 {figure.p50_us / 1000:.1f} ms p99 {figure.p99_us / 1000:.1f} ms"
 
 
 def _arguments() -> argparse.Namespace:
@@ -120,13 +106,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--containers", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0, help="of virtual time")
-    parser.add_argument("--rate", type=float, default=2.0, help="operations a virtual second")
-    parser.add_argument(
-        "--drivers", nargs="+", type=Driver, choices=tuple(Driver), default=tuple(Driver)
-    )
-    parser.add_argument(
-        "--silence", type=float, default=60.0, help="virtual seconds in which the bus hangs"
-    )
     parser.add_argument("--trace", action="store_true")
     return parser.parse_args()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import tracemalloc
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -40,14 +39,10 @@ if TYPE_CHECKING:
 
     from tests.agent.server.support import Running, World
 
-RECONCILE_SECONDS: Final = 10.0
+_RECONCILE_SECONDS: Final = 10.0
 #: What is said of pods while the bus hangs: who did not answer, and whose cgroup is not made yet.
 _MISSED: Final = ("systemd", "does not exist; it was removed, or never created")
-TIERS: Final = {
-    "exclusive": Tier.GUARANTEED,
-    "shared": Tier.BURSTABLE,
-    "budget": Tier.GUARANTEED,
-}
+_TIERS: Final = {"exclusive": Tier.GUARANTEED, "shared": Tier.BURSTABLE, "budget": Tier.GUARANTEED}
 _AMOUNTS: Final = {
     "exclusive": ("{cpu: '1', memory: 8Mi}", "{cpu: 100m, memory: 8Mi}"),
     "shared": ("{cpu: 10m}", "{cpu: 10m}"),
@@ -69,7 +64,7 @@ class Pace:
     silence: float = 0.0
 
 
-#: Turns of the loop in which closed connections are noticed.
+#: Turns of the loop in which the server notices which connections are over.
 _TURNS: Final = 1000
 
 
@@ -95,12 +90,6 @@ class Usage:
             threads=process.num_threads(),
             tasks=len(asyncio.all_tasks()),
         )
-
-
-async def _settled() -> None:
-    """Let the server see which connections are over: their tasks and descriptors go then."""
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)
 
 
 @dataclass
@@ -166,13 +155,13 @@ class RunningPod:
 
     number: int
     kind: str
-    cgroup: str
+    cgroup: str = ""
     containers: dict[str, str] = field(default_factory=dict)
 
     @property
     def uid(self) -> str:
         """The pod's uid."""
-        return uid_of(self.number)
+        return f"{self.number:08d}-0000-4000-8000-000000000000"
 
 
 @dataclass
@@ -209,7 +198,8 @@ class Churn:
 
     async def _measure(self) -> None:
         await self._reconcile()
-        await _settled()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         self.course.usage.append(Usage.now())
 
     @property
@@ -218,7 +208,7 @@ class Churn:
 
     async def _churn(self, seconds: float) -> None:
         clock = self.agent.world.clock
-        end, next_reconcile = clock.now + seconds, clock.now + RECONCILE_SECONDS
+        end, next_reconcile = clock.now + seconds, clock.now + _RECONCILE_SECONDS
         while clock.now < end:
             if len(self._running) >= self.pace.pods:
                 await self._remove()
@@ -229,7 +219,7 @@ class Churn:
             if clock.now >= next_reconcile:
                 await self._reconcile()
                 self._check()
-                next_reconcile = clock.now + RECONCILE_SECONDS
+                next_reconcile = clock.now + _RECONCILE_SECONDS
 
     async def _churn_in_silence(self, bus: HangingSystemd) -> None:
         """Let the bus hang; afterwards all that was missed is done with one comparison."""
@@ -254,8 +244,9 @@ class Churn:
         self._number += 1
         # Exclusive CPUs are scarce: one pod in eight has some, the others fill the shared pool.
         kind = ("exclusive", "budget", *("shared",) * 14)[self._number % 16]
-        pod = RunningPod(self._number, kind, self._layout.pod(uid_of(self._number), TIERS[kind]))
-        text = manifest_of(pod.uid, kind, self._names(pod))
+        pod = RunningPod(self._number, kind)
+        pod.cgroup = self._layout.pod(pod.uid, _TIERS[kind])
+        text = _manifest(pod, self._names(pod))
         started = process_time()
         answer = await asyncio.to_thread(self.agent.client.admit, text)
         self.course.admissions[kind].append(process_time() - started)
@@ -356,33 +347,17 @@ class Churn:
             yield from self._cgroups(path)
 
 
-def uid_of(number: int) -> str:
-    """Return the uid of the pod of a number."""
-    return f"{number:08d}-0000-4000-8000-000000000000"
-
-
-def manifest_of(uid: str, kind: str, names: Sequence[str]) -> bytes:
+def _manifest(pod: RunningPod, names: Sequence[str]) -> bytes:
     """Return a pod whose first container has exclusive CPUs, none has, or all share a budget."""
-    first, rest = _AMOUNTS[kind]
-    lines = ["apiVersion: v1", "kind: Pod", "metadata:", f"  name: p{uid}", f"  uid: {uid}"]
+    first, rest = _AMOUNTS[pod.kind]
+    lines = ["apiVersion: v1", "kind: Pod", f"metadata: {{name: p{pod.uid}, uid: {pod.uid}}}"]
     lines += ["spec:"]
-    if kind == "budget":
+    if pod.kind == "budget":
         budget = "{cpu: '2', memory: 64Mi}"
         lines.append(f"  resources: {{requests: {budget}, limits: {budget}}}")
     lines.append("  containers:")
     for number, name in enumerate(names):
         amounts = rest if number else first
-        limits = "" if kind == "shared" else f", limits: {amounts}"
+        limits = "" if pod.kind == "shared" else f", limits: {amounts}"
         lines += [f"  - name: {name}", f"    resources: {{requests: {amounts}{limits}}}"]
     return "\n".join((*lines, "")).encode()
-
-
-def own_descriptors() -> list[str]:
-    """Return what the process has open, for a report of what leaked."""
-    names = []
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names, not paths
-        try:
-            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115  # as above
-        except OSError:
-            continue
-    return sorted(names)

@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import threading
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -32,10 +32,13 @@ THIRD_UID: Final = "77777777-2222-3333-4444-555555555555"
 POD: Final = f"kubepods/pod{UID}"
 
 
-class Fault(NamedTuple):
-    """What brings a fault about, and the alerts that fire at the end, without their prefix."""
+_Provoke: TypeAlias = "Callable[[World, Tape], Coroutine[None, None, None]]"
 
-    provoke: Callable[[World, Tape], Coroutine[None, None, None]]
+
+class Fault(NamedTuple):
+    """What brings a fault about, and the alerts that fire at the end."""
+
+    provoke: _Provoke
     alerts: frozenset[str]
 
 
@@ -43,15 +46,12 @@ class Fault(NamedTuple):
 FAULTS: Final[dict[str, Fault]] = {}
 
 
-def fault(*alerts: str) -> Callable[..., Callable[[World, Tape], Coroutine[None, None, None]]]:
+def fault(*alerts: str) -> Callable[[_Provoke], _Provoke]:
     """Register a function that brings a fault about, with the alerts that it raises."""
 
-    def register(
-        provoke: Callable[[World, Tape], Coroutine[None, None, None]],
-    ) -> Callable[[World, Tape], Coroutine[None, None, None]]:
-        FAULTS[provoke.__name__] = Fault(
-            provoke, frozenset(f"Numawarden{alert}" for alert in alerts)
-        )
+    def register(provoke: _Provoke) -> _Provoke:
+        named = frozenset(f"Numawarden{alert}" for alert in alerts)
+        FAULTS[provoke.__name__] = Fault(provoke, named)
         return provoke
 
     return register
@@ -274,12 +274,10 @@ async def a_budget_leaves_nothing_for_containers_that_share(world: World, tape: 
 
 @fault("SharedPoolTooSmall")
 async def cpus_of_a_full_shared_pool_go_offline(world: World, tape: Tape) -> None:
+    *lines, _ = manifest().splitlines()
+    lines.append(b"    resources: {requests: {cpu: '14', memory: 1Gi}}\n")
     async with running(world) as agent:
-        amounts = "{cpu: '14', memory: 1Gi}"
-        shared = manifest().replace(b"limits:", b"limits: {}, x-was:")
-        text = shared.decode().splitlines()
-        text[-1] = f"    resources: {{requests: {amounts}}}"
-        await agent.ask(agent.client.admit, "\n".join((*text, "")).encode())
+        await agent.ask(agent.client.admit, b"\n".join(lines))
         start(world, qos="burstable/")
         await tape.run(agent, 2)
         world.change_host(with_offline(two_packages(), Mask.parse("4-7")))

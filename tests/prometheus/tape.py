@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -153,32 +153,19 @@ def firing(tape: Tape, folder: Path, at: Mapping[int, frozenset[str]]) -> str:
             "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
             "eval_time": f"{seconds}s",
             "exp_samples": [
-                {"labels": json.dumps({"alertname": name}).replace('"alertname":', "alertname="),
-                 "value": 1}
-                for name in sorted(names)
+                {"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)
             ],
         }
         for seconds, names in at.items()
-    ]  # fmt: skip
-    return promtool_test(
-        folder, {"interval": f"{STEP}s", "input_series": list(tape.series()),
-                 "promql_expr_test": checks}
-    )  # fmt: skip
-
-
-def promtool_test(folder: Path, test: Mapping[str, Any]) -> str:
-    """Let promtool try the rules on a test; return what it minds, "" for nothing."""
+    ]
+    test = {
+        "interval": f"{STEP}s",
+        "input_series": list(tape.series()),
+        "promql_expr_test": checks,
+    }
     file = folder / "test.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            {"rule_files": [str(ALERTS)], "evaluation_interval": f"{STEP}s", "tests": [test]},
-            width=1 << 20,
-        )
-    )
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    rules = {"rule_files": [str(ALERTS)], "evaluation_interval": f"{STEP}s", "tests": [test]}
+    file.write_text(yaml.safe_dump(rules, width=1 << 20))
+    command = [program("promtool"), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr

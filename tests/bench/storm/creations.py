@@ -15,15 +15,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-import psutil
 from msgspec import Struct
 
 from agent.cluster.kubelet.pods_api import EventType
@@ -39,14 +35,19 @@ from tests.fakes.nri_runtime import running as serving
 from tests.fakes.pods_api import FakePodsApi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.bench.measure import Figure
     from tests.fakes.nri_runtime import PluginConnection
 
-PODS: Final = 110
+_PODS: Final = 110
 _CONTENT: Final = {f"example.com/annotation-{number}": "v" * 40 for number in range(8)}
+_CONTAINER: Final = {
+    "image": "registry.invalid/web:1",
+    "env": [{"name": f"VARIABLE_{place}", "value": "v" * 20} for place in range(12)],
+    "volumeMounts": [{"name": f"volume-{place}", "mountPath": "/x"} for place in range(3)],
+}
 #: A third of the pods has CPUs of its own, of the 126 that are not reserved.
 _KINDS: Final = ("exclusive", "burstable", "besteffort")
 _CPUS: Final = 3
@@ -57,18 +58,14 @@ _START_SECONDS: Final = 20.0
 
 @dataclass
 class Storm:
-    """What was seen: nanoseconds of each creation by the kind of its pod, and what was measured.
+    """Nanoseconds of each creation by the kind of its pod, and the sets of exclusive containers.
 
-    `again` are the creations that the agent had the kubelet try again, by its words. `seconds` is
-    how long the pods took to run, `cpu_seconds` what the agent used meanwhile.
+    `answered` are the seconds of each answer as the agent measures them.
     """
 
     created: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
-    again: Counter[str] = field(default_factory=Counter)
     sets: dict[str, Mask] = field(default_factory=dict)
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    measured: node.Measured = field(default_factory=lambda: node.Measured([], 0))
+    answered: list[float] = field(default_factory=list)
 
 
 class NriVersion(Struct, frozen=True):
@@ -90,9 +87,9 @@ VERSIONS: Final = {
 def creations() -> Iterator[Figure]:
     """Create the containers of 110 pods that come at once, as the agent and the runtime see it."""
     for name, version in VERSIONS.items():
-        seen = asyncio.run(storm(version))
-        row = f"nri/create-{PODS}/{name}"
-        yield of_samples(f"{row}-agent", [round(1e9 * each) for each in seen.measured.created])
+        seen = asyncio.run(_storm(version))
+        row = f"nri/create-{_PODS}/{name}"
+        yield of_samples(f"{row}-agent", [round(1e9 * each) for each in seen.answered])
         yield of_samples(
             f"{row}-runtime", [each for kind in seen.created.values() for each in kind]
         )
@@ -117,8 +114,8 @@ class _Cgroups:
             await self._reader.readline()
 
 
-async def storm(version: NriVersion, pods: int = PODS) -> Storm:
-    """Have so many pods come at once; return once all their containers run."""
+async def _storm(version: NriVersion) -> Storm:
+    """Have the pods come at once; return once all their containers run."""
     with on_tmpfs() as where:
         (where / node.KUBELET / "pods-api").mkdir(parents=True)
         runtime = FakeRuntime(
@@ -132,13 +129,12 @@ async def storm(version: NriVersion, pods: int = PODS) -> Storm:
         async with serving(runtime):
             agent = await asyncio.to_thread(_started, where)
             try:
-                seen = await _come(where, agent, runtime, api, pods)
+                seen = await _come(where, runtime, api)
             finally:
                 agent.terminate()
                 await asyncio.to_thread(agent.wait)
                 await api.stop()
-        measured = (where / node.MEASURED).read_bytes()
-        seen.measured = msgspec.json.decode(measured, type=node.Measured)
+        seen.answered = json.loads((where / node.ANSWERED).read_bytes())
     return seen
 
 
@@ -160,29 +156,18 @@ def _started(where: Path) -> subprocess.Popen[bytes]:
     return agent
 
 
-async def _come(
-    where: Path,
-    agent: subprocess.Popen[bytes],
-    runtime: FakeRuntime,
-    api: FakePodsApi,
-    pods: int,
-) -> Storm:
+async def _come(where: Path, runtime: FakeRuntime, api: FakePodsApi) -> Storm:
     plugin = await runtime.plugin()
     while not api.watched:  # noqa: ASYNC110  # the fake has no event for it
         await asyncio.sleep(0.01)
     reader, writer = await asyncio.open_unix_connection(where / node.ASKED)
     await asyncio.sleep(2.0)
     seen, cgroups, one = Storm(), _Cgroups(reader, writer), asyncio.Lock()
-    process = psutil.Process(agent.pid)
-    before, began = process.cpu_times(), perf_counter_ns()
-    manifests = [manifest(number) for number in range(pods)]
+    manifests = [_manifest(number) for number in range(_PODS)]
     for each in manifests:
         api.add(each["metadata"]["uid"], encoded(each))
     workers = [_Worker(each, plugin, api, cgroups, one, seen) for each in manifests]
     await asyncio.gather(*(each.run() for each in workers))
-    seen.seconds = (perf_counter_ns() - began) / 1e9
-    after = process.cpu_times()
-    seen.cpu_seconds = after.user + after.system - before.user - before.system
     taken = EMPTY
     for name, cpus in seen.sets.items():
         if len(cpus) != _CPUS or cpus & taken:
@@ -192,7 +177,7 @@ async def _come(
     return seen
 
 
-def manifest(number: int) -> dict[str, Any]:
+def _manifest(number: int) -> dict[str, Any]:
     """Return a pod with what an ordinary pod of a cluster has; every fourth with an init one."""
     kind = _KINDS[number % len(_KINDS)]
     limits = {"cpu": str(_CPUS), "memory": "256Mi"}
@@ -201,21 +186,23 @@ def manifest(number: int) -> dict[str, Any]:
         "burstable": {"requests": {"cpu": "20m", "memory": "16Mi"}},
         "besteffort": {},
     }[kind]
-    names = ["app"] if kind != "burstable" else ["app", "proxy"]
-    uid = f"00000000-0000-4000-8000-{number:012d}"
+
+    def containers(*names: str) -> list[dict[str, Any]]:
+        return [{"name": name, **_CONTAINER, "resources": resources} for name in names]
+
     spec: dict[str, Any] = {
-        "containers": [_container(name, resources) for name in names],
+        "containers": containers("app") if kind != "burstable" else containers("app", "proxy"),
         "volumes": [{"name": f"volume-{place}"} for place in range(3)],
         "restartPolicy": "Always",
         "serviceAccountName": "default",
         "nodeName": "node",
     }
     if number % 4 == 0:
-        spec["initContainers"] = [_container("init", resources)]
+        spec["initContainers"] = containers("init")
     metadata = {
         "name": f"pod-{number}",
         "namespace": "default",
-        "uid": uid,
+        "uid": f"00000000-0000-4000-8000-{number:012d}",
         "annotations": _CONTENT,
         "labels": {"app": "web", "kind": kind},
         "managedFields": [{"manager": "kubectl", "operation": "Update", "apiVersion": "v1"}],
@@ -223,47 +210,39 @@ def manifest(number: int) -> dict[str, Any]:
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
 
 
-def _container(name: str, resources: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "image": "registry.invalid/web:1",
-        "env": [{"name": f"VARIABLE_{place}", "value": "v" * 20} for place in range(12)],
-        "volumeMounts": [{"name": f"volume-{place}", "mountPath": "/x"} for place in range(3)],
-        "resources": resources,
-    }
-
-
+@dataclass
 class _Worker:
     """A kubelet's worker of one pod: slice, sandbox, init containers, containers."""
 
-    def __init__(  # the parts of a node
-        self,
-        pod: dict[str, Any],
-        plugin: PluginConnection,
-        api: FakePodsApi,
-        cgroups: _Cgroups,
-        one: asyncio.Lock,
-        seen: Storm,
-    ) -> None:
-        self._pod, self._plugin, self._api, self._cgroups = pod, plugin, api, cgroups
-        self._one, self._seen = one, seen
-        metadata, spec = pod["metadata"], pod["spec"]
-        self._kind = metadata["labels"]["kind"]
-        self._ids = partial("{}-{}".format, metadata["uid"])
-        self._sandbox = {
-            "id": self._ids("sandbox"),
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-            "namespace": metadata["namespace"],
-            "annotations": metadata["annotations"],
-            "linux": {"cgroup_parent": parent_of(metadata["uid"], spec)},
-        }
+    pod: dict[str, Any]
+    plugin: PluginConnection
+    api: FakePodsApi
+    cgroups: _Cgroups
+    one: asyncio.Lock
+    seen: Storm
+
+    @property
+    def _uid(self) -> str:
+        uid: str = self.pod["metadata"]["uid"]
+        return uid
+
+    @property
+    def _kind(self) -> str:
+        kind: str = self.pod["metadata"]["labels"]["kind"]
+        return kind
+
+    @property
+    def _sandbox(self) -> dict[str, Any]:
+        metadata = self.pod["metadata"]
+        named = {key: metadata[key] for key in ("name", "uid", "namespace", "annotations")}
+        parent = parent_of(self._uid, self.pod["spec"])
+        return {"id": f"{self._uid}-sandbox", **named, "linux": {"cgroup_parent": parent}}
 
     async def run(self) -> None:
         """Bring the pod to run."""
-        spec = self._pod["spec"]
-        await self._cgroups.make(self._pod)
-        await self._cgroups.make(self._pod, self._ids("sandbox"))
+        spec = self.pod["spec"]
+        await self.cgroups.make(self.pod)
+        await self.cgroups.make(self.pod, f"{self._uid}-sandbox")
         await self._event(NriEvent.RUN_POD_SANDBOX)
         self._announce("Pending")
         for each in spec.get("initContainers", ()):
@@ -276,43 +255,42 @@ class _Worker:
     def _announce(self, phase: str) -> None:
         """Have the Pods API send the pod's new status."""
         status = {"phase": phase, "qosClass": self._kind}
-        data = encoded({**self._pod, "status": status})
-        self._api.pods[self._pod["metadata"]["uid"]] = data
-        self._api.send(EventType.MODIFIED, data)
+        data = encoded({**self.pod, "status": status})
+        self.api.pods[self._uid] = data
+        self.api.send(EventType.MODIFIED, data)
 
     async def _start(self, container: dict[str, Any]) -> dict[str, Any]:
-        name = self._ids(container["name"])
+        name = f"{self._uid}-{container['name']}"
         shown = {
             "id": name,
             "pod_sandbox_id": self._sandbox["id"],
             "name": container["name"],
             "state": 1,
-            "annotations": self._sandbox["annotations"],
+            "annotations": _CONTENT,
             "env": [f"{each['name']}={each['value']}" for each in container["env"]],
             "linux": {"cgroups_path": f"pod.slice:cri-containerd:{name}"},
         }
         while (cpus := await self._created(shown)) is None:  # noqa: ASYNC110  # as a kubelet does
             await asyncio.sleep(_RETRY_SECONDS)
-        await self._cgroups.make(self._pod, name, cpus)
+        await self.cgroups.make(self.pod, name, cpus)
         await self._event(NriEvent.POST_START_CONTAINER, shown)
         return shown
 
     async def _created(self, shown: dict[str, Any]) -> str | None:
         """Return the CPUs that the agent gives a container, "" for none, None to try again."""
-        async with self._one:
+        async with self.one:
             began = perf_counter_ns()
-            reply = await self._plugin.event(NriEvent.CREATE_CONTAINER, self._sandbox, shown)
+            reply = await self.plugin.event(NriEvent.CREATE_CONTAINER, self._sandbox, shown)
             taken = perf_counter_ns() - began
-        self._seen.created[self._kind].append(taken)
+        self.seen.created[self._kind].append(taken)
         if reply.code:
-            self._seen.again[reply.message] += 1
             return None
         adjusted = reply.as_message("CreateContainerResponse").adjust
-        if self._kind == "exclusive" and shown["name"] == "app":
-            self._seen.sets[shown["id"]] = Mask.parse(adjusted.linux.resources.cpu.cpus)
         cpus: str = adjusted.linux.resources.cpu.cpus
+        if self._kind == "exclusive" and shown["name"] == "app":
+            self.seen.sets[shown["id"]] = Mask.parse(cpus)
         return cpus
 
     async def _event(self, event: NriEvent, shown: dict[str, Any] | None = None) -> None:
-        async with self._one:
-            await self._plugin.event(event, self._sandbox, shown)
+        async with self.one:
+            await self.plugin.event(event, self._sandbox, shown)

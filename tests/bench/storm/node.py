@@ -8,7 +8,6 @@ one in FOLDER, the log a real one on standard error.
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import json
 import os
 import signal
@@ -21,8 +20,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.clock import SystemClock
@@ -52,24 +49,15 @@ if TYPE_CHECKING:
     from sysfs.host import Host
     from systemd.bus import Systemd
 
-#: Where the other process asks for cgroups, where the runtime is, and what was measured.
+#: Where the other process asks for cgroups, where the runtime is, and the seconds of each answer.
 ASKED: Final = "cgroups.sock"
 RUNTIME: Final = "nri.sock"
 KUBELET: Final = "kubelet"
-MEASURED: Final = "measured.json"
-#: Set: the loop's and the worker's thread are profiled into files of this name.
-PROFILE: Final = "NUMAWARDEN_BENCH_PROFILE"
+ANSWERED: Final = "answered.json"
 _HOST: Final = "2n128c"
 #: How long systemd takes to answer, and how much longer for each further unit that is asked about.
 BUS_SECONDS: Final = 0.0005
 FURTHER_SECONDS: Final = 0.0002
-
-
-class Measured(Struct, frozen=True):
-    """What the agent measured: each answer to CreateContainer (seconds), its calls of systemd."""
-
-    created: list[float]
-    bus_calls: int
 
 
 class Changes:
@@ -97,20 +85,15 @@ class Changes:
 
 
 class Bus:
-    """A systemd that is another process: an answer takes a while, in which others can work.
-
-    `calls` counts the units that were asked about or set.
-    """
+    """A systemd that is another process: an answer takes a while, in which others can work."""
 
     def __init__(self, systemd: FakeSystemd) -> None:
         self._systemd = systemd
-        self.calls = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # a method of any kind
         def answered(*args: Any) -> object:  # noqa: ANN401  # of any method
             units = len(args[0]) if name in ("properties_of", "set_properties_of") else 1
             time.sleep(BUS_SECONDS + (units - 1) * FURTHER_SECONDS)
-            self.calls += units
             return getattr(self._systemd, name)(*args)
 
         return answered
@@ -165,29 +148,20 @@ def main(folder: Path) -> None:
     wiring = Wiring(config, ServiceManager.of(os.environ), SystemClock(), PLUGS, fakes)
     with wiring as service:
         settle_memory()
-        measured = asyncio.run(_serve(service, wiring.controller, node))
-    (folder / MEASURED).write_bytes(msgspec.json.encode(measured))
+        answered = asyncio.run(_serve(service, wiring.controller, node))
+    (folder / ANSWERED).write_text(json.dumps(answered))
 
 
-async def _serve(service: Service, controller: Controller, node: Node) -> Measured:
-    """Run the agent, and return what was measured from its start to its end."""
+async def _serve(service: Service, controller: Controller, node: Node) -> list[float]:
+    """Run the agent, and return the seconds of each answer to CreateContainer."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, service.stop)
     service._around = replace(service._around, cgroups=node.changes)
     listening = partial(loop.call_soon_threadsafe, node.changes.note)
     threading.Thread(target=node.serve, args=(listening,), daemon=True).start()
     seconds = _recorded(controller.metrics.runtime_request_duration)
-    profiles = {"loop": cProfile.Profile(), "worker": cProfile.Profile()}
-    output = os.environ.get(PROFILE)
-    if output:
-        profiles["loop"].enable()
-        await controller.worker.run(profiles["worker"].enable)
     await service.run()
-    if output:
-        for name, profile in profiles.items():
-            profile.disable()
-            profile.dump_stats(f"{output}.{name}")
-    return Measured(seconds, node.bus.calls)
+    return seconds
 
 
 def _recorded(histogram: Histogram) -> list[float]:

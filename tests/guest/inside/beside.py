@@ -10,6 +10,7 @@ from tests.guest.inside import containerd, kernel
 from tests.guest.inside.agent import SERVICE, Agent
 from tests.guest.inside.commands import run
 from tests.guest.inside.kubelet import FakeKubelet, Kubelet, amounts, container
+from tests.guest.inside.pods import manifest
 from tests.guest.inside.real_kubelet import RealKubelet
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def pod(
     if cpus:
         budget = amounts(cpus, 64 * cpus)
         parts["resources"] = {"limits": budget, "requests": budget}
-    metadata = {"name": name, "namespace": "default", "uid": uid}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": parts}
+    return manifest(name, uid, **parts)
 
 
 def own(name: str, cpus: int, **fields: object) -> dict[str, object]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped,import-not-found,unused-ignore] # only the guest has it
 from google.protobuf import (  # type: ignore[import-untyped,import-not-found,unused-ignore] # as above
@@ -30,70 +31,43 @@ CONTAINERD: Final = "unix:///run/containerd/containerd.sock"
 
 #: NamespaceMode.NODE: the host's network, so that no network plugin is needed.
 HOST_NETWORK: Final = 2
+_ON_HOST: Final = {"security_context": {"namespace_options": {"network": HOST_NETWORK}}}
 #: ContainerState.CONTAINER_EXITED.
 EXITED: Final = 2
 
-#: message -> field -> (number, type); a list is a repeated field, a dict a map of strings.
-MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, object]]]] = {
-    "PodSandboxMetadata": {"name": (1, str), "uid": (2, str), "namespace": (3, str)},
-    "NamespaceOption": {"network": (1, int)},
-    "LinuxSandboxSecurityContext": {"namespace_options": (1, "NamespaceOption")},
-    "LinuxPodSandboxConfig": {
-        "cgroup_parent": (1, str),
-        "security_context": (2, "LinuxSandboxSecurityContext"),
-    },
-    "PodSandboxConfig": {
-        "metadata": (1, "PodSandboxMetadata"),
-        "log_directory": (3, str),
-        "labels": (6, dict),
-        "annotations": (7, dict),
-        "linux": (8, "LinuxPodSandboxConfig"),
-    },
-    "LinuxContainerResources": {
-        "cpu_period": (1, int),
-        "cpu_quota": (2, int),
-        "cpu_shares": (3, int),
-        "memory_limit_in_bytes": (4, int),
-        "cpuset_cpus": (6, str),
-        "cpuset_mems": (7, str),
-    },
-    "LinuxContainerSecurityContext": {"namespace_options": (3, "NamespaceOption")},
-    "LinuxContainerConfig": {
-        "resources": (1, "LinuxContainerResources"),
-        "security_context": (2, "LinuxContainerSecurityContext"),
-    },
-    "ContainerMetadata": {"name": (1, str)},
-    "ImageSpec": {"image": (1, str)},
-    "ContainerConfig": {
-        "metadata": (1, "ContainerMetadata"),
-        "image": (2, "ImageSpec"),
-        "command": (3, [str]),
-        "args": (4, [str]),
-        "labels": (9, dict),
-        "log_path": (11, str),
-        "linux": (15, "LinuxContainerConfig"),
-        "CDI_devices": (17, ["CDIDevice"]),
-    },
-    "CDIDevice": {"name": (1, str)},
-    "RunPodSandboxRequest": {"config": (1, "PodSandboxConfig"), "runtime_handler": (2, str)},
-    "RunPodSandboxResponse": {"pod_sandbox_id": (1, str)},
-    "PodSandboxRequest": {"pod_sandbox_id": (1, str)},
-    "CreateContainerRequest": {
-        "pod_sandbox_id": (1, str),
-        "config": (2, "ContainerConfig"),
-        "sandbox_config": (3, "PodSandboxConfig"),
-    },
-    "CreateContainerResponse": {"container_id": (1, str)},
-    "ContainerRequest": {"container_id": (1, str)},
-    "StopContainerRequest": {"container_id": (1, str), "timeout": (2, int)},
-    "ContainerStatusRequest": {"container_id": (1, str), "verbose": (2, bool)},
-    "ContainerStatus": {"state": (3, int)},
-    "ContainerStatusResponse": {"status": (1, "ContainerStatus"), "info": (2, dict)},
-    "UpdateContainerResourcesRequest": {
-        "container_id": (1, str),
-        "linux": (2, "LinuxContainerResources"),
-    },
-    "Empty": {},
+#: The fields of each message in the words of the api.proto; `map` is one of strings.
+MESSAGES: Final = {
+    "PodSandboxMetadata": "string name = 1; string uid = 2; string namespace = 3",
+    "NamespaceOption": "int64 network = 1",
+    "LinuxSandboxSecurityContext": "NamespaceOption namespace_options = 1",
+    "LinuxPodSandboxConfig": "string cgroup_parent = 1; "
+    "LinuxSandboxSecurityContext security_context = 2",
+    "PodSandboxConfig": "PodSandboxMetadata metadata = 1; string log_directory = 3; "
+    "map labels = 6; LinuxPodSandboxConfig linux = 8",
+    "LinuxContainerResources": "int64 cpu_period = 1; int64 cpu_quota = 2; int64 cpu_shares = 3; "
+    "int64 memory_limit_in_bytes = 4; string cpuset_cpus = 6; string cpuset_mems = 7",
+    "LinuxContainerSecurityContext": "NamespaceOption namespace_options = 3",
+    "LinuxContainerConfig": "LinuxContainerResources resources = 1; "
+    "LinuxContainerSecurityContext security_context = 2",
+    "ContainerMetadata": "string name = 1",
+    "ImageSpec": "string image = 1",
+    "ContainerConfig": "ContainerMetadata metadata = 1; ImageSpec image = 2; "
+    "repeated string command = 3; map labels = 9; string log_path = 11; "
+    "LinuxContainerConfig linux = 15; repeated CDIDevice CDI_devices = 17",
+    "CDIDevice": "string name = 1",
+    "RunPodSandboxRequest": "PodSandboxConfig config = 1; string runtime_handler = 2",
+    "RunPodSandboxResponse": "string pod_sandbox_id = 1",
+    "PodSandboxRequest": "string pod_sandbox_id = 1",
+    "CreateContainerRequest": "string pod_sandbox_id = 1; ContainerConfig config = 2; "
+    "PodSandboxConfig sandbox_config = 3",
+    "CreateContainerResponse": "string container_id = 1",
+    "ContainerRequest": "string container_id = 1",
+    "StopContainerRequest": "string container_id = 1; int64 timeout = 2",
+    "ContainerStatusRequest": "string container_id = 1; bool verbose = 2",
+    "ContainerStatus": "int64 state = 3",
+    "ContainerStatusResponse": "ContainerStatus status = 1; map info = 2",
+    "UpdateContainerResourcesRequest": "string container_id = 1; LinuxContainerResources linux = 2",
+    "Empty": "",
 }
 
 #: call -> (request, response)
@@ -110,32 +84,27 @@ CALLS: Final = {
 }
 
 FIELD: Final = descriptor_pb2.FieldDescriptorProto
-SCALARS: Final = {str: FIELD.TYPE_STRING, int: FIELD.TYPE_INT64, bool: FIELD.TYPE_BOOL}
+SCALARS: Final = {
+    "string": FIELD.TYPE_STRING, "int64": FIELD.TYPE_INT64, "bool": FIELD.TYPE_BOOL,
+}  # fmt: skip
 
 
 def _declare() -> descriptor_pb2.FileDescriptorProto:
     """Return the declared messages as a file of a private descriptor pool."""
     file = descriptor_pb2.FileDescriptorProto(name="cri.proto", package=PACKAGE, syntax="proto3")
-    for name, fields in MESSAGES.items():
+    for name, declared in MESSAGES.items():
         message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            _declare_field(message, field, number, kind)
+        for each in filter(None, declared.split("; ")):
+            *repeated, kind, field_name, _, number = each.split()
+            label = FIELD.LABEL_REPEATED if repeated else FIELD.LABEL_OPTIONAL
+            field = message.field.add(name=field_name, number=int(number), label=label)
+            if kind == "map":
+                _declare_map(message, field)
+            elif kind in SCALARS:
+                field.type = SCALARS[kind]
+            else:
+                field.type, field.type_name = FIELD.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
     return file
-
-
-def _declare_field(
-    message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: object
-) -> None:
-    field = message.field.add(name=name, number=number, label=FIELD.LABEL_OPTIONAL)
-    if isinstance(kind, list):
-        field.label = FIELD.LABEL_REPEATED
-        (kind,) = kind
-    if kind is dict:
-        _declare_map(message, field)
-    elif isinstance(kind, str):
-        field.type, field.type_name = FIELD.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-    else:
-        field.type = SCALARS[cast("type", kind)]
 
 
 def _declare_map(
@@ -213,10 +182,7 @@ class Runtime:
                 "io.kubernetes.pod.uid": uid,
             },
             "log_directory": f"/var/log/pods/{uid}",
-            "linux": {
-                "cgroup_parent": cgroup_parent,
-                "security_context": {"namespace_options": {"network": HOST_NETWORK}},
-            },
+            "linux": {"cgroup_parent": cgroup_parent, **_ON_HOST},
         }
         answer = self.call("RunPodSandbox", config=config, runtime_handler=handler)
         return Sandbox(answer.pod_sandbox_id, config)
@@ -230,39 +196,22 @@ class Runtime:
         **resources: int | str,
     ) -> str:
         """Create and start a container; `resources` are LinuxContainerResources' fields."""
-        config = {
-            "metadata": {"name": name},
-            "image": {"image": image},
-            "command": list(command),
-            "labels": {"io.kubernetes.container.name": name},
-            "log_path": f"{name}.log",
-            "linux": {
-                "resources": resources,
-                "security_context": {"namespace_options": {"network": HOST_NETWORK}},
-            },
-        }
+        labels = {"io.kubernetes.container.name": name}
+        config = _config(name, image, command) | {"labels": labels}
+        config["linux"] |= {"resources": resources}
         return self._started(sandbox, config)
 
     def output_of(
         self, sandbox: Sandbox, image: str, command: Sequence[str], cdi_devices: Sequence[str]
     ) -> list[str]:
         """Run a container with CDI devices to its end; return the lines of its output."""
-        config = {
-            "metadata": {"name": "once"},
-            "image": {"image": image},
-            "command": list(command),
-            "log_path": "once.log",
-            "CDI_devices": [{"name": name} for name in cdi_devices],
-            "linux": {"security_context": {"namespace_options": {"network": HOST_NETWORK}}},
-        }
+        config = _config("once", image, command)
+        config["CDI_devices"] = [{"name": name} for name in cdi_devices]
         container = self._started(sandbox, config)
-        wait_until(lambda: self._state_of(container) == EXITED)
+        ask = partial(self.call, "ContainerStatus", container_id=container)
+        wait_until(lambda: ask().status.state == EXITED)
         log = Path(str(sandbox.config["log_directory"]), "once.log").read_text()
         return [line.split(" ", 3)[3] for line in log.splitlines()]
-
-    def _state_of(self, container: str) -> int:
-        state: int = self.call("ContainerStatus", container_id=container).status.state
-        return state
 
     def _started(self, sandbox: Sandbox, config: Mapping[str, object]) -> str:
         """Create and start a container; what lost runc's race is created again, as by a kubelet."""
@@ -303,3 +252,14 @@ class Runtime:
         """Stop and remove a pod's sandbox with all its containers."""
         self.call("StopPodSandbox", pod_sandbox_id=sandbox.id)
         self.call("RemovePodSandbox", pod_sandbox_id=sandbox.id)
+
+
+def _config(name: str, image: str, command: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of a container on the host's network."""
+    return {
+        "metadata": {"name": name},
+        "image": {"image": image},
+        "command": list(command),
+        "log_path": f"{name}.log",
+        "linux": dict(_ON_HOST),
+    }

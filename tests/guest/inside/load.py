@@ -125,10 +125,6 @@ def _usage(
     }
 
 
-def _millicores(cgroup: Cgroup) -> int | None:
-    return cgroup.millicores
-
-
 def _stat(cgroup: Cgroup) -> dict[str, int]:
     lines = (line.split() for line in cgroup.read("cpu.stat").splitlines())
     return {name: int(value) for name, value in lines}
@@ -146,12 +142,15 @@ def check(host: Host, program: Path) -> None:
     cgroups = {"the pod": run.cgroup} | {one.name: one.cgroup for one in (own, *sharing)}
     for name, cgroup in cgroups.items():
         title = f"load: cpu.max of {name} in millicores"
-        host.checks.eventually(title, partial(_millicores, cgroup), desired[name], cgroup)
+        quota = partial(getattr, cgroup, "millicores")
+        host.checks.eventually(title, quota, desired[name], cgroup)
     counts = {own.name: EXCLUSIVE} | dict.fromkeys((s.name for s in sharing), len(machine.cpus()))
     with busy(program, {name: (cgroups[name], count) for name, count in counts.items()}):
         measure(cgroups, SETTLE)
         names = [one.name for one in sharing]
-        found = measure(cgroups, MEASURED, partial(_fits, own=own.name, sharing=names))
+        found = measure(
+            cgroups, MEASURED, lambda found: all(_shares(found, own.name, names).values())
+        )
     _check_shares(host, found, own.name, names)
     run.end()
 
@@ -162,21 +161,20 @@ MOST_SHARED: Final = (LOADED.budget - EXCLUSIVE) * (1 + EXCESS)
 MOST: Final = LOADED.budget * (1 + EXCESS)
 
 
-def _fits(found: Mapping[str, Usage], own: str, sharing: list[str]) -> bool:
-    """Return whether each container used its CPUs."""
+def _shares(found: Mapping[str, Usage], own: str, sharing: list[str]) -> dict[str, bool]:
+    """Return what must be true of the CPUs that each container used, and whether it is."""
     shared = sum(found[name].cpus for name in sharing)
-    return found[own].cpus >= LEAST and shared <= MOST_SHARED and found["the pod"].cpus <= MOST
+    return {
+        f"load: {own} uses at least {LEAST:.2f} CPUs": found[own].cpus >= LEAST,
+        f"load: {sharing} use at most {MOST_SHARED:.2f} CPUs": shared <= MOST_SHARED,
+        f"load: the pod uses at most {MOST:.2f} CPUs": found["the pod"].cpus <= MOST,
+    }
 
 
 def _check_shares(host: Host, found: Mapping[str, Usage], own: str, sharing: list[str]) -> None:
     checks = host.checks
-    enough = found[own].cpus >= LEAST
-    checks.check(f"load: {own} uses at least {LEAST:.2f} CPUs", enough, found[own])
-    shared = sum(found[name].cpus for name in sharing)
-    title = f"load: {sharing} use at most {MOST_SHARED:.2f} CPUs"
-    checks.check(title, shared <= MOST_SHARED, found)
-    pod = found["the pod"]
-    checks.check(f"load: the pod uses at most {MOST:.2f} CPUs", pod.cpus <= MOST, pod)
+    for title, holds in _shares(found, own, sharing).items():
+        checks.check(title, holds, found)
     for name in ("the pod", own):
         checks.equal(f"load: periods in which {name} was throttled", found[name].throttled, 0)
     for name in sharing:

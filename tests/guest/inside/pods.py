@@ -8,10 +8,10 @@ the table's CPUs Guaranteed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
 GIB: Final = 1 << 30
 
@@ -66,25 +66,28 @@ class Example:
     @property
     def manifest(self) -> dict[str, object]:
         """The pod as a manifest."""
-        spec: dict[str, object] = {
-            "containers": [
-                {"name": name, "image": "example-image"} | _resources(cpus)
-                for name, cpus in zip(self.containers, self.cpus, strict=True)
-            ]
-        }
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
-            "spec": spec | _resources(self.budget),
-        }
+        containers = [
+            {"name": name, "image": "example-image"} | resources(cpus)
+            for name, cpus in zip(self.containers, self.cpus, strict=True)
+        ]
+        return manifest(self.name, self.uid, containers=containers, **resources(self.budget))
 
 
-def _resources(cpus: int) -> dict[str, object]:
-    if not cpus:
-        return {}
-    amounts: Mapping[str, str] = {"cpu": str(cpus), "memory": f"{cpus}Gi"}
-    return {"resources": {"requests": amounts, "limits": amounts}}
+def manifest(name: str, uid: str, **spec: object) -> dict[str, Any]:
+    """Return a pod of the namespace `default`."""
+    metadata = {"name": name, "namespace": "default", "uid": uid}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def resources(cpus: int, memory: str = "", devices: Iterable[str] = ()) -> dict[str, object]:
+    """Return requests and limits of a container or pod: nothing for 0 CPUs and no device.
+
+    Memory is 1 GiB for each CPU unless it is given. Of each resource of `devices` it is one.
+    """
+    amounts = dict.fromkeys(devices, "1")
+    if cpus:
+        amounts |= {"cpu": str(cpus), "memory": memory or f"{cpus}Gi"}
+    return {"resources": {"requests": amounts, "limits": amounts}} if amounts else {}
 
 
 E3, E2, E1 = Exclusive(3), Exclusive(2), Exclusive(1)

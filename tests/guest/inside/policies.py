@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.guest.inside import kernel, machine
-from tests.guest.inside.pods import E2, P2
-from tests.guest.inside.staged import Kind, Part, Staged, resources
+from tests.guest.inside.pods import E2, P2, Exclusive
+from tests.guest.inside.staged import Kind, Part, Staged
 from tests.guest.inside.stages import Run
 from tests.guest.inside.starters import SystemdRun
 
@@ -30,35 +30,15 @@ DISK: Final = "example.com/disk"
 ACCELERATOR: Final = "example.com/accelerator"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A Guaranteed pod of one container: whole CPUs with 1 GiB each, and devices by resource."""
-
-    name: str
-    cpus: int
-    devices: tuple[str, ...] = ()
-
-    @property
-    def uid(self) -> str:
-        """The pod's uid."""
-        return f"uid-{self.name}"
-
-    @property
-    def manifest(self) -> dict[str, object]:
-        """The pod as a manifest."""
-        amounts = resources(self.cpus, devices=dict.fromkeys(self.devices, 1))
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
-            "spec": {"containers": [{"name": "app", "image": "example"} | amounts]},
-        }
+def _guaranteed(name: str, cpus: int, *devices: str) -> Staged:
+    """Return a pod of one container without a budget."""
+    return Staged(name, 0, (Part("app", Kind.APP, Exclusive(cpus), devices=devices),))
 
 
-ONE: Final = Asked("one-node", 4)
-TWO: Final = Asked("two-nodes", 10)
-NEAR: Final = Asked("near-its-card", 2, (CARD,))
-TORN: Final = Asked("torn", 2, (CARD, ACCELERATOR))
+ONE: Final = _guaranteed("one-node", 4)
+TWO: Final = _guaranteed("two-nodes", 10)
+NEAR: Final = _guaranteed("near-its-card", 2, CARD)
+TORN: Final = _guaranteed("torn", 2, CARD, ACCELERATOR)
 
 #: Pods with a budget: devices of one node, one of them a sharing container's, and of two nodes.
 BUDGET: Final = Staged(
@@ -88,7 +68,7 @@ Outcome = frozenset[int] | Anywhere | None
 
 #: For each policy and pod the nodes that its CPUs and its memory are of; None: rejected.
 #: (What could be on one node as well as on the other is on the first.)
-OUTCOMES: Final[Mapping[str, Mapping[Asked, Outcome]]] = {
+OUTCOMES: Final[Mapping[str, Mapping[Staged, Outcome]]] = {
     "none": {ONE: Anywhere(), TWO: ON_BOTH, TORN: Anywhere()},
     "best-effort": {ONE: ON_0, TWO: ON_BOTH, NEAR: ON_1, TORN: Anywhere()},
     "restricted": {ONE: ON_0, TWO: ON_BOTH, NEAR: ON_1, TORN: None},
@@ -146,7 +126,7 @@ def check_policy(host: Host, policy: str) -> None:
         host.agent.remove(asked.uid)
 
 
-def check_rejected(host: Host, title: str, pod: Asked | Staged, reason: str) -> None:
+def check_rejected(host: Host, title: str, pod: Staged, reason: str) -> None:
     """Check that a pod is rejected for a reason; one that is not is removed again."""
     answer = host.agent.admit(pod.manifest)
     rejection = answer.get("rejection") or {}
@@ -157,12 +137,13 @@ def check_rejected(host: Host, title: str, pod: Asked | Staged, reason: str) -> 
         host.agent.remove(pod.uid)
 
 
-def _check_admitted(host: Host, title: str, asked: Asked, outcome: Outcome) -> None:
+def _check_admitted(host: Host, title: str, asked: Staged, outcome: Outcome) -> None:
     checks, starter = host.checks, SystemdRun()
     starter.open(asked, host.agent.cgroup_of(asked.uid))
     workload = starter.start("app")
     cgroup = workload.cgroup
-    checks.eventually(f"{title}: number of CPUs", lambda: len(cgroup.cpus), asked.cpus, cgroup)
+    (part,) = asked.parts
+    checks.eventually(f"{title}: number of CPUs", lambda: len(cgroup.cpus), part.cpus, cgroup)
     if isinstance(outcome, frozenset):
         checks.equal(f"{title}: nodes of its CPUs", machine.nodes_of(cgroup.cpus), outcome, cgroup)
         checks.eventually(f"{title}: cpuset.mems.effective", lambda: cgroup.mems, outcome, cgroup)
@@ -172,7 +153,7 @@ def _check_admitted(host: Host, title: str, asked: Asked, outcome: Outcome) -> N
     starter.close()
 
 
-def _check_as_decided(host: Host, title: str, asked: Asked, workload: Workload) -> None:
+def _check_as_decided(host: Host, title: str, asked: Staged, workload: Workload) -> None:
     """Check that the kernel has what the agent says it decided, and each device is there."""
     (decided,) = host.agent.show(asked.uid)["containers"]
     checks, cgroup, pid = host.checks, workload.cgroup, workload.pid
@@ -182,5 +163,5 @@ def _check_as_decided(host: Host, title: str, asked: Asked, workload: Workload) 
     checks.eventually(f"{title}: Mems_allowed, as decided", allowed, mems, cgroup)
     checks.eventually(f"{title}: no quota", lambda: cgroup.millicores, None, cgroup)
     known = {name: [device["id"] for device in found] for name, found in inventory().items()}
-    desired = {name: known[name] for name in asked.devices}
+    desired = {name: known[name] for part in asked.parts for name in part.devices}
     checks.equal(f"{title}: its devices", decided["devices"], desired)

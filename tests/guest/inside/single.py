@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.guest.inside import kernel, machine
+from tests.guest.inside.pods import manifest, resources
 from tests.guest.inside.workloads import stop_unit, systemd_run
 
 if TYPE_CHECKING:
@@ -19,14 +20,8 @@ if TYPE_CHECKING:
 
 def pod(name: str, cpus: int, memory: str) -> dict[str, Any]:
     """Return the manifest of a Guaranteed pod with one container called `app`."""
-    amounts = {"cpu": str(cpus), "memory": memory}
-    resources = {"requests": amounts, "limits": amounts}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "uid": uid_of(name)},
-        "spec": {"containers": [{"name": "app", "image": "example", "resources": resources}]},
-    }
+    app = {"name": "app", "image": "example"} | resources(cpus, memory)
+    return manifest(name, uid_of(name), containers=[app])
 
 
 def uid_of(name: str) -> str:
@@ -34,10 +29,10 @@ def uid_of(name: str) -> str:
     return f"uid-{name}"
 
 
-def admit(checks: Checks, agent: Agent, manifest: dict[str, Any]) -> None:
+def admit(checks: Checks, agent: Agent, asked: dict[str, Any]) -> None:
     """Admit a pod; stops the scenario if it is rejected."""
-    answer = agent.admit(manifest)
-    name = manifest["metadata"]["name"]
+    answer = agent.admit(asked)
+    name = asked["metadata"]["name"]
     checks.require(f"{name}: admitted", answer["admitted"], answer.get("rejection") or "")
 
 
@@ -52,16 +47,16 @@ def running(agent: Agent, name: str) -> Iterator[Workload]:
 def check_lands(
     checks: Checks,
     agent: Agent,
-    manifest: dict[str, Any],
+    asked: dict[str, Any],
     nodes: frozenset[int],
     memory_nodes: frozenset[int],
 ) -> None:
     """Start the pod's container: its CPUs and its memory must be of the given nodes."""
-    name = manifest["metadata"]["name"]
-    asked = int(manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    name = asked["metadata"]["name"]
+    cpus_asked = int(asked["spec"]["containers"][0]["resources"]["limits"]["cpu"])
     with running(agent, name) as workload:
         cgroup = workload.cgroup
-        checks.eventually(f"{name}: CPUs", lambda: len(cgroup.cpus), asked, cgroup)
+        checks.eventually(f"{name}: CPUs", lambda: len(cgroup.cpus), cpus_asked, cgroup)
         cpus = cgroup.cpus
         checks.equal(f"{name}: nodes of its CPUs", machine.nodes_of(cpus), nodes, cgroup)
         runs = partial(kernel.affinity, workload.pid)

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from tests.guest.inside.pods import E1, E2, P2, P4, SHARED, Exclusive
+from tests.guest.inside.pods import E1, E2, P2, P4, SHARED, Exclusive, manifest, resources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.guest.inside.pods import Placement
 
 
@@ -57,7 +55,7 @@ class Part:
     def manifest(self) -> dict[str, object]:
         """The container of a manifest."""
         always = {"restartPolicy": "Always"} if self.kind is Kind.SIDECAR else {}
-        amounts = resources(self.cpus, devices=dict.fromkeys(self.devices, 1))
+        amounts = resources(self.cpus, devices=self.devices)
         return {"name": self.name, "image": "example"} | always | amounts
 
 
@@ -85,23 +83,8 @@ class Staged:
         """The pod as a manifest."""
         first = [part.manifest for part in self.parts if part.kind is not Kind.APP]
         apps = [part.manifest for part in self.parts if part.kind is Kind.APP]
-        spec: dict[str, object] = {"initContainers": first, "containers": apps}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
-            "spec": spec | resources(self.budget, self.gib),
-        }
-
-
-def resources(
-    cpus: int, gib: int = 0, devices: Mapping[str, int] | None = None
-) -> dict[str, object]:
-    """Return requests and limits of a container or pod: nothing for 0 CPUs and no device."""
-    amounts: dict[str, str] = {name: str(count) for name, count in (devices or {}).items()}
-    if cpus:
-        amounts |= {"cpu": str(cpus), "memory": f"{gib or cpus}Gi"}
-    return {"resources": {"requests": amounts, "limits": amounts}} if amounts else {}
+        budget = resources(self.budget, f"{self.gib or self.budget}Gi")
+        return manifest(self.name, self.uid, initContainers=first, containers=apps, **budget)
 
 
 def apps(*placements: Placement) -> tuple[Part, ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.guest.inside import machine, placements
-from tests.guest.inside.checks import wait_until
 from tests.guest.inside.pods import Exclusive, NodeShared, PodShared
 from tests.guest.inside.staged import ALL_STAGES, IN_CONTAINER_SCOPE, INIT_REUSED, Kind
 from tests.guest.inside.starters import SystemdRun
@@ -72,18 +71,16 @@ class Run:
             checks.equal(f"{title}: no other pod's", apart, frozenset())
 
     def _check_quota(self, title: str, part: Part, workload: Workload) -> None:
-        # A container that has its CPUs from the pod's cgroup may not have been seen yet.
-        budget = self.pod.budget
+        """Check a container's quota; one whose CPUs are the pod's may not have been seen yet."""
+        limits = _quota_limits(part, self.pod.budget)
 
-        def quota() -> int | None:
-            return workload.cgroup.millicores_within(self.cgroup)
+        def found() -> object:
+            quota = workload.cgroup.millicores_within(self.cgroup)
+            if quota is None or limits is None:
+                return quota
+            return limits if limits[0] <= quota <= limits[1] else quota
 
-        wait_until(lambda: _quota_fits(part, budget, quota()))
-        desired, found = _desired_quota(part, budget), quota()
-        fits = _quota_fits(part, budget, found)
-        self.host.checks.check(
-            f"{title}: cpu.max is {desired}", fits, f"{found}, {workload.cgroup}"
-        )
+        self.host.checks.eventually(f"{title}: cpu.max", found, limits, workload.cgroup)
 
     @property
     def exclusive(self) -> frozenset[int]:
@@ -112,22 +109,17 @@ class Run:
         self.host.checks.eventually(gone, lambda: self.cgroup.exists, expected=False)
 
 
-def _desired_quota(part: Part, budget: int) -> str:
-    if isinstance(part.placement, Exclusive):
-        return "no limit"
-    if part.kind is Kind.INIT and isinstance(part.placement, PodShared):
-        return f"enough for {part.placement.cpus} CPUs, at most the budget of {budget}"
-    return f"a limit, at most the budget of {budget}"
+def _quota_limits(part: Part, budget: int) -> tuple[int, int] | None:
+    """Return the least and the most of a container's quota in millicores; None: no limit.
 
-
-def _quota_fits(part: Part, budget: int, quota: int | None) -> bool:
-    """Return whether a quota in millicores is as `_desired_quota` has it."""
+    A shared init container has enough for its CPUs; none has more than the budget.
+    """
     if isinstance(part.placement, Exclusive):
-        return quota is None
+        return None
     least = 1
     if part.kind is Kind.INIT and isinstance(part.placement, PodShared):
         least = part.placement.cpus * 1000
-    return quota is not None and least <= quota <= budget * 1000
+    return least, budget * 1000
 
 
 def check_pod_scope(host: Host) -> None:
