@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cli.config import check
+from agent.cli.config import check as command
 from agent.cli.errors import ExitCode
-from agent.cli.main import run_command
 from agent.cli.options import CONFIG_FILE
 from agent.config.load import load_config_file
 from agent.config.model import Config
@@ -26,6 +26,8 @@ from tests.fakes.resctrl import FakeResctrl
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.agent.cli.shell import Command
 
 GIB = 1 << 30
 
@@ -64,11 +66,26 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+Check = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def check(run: Command, root: Path, file: Path) -> Check:
+    """Return what checks the file on the host, with settings laid over it and other options."""
+
+    def checked(*settings: str, options: tuple[object, ...] = ()) -> tuple[int, str, str]:
+        laid = [part for setting in settings for part in ("--set", setting)]
+        return run("config", "check", file, "--root", root, *laid, *options)
+
+    return checked
+
+
 def test_a_good_file_is_shown_with_what_follows_from_it(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+    check: Check, root: Path, file: Path
 ) -> None:
-    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines() == [
+    code, out, _ = check()
+    assert code == ExitCode.OK
+    assert out.splitlines() == [
         f"{file}: no mistakes",
         f"  host              4 CPUs on 2 NUMA nodes, 8 GiB, described in {root}",
         "  CPU manager       static, options full-pcpus-only=true",
@@ -93,8 +110,51 @@ def test_a_good_file_is_shown_with_what_follows_from_it(
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (
+            ["agent.kubelet.enabled=true", "cgroupDriver=systemd", "agent.cdiDirectory="],
+            ["  manifests         none, pods come from the kubelet\n"],
+        ),
+        (
+            ["systemReserved.cpu=4", "podsPerCore=2", "agent.ignoredResources=[b.c/y, a.b/x]"],
+            [
+                "  allocatable       cpu 0\n",
+                "                    pods 8\n",
+                "  not looked at     a.b/x, b.c/y\n",
+                "note: nothing of cpu is allocatable, reservations take all of it",
+            ],
+        ),
+        (
+            ["reservedSystemCPUs=3", "cgroupDriver=systemd"],
+            ["reserved CPUs     3 (as listed)", "systemd driver"],
+        ),
+        (
+            ["reservedMemory=[{numaNode: 0, limits: {memory: 100Mi}}]"],
+            ["left on node 1    CPUs 2-3"],
+        ),
+        (
+            ["systemReserved.memory=8Gi", "evictionHard={}"],
+            ["node 1 has 4Gi of memory and 4Gi reserved: nothing of it"],
+        ),
+    ],
+)
+def test_settings_are_laid_over_the_file(
+    check: Check, settings: list[str], lines: list[str]
+) -> None:
+    code, out, _ = check(*settings)
+    assert code == ExitCode.OK
+    assert [line for line in lines if line not in out] == []
+
+
+def test_without_a_cpu_manager_no_cpus_are_exclusive(check: Check, file: Path) -> None:
+    file.write_text("{}")
+    assert "node 0    no exclusive CPUs (cpuManagerPolicy none)" in check()[1]
+
+
 def test_what_pods_cannot_have_of_this_host_is_said(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Command, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = regular_host(cores_per_node=8, threads=1)
     (file.parent / "cgroup").mkdir()
@@ -106,65 +166,31 @@ def test_what_pods_cannot_have_of_this_host_is_said(
     monkeypatch.setattr("agent.cli.config.discover", lambda _, **__: host)
     opened = partial(KernelTree, require_kernel=False)
     monkeypatch.setattr("agent.cli.config.KernelTree", opened)
-    mount = f"--set=agent.cgroupMount={kernel.root}"
     file.write_text("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4-7\n")
-    assert run_command(["config", "check", str(file), mount]) == ExitCode.OK
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("  host              12 CPUs on 2 NUMA nodes")
-    assert lines[2] == "  withheld          CPUs 4-7 belong to the partition /ovs.slice"
+    code, out, _ = run("config", "check", file, f"--set=agent.cgroupMount={kernel.root}")
+    assert code == ExitCode.OK
+    assert out.splitlines()[1].startswith("  host              12 CPUs on 2 NUMA nodes")
+    assert out.splitlines()[2] == "  withheld          CPUs 4-7 belong to the partition /ovs.slice"
 
 
 def test_the_file_of_the_service_is_checked_unless_another_is_named(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Command, file: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "config.yaml"
     file.write_text("cpuManagerPolcy: static\n")
-    [named] = (each for each in check.params if each.name == "file")
+    [named] = (each for each in command.params if each.name == "file")
     assert named.default == CONFIG_FILE
     monkeypatch.setattr(named, "default", file)
-    assert run_command(["config", "check", "--root", str(root)]) == ExitCode.BAD_INPUT
-    assert f"{file}: line 1: cpuManagerPolcy: unknown key" in capsys.readouterr().err
-
-
-def test_beside_a_kubelet_the_pods_come_from_the_kubelet(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["config", "check", str(file), "--root", str(root)]
-    beside = ("agent.kubelet.enabled=true", "cgroupDriver=systemd", "agent.cdiDirectory=")
-    run_command([*arguments, *(part for one in beside for part in ("--set", one))])
-    assert "  manifests         none, pods come from the kubelet\n" in capsys.readouterr().out
-
-
-def test_nothing_allocatable_and_what_others_provide_is_said(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["config", "check", str(file), "--root", str(root)]
-    settings = ["systemReserved.cpu=4", "podsPerCore=2", "agent.ignoredResources=[b.c/y, a.b/x]"]
-    assert run_command([*arguments, *(part for one in settings for part in ("--set", one))]) == 0
-    out = capsys.readouterr().out
-    assert "  allocatable       cpu 0\n" in out
-    assert "                    pods 8\n" in out
-    assert "  not looked at     a.b/x, b.c/y\n" in out
-    assert "note: nothing of cpu is allocatable, reservations take all of it" in out
-
-
-def test_a_setting_is_laid_over_the_file(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["config", "check", str(file), "--root", str(root)]
-    settings = ["--set", "reservedSystemCPUs=3", "--set", "cgroupDriver=systemd"]
-    assert run_command([*arguments, *settings]) == ExitCode.OK
-    out = capsys.readouterr().out
-    assert "reserved CPUs     3 (as listed)" in out
-    assert "systemd driver" in out
+    code, _, err = run("config", "check", "--root", root)
+    assert code == ExitCode.BAD_INPUT
+    assert f"{file}: line 1: cpuManagerPolcy: unknown key" in err
 
 
 def test_the_host_is_that_of_the_file_unless_another_is_named(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+    run: Command, root: Path, file: Path
 ) -> None:
-    arguments = ["config", "check", str(file), "--set", f"agent.sysfsRoot={root}"]
-    assert run_command(arguments) == ExitCode.OK
-    assert "node 1: memory 50Mi" in capsys.readouterr().out
+    code, out, _ = run("config", "check", file, "--set", f"agent.sysfsRoot={root}")
+    assert code == ExitCode.OK
+    assert "node 1: memory 50Mi" in out
 
 
 @pytest.mark.parametrize(
@@ -175,21 +201,12 @@ def test_the_host_is_that_of_the_file_unless_another_is_named(
     ],
 )
 def test_mistakes_are_reported_on_standard_error_with_their_exit_code(
-    root: Path, file: Path, setting: str, words: str, capsys: pytest.CaptureFixture[str]
+    check: Check, setting: str, words: str
 ) -> None:
-    arguments = ["config", "check", str(file), "--root", str(root), "--set", setting]
-    assert run_command(arguments) == ExitCode.BAD_INPUT
-    captured = capsys.readouterr()
-    assert not captured.out
-    assert words in captured.err
-    assert "Traceback" not in captured.err
-
-
-def test_a_file_that_is_not_there_is_a_usage_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["config", "check", str(tmp_path / "none.yaml")]) == ExitCode.USAGE
-    assert "does not exist" in capsys.readouterr().err
+    code, out, err = check(setting)
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    assert words in err
+    assert "Traceback" not in err
 
 
 class TestAgainstState:
@@ -199,44 +216,40 @@ class TestAgainstState:
     def state(self, tmp_path: Path) -> Path:
         directory = tmp_path / "state"
         directory.mkdir(mode=0o700)
-        allocation = PodAllocation(
-            uid="u-1",
-            name="web",
-            namespace="shop",
-            qos=QosClass.GUARANTEED,
-            spec_digest="d",
-            containers=(
-                ContainerAllocation(
-                    "c0", ContainerKind.APP, isolation=Isolation.CONTAINER, cpus=Mask.of(1, 3)
-                ),
-            ),
+        container = ContainerAllocation(
+            "c0", ContainerKind.APP, isolation=Isolation.CONTAINER, cpus=Mask.of(1, 3)
         )
+        pod = PodAllocation("u-1", "web", "shop", QosClass.GUARANTEED, "d", (container,))
         with Store(directory) as store:
-            store.save(Checkpoint(ledger_with(allocation)))
+            store.save(Checkpoint(ledger_with(pod)))
         return directory
 
-    def check(self, root: Path, file: Path, state: Path, *settings: str) -> int:
-        laid = [part for setting in settings for part in ("--set", setting)]
-        where = ["--root", str(root), "--state", str(state)]
-        return run_command(["config", "check", str(file), *where, *laid])
-
-    def test_what_all_would_keep_validly_is_said(
-        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    def test_what_all_would_keep_is_said_beside_a_running_agent_and_nothing_is_changed(
+        self, check: Check, state: Path
     ) -> None:
-        assert self.check(root, file, state) == ExitCode.OK
-        assert capsys.readouterr().out.splitlines()[-4:] == [
-            f"{state}/checkpoint.json: 1 pods, all of them keep their allocations",
-            "  valid             1 of 1 pods",
-            "  exclusive CPUs    1,3",
-            "  shared pool       0,2",
-        ]
+        before = (state / "checkpoint.json").read_bytes()
+        with Store(state):
+            code, out, _ = check(options=("--state", state))
+        assert (code, out.splitlines()[-4:]) == (
+            ExitCode.OK,
+            [
+                f"{state}/checkpoint.json: 1 pods, all of them keep their allocations",
+                "  valid             1 of 1 pods",
+                "  exclusive CPUs    1,3",
+                "  shared pool       0,2",
+            ],
+        )
+        assert (state / "checkpoint.json").read_bytes() == before
+        configured = check(f"agent.stateDirectory={state}", options=("--against-state",))
+        assert configured == (code, out, "")
 
     def test_what_would_no_longer_be_given_is_reported_with_an_exit_code(
-        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
+        self, check: Check, state: Path
     ) -> None:
         changes = ("reservedSystemCPUs=1", "topologyManagerPolicy=single-numa-node")
-        assert self.check(root, file, state, *changes) == ExitCode.REJECTED
-        assert capsys.readouterr().out.splitlines()[-2:] == [
+        code, out, _ = check(*changes, options=("--state", state))
+        assert code == ExitCode.REJECTED
+        assert out.splitlines()[-2:] == [
             (
                 "  not valid         pod shop/web: has CPUs 1, which are now reserved "
                 "(reservedSystemCPUs); reserve others, or remove the pod and admit it again"
@@ -247,175 +260,96 @@ class TestAgainstState:
             ),
         ]
 
-    def test_it_changes_nothing_and_needs_no_stopped_agent(
-        self, root: Path, file: Path, state: Path
+    def test_no_state_holds_nothing_and_a_damaged_one_is_said_and_left_alone(
+        self, check: Check, state: Path
     ) -> None:
-        before = (state / "checkpoint.json").read_bytes()
-        with Store(state):
-            assert self.check(root, file, state) == ExitCode.OK
-        assert (state / "checkpoint.json").read_bytes() == before
-
-    def test_the_state_is_that_of_the_configuration_unless_another_is_named(
-        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        setting = ["--set", f"agent.stateDirectory={state}", "--against-state"]
-        arguments = ["config", "check", str(file), "--root", str(root)]
-        assert run_command([*arguments, *setting]) == ExitCode.OK
-        assert "1 of 1 pods" in capsys.readouterr().out
-
-    def test_no_state_holds_nothing(
-        self, root: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.check(root, file, tmp_path) == ExitCode.OK
-        assert "no state, no allocations" in capsys.readouterr().out
-
-    def test_a_damaged_state_is_said_and_left_alone(
-        self, root: Path, file: Path, state: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+        code, out, _ = check(options=("--state", state.parent))
+        assert (code, "no state, no allocations" in out) == (ExitCode.OK, True)
         (state / "checkpoint.json").write_text("{")
-        assert self.check(root, file, state) == ExitCode.BAD_INPUT
-        assert "checkpoint.json" in capsys.readouterr().err
+        code, _, err = check(options=("--state", state))
+        assert (code, "checkpoint.json" in err) == (ExitCode.BAD_INPUT, True)
         assert (state / "checkpoint.json").read_text() == "{"
 
 
-class TestShow:
-    """Every key with its value."""
-
-    def test_the_defaults_are_shown_as_a_file_that_has_them(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert run_command(["config", "show", "--defaults"]) == ExitCode.OK
-        shown = capsys.readouterr().out
-        assert "\ncgroupDriver: cgroupfs\n" in shown
-        file = tmp_path / "shown.yaml"
-        file.write_text(shown)
-        assert load_config_file(file) == Config()
-
-    def test_a_file_is_shown_with_the_keys_that_it_leaves_out(
-        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        setting = "agent.metrics.port=9"
-        assert run_command(["config", "show", str(file), "--set", setting]) == ExitCode.OK
-        shown = capsys.readouterr().out
-        assert "\ncpuManagerPolicy: static\n" in shown
-        assert "\nmaxPods: 110\n" in shown
-        (tmp_path / "shown.yaml").write_text(shown)
-        assert load_config_file(tmp_path / "shown.yaml") == load_config_file(file, [setting])
-
-    def test_settings_are_laid_over_the_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
-        arguments = ["config", "show", "--defaults", "--set", "maxPods=7"]
-        assert run_command(arguments) == ExitCode.OK
-        assert "\nmaxPods: 7\n" in capsys.readouterr().out
-
-    def test_mistakes_have_the_exit_code_of_bad_input_and_nothing_is_shown(
-        self, file: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        file.write_text("maxPod: 1\n")
-        assert run_command(["config", "show", str(file)]) == ExitCode.BAD_INPUT
-        captured = capsys.readouterr()
-        assert not captured.out
-        assert 'line 1: maxPod: unknown key "maxPod"; did you mean "maxPods"?' in captured.err
-
-    @pytest.mark.parametrize("defaults", [True, False])
-    def test_either_a_file_or_the_defaults_are_shown(
-        self, file: Path, *, defaults: bool, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        chosen = [str(file), "--defaults"] if defaults else []
-        assert run_command(["config", "show", *chosen]) == ExitCode.USAGE
-        assert "name a configuration file, or give --defaults" in capsys.readouterr().err
+def test_the_defaults_are_shown_as_a_file_that_has_them(run: Command, tmp_path: Path) -> None:
+    code, shown, _ = run("config", "show", "--defaults")
+    assert code == ExitCode.OK
+    assert "\ncgroupDriver: cgroupfs\n" in shown
+    file = tmp_path / "shown.yaml"
+    file.write_text(shown)
+    assert load_config_file(file) == Config()
+    assert "\nmaxPods: 7\n" in run("config", "show", "--defaults", "--set", "maxPods=7")[1]
 
 
-def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["config", "schema"]) == ExitCode.OK
-    schema = json.loads(capsys.readouterr().out)
+def test_a_file_is_shown_with_the_keys_that_it_leaves_out(
+    run: Command, file: Path, tmp_path: Path
+) -> None:
+    setting = "agent.metrics.port=9"
+    code, shown, _ = run("config", "show", file, "--set", setting)
+    assert code == ExitCode.OK
+    assert "\ncpuManagerPolicy: static\n" in shown
+    assert "\nmaxPods: 110\n" in shown
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert load_config_file(tmp_path / "shown.yaml") == load_config_file(file, [setting])
+    file.write_text("maxPod: 1\n")
+    code, out, err = run("config", "show", file)
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    assert 'line 1: maxPod: unknown key "maxPod"; did you mean "maxPods"?' in err
+
+
+def test_the_schema_is_printed_as_json(run: Command) -> None:
+    schema = json.loads(run("config", "schema")[1])
     assert schema["properties"]["maxPods"]["default"] == 110
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("reservedMemory=[{numaNode: 0, limits: {memory: 100Mi}}]", "left on node 1    CPUs 2-3"),
-        ("systemReserved.memory=8Gi", "node 1 has 4Gi of memory and 4Gi reserved: nothing of it"),
-    ],
-)
-def test_what_is_left_is_shown_by_node(
-    root: Path, file: Path, setting: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = ["--set", setting]
-    if setting.startswith("systemReserved"):
-        settings += ["--set", "evictionHard={}"]
-    arguments = ["config", "check", str(file), "--root", str(root)]
-    assert run_command([*arguments, *settings]) == ExitCode.OK
-    assert words in capsys.readouterr().out
-
-
-def test_without_a_cpu_manager_no_cpus_are_exclusive(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file.write_text("{}")
-    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.OK
-    assert "node 0    no exclusive CPUs (cpuManagerPolicy none)" in capsys.readouterr().out
-
-
-WHOLE_CORES = """\
-cpuManagerPolicy: static
-cpuManagerPolicyOptions: {full-pcpus-only: "true"}
-reservedSystemCPUs: "0"
-"""
-
-
 def test_cpus_beside_reserved_ones_are_noted_where_only_whole_cores_are_given(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+    run: Command, tmp_path: Path, file: Path
 ) -> None:
     """CPUs 0 and 4 are one core, and so on."""
     root = write_tree(regular_host(packages=1, cores_per_node=4), tmp_path / "threads")
-    file.write_text(WHOLE_CORES)
-    arguments = ["config", "check", str(file), "--root", str(root)]
-    assert run_command([*arguments, "--set", 'reservedSystemCPUs="0,1"']) == ExitCode.OK
-    out = capsys.readouterr().out
+    options = 'cpuManagerPolicyOptions: {full-pcpus-only: "true"}'
+    file.write_text(f"cpuManagerPolicy: static\n{options}\nreservedSystemCPUs: '0'\n")
+    arguments = ["config", "check", file, "--root", root, "--set"]
+    _, out, _ = run(*arguments, 'reservedSystemCPUs="0,1"')
     assert "left on node 0    CPUs 2-3,6-7 (4 of 8)" in out
     assert "note: CPUs 4-5 share cores with reserved CPUs" in out
-    assert run_command([*arguments, "--set", 'reservedSystemCPUs="0,1,4,5"']) == ExitCode.OK
-    assert "share cores" not in capsys.readouterr().out
-
-
-KUBELET = b"""\
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-clusterDomain: cluster.local
-cpuManagerPolicy: static
-reservedSystemCPUs: "0"
-"""
+    code, out, _ = run(*arguments, 'reservedSystemCPUs="0,1,4,5"')
+    assert (code, "share cores" in out) == (ExitCode.OK, False)
 
 
 def test_an_imported_configuration_passes_the_check(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Command, root: Path, tmp_path: Path
 ) -> None:
     kubelet, target = tmp_path / "kubelet.yaml", tmp_path / "numawarden.yaml"
-    kubelet.write_bytes(KUBELET)
-    command = ["config", "import", str(kubelet)]
-    assert run_command([*command, "--output", str(target)]) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines() == [
-        f"{target}: 2 keys taken, 1 not",
-        "not taken: clusterDomain: the agent registers no node and gives pods no network",
-    ]
-    assert run_command(["config", "check", str(target), "--root", str(root)]) == ExitCode.OK
-    capsys.readouterr()
-    assert run_command([*command, "--output", str(target)]) == ExitCode.BAD_INPUT
-    assert "exists already" in capsys.readouterr().err
-    assert run_command(command) == ExitCode.OK
-    assert capsys.readouterr().out == target.read_text()
+    kubelet.write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        "clusterDomain: cluster.local\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
+    )
+    taking = ["config", "import", kubelet]
+    code, out, _ = run(*taking, "--output", target)
+    assert (code, out.splitlines()) == (
+        ExitCode.OK,
+        [
+            f"{target}: 2 keys taken, 1 not",
+            "not taken: clusterDomain: the agent registers no node and gives pods no network",
+        ],
+    )
+    assert run("config", "check", target, "--root", root)[0] == ExitCode.OK
+    code, _, err = run(*taking, "--output", target)
+    assert (code, "exists already" in err) == (ExitCode.BAD_INPUT, True)
+    assert run(*taking)[:2] == (ExitCode.OK, target.read_text())
 
 
 def test_classes_of_caches_are_checked_against_the_hosts_resctrl(
-    root: Path, file: Path, capsys: pytest.CaptureFixture[str]
+    check: Check, root: Path, file: Path
 ) -> None:
     classes = "{isolation: {resctrl: {classes: {a: {L3: '0xf000'}, b: {}, c: {}, d: {}}}}}"
     file.write_text(CONFIG.split("agent:", maxsplit=1)[0] + f"agent: {classes}\n")
-    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.OK
-    assert "no class has an effect: the kernel or the processor" in capsys.readouterr().out
+    code, out, _ = check()
+    assert code == ExitCode.OK
+    assert "no class has an effect: the kernel or the processor" in out
     FakeResctrl(root, set())
-    assert run_command(["config", "check", str(file), "--root", str(root)]) == ExitCode.BAD_INPUT
-    found = capsys.readouterr().err
-    assert "there are 4 classes, and this processor has control groups for 3" in found
-    assert "agent.isolation.resctrl.classes.a.L3: cache 0: the cache has 0xfff" in found
+    code, _, err = check()
+    assert code == ExitCode.BAD_INPUT
+    assert "there are 4 classes, and this processor has control groups for 3" in err
+    assert "agent.isolation.resctrl.classes.a.L3: cache 0: the cache has 0xfff" in err
