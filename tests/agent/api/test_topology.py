@@ -4,7 +4,7 @@ import json
 
 from msgspec.structs import replace
 
-from agent.api.map import topology_view, totals
+from agent.api.topology import topology_view, totals
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import CoreKind, Device
 from sysfs.mask import Mask

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.map import topology_view
+from agent.api.topology import topology_view
 from agent.cli.errors import ExitCode
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline, write_tree
 from sysfs.discover import discover
