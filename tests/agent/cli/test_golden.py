@@ -1,7 +1,7 @@
 """Sessions of commands print what stands in `golden/`, each against a new agent.
 
 `$` begins a command, whose exit code follows what it prints unless it is 0; `%` begins a step of
-the host. With NUMAWARDEN_GOLDEN set the files are written anew: read what changed.
+the host (`STEPS`). With NUMAWARDEN_GOLDEN set the files are written anew: read what changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.server.conditions import STARTING_SECONDS
+from sysfs.described import regular_host, with_memory_only_nodes, with_offline, write_tree
+from sysfs.mask import Mask
 from tests.agent.cli.shell import in_background
 from tests.agent.server.support import OTHER_UID, UID, manifest
+from tests.sysfs.hosts import with_isolated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from tests.agent.cli.shell import Shell
+    from tests.agent.cli.shell import Command
     from tests.agent.server.support import World
 
 SESSIONS: Final = sorted(Path(__file__).with_name("golden").glob("*.txt"))
@@ -50,6 +53,18 @@ FILES: Final = {
     "compressed.yaml": b"\x1f\x8b\x08rest",
     "twice.yaml": manifest() + b"---\na: 1\n",
     "generated.yaml": manifest().replace(b"name: web", b"generateName: web-"),
+    "config.yaml": (
+        b'cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: "true"}\n'
+        b'systemReserved: {cpu: "1"}\nmemoryManagerPolicy: Static\n'
+        b"topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n"
+        b"featureGates: {NodeSwap: true}\n"
+        b"agent: {devices: {example.com/gpu: [{id: a}, {id: b, healthy: false}]}}\n"
+    ),
+    "static.yaml": b"cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n",
+    "kubelet.yaml": (
+        b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        b"clusterDomain: cluster.local\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
+    ),
     "short.yaml": b"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [a]}\n",
 }
 #: What differs from run to run, and what stands for it.
@@ -63,16 +78,61 @@ VARYING: Final = (
 )
 
 
-def replayed(shell: Shell, text: str) -> Iterator[str]:
+#: Described hosts, whose trees a session lays out.
+HOSTS: Final = {
+    "small": regular_host(2, 1, 2, 1, memory_bytes=4 << 30, hugepages=[(2 << 20, 0)]),
+    "threads": regular_host(packages=1, cores_per_node=4),
+    "kept": regular_host(cores_per_node=4, threads=2),
+    "memory": with_memory_only_nodes(
+        regular_host(packages=2, cores_per_node=2, memory_bytes=3 << 30, hugepages=[(2 << 20, 8)]),
+        [64 << 30],
+    ),
+    "marked": with_offline(
+        with_isolated(regular_host(packages=1, cores_per_node=3), Mask.of(1, 4)), Mask.of(5)
+    ),
+    "large": regular_host(4, 16, 4, 2, uncores_per_node=2),
+    "nodes": regular_host(2, 9, 14, 2),
+}
+
+
+def later(world: World) -> None:
+    world.clock.advance(STARTING_SECONDS)
+    world.client().reconcile()
+
+
+def write(world: World, name: str, *words: str) -> None:
+    file = world.directory / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(" ".join(words))
+
+
+#: What is no command: on the cgroups and files of the host, or that time passes.
+STEPS: Final[Mapping[str, Callable[..., object]]] = {
+    "later": later,
+    "group": lambda world, cgroup: world.kernel.mkdir(cgroup),
+    "process": lambda world, cgroup, pid: world.kernel.spawn(cgroup, int(pid)),
+    "setting": lambda world, *words: world.kernel.write(*words),
+    "host": lambda world, name: write_tree(HOSTS[name], world.directory / name),
+    "directory": lambda world, name: (world.directory / name).mkdir(mode=0o700),
+    "write": write,
+    "read": lambda world, name: (world.directory / name).read_text(),
+}
+
+
+def replayed(run: Command, world: World, text: str) -> Iterator[str]:
     """Yield the lines of a session with what its commands print now."""
-    for line in re.findall(r"(?m)^[$%#] .*$", text):
+    title, *lines = re.findall(r"(?m)\A.*$|^[$%] .*$", text)
+    yield title
+    for line in lines:
         yield line
-        words = shlex.split(line.replace("OTHER-UID", OTHER_UID).replace("UID", UID))
-        if words[0] == "%":
-            step(shell.world, *words[1:])
-        elif words[0] == "$":
-            code, out, err = shell.run(*words[1:])
-            yield from ordinary(shell.world, out + err).splitlines()
+        meant = line.replace("OTHER-UID", OTHER_UID).replace("UID", UID)
+        kind, *words = shlex.split(meant.replace("DIRECTORY", str(world.directory)))
+        if kind == "%":
+            done = STEPS[words[0]](world, *words[1:])
+            yield from (done if isinstance(done, str) else "").splitlines()
+        else:
+            code, out, err = run(*words)
+            yield from ordinary(world, out + err).splitlines()
             if code:
                 yield f"exit code {code}"
 
@@ -85,27 +145,17 @@ def ordinary(world: World, text: str) -> str:
     return text
 
 
-def step(world: World, verb: str, *words: str) -> None:
-    """Do what is no command: on the cgroups of the host, or to let time pass."""
-    if verb == "later":
-        world.clock.advance(STARTING_SECONDS)
-        world.client().reconcile()
-    elif verb == "spawn":
-        world.kernel.spawn(words[0], int(words[1]))
-    else:
-        getattr(world.kernel, verb)(*words)
-
-
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda file: file.stem)
 def test_a_session_prints_what_it_did(
-    session: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    session: Path, world: World, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(shell.directory)
+    monkeypatch.chdir(world.directory)
+    monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
     for name, content in FILES.items():
-        shell.file(content, name)
+        Path(name).write_bytes(content)
     text = session.read_text()
-    with in_background(shell.world):
-        found = "".join(f"{line}\n" for line in replayed(shell, text))
+    with in_background(world):
+        found = "".join(f"{line}\n" for line in replayed(run, world, text))
     if os.environ.get("NUMAWARDEN_GOLDEN"):
         session.write_text(found)
     assert found == text
