@@ -132,7 +132,7 @@ def replayed(run: Command, world: World, text: str) -> Iterator[str]:
             yield from (done if isinstance(done, str) else "").splitlines()
         else:
             code, out, err = run(*words)
-            yield from ordinary(world, out + err).splitlines()
+            yield from (text.rstrip() for text in ordinary(world, out + err).splitlines())
             if code:
                 yield f"exit code {code}"
 
