@@ -231,6 +231,7 @@ DRAWINGS: Final = {
         occupied(LARGE, pod_with("pod-0", "8-10"), pod_with("pod-1", "40,2088"), reserved="0-3"),
         COUNTED,
     ),
+    "many warnings": (occupied(LARGE, pod_with("pod-0", "8-40")), COUNTED),
     "a node with a pod": (occupied(regular_host(1, 64, 4, 1), pod_with("pod-0", "100")), COUNTED),
     "equal neighbours": (map_of_host(regular_host(4, 16, 4, 2, uncores_per_node=2)), COUNTED),
     "few large nodes": (map_of_host(regular_host(2, 4, 28, 2)), COUNTED),
