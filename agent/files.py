@@ -1,4 +1,7 @@
-"""Files read and written safely: bounded in size, on paths that no other user can change."""
+"""Files read and written safely: bounded in size, on paths that no other user can change.
+
+What processes of other users read is written into directories of root's (`trusted_directory`).
+"""
 
 from __future__ import annotations
 
@@ -143,9 +146,6 @@ def take(stream: BinaryIO, limit: int, name: str) -> bytes:
             raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", name)
     return bytes(content)
 
-
-# --- files for others ----------------------------------------------------------------------------
-# Small files that processes of other users read, in directories of root's.
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

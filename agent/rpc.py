@@ -1,4 +1,12 @@
-"""Calls to a gRPC service on a Unix socket, each with a deadline, and services that answer them."""
+"""gRPC over Unix sockets: messages, calls with a deadline, services that answer, and socket files.
+
+`Messages` makes message classes from declarations in Python, in a pool of descriptors of their own.
+Generated modules demand a runtime at least as new as their generator, and those of packages with
+names such as `v1` collide in the default pool with the modules of other programs. Declarations
+have neither problem, and are the part of a .proto file that matters on the wire: names, numbers,
+types. Two APIs of the kubelet are declared here, which several folders speak: that of device
+plugins (`v1beta1`), and podresources (`v1`) with the messages of KEP-5526 for pods.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +30,6 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor_pb2 import DescriptorProto
 
-
-# --- messages -------------------------------------------------------------------------------------
-# Protobuf messages from declarations in Python, in a pool of descriptors of their own.
-#
-# Generated modules demand a runtime at least as new as their generator, and those of packages with
-# names such as `v1` collide in the default pool with the modules of other programs. Declarations
-# have neither problem, and are the part of a .proto file that matters on the wire: names, numbers,
-# types.
 
 #: The fields of a message by name: (number, type). A type is a scalar (`string`, `bool`, ...), the
 #: name of another message, either of them after "repeated ", or `MAP` of strings to strings.
@@ -112,8 +112,6 @@ def _entry_of(message: DescriptorProto, field: str) -> str:
         )
     return name
 
-
-# --- calls ----------------------------------------------------------------------------------------
 
 #: The longest message in bytes in either direction; the kubelet's limit is 16 MiB.
 LONGEST_MESSAGE: Final = 16 << 20
@@ -328,12 +326,10 @@ def _serialized(message: Message | bytes) -> bytes:
     return data
 
 
-# --- device plugin --------------------------------------------------------------------------------
-# The device plugin API of the kubelet, `v1beta1`: its messages and the names of its methods.
-
 #: The version that a plugin names when it registers; the kubelet supports no other.
 VERSION: Final = "v1beta1"
 
+#: The messages of device plugins and of their registration.
 V1BETA1: Final = Messages(
     VERSION,
     {
@@ -420,9 +416,7 @@ DEVICE_PLUGIN: Final = "v1beta1.DevicePlugin"
 KUBELET_SOCKET: Final = "kubelet.sock"
 
 
-# --- pod resources --------------------------------------------------------------------------------
-# The podresources API of the kubelet, `v1`: its messages, with those of KEP-5526 for pods.
-
+#: The messages of podresources, with those of KEP-5526 for pods.
 V1: Final = Messages(
     "v1",
     {
@@ -474,9 +468,6 @@ POD_RESOURCES_LISTER: Final = "v1.PodResourcesLister"
 #: with fewer fields, so that its clients read the same answer and skip what they do not know.
 FIRST_LISTER: Final = "v1alpha1.PodResourcesLister"
 
-
-# --- socket files ---------------------------------------------------------------------------------
-# The files of Unix sockets: which paths they can have, and how one differs from the next.
 
 #: The longest path of a socket in bytes (sun_path of unix(7), less the NUL).
 LONGEST_SOCKET: Final = 107

@@ -9,6 +9,9 @@ a forged annotation gives a container is the allocation of another container of 
 runc writes its state (`state.json`, libcontainer's `State.config.cgroups`) together with the
 cgroup, at the start and at every update. crun writes a copy of the bundle at the start and nothing
 at an update.
+
+`RuntimeFiles` says from them which container a cgroup is and what was last set for it; others see
+it as a `ContainerIdentifier`. Beside the runtimes stand the processes in which a kubelet runs.
 """
 
 from __future__ import annotations
@@ -34,10 +37,6 @@ if TYPE_CHECKING:
     from agent.pods.model import Named
 
 
-# --- identifier -----------------------------------------------------------------------------------
-# Identifying containers by the records of container runtimes: the interface.
-
-
 class RuntimeName(Struct, frozen=True):
     """A runtime's name of a cgroup; `container` is None for a pod's sandbox."""
 
@@ -54,9 +53,6 @@ class ContainerIdentifier(Protocol):
     def remembered(self, cgroup: str) -> WriterRecord | None:
         """Return what the runtime last set in `cgroup`, None if it keeps no record of it."""
         ...
-
-
-# --- records --------------------------------------------------------------------------------------
 
 
 class RuntimeKeys(Struct, frozen=True):
@@ -312,9 +308,6 @@ def read_spec(path: Path) -> WriterRecord:
     return recorded(path, cpu.cpus, cpu.mems, cpu.quota or 0, cpu.period or 0)
 
 
-# --- finder ---------------------------------------------------------------------------------------
-# Which container a cgroup is and what was last set for it, from the files of its runtime.
-
 #: The ids of all supported runtimes; no other text becomes part of a path.
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 #: This many containers are remembered; a host with more reads some of their bundles again.
@@ -473,9 +466,6 @@ def _keep(kept: dict[str, _Value], key: str, value: _Value) -> None:
     if len(kept) > _REMEMBERED:
         del kept[next(iter(kept))]
 
-
-# --- kubelets -------------------------------------------------------------------------------------
-# The processes in which a kubelet runs.
 
 #: The name of a kubelet's process.
 KUBELET: Final = "kubelet"

@@ -3,7 +3,8 @@
 PyYAML's C parser is used for its events only: nothing is constructed from tags, anchors and
 aliases are rejected, and nesting, size and duplicates are checked here. A text that begins with
 `{` is JSON, as for kubectl. What an unquoted scalar means is YAML 1.2's reading, where no other
-version disagrees.
+version disagrees. `read_document` gives the nodes, whose `line` counts from 1 and is None where the
+format gives none (JSON); a `Reader` takes values from them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,6 @@ MAX_VALUES: Final = 20_000
 MISTAKES_REPORTED: Final = 100
 #: The longest word or text of a document in a message, in characters.
 SHOWN_LENGTH: Final = 60
-
-
-# --- mistakes -------------------------------------------------------------------------------------
 
 
 class Mistake(Struct, frozen=True):
@@ -125,10 +123,6 @@ def _nearest_word(word: str, known: tuple[str, ...], cutoff: float) -> str | Non
     return by_folded[nearest[0]] if nearest else None
 
 
-# --- nodes ----------------------------------------------------------------------------------------
-# `line` counts from 1 and is None where the format gives none (JSON).
-
-
 class Number(Struct, frozen=True):
     """A number as it was written, so that no digit is lost before it is understood."""
 
@@ -206,9 +200,6 @@ def describe(node: Node) -> str:
             return f"{shown(text)} without quotes, which is unclear because {reason}"
         case text:
             return f"the text {shown(text)}"
-
-
-# --- fields ---------------------------------------------------------------------------------------
 
 
 class Field(Struct, frozen=True):
@@ -361,8 +352,6 @@ class Reader(Struct):
                 self.reject(entry, f"unknown key {shown(key)}{self.guess(key, names)}")
 
 
-# --- what an unquoted scalar means ----------------------------------------------------------------
-
 _WORDS: Final = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -408,8 +397,6 @@ def resolve(text: str) -> Scalar:
     reason = next((reason for pattern, reason in _UNCLEAR if pattern.fullmatch(text)), None)
     return text if reason is None else Unclear(text, reason)
 
-
-# --- reading --------------------------------------------------------------------------------------
 
 _TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} deep"
 _TOO_MANY: Final = f"the document has more than {MAX_VALUES} values"

@@ -2,7 +2,8 @@
 
 Sets of CPUs and NUMA nodes are text in the kernel's list format (`0-3,8`), sizes are bytes, CPU
 shares millicores, times seconds since 1970 (UTC). Field names are camel case on the wire. A field
-may be added in any release; none is renamed or removed within `/v1` (see `docs/api.md`).
+may be added in any release; none is renamed or removed within `/v1` (see `docs/api.md`). An entry
+of the history has the same form on the disk (`agent.state.history`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ from agent.yaml import Mistake  # noqa: TC001 - same
 from cgroupfs.settings import PARTITIONS, VALUES
 from cgroupfs.state import Writer  # noqa: TC001  # same
 
-# --- delivery -------------------------------------------------------------------------------------
-# What a container gets with its devices, as a document: a part of that of the container.
-
 
 class DeliveryDocument(Delivery, frozen=True, kw_only=True):
     """What a container gets with its devices.
@@ -47,8 +45,6 @@ def delivery_document(delivery: Delivery, cdi_name: str) -> DeliveryDocument | N
     plain = {"environment": dict(delivery.environment), "annotations": dict(delivery.annotations)}
     return DeliveryDocument(**{**asdict(delivery), **plain}, cdi_device=cdi_name)
 
-
-# --- documents ------------------------------------------------------------------------------------
 
 _Document = TypeVar("_Document", bound="Document")
 
@@ -491,14 +487,11 @@ def decode(body: bytes, kind: type[_Document]) -> _Document:
         raise msgspec.DecodeError(f"JSON is malformed: {error}") from error
 
 
-# --- environment ----------------------------------------------------------------------------------
-# The variables that say to a process which resources are its own.
-
 PREFIX: Final = "NUMAWARDEN_"
 
 
 def allocation_variables(pod: str, uid: str, cpus: str, mems: str) -> dict[str, str]:
-    """Return the variables of one container of a pod (its full name and uid).
+    """Return the variables by which a process knows its resources, of a pod by full name and uid.
 
     `cpus` and `mems` are lists as in `cpuset.cpus`. `NUMAWARDEN_MEMORY_NODES` is empty where the
     memory is not pinned.
@@ -509,10 +502,6 @@ def allocation_variables(pod: str, uid: str, cpus: str, mems: str) -> dict[str, 
         f"{PREFIX}CPUS": cpus,
         f"{PREFIX}MEMORY_NODES": mems,
     }
-
-
-# --- maintenance ----------------------------------------------------------------------------------
-# The documents of maintenance: cordons, drains, and the level of the log.
 
 
 class CordonRequest(Document, frozen=True):
@@ -593,10 +582,6 @@ class DrainDocument(Document, frozen=True):
     shared_pool: str
     free_cpus: int
     rejection: str = ""
-
-
-# --- status ---------------------------------------------------------------------------------------
-# The status document: what is allocated, and what is not as it should be.
 
 
 class PolicyDocument(Document, frozen=True):
@@ -903,13 +888,6 @@ class StatusDocument(Document, frozen=True):
         return tuple(condition.line for condition in self.conditions)
 
 
-# --- history --------------------------------------------------------------------------------------
-# The documents of the history: what happened, when, in which operation, and who asked for it.
-#
-# An entry is one line of the history on disk (`agent.state.history`) and one entry of the answer to
-# `GET /v1/history`: both have the same form.
-
-
 class RequesterDocument(Document, frozen=True):
     """Who asked for a change: a source of pods by its key (a file), or a process over the API.
 
@@ -964,10 +942,6 @@ class HistoryDocument(Document, frozen=True):
     entries: tuple[HistoryEntry, ...]
     more: bool = False
     damaged: int = 0
-
-
-# --- verification ---------------------------------------------------------------------------------
-# The documents of `GET /v1/verify`: observed and desired settings.
 
 
 class DifferenceDocument(Document, frozen=True):

@@ -1,4 +1,4 @@
-"""`numawarden topology` and `capture`: show a host, and archive what discovery reads of it."""
+"""`numawarden map`, `topology` and `capture`: who uses a host, what it has, and its archive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from agent.api.map import map_of_host, topology_view
+from agent.api.map import map_of_host
+from agent.api.topology import topology_view
 from agent.cli.common import (
     agent_at,
     check_watch,
@@ -38,10 +39,6 @@ from sysfs.discover import discover
 
 if TYPE_CHECKING:
     from agent.api.map import MapDocument
-
-
-# --- map ------------------------------------------------------------------------------------------
-# `numawarden map`: every CPU, memory node and device of the host, and who uses it.
 
 
 @click.command("map")
@@ -101,9 +98,6 @@ def _can_show(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-# --- host -----------------------------------------------------------------------------------------
 
 
 @click.command()

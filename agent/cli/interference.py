@@ -185,9 +185,6 @@ def _measured(
         return probes.added(measure(territories, seconds, how, probes.threads), kind)
 
 
-# --- text -----------------------------------------------------------------------------------------
-
-
 def _lines(document: InterferenceDocument, *, full: bool) -> Iterator[str]:
     """Yield a table of the CPUs, and one of who was there."""
     how = "every switch recorded" if document.exact else "tasks sampled"
@@ -266,9 +263,6 @@ def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"  # noqa: PLR2004  # a millisecond
-
-
-# --- metrics --------------------------------------------------------------------------------------
 
 
 def exposition(document: InterferenceDocument) -> str:

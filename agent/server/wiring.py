@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.api.map import topology_view
+from agent.api.topology import topology_view
 from agent.config.load import find_problems
 from agent.config.model import VERSION_KEY, ConfigError, MemoryReservationPolicy, NodeAllocatable
 from agent.config.resolve import managers_beside_kubelet, reserved_amounts

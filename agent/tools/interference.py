@@ -74,9 +74,6 @@ class InterferenceError(Exception):
     """Interference cannot be measured; the message says what was found and what to do."""
 
 
-# --- whose CPUs -----------------------------------------------------------------------------------
-
-
 def territories_of(pods: Iterable[PodDocument]) -> tuple[ExclusiveTerritory, ...]:
     """Return the exclusive CPUs of pods, by who may run there: a container, or the pod's rest.
 
@@ -107,9 +104,6 @@ def all_cpus(territories: Iterable[ExclusiveTerritory]) -> Mask:
     for each in territories:
         cpus |= each.cpus
     return cpus
-
-
-# --- counters -------------------------------------------------------------------------------------
 
 
 class CpuCounters(Struct, frozen=True):
@@ -222,9 +216,6 @@ def _read_slices(path: Path, cpus: Mask) -> dict[int, int]:
     return found
 
 
-# --- what ran -------------------------------------------------------------------------------------
-
-
 class Thread(NamedTuple):
     """A thread as procfs shows it.
 
@@ -305,8 +296,6 @@ class Runs:
             self.add(now.cpu, thread, now.name, max(1, times), ns)
             if former and former.cpu != now.cpu and not traced:
                 self.migrations[now.cpu] = self.migrations.get(now.cpu, 0) + 1
-
-    # --- sched_switch ---------------------------------------------------------------------------
 
     def trace_begins(self, now: int) -> None:
         """Count what ran before the first switch of each CPU from this time on, in nanoseconds."""
@@ -418,9 +407,6 @@ def _drained(pipe: int) -> Iterator[str]:
             yield from os.fsdecode(text).splitlines()
 
 
-# --- threads --------------------------------------------------------------------------------------
-
-
 def read_threads(root: Path) -> Threads:
     """Return all threads by id and start, without those that end meanwhile."""
     proc = f"{root / PROC}"
@@ -480,9 +466,6 @@ def running_task(root: Path, thread: int) -> RunningTask:
         return RunningTask(cgroup_of_pid(root / PROC, thread), kernel=False)
     except BindingError:
         return RunningTask(None, kernel=False)
-
-
-# --- the report -----------------------------------------------------------------------------------
 
 
 def interference(
@@ -586,8 +569,6 @@ def _notes(cpus: Iterable[DisturbedCpuDocument], runs: Runs, *, exact: bool) -> 
         yield f"{runs.lost} switches were dropped: there were too many of them"
 
 
-# --- measuring ------------------------------------------------------------------------------------
-
 #: How often switches are read, and the shortest time between two samples, in seconds.
 _POLL_SECONDS: Final = 0.1
 _SAMPLE_SECONDS: Final = 1.0
@@ -664,8 +645,6 @@ def leave(cpus: Mask) -> None:
     if others:
         os.sched_setaffinity(0, set(others))
 
-
-# --- the probe ------------------------------------------------------------------------------------
 
 _SOURCE: Final = Path(__file__).with_name("spin.c")
 _SCRIPT: Final = Path(__file__).with_name("spin.py")

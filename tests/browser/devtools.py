@@ -238,6 +238,10 @@ class Page:
         )
         return found
 
+    async def count(self, selector: str) -> int:
+        """Return how many elements a selector finds."""
+        return int(await self.run(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
     async def press(self, key: str, *, control: bool = False) -> None:
         """Press and release a key."""
         text = {"text": _TEXTS[key]} if key in _TEXTS and not control else {}

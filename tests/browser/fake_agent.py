@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from agent import __version__
 from agent.api import views
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.api.documents import ConditionDocument, Document
+    from agent.api.documents import Document
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from sysfs.host import Host
@@ -63,13 +64,7 @@ class FakeAgent:
         finally:
             await runner.cleanup()
 
-    def allocate(
-        self,
-        host: Host,
-        rules: EffectivePolicy,
-        ledger: Ledger,
-        conditions: tuple[ConditionDocument, ...] = (),
-    ) -> None:
+    def allocate(self, host: Host, rules: EffectivePolicy, ledger: Ledger) -> None:
         """Answer as the agent of a host does whose pods are in a ledger, all of them running."""
         allocations = tuple(ledger.allocations.values())
         pool = host.online - exclusive_cpus(ledger)
@@ -94,9 +89,13 @@ class FakeAgent:
                 rejected=(),
                 last_reconcile=None,
                 manifests=(),
-                conditions=conditions,
+                conditions=(),
             ),
         }
+
+    def change(self, path: str, **fields: object) -> None:
+        """Answer a path with other fields than before."""
+        self.documents[path] = replace(self.documents[path], **fields)
 
     def publish(self, event: EventDocument) -> None:
         """Send an event to all that watch."""

@@ -17,7 +17,6 @@ from agent.api.documents import (
     IntrusionDocument,
     JudgementDocument,
     PodListDocument,
-    StatusDocument,
 )
 from agent.api.map import MapDocument, map_of_allocations
 from agent.config.model import Config
@@ -46,6 +45,8 @@ LARGE = "64n4096c"
 #: The most that an update of the largest host should take; reported, not asserted.
 TARGET_MS = 100
 EVENT = EventDocument(type="PodAdmitted", time=1_700_000_000.0, operation="x", pod="default/p")
+#: How many elements of a selector are visible.
+VISIBLE = "[...document.querySelectorAll('{}')].filter((e) => e.checkVisibility()).length"
 CHANGED = "performance.getEntriesByName('update').filter((each) => each.detail.changed > 0)"
 
 
@@ -66,15 +67,19 @@ async def shown(
         assert page.mistakes == []
 
 
-def agent_of(host: Host, *asked: str) -> FakeAgent:
-    """Return a fake agent with a pod for each text of resources."""
+def ledger_of(host: Host, *asked: str) -> Ledger:
+    """Return a ledger with a pod for each text of resources."""
     rules = hosts.rules_of(Machine.of(host))
     ledger = rules.empty_ledger()
     for number, resources in enumerate(asked):
         pod = replace(hosts.pod_of(f"uid-{number}", resources), name=f"pod-{number}")
         ledger = admit(rules, ledger, pod).ledger
+    return ledger
+
+
+def agent_of(host: Host, *asked: str) -> FakeAgent:
     agent = FakeAgent()
-    agent.allocate(host, rules, ledger)
+    agent.allocate(host, hosts.rules_of(Machine.of(host)), ledger_of(host, *asked))
     return agent
 
 
@@ -94,8 +99,8 @@ async def test_4096_cpus_are_drawn_and_follow_an_admission(devtools: str, tmp_pa
     agent = FakeAgent()
     agent.allocate(host, rules, half)
     async with shown(devtools, tmp_path, agent) as page:
-        assert await page.run("document.querySelectorAll('#parts .cpu').length") == 4096
-        assert await page.run("document.querySelectorAll('#parts .part.node').length") == 64
+        assert await page.count("#parts .cpu") == 4096
+        assert await page.count("#parts .part.node") == 64
         added = admit(rules, half, hosts.pod_of("extra", "cpu=4 memory=1Gi")).ledger
         new = list(added.allocations["extra"].exclusive_cpus)
         before = await colours_of(page, new)
@@ -146,27 +151,24 @@ async def test_each_pod_differs_in_colour_or_pattern_where_letters_do_not_fit(
 
 
 @in_loop
-async def test_a_small_host_has_large_cpus_with_their_numbers(
+async def test_a_small_host_has_its_name_and_large_cpus_with_their_numbers(
     devtools: str, tmp_path: Path
 ) -> None:
     agent = agent_of(regular_host(1, 1, 4), "cpu=2 memory=1Gi")
+    agent.change("/v1/map", hostname="node-7.lab", time=1_700_000_000.0)
     async with shown(devtools, tmp_path, agent) as page:
         await page.screenshot(SCREENSHOTS / "cpus-8.png")
-        assert await page.run("document.querySelectorAll('#parts .cpu').length") == 8
+        assert await page.count("#parts .cpu") == 8
         number = "getComputedStyle(document.querySelectorAll('#parts .cpu')[2], '::before').content"
         assert await page.run(number) == '"1"'
         assert await page.texts("#conditions li") == ["All is as it should be."]
-
-
-@in_loop
-async def test_the_size_of_cpus_can_be_chosen(devtools: str, tmp_path: Path) -> None:
-    agent = agent_of(regular_host(1, 1, 4), "cpu=2 memory=1Gi")
-    height = "document.querySelector('#parts .cpu').clientHeight"
-    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.run("document.title") == "node-7.lab · Numawarden"
+        assert await page.texts("#host") == ["node-7.lab"]
+        assert (await page.texts("#as-of"))[0].startswith("as of 2023-11-1")
         heights = []
         for size in ("small", "medium", "large"):
             await page.click(f"#sizes [value={size}]")
-            heights.append(await page.run(height))
+            heights.append(await page.run("document.querySelector('#parts .cpu').clientHeight"))
             pressed = await page.run("document.querySelector('#sizes [aria-pressed=true]').value")
             assert pressed == size
         assert heights == sorted(set(heights))
@@ -238,15 +240,11 @@ async def test_a_core_of_two_pods_stands_out_and_is_named(devtools: str, tmp_pat
 @in_loop
 async def test_a_pod_keeps_its_letter_while_others_end(devtools: str, tmp_path: Path) -> None:
     host = regular_host(1, 1, 8)
-    rules = hosts.rules_of(Machine.of(host))
-    ledger = rules.empty_ledger()
-    for uid in ("first", "second"):
-        ledger = admit(rules, ledger, hosts.guaranteed_pod(uid)).ledger
-    agent = FakeAgent()
-    agent.allocate(host, rules, ledger)
+    agent = agent_of(host, *["cpu=2 memory=1Gi"] * 2)
     async with shown(devtools, tmp_path, agent) as page:
         assert await page.texts("#pods .swatch") == ["A", "B"]
-        agent.allocate(host, rules, remove(rules, ledger, "first"))
+        rules, ledger = hosts.rules_of(Machine.of(host)), ledger_of(host, *["cpu=2 memory=1Gi"] * 2)
+        agent.allocate(host, rules, remove(rules, ledger, "uid-0"))
         agent.publish(EVENT)
         await page.until("document.querySelectorAll('#pods .swatch').length === 1")
         assert await page.texts("#pods .swatch") == ["B"]
@@ -254,31 +252,22 @@ async def test_a_pod_keeps_its_letter_while_others_end(devtools: str, tmp_path: 
 
 @in_loop
 async def test_conditions_have_remedy_and_pod(devtools: str, tmp_path: Path) -> None:
-    host = regular_host(1)
-    rules = hosts.rules_of(Machine.of(host))
-    ledger = admit(rules, rules.empty_ledger(), hosts.guaranteed_pod("uid-1")).ledger
+    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi")
     condition = ConditionDocument(
         type="CheckpointSaved",
         reason="DiskFull",
         message="the checkpoint cannot be saved",
         remedy="free some space",
         since=1_700_000_000.0,
-        uid="uid-1",
+        uid="uid-0",
     )
-    agent = FakeAgent()
-    agent.allocate(host, rules, ledger, (condition,))
+    agent.change("/v1/status", conditions=(condition,))
     async with shown(devtools, tmp_path, agent) as page:
-        (shown_condition,) = await page.texts("#conditions li")
-        for text in (
-            "CheckpointSaved",
-            "DiskFull",
-            "cannot be saved",
-            "free some space",
-            "2023-11-1",
-        ):
-            assert text in shown_condition
+        (said,) = await page.texts("#conditions li")
+        for text in ("CheckpointSaved", "DiskFull", "cannot be saved", "free some", "2023-11-1"):
+            assert text in said
         await page.click("#conditions button")
-        assert await page.run("document.querySelectorAll('#parts .chosen').length") == 2
+        assert await page.count("#parts .chosen") == 2
 
 
 @in_loop
@@ -292,18 +281,12 @@ async def test_many_conditions_stand_behind_their_type_and_are_filtered(
         for kind, count in (("ContainersFound", 48), ("Enforced", 3), ("CheckpointSaved", 1))
         for number in range(count)
     )
-    status = agent.documents["/v1/status"]
-    assert isinstance(status, StatusDocument)
-    agent.documents["/v1/status"] = replace(status, conditions=conditions)
+    agent.change("/v1/status", conditions=conditions)
     async with shown(devtools, tmp_path, agent) as page:
         await page.screenshot(SCREENSHOTS / "conditions.png")
         assert await page.texts("#conditions-count") == ["52"]
         assert await page.texts("#conditions summary") == ["ContainersFound 48", "Enforced 3"]
-        visible = (
-            "[...document.querySelectorAll('#conditions li')]"
-            ".filter((e) => e.checkVisibility()).length"
-        )
-        assert await page.run(visible) == 3
+        assert await page.run(VISIBLE.format("#conditions li")) == 3
         await page.write("#conditions-filter", "of pod-47")
         assert len(await page.texts("#conditions > li")) == 1
         assert "ContainersFound of pod-47" in (await page.texts("#conditions > li"))[0]
@@ -324,11 +307,9 @@ async def test_a_cordon_is_on_the_map_in_the_head_the_legend_and_the_conditions(
         replace(cpu, cordoned=other.cordoned, use=cpu.use if cpu.owners else other.use)
         for cpu, other in zip(drawn.cpus, cordoned.cpus, strict=True)
     )
-    agent.documents["/v1/map"] = replace(drawn, cpus=cpus, nodes=cordoned.nodes)
-    status = agent.documents["/v1/status"]
-    assert isinstance(status, StatusDocument)
+    agent.change("/v1/map", cpus=cpus, nodes=cordoned.nodes)
     cordons = (CordonDocument(cpus="", nodes="1", reason="DIMM 12 ECC", since=1_700_000_000.0),)
-    agent.documents["/v1/status"] = replace(status, cordons=cordons)
+    agent.change("/v1/status", cordons=cordons)
     async with shown(devtools, tmp_path, agent) as page:
         await page.screenshot(SCREENSHOTS / "cordoned.png")
         signs = (
@@ -339,7 +320,7 @@ async def test_a_cordon_is_on_the_map_in_the_head_the_legend_and_the_conditions(
         assert await page.run(signs) == [[1, "A"], *([cpu, "/"] for cpu in free)]
         label = await page.run("document.querySelector('#parts [data-cpu=\"1\"]').ariaLabel")
         assert "cordoned: nothing new is allocated from it" in label
-        assert await page.run("document.querySelectorAll('#parts .part.cordoned-node').length") == 1
+        assert await page.count("#parts .part.cordoned-node") == 1
         assert any("cordoned" in text for text in await page.texts("#legend li"))
         assert "Cordoned" in await page.texts(".figure .name")
         (said,) = await page.texts("#conditions li")
@@ -347,26 +328,9 @@ async def test_a_cordon_is_on_the_map_in_the_head_the_legend_and_the_conditions(
 
 
 @in_loop
-async def test_the_page_says_which_host_it_shows_and_as_of_when(
-    devtools: str, tmp_path: Path
-) -> None:
-    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi")
-    drawn = agent.documents["/v1/map"]
-    assert isinstance(drawn, MapDocument)
-    agent.documents["/v1/map"] = replace(drawn, hostname="node-7.lab", time=1_700_000_000.0)
-    async with shown(devtools, tmp_path, agent) as page:
-        assert await page.run("document.title") == "node-7.lab · Numawarden"
-        assert await page.texts("#host") == ["node-7.lab"]
-        assert (await page.texts("#as-of"))[0].startswith("as of 2023-11-1")
-
-
-@in_loop
 async def test_equal_packages_share_a_line_that_opens_them(devtools: str, tmp_path: Path) -> None:
     agent = agent_of(regular_host(16, 2, 16), "cpu=4 memory=1Gi")
-    visible = (
-        "[...document.querySelectorAll('#parts .part.package')]"
-        ".filter((e) => e.checkVisibility()).length"
-    )
+    visible = VISIBLE.format("#parts .part.package")
     async with shown(devtools, tmp_path, agent) as page:
         assert await page.run(visible) == 1
         (line,) = await page.texts("#parts summary")
@@ -446,7 +410,7 @@ async def test_a_pod_on_whose_cpus_others_may_run_is_not_exclusive_in_list_and_d
     lost = JudgementDocument(container="c", quality="exclusive", met=False, why=says)
     verdict = (lost, *(each for each in victim.verdict if each.quality != "exclusive"))
     victim = replace(victim, intruding=(intruding,), verdict=verdict)
-    agent.documents["/v1/pods"] = replace(listed, pods=(victim, other))
+    agent.change("/v1/pods", pods=(victim, other))
     async with shown(devtools, tmp_path, agent) as page:
         bad, good = await page.texts("#pods .badges")
         assert "not exclusive" in bad

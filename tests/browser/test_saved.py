@@ -52,7 +52,7 @@ async def test_a_saved_page_shows_map_pods_and_history_without_a_server(
         events = await page.texts("#events strong")
         assert events.count("PodAdmitted") == 2
         await page.click("#pods li:last-child button")
-        assert await page.run("document.querySelectorAll('#parts .chosen').length") == 4
+        assert await page.count("#parts .chosen") == 4
         await page.write("#events-filter", "shared-only")
         shown = "[...document.querySelectorAll('#events li')].filter((e) => !e.hidden).length"
         assert 0 < await page.run(shown) < len(events)

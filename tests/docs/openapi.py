@@ -26,7 +26,7 @@ from agent.api.documents import (
     ErrorDocument,
     PodListDocument,
 )
-from agent.api.map import TopologyView
+from agent.api.topology import TopologyView
 from agent.server.handlers import MOST_COPIES, Api
 from tests.docs.hosts import ROOT
 

@@ -15,12 +15,6 @@ STEP = re.compile(r"^(?P<step>\d+)\. (?P<files>[^:]+) `(?P<name>\w+)`: ", re.MUL
 PAGE = (ROOT / "docs/contributing/architecture.md").read_text()
 
 
-def folders_with_code(root: Path) -> set[str]:
-    """Return every folder of the packages that holds modules, as `agent/pods/`."""
-    files = (file for package in PACKAGES for file in (root / package).rglob("__init__.py"))
-    return {f"{file.parent.relative_to(root).as_posix()}/" for file in files}
-
-
 def names_in(file: Path) -> set[str]:
     """Return what a module defines: functions, classes, methods and constants."""
     found: set[str] = set()
@@ -35,15 +29,6 @@ def names_in(file: Path) -> set[str]:
     return found
 
 
-def missing_paths(text: str, root: Path) -> list[str]:
-    """Return the paths that a page names and that are not there; a folder ends with `/`."""
-    return [
-        path
-        for path in NAMED.findall(text)
-        if not ((root / path).is_dir() if path.endswith("/") else (root / path).is_file())
-    ]
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -52,18 +37,15 @@ def missing_paths(text: str, root: Path) -> list[str]:
     ],
 )
 def test_every_file_that_a_page_names_exists(page: str) -> None:
-    assert missing_paths((ROOT / page).read_text(), ROOT) == []
-
-
-def test_a_path_that_is_not_there_is_found(tmp_path: Path) -> None:
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent" / "here.py").write_text("")
-    text = "`agent/here.py`, `agent/gone.py`, `agent/`, `agent/here.py/`, `agent`, `b/c.py`"
-    assert missing_paths(text, tmp_path) == ["agent/gone.py", "agent/here.py/"]
+    named = NAMED.findall((ROOT / page).read_text())
+    there = [(ROOT / path).is_dir() == path.endswith("/") for path in named]
+    assert [path for path, is_so in zip(named, there, strict=True) if not is_so] == []
 
 
 def test_every_folder_of_the_packages_is_described() -> None:
-    assert folders_with_code(ROOT) - set(NAMED.findall(PAGE)) == set()
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("__init__.py"))
+    folders = {f"{file.parent.relative_to(ROOT).as_posix()}/" for file in files}
+    assert folders - set(NAMED.findall(PAGE)) == set()
 
 
 def test_every_step_of_the_walk_names_something_that_its_file_defines() -> None:
@@ -77,8 +59,3 @@ def test_every_step_of_the_walk_names_something_that_its_file_defines() -> None:
     assert lacking == []
     assert len(steps) > 10
     assert [int(step["step"]) for step in steps] == list(range(1, len(steps) + 1))
-
-
-def test_the_picture_names_every_package() -> None:
-    picture = PAGE.split("```mermaid")[1].split("```")[0]
-    assert [package for package in PACKAGES if package not in picture] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,6 @@ from agent.managers.machine import Machine
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
-from agent.pods.model import QosClass
 from sysfs.described import regular_host
 from tests.docs.hosts import ROOT
 
@@ -64,34 +62,6 @@ def test_the_pod_gets_what_is_said_of_it() -> None:
     assert logs is not None
     assert (len(worker), len(logs)) == (2, 1)
     assert not worker & logs
-
-
-def without(pod: dict[str, Any], *, containers: bool = False) -> dict[str, Any]:
-    """Return the pod without pod-level requests; `containers`: also without those of containers."""
-    other: dict[str, Any] = copy.deepcopy(pod)
-    del other["spec"]["resources"]["requests"]
-    for container in other["spec"]["containers"] if containers else ():
-        container.pop("resources", None)
-    return other
-
-
-def test_without_pod_level_requests_the_pod_is_burstable_and_has_nothing_exclusive() -> None:
-    allocation = admitted(without(POD))
-    assert (allocation.qos, allocation.cpus) == (QosClass.BURSTABLE, None)
-    assert {each.isolation for each in allocation.containers} == {Isolation.HOST}
-
-
-def test_without_any_requests_the_pod_level_limits_are_the_requests() -> None:
-    allocation = admitted(without(POD, containers=True))
-    assert (allocation.qos, len(allocation.cpus or ())) == (QosClass.GUARANTEED, 3)
-
-
-def test_container_requests_that_sum_up_to_the_pod_level_limits_are_enough() -> None:
-    pod = without(POD)
-    logs = pod["spec"]["containers"][1]
-    logs["resources"] = {"requests": {"cpu": "1", "memory": "512Mi"}}
-    allocation = admitted(pod)
-    assert (allocation.qos, len(allocation.cpus or ())) == (QosClass.GUARANTEED, 3)
 
 
 def test_a_pod_opts_in_in_the_limits_of_a_container() -> None:

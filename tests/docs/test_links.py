@@ -62,14 +62,11 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert missing == []
 
 
-def test_links_to_files_are_distinguished_from_others() -> None:
+def test_links_and_anchors_are_those_of_the_text_and_not_of_its_code() -> None:
     text = (
-        "[a](docs/a.md#top), [two\nlines](../b.py), [site](https://example.invalid/), [here](#x)"
-        " `[code](c.md)`\n```\n[code](d.md)\n```\n"
+        "# `a`: the *first*, [x](y.md)\n[a](docs/a.md#top), [two\nlines](../b.py), [here](#x)"
+        " [site](https://example.invalid/) `[code](c.md)`\n```\n# no heading\n[code](d.md)\n```\n"
+        "## Same\n\n### Same\n"
     )
-    assert links_of(text) == [("docs/a.md", "top"), ("../b.py", ""), ("", "x")]
-
-
-def test_anchors_are_those_of_headings() -> None:
-    text = "# `a`: the *first*, [x](y.md)\n\n```\n# no heading\n```\n## Same\n\n### Same\n"
+    assert links_of(text) == [("y.md", ""), ("docs/a.md", "top"), ("../b.py", ""), ("", "x")]
     assert anchors_of(text) == {"a-the-first-x", "same", "same-1"}

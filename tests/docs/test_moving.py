@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import pytest
 import yaml
 
 from agent.managers.cpu.manager import exclusive_cpus
@@ -80,8 +79,10 @@ class Node:
             path.mkdir(parents=True)
         self.state.mkdir(mode=0o700)
         write_tree(regular_host(cores_per_node=4, threads=2), root)
-        self.write_state()
-        (self.kubelet / "device-plugins/kubelet_internal_checkpoint").write_bytes(DEVICES)
+        (self.kubelet / "cpu_manager_state").write_bytes(CPU)
+        (self.kubelet / "memory_manager_state").write_bytes(MEMORY)
+        self.devices = self.kubelet / "device-plugins/kubelet_internal_checkpoint"
+        self.devices.write_bytes(DEVICES)
         (self.kubelet / "config.yaml").write_text(KUBELET)
         (root / "pods").write_text(json.dumps({"kind": "List", "items": [POD]}))
         numawarden = Path(sys.executable).with_name("numawarden")
@@ -95,10 +96,6 @@ class Node:
                 text.format(root=root, numawarden=numawarden, slices=" ".join(SLICES))
             )
             program.chmod(0o755)
-
-    def write_state(self) -> None:
-        (self.kubelet / "cpu_manager_state").write_bytes(CPU)
-        (self.kubelet / "memory_manager_state").write_bytes(MEMORY)
 
     def run(self, commands: str) -> subprocess.CompletedProcess[str]:
         """Run the commands of a block, with the paths of this node."""
@@ -137,14 +134,13 @@ class Node:
         return {one["check"]: one["verdict"] for one in json.loads(done.stdout)["checks"]}
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
-def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) -> None:
+def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(tmp_path: Path) -> None:
+    node = Node(tmp_path)
     configure, take_over, start = _SH.findall(TO_AGENT)
     assert node.run(configure).returncode == 0
+    config = yaml.safe_load(node.config.read_text())
+    assert config["agent"]["kubelet"]["enabled"] is True
+    assert not config["staticPodPath"]
     node.configure()
     assert node.doctor()["kubelet CPU manager"] == "error"
     done = node.run(take_over)
@@ -153,6 +149,8 @@ def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) 
     assert saved is not None
     assert str(exclusive_cpus(saved.ledger)) == "1-3,9-10"
     assert [one.name for one in saved.ledger.allocations.values()] == ["web", ""]
+    containers = [one for pod in saved.ledger.allocations.values() for one in pod.containers]
+    assert [one.devices for one in containers if one.devices] == []
     node.turn_off()
     assert node.doctor()["kubelet CPU manager"] == "error"
     remove, doctor, *units = start.splitlines()
@@ -170,6 +168,7 @@ def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) 
     assert (node.kubelet / "cpu_manager_state").read_bytes() == CPU
     assert (node.kubelet / "memory_manager_state").read_bytes() == MEMORY
     assert (node.kubelet / "config.yaml").read_text() == KUBELET
+    assert node.devices.read_bytes() == DEVICES
     assert (node.root / "units").read_text().splitlines() == [
         "stop kubelet",
         "enable --now numawarden",
@@ -183,27 +182,3 @@ def test_the_page_moves_a_node_and_back_and_no_cpu_is_decided_again(node: Node) 
     assert (node.root / "units").read_text().splitlines()[-len(SLICES) :] == [
         f"set-property --runtime {name} AllowedCPUs={online}" for name in SLICES
     ]
-
-
-def test_devices_stay_with_the_kubelet_on_both_ways(node: Node) -> None:
-    configure, take_over, _ = _SH.findall(TO_AGENT)
-    back, _ = _SH.findall(BACK)
-    node.run(configure)
-    node.configure()
-    assert node.run(take_over).returncode == 0
-    saved = peek(node.state)
-    assert saved is not None
-    containers = [one for pod in saved.ledger.allocations.values() for one in pod.containers]
-    assert [one.devices for one in containers if one.devices] == []
-    assert node.run(back).returncode == 0
-    file = node.kubelet / "device-plugins/kubelet_internal_checkpoint"
-    assert file.read_bytes() == DEVICES
-
-
-def test_the_configuration_of_the_page_reads_no_manifests(node: Node) -> None:
-    configure, *_ = _SH.findall(TO_AGENT)
-    assert node.run(configure).returncode == 0
-    config = yaml.safe_load(node.config.read_text())
-    assert config["agent"]["kubelet"]["enabled"] is True
-    assert not config["staticPodPath"]
-    assert config["cpuManagerPolicy"] == "static"

@@ -2,7 +2,8 @@
 
 What other programs left there is read bounded, without waiting, and without an exception: a file
 may be huge, binary, a pipe, or not for this user. What cannot be read becomes the `problem` of a
-fact. `root` is the directory below which the host's file system stands.
+fact. `root` is the directory below which the host's file system stands. `gather` reads files;
+`with_answers` asks the kubelet for its pods and the runtime for its version, each with a deadline.
 """
 
 from __future__ import annotations
@@ -306,13 +307,6 @@ def _why(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-# --- calls ----------------------------------------------------------------------------------------
-# Asks the kubelet for its pods and the container runtime for its version, each with a deadline.
-#
-# The runtime is asked over its CRI socket rather than its program run: its answer is about the
-# process that makes containers, and no program of others is started as root. It needs the extra
-# `grpc`.
-
 #: How long each of them may take to answer, in seconds; all are asked at the same time.
 PATIENCE: Final = 10.0
 SERVICE: Final = "runtime.v1.RuntimeService"
@@ -335,7 +329,9 @@ def with_answers(
 ) -> GatheredFacts:
     """Return facts with what the kubelet and the runtime answer within so many seconds.
 
-    Of another root's programs none is run.
+    The runtime is asked over its CRI socket: its answer is about the process that makes containers,
+    and no program of others is started as root. Of another root's programs none is run, the
+    kubelet's neither. The calls need the extra `grpc`.
     """
     if root == Path("/"):
         facts = replace(facts, kubelet_version=reported_version(facts, root))

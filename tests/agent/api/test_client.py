@@ -12,52 +12,68 @@ from agent.api.documents import ErrorBody, ErrorDocument, encode
 from agent.yaml import Mistake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
 @contextmanager
-def answering(path: Path, answer: bytes) -> Iterator[AgentClient]:
-    """Listen where an agent would and give every request the same answer."""
+def answering(path: Path, *answers: bytes | None, unread: bool = False) -> Iterator[AgentClient]:
+    """Answer one connection after the other; None: end it without an answer.
 
-    def serve(listening: socket.socket) -> None:
-        connection, _ = listening.accept()
-        with connection:
-            connection.recv(65536)
-            connection.sendall(answer)
+    `unread`: before the request was read.
+    """
 
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listening.accept()
+            with connection:
+                if answer is not None:
+                    if not unread:
+                        connection.recv(65536)
+                    connection.sendall(answer)
+
+    with listener(path) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield AgentClient(path, timeout=60)
+        thread.join()
+
+
+@contextmanager
+def listener(path: Path, backlog: int = 8) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
-        listening.listen()
-        thread = threading.Thread(target=serve, args=(listening,))
-        thread.start()
-        yield AgentClient(path, timeout=10)
-        thread.join()
+        listening.listen(backlog)
+        yield listening
 
 
 def http(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_an_agent_that_does_not_run_is_reported_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match=r"is the agent running.* 'journalctl -u numawarden'"):
-        AgentClient(tmp_path / "a.sock").status()
+def watched(client: AgentClient) -> object:
+    return next(client.watch())
 
 
-def test_a_socket_without_a_listener_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", [AgentClient.status, watched])
+def test_an_agent_that_does_not_answer_is_reported_with_what_to_do(
+    tmp_path: Path, ask: Callable[[AgentClient], object]
+) -> None:
     path = tmp_path / "a.sock"
-    with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(path))
+    client = AgentClient(path, timeout=0.01)
+    with pytest.raises(Unreachable, match=r"is the agent running.* 'journalctl -u numawarden'"):
+        ask(client)
+    with (
+        listener(path),
+        pytest.raises(Unreachable, match=r"no answer within 0\.01 s; see .*'journalctl"),
+    ):
+        ask(client)
     with pytest.raises(Unreachable, match=r"listens there; start the agent, or .*'journalctl"):
-        AgentClient(path).status()
-
-
-def test_no_answer_in_time_is_reported(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(tmp_path / "a.sock"))
-        silent.listen()
-        with pytest.raises(Unreachable, match=r"no answer within 0\.01 s; see .*'journalctl"):
-            AgentClient(tmp_path / "a.sock", timeout=0.01).status()
+        ask(client)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Unreachable, match="it is not a socket"):
+        ask(client)
 
 
 @pytest.mark.parametrize(
@@ -99,27 +115,7 @@ def test_an_error_carries_code_message_and_details(tmp_path: Path) -> None:
     assert str(rejected.value) == "2 mistakes\na: b\nc"
 
 
-def test_watching_yields_a_document_a_line(tmp_path: Path) -> None:
-    line = b'{"type":"PodAdmitted","time":1.5,"operation":"x","uid":"u"}\n'
-    with answering(tmp_path / "a.sock", http("200 OK", line * 2)) as client:
-        events = list(client.watch())
-    assert [(event.type, event.uid) for event in events] == [("PodAdmitted", "u")] * 2
-
-
-def test_watching_an_agent_that_does_not_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable):
-        next(AgentClient(tmp_path / "a.sock").watch())
-
-
-def test_watching_an_agent_that_does_not_answer_ends_in_time(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(tmp_path / "a.sock"))
-        silent.listen()
-        with pytest.raises(Unreachable, match=r"no answer within 0\.01 s"):
-            next(AgentClient(tmp_path / "a.sock", timeout=0.01).watch())
-
-
-def test_events_may_be_further_apart_than_the_timeout(tmp_path: Path) -> None:
+def test_watching_yields_a_document_a_line_for_any_time(tmp_path: Path) -> None:
     """The head of the answer arrives; the socket then waits for events without a limit."""
     waits: list[float | None] = []
 
@@ -131,11 +127,11 @@ def test_events_may_be_further_apart_than_the_timeout(tmp_path: Path) -> None:
     line = b'{"type":"PodAdmitted","time":1.5,"operation":"x","uid":"u"}\n'
     with (
         pytest.MonkeyPatch.context() as patched,
-        answering(tmp_path / "a.sock", http("200 OK", line)) as client,
+        answering(tmp_path / "a.sock", http("200 OK", line * 2)) as client,
     ):
         patched.setattr("agent.api.client.socket.socket", Recorded)
-        assert len(list(client.watch())) == 1
-    assert (waits[0], waits[-1]) == (10, None)
+        assert [(each.type, each.uid) for each in client.watch()] == [("PodAdmitted", "u")] * 2
+    assert (waits[0], waits[-1]) == (60, None)
 
 
 def test_watching_may_be_rejected(tmp_path: Path) -> None:
@@ -150,27 +146,6 @@ def test_watching_may_be_rejected(tmp_path: Path) -> None:
 BUSY = encode(ErrorDocument(error=ErrorBody(code="Busy", message="too many wait")))
 
 
-@contextmanager
-def answering_each(path: Path, answers: list[bytes | None]) -> Iterator[AgentClient]:
-    """Answer one connection after the other; None: end it without an answer, unread."""
-
-    def serve(listening: socket.socket) -> None:
-        for answer in answers:
-            connection, _ = listening.accept()
-            with connection:
-                if answer is not None:
-                    connection.recv(65536)
-                    connection.sendall(answer)
-
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        thread = threading.Thread(target=serve, args=(listening,))
-        thread.start()
-        yield AgentClient(path, timeout=60)
-        thread.join()
-
-
 def test_a_request_that_was_not_begun_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +153,7 @@ def test_a_request_that_was_not_begun_is_sent_again(
     busy = http("503 Service Unavailable", BUSY)
     done = http("404 Not Found", encode(ErrorDocument(error=ErrorBody(code="X", message="done"))))
     with (
-        answering_each(tmp_path / "a.sock", [busy, busy, done]) as client,
+        answering(tmp_path / "a.sock", busy, busy, done) as client,
         pytest.raises(AgentError, match="done"),
     ):
         client.remove("uid")
@@ -188,10 +163,10 @@ def test_a_question_that_got_no_answer_is_asked_again_and_a_change_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.api.client.AGAIN_SECONDS", 0.0)
-    with answering_each(tmp_path / "a.sock", [None, http("200 OK", b"{}")]) as client:
+    with answering(tmp_path / "a.sock", None, http("200 OK", b"{}")) as client:
         assert client.topology() == b"{}"
     with (
-        answering_each(tmp_path / "b.sock", [None]) as client,
+        answering(tmp_path / "b.sock", None) as client,
         pytest.raises(Unreachable, match="it closed the connection"),
     ):
         client.remove("uid")
@@ -199,9 +174,7 @@ def test_a_question_that_got_no_answer_is_asked_again_and_a_change_is_not(
 
 def test_a_full_backlog_is_waited_for_and_reported_in_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
-        listening.bind(str(path))
-        listening.listen(0)
+    with listener(path, backlog=0) as listening, socket.socket(socket.AF_UNIX) as first:
         first.connect(str(path))
         with pytest.raises(Unreachable, match="too many processes wait to connect"):
             AgentClient(path, timeout=0.01).topology()
@@ -219,20 +192,10 @@ def test_a_full_backlog_is_waited_for_and_reported_in_the_end(tmp_path: Path) ->
 
 def test_an_answer_before_the_request_was_read_is_reported(tmp_path: Path) -> None:
     body = encode(ErrorDocument(error=ErrorBody(code="TooLarge", message="send less")))
-    path = tmp_path / "a.sock"
-
-    def serve(listening: socket.socket) -> None:
-        connection, _ = listening.accept()
-        with connection:
-            connection.sendall(http("413 Content Too Large", body))
-
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        thread = threading.Thread(target=serve, args=(listening,))
-        thread.start()
-        # More than the kernel takes while the agent does not read.
-        with pytest.raises(AgentError, match="send less") as caught:
-            AgentClient(path, timeout=10).admit(bytes(8 << 20))
-        thread.join()
+    answer = http("413 Content Too Large", body)
+    with (
+        answering(tmp_path / "a.sock", answer, unread=True) as client,
+        pytest.raises(AgentError, match="send less") as caught,
+    ):
+        client.admit(bytes(8 << 20))  # more than the kernel takes while the agent does not read
     assert caught.value.status == 413

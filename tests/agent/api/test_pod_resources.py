@@ -25,6 +25,7 @@ from tests.agent.managers.hosts import SMT as HOST_WITH_SMT
 from tests.agent.managers.ledgers import ledger_with
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
+from tests.agent.tools.kubelet_state.machines import admitted
 
 if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
@@ -43,15 +44,12 @@ DEVICES = {
     NIC: (PluginDevice("n0"), PluginDevice("n1", Mask.of(0, 1))),
 }
 RULES = make_rules(devices=DEVICES)
-
-
-def admitted(rules: EffectivePolicy, *asked: Pod) -> Ledger:
-    ledger = rules.empty_ledger()
-    for one in asked:
-        decision = admit(rules, ledger, one)
-        assert decision.admitted, decision.rejection
-        ledger = decision.ledger
-    return ledger
+BUDGET = pod(
+    app("own", guaranteed("cpu=2 memory=1Gi")),
+    app("shares", resources("cpu=100m")),
+    app("too", resources("cpu=100m")),
+    of_pod=guaranteed("cpu=4 memory=4Gi"),
+)
 
 
 def listed(
@@ -104,57 +102,35 @@ def test_a_container_has_its_cpus_memory_and_devices_with_their_nodes() -> None:
     ]
 
 
-def test_init_containers_are_left_out_and_sidecars_are_not() -> None:
+def test_init_containers_are_left_out_and_the_shared_pool_has_no_cpus() -> None:
     asked = pod(
         init("early", guaranteed("cpu=1 memory=1Gi")),
         sidecar("log", guaranteed("cpu=1 memory=1Gi")),
-        app("a", guaranteed("cpu=1 memory=1Gi")),
+        app("own", guaranteed("cpu=1 memory=1Gi")),
+        app("part", guaranteed("cpu=500m memory=1Gi")),
     )
-    (one,) = listed(RULES, admitted(RULES, asked))
-    assert [each["name"] for each in one["containers"]] == ["log", "a"]
-
-
-def test_containers_of_the_shared_pool_have_no_cpus() -> None:
-    asked = pod(app("whole", guaranteed("cpu=500m memory=1Gi")), app("none"))
     rules = make_rules(memory=False)
     (one,) = listed(rules, admitted(rules, asked))
-    assert one["containers"] == [{"name": "whole"}, {"name": "none"}]
-
-
-# Shows in differences.md: podresources-version
-def test_what_the_containers_of_a_budget_share_stands_at_the_pod() -> None:
-    asked = pod(
-        app("own", guaranteed("cpu=2 memory=1Gi")),
-        app("shares", resources("cpu=100m")),
-        of_pod=guaranteed("cpu=4 memory=4Gi"),
-    )
-    (one,) = listed(RULES, admitted(RULES, asked))
-    assert one["cpu_ids"] == ["1", "2", "3", "4"]
-    assert one["memory"] == [block("memory", 4 * GIB, 0)]
-    assert one["containers"] == [
-        {"name": "own", "cpu_ids": ["1", "2"], "memory": [block("memory", GIB, 0)]},
-        {"name": "shares"},
+    assert [(each["name"], each.get("cpu_ids")) for each in one["containers"]] == [
+        ("log", ["1"]),
+        ("own", ["2"]),
+        ("part", None),
     ]
 
 
 # Shows in differences.md: podresources-version
-def test_for_clients_of_v1_36_what_containers_share_of_a_budget_stands_at_each_of_them() -> None:
-    asked = pod(
-        app("own", guaranteed("cpu=2 memory=1Gi")),
-        app("shares", resources("cpu=100m")),
-        app("too", resources("cpu=100m")),
-        of_pod=guaranteed("cpu=4 memory=4Gi"),
-    )
-    ledger = admitted(RULES, asked)
+def test_what_containers_share_of_a_budget_stands_at_the_pod_or_for_v1_36_at_each_of_them() -> None:
+    ledger = admitted(RULES, BUDGET)
+    (one,) = listed(RULES, ledger)
+    assert one["cpu_ids"] == ["1", "2", "3", "4"]
+    assert one["memory"] == [block("memory", 4 * GIB, 0)]
+    own = {"name": "own", "cpu_ids": ["1", "2"], "memory": [block("memory", GIB, 0)]}
+    assert one["containers"] == [own, {"name": "shares"}, {"name": "too"}]
     (one,) = listed(RULES, ledger, Listing(KubernetesVersion.V1_36))
     assert "cpu_ids" not in one
     assert "memory" not in one
     pool = {"cpu_ids": ["3", "4"], "memory": [block("memory", 3 * GIB, 0)]}
-    assert one["containers"] == [
-        {"name": "own", "cpu_ids": ["1", "2"], "memory": [block("memory", GIB, 0)]},
-        {"name": "shares", **pool},
-        {"name": "too", **pool},
-    ]
+    assert one["containers"] == [own, {"name": "shares", **pool}, {"name": "too", **pool}]
     assert Listing().all(RULES, ledger) == Listing(KubernetesVersion.V1_36).all(RULES, ledger)
 
 
@@ -196,12 +172,7 @@ def test_a_pod_of_which_only_the_uid_is_known_is_listed_by_it() -> None:
 
 
 def test_containers_of_a_budget_whose_specification_is_unknown_have_nothing_certain() -> None:
-    asked = pod(
-        app("own", guaranteed("cpu=2 memory=1Gi")),
-        app("shares", resources("cpu=100m")),
-        of_pod=guaranteed("cpu=4 memory=4Gi"),
-    )
-    (allocation,) = admitted(RULES, asked).allocations.values()
+    (allocation,) = admitted(RULES, BUDGET).allocations.values()
     unknown = replace(
         allocation,
         origin=Origin.IMPORTED,
@@ -209,7 +180,7 @@ def test_containers_of_a_budget_whose_specification_is_unknown_have_nothing_cert
     )
     (one,) = listed(RULES, ledger_with(unknown))
     assert one["cpu_ids"] == ["1", "2", "3", "4"]
-    assert one["containers"] == [{"name": "own"}, {"name": "shares"}]
+    assert one["containers"] == [{"name": "own"}, {"name": "shares"}, {"name": "too"}]
 
 
 def test_the_allocatable_is_what_is_not_reserved_and_healthy() -> None:
@@ -334,8 +305,6 @@ def found_memory(blocks: Message) -> Message:
         (each.memory_type, each.size, [node.ID for node in each.topology.nodes]) for each in blocks
     ]
 
-
-# --- beside a kubelet ---------------------------------------------------------------------------
 
 BESIDE = make_rules(topology=BEST_EFFORT, memory=False)
 BESIDE_KUBELET = replace(BESIDE, managers=(GivenDeviceManager(), *BESIDE.managers))

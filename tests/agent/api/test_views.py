@@ -26,21 +26,13 @@ def pod(*containers: ContainerAllocation) -> PodAllocation:
     return PodAllocation("u", "web", "shop", QosClass.GUARANTEED, "digest", containers)
 
 
-def test_a_container_without_cpus_of_its_own_runs_in_the_shared_pool() -> None:
-    own = ContainerAllocation("a", ContainerKind.APP, Isolation.CONTAINER, Mask.of(1))
-    shared = ContainerAllocation("b", ContainerKind.APP)
-    document = views.pod_document(pod(own, shared), POOL)
+def test_what_is_shared_and_not_pinned_differs_from_what_is_a_containers_own() -> None:
+    memory = (MemoryBlock("memory", 4096, Mask.of(1, 2)),)
+    own = ContainerAllocation("a", ContainerKind.APP, Isolation.CONTAINER, Mask.of(1), memory)
+    document = views.pod_document(pod(own, ContainerAllocation("b", ContainerKind.APP)), POOL)
     assert [container.cpus for container in document.containers] == ["1", "0,4-7"]
-    assert document.exclusive_cpus == "1"
-
-
-def test_memory_that_is_not_pinned_differs_from_memory_on_no_node() -> None:
-    pinned = ContainerAllocation(
-        "a", ContainerKind.APP, memory=(MemoryBlock("memory", 4096, Mask.of(1, 2)),)
-    )
-    free = ContainerAllocation("b", ContainerKind.APP)
-    document = views.pod_document(pod(pinned, free), POOL)
     assert [container.mems for container in document.containers] == ["1-2", None]
+    assert document.exclusive_cpus == "1"
 
 
 def test_differences_mean_that_it_is_not_enforced() -> None:

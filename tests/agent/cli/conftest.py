@@ -4,13 +4,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent.cli.shell import Shell, in_background
+from tests.agent.cli.shell import Command, Shell, in_background
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.agent.server.support import Running, World
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
 
 
 @pytest.fixture

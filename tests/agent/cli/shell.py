@@ -1,4 +1,4 @@
-"""A shell against an agent that runs in a thread of its own."""
+"""Commands with what they print, and an agent for them in a thread of its own."""
 
 from __future__ import annotations
 
@@ -47,18 +47,28 @@ def in_background(world: World) -> Iterator[Running]:
         thread.join(PATIENCE)
 
 
+class Command:
+    """Runs commands and gives back the exit code and what was printed."""
+
+    def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
+        self._captured = captured
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        code = run_command([str(each) for each in arguments])
+        out, err = self._captured.readouterr()
+        return code, out, err
+
+
 @dataclass
 class Shell:
-    """Runs commands against an agent and gives back the exit code and what was printed."""
+    """Runs commands that ask the agent of a world."""
 
     world: World
     directory: Path
     captured: pytest.CaptureFixture[str]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        code = run_command([*arguments, "--socket", str(self.world.socket)])
-        out, err = self.captured.readouterr()
-        return code, out, err
+        return Command(self.captured)(*arguments, "--socket", self.world.socket)
 
     def file(self, content: bytes, name: str = "pod.yaml") -> str:
         path = self.directory / name

@@ -12,13 +12,13 @@ from click.shell_completion import ShellComplete
 
 from agent.cli import common
 from agent.cli import main as main_module
-from agent.cli.errors import ExitCode
-from agent.cli.main import COMMANDS, numawarden, run_command
+from agent.cli.main import COMMANDS, numawarden
 from tests.agent.server.support import OTHER_UID, PATIENCE, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.agent.cli.shell import Command
     from tests.agent.server.support import Running, World
 
 
@@ -48,21 +48,25 @@ def test_commands_are_completed_without_importing_them(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("two_pods")
-@pytest.mark.parametrize("command", ["show", "remove", "map", "bind", "unbind"])
-def test_pods_are_completed(command: str) -> None:
-    assert completions(command, "") == ["shop/web", "shop/database"]
-    assert completions(command, "shop/d") == ["shop/database"]
-    assert completions(command, "da") == ["database"]
-    assert completions(command, "x") == []
-
-
-@pytest.mark.usefixtures("two_pods")
-def test_containers_of_the_pod_are_completed() -> None:
-    assert completions("bind", "shop/web", "") == ["c0"]
-    assert completions("bind", "web", "c") == ["c0"]
-    assert completions("bind", "web", "x") == []
-    assert completions("bind", "nothing", "") == []
-    assert completions("show", "web", "--container", "") == ["c0"]
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        *((f"{name} ", ["shop/web", "shop/database"]) for name in ("show", "remove", "map")),
+        *((f"{name} ", ["shop/web", "shop/database"]) for name in ("bind", "unbind")),
+        ("show shop/d", ["shop/database"]),
+        ("show da", ["database"]),
+        ("show x", []),
+        ("bind shop/web ", ["c0"]),
+        ("bind web c", ["c0"]),
+        ("bind web x", []),
+        ("bind nothing ", []),
+        ("show web --container ", ["c0"]),
+        ("list -o ", ["text", "table", "wide", "json", "yaml", "name"]),
+        ("list -o json --so", ["--socket"]),
+    ],
+)
+def test_pods_containers_and_forms_are_completed(typed: str, offered: list[str]) -> None:
+    assert completions(*typed.split(" ")) == offered
 
 
 def test_the_socket_of_the_command_line_is_asked(agent: Running, world: World) -> None:
@@ -70,24 +74,16 @@ def test_the_socket_of_the_command_line_is_asked(agent: Running, world: World) -
     assert completions("show", "--socket", str(world.socket), "") == ["shop/web"]
 
 
-def test_an_agent_that_is_away_has_nothing_to_complete(tmp_path: Path) -> None:
-    assert completions("show", "--socket", str(tmp_path / "none"), "") == []
-
-
-def test_an_agent_that_does_not_answer_is_not_waited_for(
+def test_an_agent_that_does_not_answer_has_nothing_to_complete_and_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = ("show", "--socket", str(tmp_path / "a.sock"), "")
+    assert completions(*asked) == []
     monkeypatch.setattr(common, "DEADLINE", 0.01)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "a.sock"))
         silent.listen()
-        assert completions("show", "--socket", str(tmp_path / "a.sock"), "") == []
-
-
-def test_forms_of_output_are_completed() -> None:
-    forms = ["text", "table", "wide", "json", "yaml", "name"]
-    assert completions("list", "-o", "") == forms
-    assert completions("list", "-o", "json", "--so") == ["--socket"]
+        assert completions(*asked) == []
 
 
 def test_the_argument_pod_is_completed_wherever_it_is_taken() -> None:
@@ -101,11 +97,8 @@ def test_the_argument_pod_is_completed_wherever_it_is_taken() -> None:
 
 
 @pytest.mark.parametrize("shell", common.SHELLS)
-def test_a_script_has_the_shells_syntax(
-    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert run_command(["completion", shell]) == ExitCode.OK
-    script = capsys.readouterr().out
+def test_a_script_has_the_shells_syntax(shell: str, run: Command, tmp_path: Path) -> None:
+    script = run("completion", shell)[1]
     assert f"_NUMAWARDEN_COMPLETE={shell}_complete" in script
     path = shutil.which(shell)
     if path is None:
@@ -116,11 +109,8 @@ def test_a_script_has_the_shells_syntax(
 
 
 @pytest.mark.usefixtures("two_pods")
-def test_bash_completes_a_pod_by_the_script(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_bash_completes_a_pod_by_the_script(run: Command, tmp_path: Path) -> None:
     """The function of the script is called as bash calls it at a press of the key."""
-    assert run_command(["completion", "bash"]) == ExitCode.OK
     program = tmp_path / "numawarden"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m agent.cli.main "$@"\n')
     program.chmod(0o755)
@@ -129,10 +119,6 @@ def test_bash_completes_a_pod_by_the_script(
         f"_numawarden_completion {program}\n"
         'printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
-    outcome = subprocess.run(
-        ["bash", "--norc", "-c", capsys.readouterr().out + asked],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["bash", "--norc", "-c", run("completion", "bash")[1] + asked]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=True)
     assert outcome.stdout.split() == ["shop/database"]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from agent.cli.could_start import Obstacle
+
 CONFIG: Final = """\
 cpuManagerPolicy: static
 topologyManagerPolicy: best-effort
@@ -66,46 +68,18 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def no_state(place: Place) -> None:
-    (place.directory / "state").rmdir()
-
-
-def open_state(place: Place) -> None:
-    (place.directory / "state").chmod(0o777)
+def found_at(file: Path, *, kernel: bool = False) -> list[Obstacle]:
+    return list(obstacles(load_config_file(file), file, kernel=kernel))
 
 
 def file_as_state(place: Place) -> None:
-    no_state(place)
+    (place.directory / "state").rmdir()
     (place.directory / "state").write_text("")
-
-
-def state_of_another_user(place: Place) -> None:
-    os.chown(place.directory / "state", 12345, -1)
-
-
-def no_run(place: Place) -> None:
-    (place.directory / "run").rmdir()
-
-
-def open_run(place: Place) -> None:
-    (place.directory / "run").chmod(0o777)
-
-
-def file_as_socket(place: Place) -> None:
-    (place.directory / "run/agent.sock").write_text("")
-
-
-def no_group(place: Place) -> None:
-    place.agent = "socketGroup: nosuchgroup"
 
 
 def no_certificate(place: Place) -> None:
     files = f"tlsCertificate: {place.directory}/x.pem, tlsKey: {place.directory}/y.pem"
     place.metrics = f"{{port: 0, {files}}}"
-
-
-def no_such_address(place: Place) -> None:
-    place.metrics = "{port: 0, address: 192.0.2.1}"
 
 
 def two_managers(place: Place) -> None:
@@ -115,17 +89,27 @@ def two_managers(place: Place) -> None:
     place.agent = f"kubelet: {{enabled: true, directory: {directory}}}"
 
 
-OBSTACLES: Final[dict[str, tuple[Callable[[Place], None], str]]] = {
-    "state directory is missing": (no_state, "agent.stateDirectory"),
-    "state directory is open": (open_state, "agent.stateDirectory"),
-    "state directory is a file": (file_as_state, "agent.stateDirectory"),
-    "state directory of another user": (state_of_another_user, "agent.stateDirectory"),
-    "socket directory is missing": (no_run, "agent.socketPath"),
-    "socket directory is open": (open_run, "agent.socketPath"),
-    "a file at the socket's path": (file_as_socket, "agent.socketPath"),
-    "socket group is missing": (no_group, "agent.socketGroup"),
+STATE, SOCKET = "agent.stateDirectory", "agent.socketPath"
+OBSTACLES: Final[dict[str, tuple[Callable[[Place], object], str]]] = {
+    "state directory is missing": (lambda p: (p.directory / "state").rmdir(), STATE),
+    "state directory is open": (lambda p: (p.directory / "state").chmod(0o777), STATE),
+    "state directory is a file": (file_as_state, STATE),
+    "state of another user": (lambda p: os.chown(p.directory / "state", 12345, -1), STATE),
+    "socket directory is missing": (lambda p: (p.directory / "run").rmdir(), SOCKET),
+    "socket directory is open": (lambda p: (p.directory / "run").chmod(0o777), SOCKET),
+    "a file at the socket's path": (
+        lambda p: (p.directory / "run/agent.sock").write_text(""),
+        SOCKET,
+    ),
+    "socket group is missing": (
+        lambda p: setattr(p, "agent", "socketGroup: nosuchgroup"),
+        "agent.socketGroup",
+    ),
     "certificate is missing": (no_certificate, "agent.metrics"),
-    "address of another host": (no_such_address, "agent.metrics"),
+    "address of another host": (
+        lambda p: setattr(p, "metrics", "{port: 0, address: 192.0.2.1}"),
+        "agent.metrics",
+    ),
     "the kubelet's CPU manager is on": (two_managers, "agent.kubelet"),
 }
 
@@ -162,7 +146,7 @@ def everything(directory: Path) -> dict[str, tuple[int, int, bytes]]:
 def test_what_is_well_has_no_obstacle_and_starts(place: Place) -> None:
     file = place.file()
     before = everything(place.directory)
-    assert list(obstacles(load_config_file(file), file, kernel=False)) == []
+    assert found_at(file) == []
     assert everything(place.directory) == before
     assert start(file) == ""
 
@@ -175,7 +159,7 @@ def test_what_keeps_the_agent_from_starting_is_found(place: Place, name: str) ->
     spoil(place)
     file = place.file()
     before = everything(place.directory)
-    (found,) = obstacles(load_config_file(file), file, kernel=False)
+    (found,) = found_at(file)
     assert (found.key, found.certain) == (key, True)
     assert everything(place.directory) == before
     why = start(file)
@@ -188,17 +172,17 @@ def test_what_keeps_the_agent_from_starting_is_found(place: Place, name: str) ->
 def test_a_manifest_directory_is_looked_at_as_it_is_read(place: Place) -> None:
     place.more = f"staticPodPath: {place.directory}/manifests"
     file = place.file()
-    (found,) = obstacles(load_config_file(file), file, kernel=False)
+    (found,) = found_at(file)
     assert found.key == "staticPodPath"
     assert "does not exist; create it" in found.found
     (place.directory / "manifests").mkdir(mode=0o755)
-    assert list(obstacles(load_config_file(file), file, kernel=False)) == []
+    assert found_at(file) == []
 
 
 def test_a_configuration_that_others_can_change_is_noted(place: Place) -> None:
     file = place.file()
     file.chmod(0o666)
-    (found,) = obstacles(load_config_file(file), file, kernel=False)
+    (found,) = found_at(file)
     assert (found.key, found.certain) == (str(file), False)
     assert "can be written by others" in found.found
 
@@ -219,16 +203,16 @@ def test_an_agent_that_runs_already_does_not_count(place: Place) -> None:
         taken.listen()
         place.metrics = f"{{port: {taken.getsockname()[1]}}}"
         file = place.file()
-        (found,) = obstacles(load_config_file(file), file, kernel=False)
+        (found,) = found_at(file)
         assert found.key == "agent.metrics"
     with Wiring(load_config_file(file), ServiceManager.of({}), SystemClock(), PLUGS, emulated()):
-        assert list(obstacles(load_config_file(file), file, kernel=False)) == []
+        assert found_at(file) == []
 
 
 def test_a_directory_without_a_cgroup_tree_is_an_obstacle(place: Place) -> None:
     file = place.file()
     (place.directory / "cgroup").mkdir()
-    (found,) = obstacles(load_config_file(file), file, kernel=True)
+    (found,) = found_at(file, kernel=True)
     assert found.key == "agent.cgroupMount"
 
 
@@ -242,12 +226,14 @@ def publishing(place: Place, **keys: str) -> Path:
 def test_missing_files_for_the_api_server_are_found(place: Place) -> None:
     gone, root = f"{place.directory}/gone", os.geteuid() == 0
     file = publishing(place, server="https://10.0.0.1", tokenFile=gone, caFile=gone)
-    token, ca = obstacles(load_config_file(file), file, kernel=False)
+    token, ca = found_at(file)
     assert (token.key, token.certain) == ("agent.kubernetes.tokenFile", root)
     assert f"{gone}: No such file or directory; name a file with the token" in token.found
     assert (ca.key, ca.certain) == ("agent.kubernetes.caFile", root)
     # The files may come later: the agent starts, and says so in its status.
     assert start(file) == ""
+    (place.directory / "gone").touch()
+    assert found_at(file) == []
 
 
 def test_what_is_of_the_agents_unit_or_pod_may_be_missing_here(
@@ -255,23 +241,15 @@ def test_what_is_of_the_agents_unit_or_pod_may_be_missing_here(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     file = publishing(place, server="https://10.0.0.1")
-    found = list(obstacles(load_config_file(file), file, kernel=False))
+    found = found_at(file)
     assert [(each.key, each.certain) for each in found] == [
         ("agent.kubernetes.tokenFile", False),
         ("agent.kubernetes.caFile", False),
     ]
     file = publishing(place)
-    (server,) = obstacles(load_config_file(file), file, kernel=False)
+    (server,) = found_at(file)
     assert (server.key, server.certain) == ("agent.kubernetes.server", False)
     assert start(file) == f"agent.kubernetes.server: {server.found}"
-
-
-def test_files_that_exist_for_the_api_server_are_no_obstacle(place: Place) -> None:
-    there = place.directory / "there"
-    there.touch()
-    keys = {"server": "https://10.0.0.1", "tokenFile": str(there), "caFile": str(there)}
-    file = publishing(place, **keys)
-    assert list(obstacles(load_config_file(file), file, kernel=False)) == []
 
 
 def test_what_is_a_warning_beside_a_kubelet_is_not_printed_by_the_check(
@@ -282,7 +260,7 @@ def test_what_is_a_warning_beside_a_kubelet_is_not_printed_by_the_check(
     directory.mkdir()
     (directory / "config.yaml").write_text("topologyManagerPolicy: restricted\n")
     place.agent = f"kubelet: {{enabled: true, directory: {directory}}}"
-    assert list(obstacles(load_config_file(place.file()), place.file(), kernel=False)) == []
+    assert found_at(place.file()) == []
     assert capsys.readouterr() == ("", "")
 
 

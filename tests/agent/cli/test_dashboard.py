@@ -57,38 +57,24 @@ def fetched(url: str, token: str = "") -> tuple[int, bytes]:
             return error.code, error.read()
 
 
-def test_the_printed_address_has_page_and_token(agent: Running, world: World) -> None:
-    with started(world, "--no-open") as (process, page, token):
+@pytest.mark.usefixtures("agent")
+def test_the_printed_address_has_the_page_and_a_token_of_its_own_until_a_signal(
+    world: World,
+) -> None:
+    with (
+        started(world, "--no-open") as (process, page, token),
+        started(world, "--no-open") as (second, _, other),
+    ):
         assert fetched(f"{page}/")[0] == 200
-        assert fetched(f"{page}/v1/status")[0] == 401
+        assert token != other
+        for wrong in ("", other):
+            assert fetched(f"{page}/v1/status", wrong)[0] == 401
         status, body = fetched(f"{page}/v1/status", token)
-        assert (status, str(agent.client.status().pid) in body.decode()) == (200, True)
+        assert (status, json.loads(body)["pid"]) == (200, os.getpid())
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == ExitCode.OK
-
-
-def test_ctrl_c_ends_it_as_every_command(agent: Running, world: World) -> None:
-    del agent
-    with started(world, "--no-open") as (process, page, _):
-        assert fetched(f"{page}/")[0] == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == ExitCode.INTERRUPTED
-
-
-def test_two_dashboards_have_different_tokens(agent: Running, world: World) -> None:
-    del agent
-    with (
-        started(world, "--no-open") as (_, first, token),
-        started(world, "--no-open") as (_, _, other),
-    ):
-        assert token != other
-        assert fetched(f"{first}/v1/status", other)[0] == 401
-
-
-def test_an_agent_that_does_not_answer_is_reported_at_once(shell: Shell) -> None:
-    code, out, err = shell.run("dashboard", "--no-open")
-    assert (code, out) == (ExitCode.UNREACHABLE, "")
-    assert "cannot reach the agent" in err
+        second.send_signal(signal.SIGINT)
+        assert second.wait(PATIENCE) == ExitCode.INTERRUPTED
 
 
 def test_a_port_in_use_is_named_with_a_remedy(shell: Shell, agent: Running) -> None:
@@ -159,36 +145,16 @@ def test_without_a_history_a_page_is_saved_as_well(
     assert '"history":null}' in file.read_text()
 
 
-@pytest.mark.usefixtures("agent")
-def test_a_file_that_exists_is_not_written_over(shell: Shell, tmp_path: Path) -> None:
-    file = tmp_path / "saved.html"
-    file.write_text("mine")
-    code, out, err = shell.run("dashboard", "--save", str(file))
-    assert (code, out) == (ExitCode.BAD_INPUT, "")
-    assert f"{file} exists; remove it, or name another file" in err
-    assert file.read_text() == "mine"
-
-
-@pytest.mark.usefixtures("agent")
-def test_a_file_that_cannot_be_written_is_named_with_the_reason(
-    shell: Shell, tmp_path: Path
-) -> None:
-    file = tmp_path / "none" / "saved.html"
-    code, _, err = shell.run("dashboard", "--save", str(file))
+def test_a_page_that_cannot_be_saved_is_one_line_and_no_file(shell: Shell, tmp_path: Path) -> None:
+    there, none = tmp_path / "saved.html", tmp_path / "none" / "saved.html"
+    assert shell.run("dashboard", "--save", str(there))[0] == ExitCode.UNREACHABLE
+    assert not there.exists()
+    there.write_text("mine")
+    with in_background(shell.world):
+        code, out, err = shell.run("dashboard", "--save", str(there))
+        assert (code, out) == (ExitCode.BAD_INPUT, "")
+        assert f"{there} exists; remove it, or name another file" in err
+        code, _, err = shell.run("dashboard", "--save", str(none))
     assert code == ExitCode.ENVIRONMENT
-    assert f"{file} cannot be written: No such file or directory; name another file" in err
-
-
-@pytest.mark.parametrize("option", [("--port", "8080"), ("--no-open",)])
-def test_a_saved_page_is_not_served(shell: Shell, option: tuple[str, ...], tmp_path: Path) -> None:
-    file = tmp_path / "saved.html"
-    code, _, err = shell.run("dashboard", "--save", str(file), *option)
-    assert code == ExitCode.USAGE
-    assert "--save writes a file and serves nothing: leave out --port and --no-open" in err
-    assert not file.exists()
-
-
-def test_without_an_agent_no_page_is_saved(shell: Shell, tmp_path: Path) -> None:
-    file = tmp_path / "saved.html"
-    assert shell.run("dashboard", "--save", str(file))[0] == ExitCode.UNREACHABLE
-    assert not file.exists()
+    assert f"{none} cannot be written: No such file or directory; name another file" in err
+    assert there.read_text() == "mine"

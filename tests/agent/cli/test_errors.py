@@ -25,19 +25,13 @@ def test_every_class_of_the_table_exists(name: str) -> None:
         (EnforcementStartError("cgroup v2", "none", "mount it"), ExitCode.ENVIRONMENT),
         (Unreachable("/x", "gone"), ExitCode.UNREACHABLE),
         (FileNotFoundError(2, "No such file or directory", "a"), ExitCode.BAD_INPUT),
+        (KeyError("x"), None),
     ],
 )
-def test_an_error_has_the_code_of_its_family(error: Exception, code: ExitCode) -> None:
+def test_an_error_has_the_code_of_its_family_and_a_defect_has_none(
+    error: Exception, code: ExitCode | None
+) -> None:
     assert exit_code_of(error) is code
-
-
-def test_a_defect_has_no_code() -> None:
-    assert exit_code_of(KeyError("x")) is None
-
-
-def test_an_error_of_a_file_names_the_file() -> None:
-    error = FileNotFoundError(2, "No such file or directory", "pod.yaml")
-    assert lines_of(error) == ["numawarden: error: pod.yaml: No such file or directory"]
 
 
 def test_an_error_without_words_is_named_by_its_class() -> None:
@@ -45,21 +39,13 @@ def test_an_error_without_words_is_named_by_its_class() -> None:
 
 
 def test_exit_codes_are_those_that_scripts_rely_on() -> None:
-    assert {code.name: code.value for code in ExitCode} == {
-        "OK": 0,
-        "REJECTED": 1,
-        "USAGE": 2,
-        "BAD_INPUT": 3,
-        "UNREACHABLE": 4,
-        "ENVIRONMENT": 5,
-        "NOT_FOUND": 6,
-        "NOT_ENFORCED": 7,
-        "AGENT_FAILED": 8,
-        "INTERRUPTED": 130,
-    }
+    assert [code.value for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130]
 
 
-@pytest.mark.parametrize("hostile", ["\x1b]0;title\x07", "\u202e", "\udce9", "\x9b2J"])
-def test_no_error_speaks_to_the_terminal(hostile: str) -> None:
-    lines = lines_of(FileNotFoundError(2, "No such file or directory", f"a{hostile}b"))
-    assert all(line.isprintable() and line.encode() for line in lines)
+@pytest.mark.parametrize("hostile", ["", "\x1b]0;title\x07", "\u202e", "\udce9", "\x9b2J"])
+def test_an_error_names_the_file_and_never_speaks_to_the_terminal(hostile: str) -> None:
+    (line,) = lines_of(FileNotFoundError(2, "No such file or directory", f"a{hostile}b"))
+    assert line.isprintable()
+    assert line.encode()
+    assert line.startswith("numawarden: error: a")
+    assert line.endswith("b: No such file or directory")

@@ -8,12 +8,13 @@ import pytest
 
 from agent.cli import isolation as command
 from agent.cli.errors import ExitCode
-from agent.cli.main import run_command
 from agent.isolation.originals import Originals, running_boot
 from agent.state.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.agent.cli.shell import Command
 
 IRQ: Final = "proc/irq/5/smp_affinity_list"
 
@@ -30,35 +31,24 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def run(name: str, config: Path) -> int:
-    return run_command(["isolation", name, "--config", str(config)])
+def test_what_was_changed_is_shown_and_restored(run: Command, config: Path) -> None:
+    _, out, _ = run("isolation", "status", "--config", config)
+    assert out.splitlines()[1].split() == [IRQ, "0-7", "0-1"]
+    for count in (1, 0):
+        code, out, _ = run("isolation", "restore", "--config", config)
+        assert (code, f"{count} settings restored" in out) == (ExitCode.OK, True)
+        assert (config.parent / IRQ).read_text() == "0-7\n"
 
 
-def test_what_was_changed_is_shown_and_restored(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("status", config) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines()[1].split() == [IRQ, "0-7", "0-1"]
-    assert run("restore", config) == ExitCode.OK
-    assert (config.parent / IRQ).read_text() == "0-7\n"
-    assert "1 settings restored" in capsys.readouterr().out
-    assert run("restore", config) == ExitCode.OK
-    assert "0 settings restored" in capsys.readouterr().out
-
-
-def test_beside_a_running_agent_nothing_is_restored(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_beside_a_running_agent_nothing_is_restored(run: Command, config: Path) -> None:
     with Store(config.parent / "state"):
-        assert run("restore", config) == ExitCode.ENVIRONMENT
-    assert "the agent runs" in capsys.readouterr().err
+        code, _, err = run("isolation", "restore", "--config", config)
+    assert (code, "the agent runs" in err) == (ExitCode.ENVIRONMENT, True)
     assert (config.parent / IRQ).read_text() == "0-1\n"
 
 
-def test_what_cannot_be_restored_is_named_and_kept(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_restored_is_named_and_kept(run: Command, config: Path) -> None:
     (config.parent / IRQ).unlink()
     (config.parent / IRQ).mkdir()
-    assert run("restore", config) == ExitCode.ENVIRONMENT
-    assert f"not restored: {IRQ}: Is a directory" in capsys.readouterr().err
+    code, _, err = run("isolation", "restore", "--config", config)
+    assert (code, f"not restored: {IRQ}: Is a directory" in err) == (ExitCode.ENVIRONMENT, True)

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Final
 
 import click
 import pytest
@@ -10,134 +10,158 @@ import pytest
 from agent import __version__
 from agent.cli import main as main_module
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.main import COMMANDS, numawarden, run_command
+from agent.cli.main import COMMANDS, LazyCommand, LazyGroup, numawarden, run_command
+
+if TYPE_CHECKING:
+    from tests.agent.cli.shell import Command
 
 #: What a help text must not wait for.
-HEAVY = ("aiohttp", "rich", "pyroute2", "asyncio", "structlog", "msgspec", "yaml", "http.client")
+HEAVY: Final = (
+    *("aiohttp", "rich", "pyroute2", "asyncio", "structlog", "msgspec", "yaml", "http.client"),
+)
+HELP: Final = "from agent.cli.main import run_command; run_command([{!r}])"
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["--help"]) == 0
-    text = capsys.readouterr().out
+def test_help_names_every_command_and_exit_code(run: Command) -> None:
+    code, text, _ = run("--help")
+    assert code == ExitCode.OK
     assert all(f"  {name} " in text for name in COMMANDS)
     assert "7 not enforced" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
+    assert __version__ in run("--version")[1]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_exists_and_explains_itself(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_explains_itself_in_80_columns(name: str, run: Command) -> None:
     command = numawarden.get_command(click.Context(numawarden), name)
     assert command is not None
     assert command.help
-    assert run_command([name, "--help"]) == 0
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    code, text, _ = run(name, "--help")
+    assert code == ExitCode.OK
+    assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["--version"]) == 0
-    assert __version__ in capsys.readouterr().out
+@pytest.mark.parametrize("group", ["config", "state"])
+def test_a_groups_help_has_a_whole_sentence_for_each_command(group: str, run: Command) -> None:
+    commands = run(group, "--help")[1].partition("Commands:\n")[2].splitlines()
+    assert commands
+    assert [line for line in commands if line.endswith("...") or not line.endswith(".")] == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    program = (
-        "import sys\nfrom agent.cli.main import run_command\n"
-        f"run_command({arguments!r})\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    )
-    outcome = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert outcome.stderr.strip() == "[]"
+@pytest.mark.parametrize(
+    ("script", "heavy"),
+    [
+        (HELP.format("--help"), HEAVY),
+        (HELP.format("--version"), HEAVY),
+        ("import agent.cli.pods", ("agent.sources.manifests",)),
+    ],
+)
+def test_what_a_command_line_does_not_need_is_not_imported(
+    script: str, heavy: tuple[str, ...]
+) -> None:
+    shown = f"import sys; print([name for name in {heavy!r} if name in sys.modules])"
+    command = [sys.executable, "-c", f"{script}; {shown}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_target_that_is_not_a_command_is_a_defect() -> None:
+    group = LazyGroup(name="g", lazy={"go": LazyCommand("agent.cli.errors:ExitCode", "Go.")})
+    with pytest.raises(TypeError, match="is not a command"):
+        group.get_command(click.Context(group), "go")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fly"], "No such command 'fly'"),
-        (["admt"], "No such command 'admt', did you mean 'admit'?"),
-        (["admit"], "Missing argument 'FILE...'; see 'numawarden admit --help'"),
-        (["list", "--output", "xml"], "'xml' is not one of"),
-        (["bind", "a", "b"], "give either --cgroup or --pid; see 'numawarden bind --help'"),
-        (["bind", "a", "b", "--pid", "0"], "0 is not in the range x>=1"),
-        (["agent"], "Missing option '--config'"),
+        ("fly", "No such command 'fly'"),
+        ("admt", "No such command 'admt', did you mean 'admit'?"),
+        ("get", "No such command 'get', did you mean 'list'?"),
+        ("version", "No such command 'version', did you mean '--version'?"),
+        ("admit", "Missing argument 'FILE...'; see 'numawarden admit --help'"),
+        ("list --output json=x", "'json=x' is not one of 'text', 'table', 'wide', 'json', "),
+        ("list -w -o json", "--output json is printed once"),
+        ("map -w -o yaml", "--output yaml is printed once"),
+        ("list --timeout 0", "--timeout"),
+        ("list --timeout soon", "--timeout"),
+        ("bind a b", "give either --cgroup or --pid; see 'numawarden bind --help'"),
+        ("bind a b --pid 0", "0 is not in the range x>=1"),
+        ("agent", "Missing option '--config'"),
+        ("topology --root /nonexistent", "does not exist"),
+        ("capture", "Missing argument"),
+        ("config check /nonexistent", "does not exist"),
+        ("config show", "name a configuration file, or give --defaults"),
+        ("config show /dev/null --defaults", "name a configuration file, or give --defaults"),
+        ("interference db --cpus 2", "--cpus asks no agent; leave POD or --cpus out"),
+        ("interference --cgroup /a", "--cgroup needs --cpus"),
+        ("interference --cpus 9-2", "range '9-2' runs backwards"),
+        ("interference --for soon", "'soon' is not a duration above 0 and of at most 168h"),
+        ("interference --for 0s", "'0s' is not a duration above 0"),
+        ("dashboard --save x --no-open", "serves nothing: leave out --port and --no-open"),
+        ("dashboard --save x --port 8080", "serves nothing: leave out --port and --no-open"),
+        ("drain node:1", "the agent ends no pods"),
+        ("show web --container c1", "--container"),
+        ("show web --arguments podman --output json", "--output"),
+        ("fit", "give either a FILE or amounts such as --cpus 4 --memory 8Gi"),
+        ("fit - --cpus 4", "give either a FILE or amounts"),
+        ("fit --device gpu", "'gpu' is not NAME=AMOUNT"),
+        ("fit --cpus four", "'four' is not a number of CPUs"),
+        ("fit --cpus 0", "'0' is not a number of CPUs above 0"),
+        ("fit --cpus 2.5", "exclusive CPUs are whole, such a pod gets none"),
+        ("fit --memory 8", "'8' is a number of bytes; write 8Gi or 8Mi"),
+        ("fit --device a.com/b=1 --device a.com/b=2", "'a.com/b' is given twice"),
+        ("run --cpus 1.5 true", "exclusive CPUs are whole, a part of a CPU needs --shared"),
+        ("run --cpus 0 true", "'0' is not a number of CPUs above 0"),
+        ("run --cpus many true", "'many' is not a number of CPUs"),
+        ("run --device gpu true", "'gpu' is not NAME=AMOUNT"),
+        ("run --cpus 1", "Missing argument"),
     ],
 )
 def test_a_wrong_command_line_is_reported_in_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, said: str, run: Command
 ) -> None:
-    assert run_command(arguments) == ExitCode.USAGE
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("numawarden: error: ")
-    assert captured.err.count("\n") == 1
-    assert said in captured.err
+    code, out, err = run(*arguments.split())
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert err.startswith("numawarden: error: ")
+    assert said in err
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "since", ["x", "1x", "-1h", "d", "1d2", "999999d", "1.5d", "", "\N{VULGAR FRACTION ONE HALF}d"]
+)
+def test_what_is_not_a_duration_is_reported(run: Command, since: str) -> None:
+    code, _, err = run("history", "--since", since)
+    assert code == ExitCode.USAGE
+    assert "is not a duration such as 90s, 15m, 1h30m or 7d" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            CommandError("no pod\nfirst: 1\n\nsecond: 2", ExitCode.NOT_FOUND),
+            ExitCode.NOT_FOUND,
+            "numawarden: error: no pod\n  first: 1\n  second: 2\n",
+        ),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, ""),
+    ],
+)
+def test_an_expected_end_has_an_exit_code_and_a_defect_is_not_dressed_up(
+    error: BaseException, code: int, said: str, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise error
+        raise errors[0]
 
+    errors = [error]
     monkeypatch.setattr(main_module.numawarden, "main", fail)
-
-
-def test_an_expected_error_is_a_line_and_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing(monkeypatch, CommandError("no pod\nfirst: 1\n\nsecond: 2", ExitCode.NOT_FOUND))
-    assert run_command([]) == ExitCode.NOT_FOUND
-    assert capsys.readouterr().err == "numawarden: error: no pod\n  first: 1\n  second: 2\n"
-
-
-def test_a_defect_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, ZeroDivisionError())
+    assert run() == (code, "", said)
+    errors[0] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         run_command([])
 
 
-def test_an_interrupted_command_says_so_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, KeyboardInterrupt())
-    assert run_command([]) == ExitCode.INTERRUPTED
-
-
-def test_a_reader_that_goes_away_is_not_an_error() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "agent.cli.main", "--help"]
-    outcome = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert outcome.returncode == 0
-    assert outcome.stderr == b""
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("get", "list"), ("describe", "show"), ("rm", "remove"), ("version", "--version")],
-)
-def test_commands_of_other_tools_are_answered_with_ours(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command([typed]) == ExitCode.USAGE
-    assert f"No such command {typed!r}, did you mean {meant!r}?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [[], ["config"], ["state"]])
-def test_without_a_command_there_is_the_help(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(arguments) == ExitCode.USAGE
-    said = capsys.readouterr().err
+def test_without_a_command_there_is_the_help(arguments: list[str], run: Command) -> None:
+    code, _, said = run(*arguments)
+    assert code == ExitCode.USAGE
     assert said.startswith("Usage: numawarden")
     assert "--help'" not in said
-
-
-@pytest.mark.parametrize("group", ["config", "state"])
-def test_a_groups_help_has_a_whole_sentence_for_each_command(
-    group: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command([group, "--help"]) == ExitCode.OK
-    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
-    assert commands
-    assert [line for line in commands if line.endswith("...") or not line.endswith(".")] == []

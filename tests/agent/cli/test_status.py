@@ -38,32 +38,6 @@ def shell(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> I
         yield shell
 
 
-def test_agreement_is_shown_file_by_file(shell: Shell) -> None:
-    code, out, _ = shell.run("check", "--cgroups")
-    assert code == ExitCode.OK
-    assert out.splitlines()[-10:] == [
-        f"shop/web (uid {UID})",
-        f"  pod  /{POD}",
-        "    cpuset.cpus  ledger 1,9; kernel 1,9, effective 1,9",
-        "    cpuset.mems  ledger any; kernel unset, effective 0-1",
-        "    cpu.max      ledger max 100000; kernel max 100000",
-        f"  c0  /{POD}/c0",
-        "    cpuset.cpus  ledger 1,9; kernel 1,9, effective 1,9",
-        "    cpuset.mems  ledger any; kernel unset, effective 0-1",
-        "    cpu.max      ledger max 100000; kernel max 100000",
-        "the kernel agrees with the ledger: 2 cgroups, 3 above them",
-    ]
-
-
-def test_a_difference_is_shown_and_left_for_the_next_comparison(shell: Shell) -> None:
-    shell.world.kernel.write(POD, "cpuset.cpus", "0-15")
-    code, out, _ = shell.run("check", "--cgroups")
-    assert code == ExitCode.NOT_ENFORCED
-    assert f"DIFFERS   cpuset.cpus of /{POD} shows 0-15 instead of 1,9 (unknown)" in out
-    assert "the kernel DIFFERS from the ledger" in out
-    assert shell.world.kernel.read(POD, "cpuset.cpus") == "0-15\n"
-
-
 def test_an_ancestor_that_lost_a_controller_is_named(shell: Shell) -> None:
     shell.world.kernel.write(POD, "cgroup.subtree_control", "-cpu")
     code, out, _ = shell.run("check", "--cgroups")
@@ -138,3 +112,26 @@ def test_a_status_of_an_agent_that_cannot_admit_begins_with_why(
     assert "NOT READY" in first
     assert second.startswith("  not ready  the source manifests has not been read yet: manifest ")
     assert any(" (SourceRead: DirectoryMissing, since " in line for line in others)
+
+
+@pytest.mark.parametrize(
+    ("content", "least"),
+    [
+        (manifest().replace(b"name: c0", b"name: C_0"), 1),
+        (manifest().replace(b"'2'", b"'-2'").replace(b"name: c0", b"name: C_0"), 2),
+        (b"metadata:\n  name: [\n", 1),
+        (b"apiVersion: v1\nkind: List\n", 1),
+    ],
+    ids=["one", "several", "no YAML", "no pod"],
+)
+def test_a_mistake_in_the_manifest_directory_has_its_line_in_the_status(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, least: int
+) -> None:
+    file = world.manifest_directory() / "a.yaml"
+    file.write_bytes(content)
+    with in_background(world):
+        _, out, _ = Shell(world, tmp_path, capsys).run("status")
+    found = re.search(rf"^  manifest   {file}.*\n(?: {{15}}.*\n)*", out, re.MULTILINE)
+    assert found is not None
+    assert len(re.findall(r"\bline \d+:", found[0])) >= least
+    assert not re.search(rf"^ *:|{file}.*{file}", out, re.MULTILINE)

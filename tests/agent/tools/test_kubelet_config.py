@@ -68,6 +68,11 @@ def test_what_both_have_is_taken_and_the_rest_is_listed_with_why() -> None:
     assert left["featureGates.PodsAPI"] == "no decision of the agent depends on this gate"
     assert left["featureGates.NotYetInvented"] == left["featureGates.PodsAPI"]
     assert left["cpuManagerReconcilePeriod"].startswith("stands for the default")
+    named = {line.partition(":")[0] for line in KUBEADM.splitlines() if line[0].isalpha()}
+    listed = {each.name.partition(".")[0] for each in imported.left}
+    assert {*imported.taken} | listed == named - {"apiVersion", "kind"}
+    assert load_config(imported.yaml(), "imported") == config
+    assert "#   clusterDNS: " in imported.yaml()
 
 
 # Shows in differences.md: quota-gate
@@ -76,13 +81,6 @@ def test_a_gate_that_v1_37_has_locked_is_taken_with_the_rules_before() -> None:
     config = import_kubelet_config(text.encode(), "config.yaml").config
     assert config.kubernetes_version == "v1.36"
     assert not config.gates.disable_cpu_quota_with_exclusive_cpus
-
-
-def test_every_key_of_the_file_is_either_taken_or_listed() -> None:
-    imported = import_kubelet_config(KUBEADM.encode(), "config.yaml")
-    named = {line.partition(":")[0] for line in KUBEADM.splitlines() if line[0].isalpha()}
-    listed = {each.name.partition(".")[0] for each in imported.left}
-    assert {*imported.taken} | listed == named - {"apiVersion", "kind"}
 
 
 def test_what_a_kubelet_writes_into_cgroups_is_taken_over() -> None:
@@ -102,20 +100,12 @@ def test_what_a_kubelet_writes_into_cgroups_is_taken_over() -> None:
     assert load_config(imported.yaml(), "imported") == config
 
 
-def test_what_is_written_is_read_as_the_same_configuration() -> None:
-    imported = import_kubelet_config(KUBEADM.encode(), "config.yaml")
-    assert load_config(imported.yaml(), "imported") == imported.config
-    assert "#   clusterDNS: " in imported.yaml()
-
-
 def test_a_value_that_the_agent_does_not_read_is_left_out_by_itself() -> None:
     text = HEADER + "evictionHard: {memory.available: 1Gi, moon.available: 5%}\nmaxPods: -1\n"
     imported = import_kubelet_config(text.encode(), "config.yaml")
     assert list(imported.config.eviction_hard) == ["memory.available"]
     assert [each.name for each in imported.left] == ["evictionHard.moon.available", "maxPods"]
-
-
-def test_no_thresholds_at_all_are_not_the_default_thresholds() -> None:
+    # No thresholds at all are not the default thresholds.
     imported = import_kubelet_config(f"{HEADER}evictionHard: {{}}\n".encode(), "config.yaml")
     assert not imported.config.eviction_hard
 

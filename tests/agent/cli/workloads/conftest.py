@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from tests.agent.server.support import World
 
 
-def _host(
-    world: World,
-    driver: CgroupDriver,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Iterator[CommandHost]:
-    monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
-    with in_background(with_driver(world, driver)) as agent:
-        host = CommandHost(world, agent, capsys)
-        monkeypatch.setattr(workloads, "this_process", host.caller)
-        monkeypatch.setattr(workloads, "connect", lambda: host.systemd)
-        yield host
-
-
 @pytest.fixture(params=CgroupDriver)
 def host(
     request: pytest.FixtureRequest,
@@ -36,11 +22,10 @@ def host(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[CommandHost]:
-    yield from _host(world, request.param, monkeypatch, capsys)
-
-
-@pytest.fixture
-def units_host(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[CommandHost]:
-    yield from _host(world, CgroupDriver.SYSTEMD, monkeypatch, capsys)
+    """Run the agent of a shell, under either driver."""
+    monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
+    with in_background(with_driver(world, request.param)) as agent:
+        host = CommandHost(world, agent, capsys)
+        monkeypatch.setattr(workloads, "this_process", host.caller)
+        monkeypatch.setattr(workloads, "connect", lambda: host.systemd)
+        yield host

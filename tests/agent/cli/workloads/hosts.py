@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.cli.main import run_command
 from agent.config.model import CgroupDriver
 from agent.managers.policy import MemoryManagerPolicy
 from agent.pods.quantity import Quantity
 from agent.tools.run import OwnProcess
+from tests.agent.cli.shell import Command
 from tests.agent.server.support import PATIENCE
 from tests.fakes.systemd import FakeSystemd
 
@@ -65,9 +65,7 @@ class CommandHost:
         return self.agent.client.pods()
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        code = run_command([*arguments])
-        out, err = self.captured.readouterr()
-        return code, out, err
+        return Command(self.captured)(*arguments)
 
     def end_pods(self) -> None:
         ended = self.agent.controller.end_pods()

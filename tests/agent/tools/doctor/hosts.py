@@ -69,7 +69,7 @@ class FakeHost:
         self.root = root
         self.agent = AGENT
         #: What was asked: the Pods API answers as long as it has its socket.
-        self.asked = (AskedWay("the Pods API", 3),)
+        self.asked: tuple[AskedWay, ...] = (AskedWay("the Pods API", 3),)
         for path, text in _FILES.items():
             self.write(path, text)
         for path in _SOCKETS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,18 +44,6 @@ FILES = [
 ]
 
 
-def binary(path: Path) -> None:
-    path.write_bytes(bytes(range(256)) * 8)
-
-
-def deep(path: Path) -> None:
-    path.write_text("[" * 100_000)
-
-
-def null(path: Path) -> None:
-    path.write_text("null")
-
-
 def huge(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -76,10 +64,25 @@ def loop(path: Path) -> None:
     path.symlink_to(path)
 
 
-@pytest.mark.parametrize("damage", [binary, deep, null, huge, pipe, directory, loop])
+#: What may be wrong with a file that cannot be read, and with one that can.
+UNREADABLE: Final[dict[str, Callable[[Path], object]]] = {
+    "binary": lambda path: path.write_bytes(bytes(range(256)) * 8),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "huge": huge,
+    "pipe": pipe,
+    "directory": directory,
+    "loop": loop,
+}
+DAMAGED: Final[dict[str, Callable[[Path], object]]] = {
+    **UNREADABLE,
+    "null": lambda path: path.write_text("null"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 @pytest.mark.parametrize("path", FILES)
 def test_no_file_keeps_the_other_checks_from_being_made(
-    tmp_path: Path, path: str, damage: Callable[[Path], None]
+    tmp_path: Path, path: str, damage: Callable[[Path], object]
 ) -> None:
     host = FakeHost(tmp_path)
     host.at(path).parent.mkdir(parents=True, exist_ok=True)
@@ -91,13 +94,13 @@ def test_no_file_keeps_the_other_checks_from_being_made(
     assert all(len(one.line) < 2_000 for one in found.values())
 
 
-@pytest.mark.parametrize("damage", [binary, deep, huge, pipe, directory, loop])
+@pytest.mark.parametrize("damage", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize(
     ("path", "check"),
     [(hosts.CPU_STATE, "kubelet CPU manager"), (hosts.CONFIG, "kubelet memory manager")],
 )
 def test_a_manager_whose_files_cannot_be_read_is_unknown_and_not_off(
-    tmp_path: Path, path: str, check: str, damage: Callable[[Path], None]
+    tmp_path: Path, path: str, check: str, damage: Callable[[Path], object]
 ) -> None:
     host = FakeHost(tmp_path)
     damage(host.at(path))

@@ -24,6 +24,8 @@ from tests.conformance.invariants import broken_invariants
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.pods.model import Pod
+
 TWO = pod(app("a", guaranteed("cpu=2 memory=1Gi")), app("b", guaranteed("cpu=500m memory=1Gi")))
 SHARING = pod(
     sidecar("log", guaranteed("cpu=1 memory=64Mi")),
@@ -31,13 +33,14 @@ SHARING = pod(
     app("web", resources("cpu=100m")),
     of_pod=guaranteed("cpu=4 memory=4Gi"),
 )
+EXCLUSIVE = files("0,3-15", {"u-1": {"a": "1-2"}})
 SHARED_FILES = files(
     "0,5-15", {"u-1": {"db": "2-3", "log": "1", "web": "4"}}, {"u-1": "1-4"}
 )  # fmt: skip
 
 
 def test_cpus_are_taken_over_and_out_of_the_shared_pool() -> None:
-    ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
+    ledger = take_over(RULES, EXCLUSIVE).ledger
     allocation = ledger.allocations["u-1"]
     assert (allocation.name, allocation.namespace, allocation.qos) == ("", "", QosClass.GUARANTEED)
     assert allocation.origin is Origin.IMPORTED
@@ -47,15 +50,11 @@ def test_cpus_are_taken_over_and_out_of_the_shared_pool() -> None:
     assert (container.isolation, container.quota_disabled) == (Isolation.CONTAINER, True)
     assert str(shared_pool(RULES, ledger)) == "0,3-15"
     assert broken_invariants(RULES, ledger) == []
-
-
-def test_an_imported_pod_is_removed_like_any_other() -> None:
-    ledger = take_over(RULES, SHARED_FILES).ledger
     assert remove(RULES, ledger, "u-1") == RULES.empty_ledger()
 
 
 def test_the_first_specification_that_fits_completes_the_allocation_and_changes_no_cpu() -> None:
-    ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
+    ledger = take_over(RULES, EXCLUSIVE).ledger
     decision = admit(RULES, ledger, TWO)
     assert decision.already_admitted
     allocation = decision.allocation
@@ -83,24 +82,20 @@ def test_the_first_specification_that_fits_completes_the_allocation_and_changes_
         (pod(app("x", guaranteed("cpu=2 memory=1Gi"))), "it has no container a, which has"),
     ],
 )
-def test_another_specification_conflicts_and_changes_nothing(
-    asked: object, difference: str
-) -> None:
-    ledger = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}})).ledger
-    decision = admit(RULES, ledger, asked)  # type: ignore[arg-type]  # parametrized
+def test_another_specification_conflicts_and_changes_nothing(asked: Pod, difference: str) -> None:
+    ledger = take_over(RULES, EXCLUSIVE).ledger
+    decision = admit(RULES, ledger, asked)
     assert decision.ledger is ledger
     assert decision.rejection is not None
     assert decision.rejection.reason is Reason.CONFLICT
     assert difference in decision.rejection.message
 
 
-def test_inside_a_budget_nothing_is_said_of_quotas_until_the_pod_is_known() -> None:
-    (allocation,) = take_over(RULES, SHARED_FILES).ledger.allocations.values()
-    assert allocation.cpus == Mask.parse("1-4")
-    assert not any(container.quota_disabled for container in allocation.containers)
-
-
 def test_manifests_complete_kinds_isolation_and_limits() -> None:
+    (unknown,) = take_over(RULES, SHARED_FILES).ledger.allocations.values()
+    assert unknown.cpus == Mask.parse("1-4")
+    # Inside a budget nothing is said of quotas until the pod is known.
+    assert not any(container.quota_disabled for container in unknown.containers)
     taken = take_over(RULES, SHARED_FILES, {"u-1": SHARING})
     (allocation,) = taken.ledger.allocations.values()
     assert taken.notes == ()
@@ -139,26 +134,19 @@ def test_a_budget_without_containers_binds_its_cpus_only_while_they_are_not_shar
     assert any("pod u is left out" in note for note in inert.notes)
 
 
-def test_a_missing_file_is_reported() -> None:
+GPU = "example.com/gpu"
+USING = pod(app("a", guaranteed(f"cpu=2 memory=1Gi {GPU}=1")))
+
+
+def test_what_is_not_taken_over_is_noted() -> None:
     rules = make_rules()
     notes = take_over(rules, KubeletState(cpu_state("0-15"))).notes
     assert notes == ("there is no memory_manager_state: no pod holds pinned memory",)
     notes = take_over(rules, KubeletState(memory=MemoryState("Static"))).notes
     assert notes == ("there is no cpu_manager_state: no pod holds CPUs of its own",)
-
-
-def test_pods_without_a_description_are_listed() -> None:
-    notes = take_over(RULES, files("0,3-15", {"u": {"a": "1-2"}})).notes
-    assert notes == ("known by uid alone until they are asked for: 1 pods (u)",)
-
-
-GPU = "example.com/gpu"
-USING = pod(app("a", guaranteed(f"cpu=2 memory=1Gi {GPU}=1")))
-
-
-def test_a_pod_whose_devices_the_agent_would_give_again_is_named() -> None:
-    taken = take_over(RULES, files("0,3-15", {"u-1": {"a": "1-2"}}), {"u-1": USING})
-    (note,) = taken.notes
+    notes = take_over(RULES, EXCLUSIVE).notes
+    assert notes == ("known by uid alone until they are asked for: 1 pods (u-1)",)
+    (note,) = take_over(RULES, EXCLUSIVE, {"u-1": USING}).notes
     assert note.startswith(f"pod default/p has devices ({GPU}) that are not taken over")
     assert "end this pod" in note
 
@@ -167,26 +155,29 @@ def test_a_pod_whose_devices_the_agent_would_give_again_is_named() -> None:
     "fit", [NodeFit(ignored=frozenset({GPU})), NodeFit(beside_kubelet=True)], ids=str
 )
 def test_devices_that_others_provide_are_no_matter(fit: NodeFit) -> None:
-    rules = make_rules(memory=False, fit=fit)
-    taken = take_over(rules, files("0,3-15", {"u-1": {"a": "1-2"}}), {"u-1": USING})
-    assert taken.notes == ()
+    assert take_over(make_rules(memory=False, fit=fit), EXCLUSIVE, {"u-1": USING}).notes == ()
 
 
-@pytest.mark.parametrize("uid", ["../../x", "a/b", "..", "a\x1b]0;b", "n\nb", "\u202e", "a" * 300])
-def test_a_uid_that_no_cgroup_can_have_is_not_taken_over_and_is_shown_escaped(uid: str) -> None:
-    with pytest.raises(UnfitStateError, match="is not a valid uid") as caught:
-        take_over(RULES, files("0,3-15", {uid: {"a": "1-2"}}))
-    (reason,) = caught.value.reasons
-    assert reason.isprintable()
-    with pytest.raises(UnfitStateError, match="is not a valid uid"):
-        take_over(RULES, files("0,3-15", {}, {uid: "1-2"}))
+HOSTILE = ["../../x", "a/b", "..", "a\x1b]0;b", "n\nb", "\u202e", "a" * 300]
 
 
-@pytest.mark.parametrize("name", ["../x", "A", "a\x1b[2J", "c" * 1000])
-def test_a_container_whose_name_is_none_is_not_taken_over(name: str) -> None:
-    with pytest.raises(UnfitStateError, match="is not a valid name of a container") as caught:
-        take_over(RULES, files("0,3-15", {"u-1": {name: "1-2"}}))
-    assert all(reason.isprintable() and len(reason) < 300 for reason in caught.value.reasons)
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        *(("uid", files("0,3-15", {uid: {"a": "1-2"}})) for uid in HOSTILE),
+        *(("uid", files("0,3-15", {}, {uid: "1-2"})) for uid in HOSTILE),
+        *(
+            ("name of a container", files("0,3-15", {"u-1": {name: "1-2"}}))
+            for name in ("../x", "A", "a\x1b[2J", "c" * 1000)
+        ),
+    ],
+)
+def test_a_name_that_no_cgroup_can_have_is_not_taken_over_and_is_shown_escaped(
+    what: str, state: KubeletState
+) -> None:
+    with pytest.raises(UnfitStateError, match=f"is not a valid {what}") as caught:
+        take_over(RULES, state)
+    assert all(reason.isprintable() and len(reason) < 500 for reason in caught.value.reasons)
 
 
 def manifest(uid: str, name: str = "p", **annotations: str) -> dict[str, object]:

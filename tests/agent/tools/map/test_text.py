@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import given, settings
@@ -25,9 +27,9 @@ from tests.sysfs.hosts import hosts, with_isolated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from agent.api.map import MapCpuDocument
+    from agent.managers.allocation import PodAllocation
     from sysfs.host import Host
     from tests.agent.api.maps import Occupied
 
@@ -136,30 +138,137 @@ def test_every_cpu_of_a_capture_is_drawn_once(
     assert found == [(cpu.id, mark_of(cpu, labels)) for cpu in document.cpus]
 
 
-def test_a_core_with_two_users_is_marked_on_both_threads() -> None:
-    host = regular_host(packages=1, cores_per_node=4, threads=2)
-    rules = make_rules(machine_of(host), reserved="0")
-    lines = drawn(map_of_allocations(host, rules, ledger_with(pod_with("pod-0", "1-2,6"))))
-    assert "  cpu    0  1  2  3" in lines
-    assert "         R  A! A  ." in lines
-    assert "  +4     .  .! A  ." in lines
-    assert any(line.startswith("! core 1 is shared: CPU 1 of shop/pod-0") for line in lines)
+SMALL = regular_host(packages=1, cores_per_node=4, threads=1)
+TWO = regular_host(packages=2, cores_per_node=4, threads=1)
+LARGE = regular_host(4, 16, 32, 2, uncores_per_node=2)
 
 
-def test_threads_at_different_distances_have_their_ids_above() -> None:
+def occupied(
+    host: Host, *pods: PodAllocation, kubelet: KubeletListing | None = None, reserved: str = "0"
+) -> MapDocument:
+    rules = make_rules(machine_of(host), reserved=reserved, memory=False)
+    listing = KubeletListing() if kubelet is None else kubelet
+    return map_of_allocations(host, rules, ledger_with(*pods), kubelet=listing)
+
+
+def at_odd_distances() -> Host:
+    """Return a host whose threads are not equally far from their siblings."""
     host = regular_host(packages=1, cores_per_node=2, threads=2)
     moved = {0: 0, 1: 1, 2: 7, 3: 5}
     cpus = sorted((replace(cpu, id=moved[cpu.id]) for cpu in host.cpus), key=lambda cpu: cpu.id)
     nodes = (replace(host.nodes[0], cpus=Mask.of(0, 1, 5, 7)),)
-    odd = replace(host, cpus=tuple(cpus), nodes=nodes)
-    lines = drawn(map_of_allocations(odd, make_rules(machine_of(odd)), ledger_with()))
-    place = lines.index("  cpu    0  1")
-    assert lines[place : place + 4] == [
-        "  cpu    0  1",
-        "         R  .",
-        "  cpu    7  5",
-        "         .  .",
+    return replace(host, cpus=tuple(cpus), nodes=nodes)
+
+
+def with_caches() -> Host:
+    host = regular_host(1, 2, 80, 1, uncores_per_node=10)
+    sizes = dict.fromkeys({cpu.uncore for cpu in host.cpus if cpu.uncore is not None}, 32 << 20)
+    return replace(host, uncore_bytes={**sizes, 0: 96 << 20})
+
+
+def over_packages() -> Host:
+    host = regular_host(packages=4, nodes_per_package=1, cores_per_node=2, threads=1)
+    cpus = tuple(replace(cpu, node=0, uncore=0) for cpu in host.cpus)
+    return replace(host, cpus=cpus, nodes=(replace(host.nodes[0], cpus=host.online),))
+
+
+def nesting_in_no_order() -> Host:
+    host = regular_host(packages=2, cores_per_node=2, threads=1)
+    places = (0, 1, 0, 1)
+    cpus = (replace(cpu, node=place) for cpu, place in zip(host.cpus, places, strict=True))
+    return replace(host, cpus=tuple(cpus))
+
+
+def of_memory_classes() -> MapDocument:
+    document = map_of_host(with_memory_only_nodes(regular_host(16, 1, 16), [64 << 30] * 18))
+    classes = ("cxl",) * 9 + ("gpu",) * 9
+    last = zip(document.nodes[16:], classes, strict=True)
+    nodes = (replace(node, memory_class=name) for node, name in last)
+    return replace(document, nodes=(*document.nodes[:16], *nodes))
+
+
+def with_tiers(*tiers: int) -> Host:
+    host = regular_host(packages=2)
+    nodes = (replace(node, tier=tier) for node, tier in zip(host.nodes, tiers, strict=True))
+    return replace(host, nodes=tuple(nodes))
+
+
+def with_devices() -> Host:
+    classes = ("0x020000", "0x020000", "0x060400", "0x0b4000", "0x010802", "0xff0000")
+    devices = [
+        Device("pci", f"0000:0{number}:00.0", f"0000:0{number}:00.0", 1, device_class=kind)
+        for number, kind in enumerate(classes)
     ]
+    net = (Device("net", "eth0", "0000:00:00.0", 1), Device("net", "usb0", "", None))
+    return replace(regular_host(), devices=(*devices, *net))
+
+
+def beside_a_kubelet() -> MapDocument:
+    nics = tuple(
+        GivenDevice("x.org/nic", f"n{number}", Mask.from_ids(nodes))
+        for number, nodes in enumerate(((0,), (0,), (1,), (1,), (0, 1)))
+    )
+    listed = {
+        ("shop", "pod-0"): {"main": (nics[1],)},
+        ("shop", "pod-1"): {"main": (nics[2],)},
+        ("else", "where"): {"main": (nics[3],)},
+    }
+    pods = (pod_with("pod-0", "1"), pod_with("pod-1", ""))
+    return occupied(TWO, *pods, kubelet=KubeletListing(listed, nics))
+
+
+THREE = (pod_with("pod-0", "1"), pod_with("pod-1", "2"), pod_with("pod-2", "5"))
+WITHHELD = replace(SMALL, withheld=(WithheldCpus(Mask.of(2), "/ovs.slice"),))
+COUNTED = MapLayout()
+#: By the name of the text with the drawing; above 128 CPUs cores are counted unless all is asked.
+DRAWINGS: Final = {
+    "a core of two users": (
+        occupied(regular_host(packages=1, cores_per_node=4), pod_with("pod-0", "1-2,6")),
+        FULL,
+    ),
+    "threads at odd distances": (occupied(at_odd_distances()), FULL),
+    "a large host": (
+        occupied(LARGE, pod_with("pod-0", "8-10"), pod_with("pod-1", "40,2088"), reserved="0-3"),
+        COUNTED,
+    ),
+    "many warnings": (occupied(LARGE, pod_with("pod-0", "8-40")), COUNTED),
+    "a node with a pod": (occupied(regular_host(1, 64, 4, 1), pod_with("pod-0", "100")), COUNTED),
+    "equal neighbours": (map_of_host(regular_host(4, 16, 4, 2, uncores_per_node=2)), COUNTED),
+    "few large nodes": (map_of_host(regular_host(2, 4, 28, 2)), COUNTED),
+    "an isolated CPU": (
+        map_of_host(with_isolated(regular_host(9, 1, 16, 1), Mask.of(20))),
+        COUNTED,
+    ),
+    "caches of two sizes": (map_of_host(with_caches()), COUNTED),
+    "one pod": (occupied(TWO, *THREE), MapLayout(focus="uid-1")),
+    "a node over packages": (map_of_host(over_packages()), FULL),
+    "no nesting": (map_of_host(nesting_in_no_order()), FULL),
+    "a node of memory": (map_of_host(with_memory_only_nodes(TWO, [64 << 30])), FULL),
+    "classes of memory": (of_memory_classes(), COUNTED),
+    "two tiers of memory": (map_of_host(with_tiers(4, 22)), FULL),
+    "one tier of memory": (map_of_host(with_tiers(4, 4)), FULL),
+    "an offline CPU": (map_of_host(with_offline(SMALL, Mask.of(2))), FULL),
+    "a withheld CPU": (occupied(WITHHELD, pod_with("pod-0", "1-2")), FULL),
+    "devices": (map_of_host(with_devices()), FULL),
+    "devices of a kubelet": (beside_a_kubelet(), FULL),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_is_what_it_was(name: str) -> None:
+    """With NUMAWARDEN_GOLDEN set the texts are written anew: look at what changed."""
+    file = Path(__file__).parent / "golden" / f"{name.replace(' ', '-')}.txt"
+    text = "".join(f"{line}\n" for line in drawn(*DRAWINGS[name]))
+    if os.environ.get("NUMAWARDEN_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_full_and_a_focus_draw_the_cores_of_a_large_host() -> None:
+    document = occupied(LARGE, pod_with("pod-0", "40"))
+    assert len(list(cells(drawn(document)))) == 4096
+    found = dict(cells(drawn(document, MapLayout(focus="uid-0"))))
+    assert (len(found), found[40]) == (64, "A")
 
 
 def test_more_pods_than_letters_have_two() -> None:
@@ -170,49 +279,6 @@ def test_more_pods_than_letters_have_two() -> None:
     assert len(set(labels)) == 40
     assert (labels[0], labels[22], labels[39]) == ("A", "AA", "AU")
     assert not set("IORX") & set("".join(labels))
-
-
-def test_a_large_host_is_counted_and_full_shows_every_core() -> None:
-    host = regular_host(4, 16, 32, 2, uncores_per_node=2)
-    assert len(host.cpus) == 4096
-    pods = [pod_with("pod-0", "8-10"), pod_with("pod-1", "40,2088")]
-    rules = make_rules(machine_of(host), reserved="0-3")
-    document = map_of_allocations(host, rules, ledger_with(*pods))
-    lines = drawn(document, MapLayout())
-    assert len(lines) < 60
-    assert any("4 reserved" in line and "3 A" in line and "25 shared" in line for line in lines)
-    assert any("2 B" in line and "30 shared" in line for line in lines)
-    assert len(list(cells(drawn(document)))) == 4096
-
-
-def test_a_node_with_a_pod_shares_no_line_with_its_neighbours() -> None:
-    host = regular_host(1, 64, 4, 1)
-    rules = make_rules(machine_of(host), reserved="0")
-    document = map_of_allocations(host, rules, ledger_with(pod_with("pod-0", "100")))
-    lines = drawn(document, MapLayout())
-    assert any(line.strip().startswith("node 25, L3 100  CPUs 100-103") for line in lines)
-    assert any("24 nodes 1-24  CPUs 4-99: each" in line and "4 shared" in line for line in lines)
-
-
-def test_equal_neighbours_that_differ_in_ids_alone_share_a_line_above_128_cpus() -> None:
-    lines = drawn(map_of_host(regular_host(4, 16, 4, 2, uncores_per_node=2)), MapLayout())
-    assert len(lines) < 24
-    assert max(map(len, lines)) <= 100
-    assert any("16 nodes 16-31  CPUs 64-127,320-383: each 16 GiB, 2 L3" in line for line in lines)
-
-
-def test_the_cpus_of_each_of_few_nodes_are_named_above_128_cpus() -> None:
-    host = regular_host(2, 4, 28, 2)
-    lines = drawn(map_of_host(host), MapLayout())
-    for node in host.nodes:
-        assert any(f"node {node.id}, L3" in line and f"CPUs {node.cpus}" in line for line in lines)
-
-
-def test_isolated_cpus_make_a_part_unlike_its_neighbours() -> None:
-    host = with_isolated(regular_host(9, 1, 16, 1), Mask.of(20))
-    lines = drawn(map_of_host(host), MapLayout())
-    assert any(line.startswith("package 1, node 1, L3 16  CPUs 16-31") for line in lines)
-    assert not any(line.startswith("9 packages") for line in lines)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -233,14 +299,6 @@ def test_long_lines_of_text_are_broken_where_a_terminal_ends(width: int) -> None
     assert " ".join(lines).split() == " ".join(whole).split()
 
 
-def test_caches_have_their_size_and_those_of_another_size_share_no_line() -> None:
-    host = regular_host(1, 2, 80, 1, uncores_per_node=10)
-    sizes = dict.fromkeys({cpu.uncore for cpu in host.cpus if cpu.uncore is not None}, 32 << 20)
-    lines = drawn(map_of_host(replace(host, uncore_bytes={**sizes, 0: 96 << 20})), MapLayout())
-    assert any("L3 0 (96 MiB)  CPUs 0-7" in line for line in lines)
-    assert any("9 L3 8,16,24" in line and "each 32 MiB, 8 cores" in line for line in lines)
-
-
 def test_lines_into_a_pipe_are_never_broken() -> None:
     document = map_of_host(regular_host(packages=1, cores_per_node=100, threads=1))
     (row,) = [row for row in drawn(document) if row.startswith("  cpu")]
@@ -257,124 +315,6 @@ def test_colours_are_added_to_the_same_text() -> None:
     assert any("\x1b[" in text for text in coloured)
     without = [re.sub(r"\x1b\[[\d;]*m", "", text).rstrip() for text in coloured]
     assert without == [plain(spans) for spans in lines]
-
-
-def test_a_focus_shows_the_nodes_of_one_pod_and_hides_whose_the_others_are() -> None:
-    host = regular_host(packages=2, cores_per_node=4, threads=1)
-    pods = [pod_with("pod-0", "1"), pod_with("pod-1", "2"), pod_with("pod-2", "5")]
-    document = map_of_allocations(host, make_rules(machine_of(host)), ledger_with(*pods))
-    lines = drawn(document, MapLayout(focus="uid-1"))
-    assert dict(cells(lines)) == {0: "R", 1: "o", 2: "B", 3: "."}
-    assert labels_in(lines) == {"uid-1": "B"}
-
-
-def test_a_focus_draws_the_cores_of_a_large_host() -> None:
-    host = regular_host(4, 16, 32, 2)
-    document = map_of_allocations(
-        host, make_rules(machine_of(host)), ledger_with(pod_with("pod-0", "40"))
-    )
-    found = dict(cells(drawn(document, MapLayout(focus="uid-0"))))
-    assert (len(found), found[40]) == (64, "A")
-
-
-def test_a_node_over_several_packages_is_drawn_once_around_them() -> None:
-    host = regular_host(packages=4, nodes_per_package=1, cores_per_node=2, threads=1)
-    cpus = tuple(replace(cpu, node=0, uncore=0) for cpu in host.cpus)
-    wide = replace(host, cpus=cpus, nodes=(replace(host.nodes[0], cpus=host.online),))
-    assert drawn(map_of_host(wide))[1:] == [
-        "node 0, L3 0  CPUs 0-7",
-        "  memory        16 GiB",
-        "  package 0  CPUs 0-1",
-        "    cpu    0  1",
-        "  package 1  CPUs 2-3",
-        "    cpu    2  3",
-        "  package 2  CPUs 4-5",
-        "    cpu    4  5",
-        "  package 3  CPUs 6-7",
-        "    cpu    6  7",
-    ]
-
-
-def test_a_node_that_nests_in_no_order_has_its_memory_once() -> None:
-    host = regular_host(packages=2, cores_per_node=2, threads=1)
-    places = (0, 1, 0, 1)
-    cpus = tuple(replace(cpu, node=place) for cpu, place in zip(host.cpus, places, strict=True))
-    lines = drawn(map_of_host(replace(host, cpus=cpus)))
-    assert sum("memory        16 GiB" in line for line in lines) == 2
-    assert sum("memory and devices as above" in line for line in lines) == 2
-
-
-def test_memory_only_nodes_have_the_nodes_with_cpus_that_are_nearest() -> None:
-    host = with_memory_only_nodes(regular_host(packages=2), [64 << 30])
-    lines = drawn(map_of_host(host))
-    place = lines.index("node 2  no CPUs; nearest CPUs: nodes 0-1 (distance 28)")
-    assert lines[place + 1 : place + 3] == ["  memory class  unknown", "  memory        64 GiB"]
-
-
-def test_nodes_share_a_line_with_those_of_their_class_of_memory() -> None:
-    document = map_of_host(with_memory_only_nodes(regular_host(16, 1, 16), [64 << 30] * 18))
-    first, second = document.nodes[16:25], document.nodes[25:]
-    nodes = (
-        *document.nodes[:16],
-        *(replace(node, memory_class="cxl") for node in first),
-        *(replace(node, memory_class="gpu") for node in second),
-    )
-    lines = drawn(replace(document, nodes=nodes), MapLayout())
-    assert [line.partition(", nearest")[0] for line in lines if "no CPUs" in line] == [
-        "9 nodes 16-24  no CPUs: each 64 GiB, class cxl",
-        "9 nodes 25-33  no CPUs: each 64 GiB, class gpu",
-    ]
-
-
-def test_memory_tiers_are_named_where_there_are_several() -> None:
-    host = regular_host(packages=2)
-    for tiers, expected in (((4, 22), ["memory tier   4", "memory tier   22"]), ((4, 4), [])):
-        nodes = tuple(
-            replace(node, tier=tier) for node, tier in zip(host.nodes, tiers, strict=True)
-        )
-        lines = drawn(map_of_host(replace(host, nodes=nodes)))
-        assert [line.strip() for line in lines if "tier" in line] == expected
-
-
-def test_offline_cpus_stand_apart_by_their_node() -> None:
-    host = with_offline(regular_host(packages=1, cores_per_node=3, threads=1), Mask.of(2))
-    lines = drawn(map_of_host(host))
-    place = lines.index("offline, node 0  CPUs 2")
-    assert [line.split() for line in lines[place + 1 : place + 3]] == [["cpu", "2"], ["x"]]
-
-
-def test_withheld_cpus_stand_in_their_core_and_are_no_pods() -> None:
-    host = replace(
-        regular_host(packages=1, cores_per_node=4, threads=1),
-        withheld=(WithheldCpus(Mask.of(2), "/ovs.slice"),),
-    )
-    ledger = ledger_with(pod_with("pod-0", "1-2"))
-    document = map_of_allocations(host, make_rules(machine_of(host), memory=False), ledger)
-    lines = drawn(document)
-    assert dict(cells([line.replace("-", "x") for line in lines])) == {
-        0: "R", 1: "A", 2: "x", 3: ".",
-    }  # fmt: skip
-    assert any("1 of 2 CPUs allocated" in line for line in lines)
-    assert any("withheld by another cgroup" in line for line in lines)
-
-
-def test_devices_stand_by_their_node_and_pods_beside_what_they_have() -> None:
-    classes = ("0x020000", "0x020000", "0x060400", "0x0b4000", "0x010802", "0xff0000")
-    addresses = [f"0000:0{number}:00.0" for number in range(len(classes))]
-    devices = (
-        *(
-            Device("pci", address, address, 1, device_class=device_class)
-            for address, device_class in zip(addresses, classes, strict=True)
-        ),
-        Device("net", "eth0", addresses[0], 1),
-        Device("net", "usb0", "", None),
-    )
-    lines = drawn(map_of_host(replace(regular_host(), devices=devices)))
-    assert (
-        "  devices       network 0000:01:00.0, processor 0000:03:00.0, NVMe 0000:04:00.0, "
-        "eth0 (0000:00:00.0), 1 x bridge, 1 x other"
-    ) in lines
-    assert "no node  devices       usb0" in lines
 
 
 def test_names_cannot_send_sequences_to_the_terminal() -> None:
@@ -398,29 +338,3 @@ def test_a_list_too_long_to_read_shows_its_ends(text: str, shown: str) -> None:
 
 def test_ids_of_packages_are_not_called_cpus() -> None:
     assert id_list(Mask.from_ids(range(0, 300, 3)), "package").endswith("(100 packages)")
-
-
-def test_devices_of_the_kubelet_stand_at_their_nodes_with_their_pods() -> None:
-    host = regular_host(packages=2, cores_per_node=4, threads=1)
-    pods = [pod_with("pod-0", "1"), pod_with("pod-1", "")]
-    nics = tuple(
-        GivenDevice("x.org/nic", f"n{number}", Mask.from_ids(nodes))
-        for number, nodes in enumerate(((0,), (0,), (1,), (1,), (0, 1)))
-    )
-    listed = {
-        ("shop", "pod-0"): {"main": (nics[1],)},
-        ("shop", "pod-1"): {"main": (nics[2],)},
-        ("else", "where"): {"main": (nics[3],)},
-    }
-    document = map_of_allocations(
-        host,
-        make_rules(machine_of(host)),
-        ledger_with(*pods),
-        kubelet=KubeletListing(listed, nics),
-    )
-    found = [line.strip() for line in drawn(document) if "x.org/nic" in line]
-    assert found == [
-        "x.org/nic (kubelet): n0, n1 (A main)",
-        "x.org/nic (kubelet): n2 (shop/pod-1 main), n3 (else/where)",
-        "nodes 0-1  x.org/nic (kubelet): n4",
-    ]

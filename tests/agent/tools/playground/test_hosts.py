@@ -18,19 +18,14 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_named_host_is_discovered_as_it_is_described(name: str, tmp_path: Path) -> None:
-    described = HOSTS[name]().host
+    described, devices = HOSTS[name]().host, HOSTS[name]().devices
+    nodes = {node.id for node in described.nodes}
+    assert all(set(ids.values()) <= nodes for ids in devices.values())
     found = discover(write_tree(described, tmp_path))
     assert found.warnings == ()
     assert found.cpus == described.cpus
     assert found.nodes == described.nodes
     assert [each.address for each in found.devices] == [each.address for each in described.devices]
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_devices_are_on_nodes_that_the_host_has(name: str) -> None:
-    described = HOSTS[name]()
-    nodes = {node.id for node in described.host.nodes}
-    assert all(set(ids.values()) <= nodes for ids in described.devices.values())
 
 
 def test_another_name_is_taken_for_a_capture(tmp_path: Path) -> None:
@@ -64,18 +59,18 @@ def test_a_capture_is_the_host_that_was_captured(below: str, tmp_path: Path) -> 
     assert captured_host(tree, unpacked).host.cpus == described.cpus
 
 
-def test_a_file_that_cannot_be_unpacked_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("no archive")
-    with pytest.raises(PlaygroundError, match=r"notes\.txt is neither a capture nor one of two-so"):
-        captured_host(file, tmp_path)
-
-
-def test_an_archive_without_sys_is_rejected(tmp_path: Path) -> None:
-    unpacked = tmp_path / "unpacked"
+def test_what_is_no_capture_is_rejected_and_writes_nothing_elsewhere(tmp_path: Path) -> None:
+    unpacked, text = tmp_path / "unpacked", tmp_path / "notes.txt"
     unpacked.mkdir()
-    with pytest.raises(PlaygroundError, match="no directory sys"):
-        captured_host(archive(tmp_path / "a.tar", {"readme": "text"}), unpacked)
+    text.write_text("no archive")
+    for file, said in (
+        (text, r"notes\.txt is neither a capture nor one of two-so"),
+        (archive(tmp_path / "a.tar", {"readme": "text"}), "no directory sys"),
+        (archive(tmp_path / "b.tar", {"../outside": "text"}), "outside"),
+    ):
+        with pytest.raises(PlaygroundError, match=said):
+            captured_host(file, unpacked)
+    assert not (tmp_path / "outside").exists()
 
 
 def test_an_archive_that_is_larger_than_any_host_is_rejected(tmp_path: Path) -> None:
@@ -86,11 +81,3 @@ def test_an_archive_that_is_larger_than_any_host_is_rejected(tmp_path: Path) -> 
         tar.fileobj.write(member.tobuf())
     with pytest.raises(PlaygroundError, match="more files or bytes"):
         captured_host(file, tmp_path)
-
-
-def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path) -> None:
-    unpacked = tmp_path / "unpacked"
-    unpacked.mkdir()
-    with pytest.raises(PlaygroundError):
-        captured_host(archive(tmp_path / "a.tar", {"../outside": "text"}), unpacked)
-    assert not (tmp_path / "outside").exists()

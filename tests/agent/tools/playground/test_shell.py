@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,28 +70,21 @@ def test_every_suggested_command_does_what_it_says() -> None:
     assert " drift found " in said["agent-log"]
 
 
-def test_containers_that_were_started_are_found_at_once() -> None:
-    done = playground("numawarden admit pods/mixed.yaml; start-containers mixed; numawarden list")
-    assert "default/mixed  Guaranteed  enforced" in done.stdout, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(("host", "cpus"), [("two-sockets", 32), ("epyc", 128), ("gb200", 144)])
-def test_each_host_has_room_for_the_pods(host: str, cpus: int) -> None:
-    script = "for pod in mixed guaranteed shared; do numawarden admit pods/$pod.yaml || exit; done"
-    done = playground(f"{script}; numawarden map", "--host", host)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{cpus} CPUs" in done.stdout
-
-
-def test_the_topology_is_that_of_the_embedded_host() -> None:
-    assert "128 CPUs" in playground("numawarden topology", "--host", "epyc").stdout
-
-
-def test_the_exit_status_is_that_of_the_command_and_the_directory_is_gone() -> None:
-    done = playground('echo "$PLAYGROUND"; exit 7')
-    assert done.returncode == 7
-    assert done.stdout.startswith(os.sep)
-    assert not Path(done.stdout.strip()).exists()
+def test_each_host_has_room_for_the_pods_and_ends_with_the_command(host: str, cpus: int) -> None:
+    done = playground(
+        "for pod in mixed guaranteed shared; do numawarden admit pods/$pod.yaml || exit; done\n"
+        "start-containers mixed; numawarden list; numawarden map; numawarden topology\n"
+        'echo; echo "$PLAYGROUND"; exit 7',
+        "--host",
+        host,
+    )
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert "default/mixed  Guaranteed  enforced" in done.stdout
+    assert done.stdout.count(f"{cpus} CPUs (") == 2
+    folder = done.stdout.splitlines()[-1]
+    assert folder.startswith(os.sep)
+    assert not Path(folder).exists()
 
 
 def test_an_agent_that_cannot_start_is_tried_again_until_its_configuration_is_mended() -> None:
@@ -132,46 +126,66 @@ def test_an_agent_that_was_ended_is_waited_for_until_the_next_one_has_compared(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("options", "code", "said"),
     [
-        ("start-containers", "start-containers: give the pod: start-containers POD"),
-        ("cgroup-of none", "cgroup-of: no pod 'none' is admitted; admitted: none"),
+        (
+            ("--", "sh", "-c", "start-containers"),
+            1,
+            "start-containers: give the pod: start-containers POD",
+        ),
+        (
+            ("--", "sh", "-c", "cgroup-of none"),
+            1,
+            "cgroup-of: no pod 'none' is admitted; admitted: none",
+        ),
+        (
+            ("--host", "cray-1", "--", "true"),
+            ExitCode.ENVIRONMENT,
+            "numawarden: error: cray-1 is neither a capture nor one of two-",
+        ),
+        (
+            ("--", "no-such-command"),
+            ExitCode.ENVIRONMENT,
+            "numawarden: error: cannot run no-such-command: No such file",
+        ),
     ],
 )
-def test_a_wrong_use_of_a_command_is_one_line(command: str, said: str) -> None:
-    done = playground(command)
-    assert done.returncode == 1
-    assert done.stderr.strip() == said
+def test_what_cannot_be_is_one_line(options: tuple[str, ...], code: int, said: str) -> None:
+    command = [PROGRAM, "playground", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert done.stderr.startswith(said)
 
 
-def test_a_host_that_does_not_exist_is_one_line() -> None:
-    done = playground("true", "--host", "cray-1")
-    assert done.returncode == ExitCode.ENVIRONMENT
-    assert done.stderr.startswith("numawarden: error: cray-1 is neither a capture nor one of two-")
-    assert "Traceback" not in done.stderr
-
-
-def test_a_command_that_does_not_exist_is_one_line() -> None:
-    done = subprocess.run(
-        [PROGRAM, "playground", "--", "no-such-command"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.ENVIRONMENT
-    assert "cannot run no-such-command: No such file" in done.stderr
+def started(stack: ExitStack, end: str) -> tuple[subprocess.Popen[str], Path, int]:
+    """Run a playground until its command ends; return it, its directory, and its agent's pid."""
+    command = [PROGRAM, "playground", "--", "sh", "-c", f"cat agent.pid; pwd; exec {end}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    stack.enter_context(process)
+    assert process.stdout is not None
+    pid, folder = (process.stdout.readline().strip() for _ in range(2))
+    return process, Path(folder), int(pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_agent_and_removes_the_directory(number: signal.Signals) -> None:
-    command = [PROGRAM, "playground", "--", "sh", "-c", "cat agent.pid; pwd; exec sleep 1000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid, folder = (process.stdout.readline().strip() for _ in range(2))
+    with ExitStack() as stack:
+        process, folder, pid = started(stack, "sleep 1000")
         process.send_signal(number)
         assert process.wait() == 128 + number
-    assert not Path(folder).exists()
-    assert not Path("/proc", pid).exists()
+    assert not folder.exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_agent_of_a_playground_that_is_killed_ends() -> None:
+    with ExitStack() as stack:
+        process, folder, pid = started(stack, "setpriv --pdeathsig KILL sleep 1000")
+        agent = os.pidfd_open(pid)
+        process.kill()
+        ended, _, _ = select.select([agent], [], [], PATIENCE)
+    os.close(agent)
+    shutil.rmtree(folder)
+    assert ended
 
 
 def test_a_command_in_a_pod_is_not_run_on_the_machines_own_cgroups() -> None:
@@ -180,23 +194,3 @@ def test_a_command_in_a_pod_is_not_run_on_the_machines_own_cgroups() -> None:
     assert "no interface of a device is called 'eth0'; known: none" in near
     assert "are plain files, which confine no process: run and attach need the agent" in run
     assert (done.returncode, done.stdout) == (ExitCode.ENVIRONMENT, "")
-
-
-def test_the_agent_of_a_playground_that_is_killed_ends() -> None:
-    command = [
-        PROGRAM,
-        "playground",
-        "--",
-        "sh",
-        "-c",
-        "cat agent.pid; pwd; exec setpriv --pdeathsig KILL sleep 1000",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid, folder = (process.stdout.readline().strip() for _ in range(2))
-        agent = os.pidfd_open(int(pid))
-        process.kill()
-        ended, _, _ = select.select([agent], [], [], PATIENCE)
-    os.close(agent)
-    shutil.rmtree(folder)
-    assert ended
