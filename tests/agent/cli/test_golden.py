@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.server.conditions import STARTING_SECONDS
+from agent.server.pod_records import STARTING_SECONDS
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline, write_tree
 from sysfs.mask import Mask
 from tests.agent.cli.shell import in_background
