@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import errno
 import gc
+import json
 import os
 import selectors
 import shutil
@@ -28,12 +29,16 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import BindRequest, CordonRequest
+from agent.cluster import publishing
+from agent.cluster.kubelet.pods_api import V1ALPHA1
+from agent.cluster.kubelet.source import CONFIRM_PERIOD
+from agent.cluster.nri import session
 from agent.cluster.nri.messages import NriEvent
 from agent.config.devices import HostDeviceClass
 from agent.config.model import DevicePluginsConfig, KubernetesConfig, OnReject
 from agent.devices.host import HostDevices
 from agent.devices.lists import BURST
-from agent.managers.policy import MemoryManagerPolicy
+from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.progress import EndedError
@@ -44,7 +49,15 @@ from agent.server.errors import EXPECTED
 from agent.server.handlers import SMALL_BYTES
 from agent.server.limits import Caller
 from sysfs.described import regular_host
-from tests.agent.cluster.test_cluster import MIXED, Cluster, amounts, container, opting_in, pod
+from sysfs.mask import Mask
+from tests.agent.cluster.test_cluster import (
+    MIXED,
+    Cluster,
+    amounts,
+    container,
+    opting_in,
+    pod,
+)
 from tests.agent.server.awaits import FAULTS, POINTS, chosen, instrumented, modules_of
 from tests.agent.server.support import (
     OTHER_UID,
@@ -60,9 +73,10 @@ from tests.agent.server.test_awaits import RUNNING, STOP, trial
 from tests.fakes.api_server import TOKEN, api_server
 from tests.fakes.certificate import write_certificate
 from tests.fakes.device_plugin import FakePlugin, device, failing
+from tests.fakes.devices import FakeProvider
 from tests.fakes.kubelet.device_shares import CHECKPOINT
 from tests.fakes.kubelet.endpoint import PodsEndpoint
-from tests.fakes.kubelet.kubelet import Options
+from tests.fakes.kubelet.kubelet import FakeKubelet, Options
 from tests.fakes.kubelet.worker import Habits
 from tests.sysfs.pci import network_host
 
@@ -71,6 +85,7 @@ if TYPE_CHECKING:
 
     from agent.server.controller import Controller
     from agent.server.lifecycle import Service
+    from cgroupfs.emulated.kernel import EmulatedKernel
     from tests.agent.server.support import World
 
 pytestmark = pytest.mark.nightly
@@ -78,10 +93,12 @@ pytestmark = pytest.mark.nightly
 GPU: Final = "example.com/gpu"
 EXCLUSIVE: Final = "numawarden.dev/exclusive"
 VF: Final = "example.com/vf"
+SLOW: Final = "example.com/slow"
 NODE: Final = "node"
 #: A kubelet that looks as seldom as the clock of the loop goes on while nothing is ready.
 CALM: Final = Options(poll=0.2, habits=Habits(retry=0.5, look=0.2, linger=0.2))
 WITHOUT_API: Final = dataclasses.replace(CALM, pods_api=False)
+WITHOUT_GET: Final = dataclasses.replace(CALM, get_pod_resources=False)
 #: How a call ends that fails, also by a fault itself.
 FAILURES: Final = (*EXPECTED, EndedError, TimeoutError, RuntimeError)
 PACKAGES: Final = ("agent.cluster", "agent.devices", "agent.sources")
@@ -205,50 +222,22 @@ async def goes_on(controller: Controller, done: Callable[[], object]) -> str:
     return "" if said(controller) else "nothing is said"
 
 
-async def goes_on_trying(controller: Controller, tried: Callable[[], Awaitable[bool]]) -> str:
-    """As `goes_on`, for what has to be tried again and again."""
-    done: list[bool] = []
-
-    async def again() -> None:
-        while not done:
-            if await tried():
-                done.append(True)
-            await asyncio.sleep(1)
-
-    probing = asyncio.create_task(again())
-    wrong = await goes_on(controller, lambda: done)
-    probing.cancel()
-    await asyncio.gather(probing, return_exceptions=True)
-    return wrong
-
-
 async def beside(where: Path, point: str, fault: str, *, early: bool, clock: FakeClock) -> str:
     """Run a node with one fault in the agent, at its start or in its pods' life."""
     POINTS.log.clear()
     POINTS.fault, POINTS.fails = fault, point if early else ""
     async with AsyncExitStack() as stack:
         cluster = _node(where, clock, stack)
-        world = cluster.world
-        world.change_host(regular_host(hugepages=((2 << 20, 8),)))
-        memory = MappingProxyType({"memory": Quantity.of_bytes(1 << 30)})
-        static = MemoryManagerPolicy.STATIC
-        world.config = replace(world.config, memory_manager_policy=static, system_reserved=memory)
         await stack.enter_async_context(cluster.with_runtime())
-        service, ready = await stack.enter_async_context(living(world))
+        service, ready = await stack.enter_async_context(living(cluster.world))
         if not ready:
             return ""  # systemd starts it again
         await stack.enter_async_context(cluster.with_kubelet(CALM))
         POINTS.fails = point
         await _stir(cluster)
-        begun = pod("begun", container("begun", 1), initContainers=[container("init", 2)])
-        uid = cluster.put(begun)  # the memory of a container that ended
-        await within(SOON, lambda: cluster.phase(uid) == "Running")
         with suppress(*FAILURES):
             async with asyncio.timeout(SOON):
                 await service._controller.reconcile()
-        world.change_host(two_packages())  # without the huge pages that it had
-        service.resync()
-        await asyncio.sleep(10)
         return await _runs(cluster, service)
 
 
@@ -386,6 +375,125 @@ async def crowded(where: Path, point: str, fault: str, *, early: bool, clock: Fa
         return await _runs(cluster, service)
 
 
+async def hindered(where: Path, point: str, fault: str, *, early: bool, clock: FakeClock) -> str:
+    """As `beside`: pods run before the agent does, and neighbours do what they rarely do."""
+    POINTS.log.clear()
+    POINTS.fault, POINTS.fails = fault, ""
+    async with AsyncExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        patched.setattr(session, "_MOST_UPDATES", 1)
+        patched.setattr(publishing, "POD_SECONDS", 1.0)
+        cluster = _node(where, clock, stack)
+        world = cluster.world
+        world.change_host(regular_host(hugepages=((2 << 20, 8),)))
+        memory = MappingProxyType({"memory": Quantity.of_bytes(1 << 30)})
+        world.config = replace(
+            world.config,
+            memory_manager_policy=MemoryManagerPolicy.STATIC,
+            system_reserved=memory,
+        )
+        slow = FakeProvider(devices={SLOW: (PluginDevice("s", Mask.of(0)),)})
+        slow.waits = partial(asyncio.sleep, 10)
+        world.providers = (*world.providers, lambda _: slow)
+        await stack.enter_async_context(cluster.with_runtime())
+        await stack.enter_async_context(cluster.with_kubelet(WITHOUT_GET))
+        _keep_devices_to_itself(cluster.kubelet, where / "unseen")
+        first = [cluster.put(each) for each in (MIXED, pod("plain", container("plain")))]
+        await within(SOON, lambda: {cluster.phase(each) for each in first} == {"Running"})
+        POINTS.fails = point if early else ""
+        service, ready = await stack.enter_async_context(living(world))
+        if not ready:
+            return ""
+        POINTS.fails = point
+        await within(SOON, cluster.is_connected)
+        await _hinder(cluster, service)
+        return await _runs(cluster, service)
+
+
+async def _hinder(cluster: Cluster, service: Service) -> None:
+    """Have the kubelet reject calls, and lack pods and methods, and the kernel keep CPUs."""
+    api, plugins = cluster.kubelet.api, cluster.kubelet.manager
+    state = service._controller.state
+
+    async def runs(uid: str) -> None:
+        await within(SOON, lambda: cluster.phase(uid) == "Running")
+
+    # Memory of a container that ended.
+    init = [container("init", 3)]
+    await runs(cluster.put(pod("begun", container("begun", 1), initContainers=init)))
+    # CPUs that do not leave other containers.
+    with _keeping(cluster.world.kernel, "kubepods.slice/kubepods-besteffort.slice"):
+        own = cluster.put(pod("own", container("own", 2)))
+        await within(SOON, lambda: _failures(cluster, "own") > 1)
+    await runs(own)
+    # More calls than the kubelet takes, and a list without pods that run.
+    api.raw_list, asked = V1ALPHA1["ListPodsResponse"]().SerializeToString(), len(api.calls)
+    api.failing = CallError("RESOURCE_EXHAUSTED", "too many")
+    much = cluster.put(pod("much", container("much", 16)))
+    await within(SOON, lambda: "ListPods" in api.calls[asked:])
+    api.failing = None
+    await within(SOON, lambda: _failures(cluster, "much"))
+    api.raw_list = None
+    cluster.remove("much")
+    await within(SOON, lambda: cluster.phase(much) == "gone")
+    await asyncio.sleep(CONFIRM_PERIOD)
+    # Containers that start while the agent cannot be asked.
+    await cluster.runtime.stop()
+    away = cluster.put(pod("away", container("one", 1), container("two", 1)))
+    await runs(away)
+    await within(SOON, lambda: away in state.ledger.allocations)
+    await cluster.runtime.start()
+    await within(SOON, cluster.is_connected)
+    cluster.remove("away")
+    # A device that its provider is long in delivering.
+    await runs(cluster.put(pod("slow", container("slow", resources=_with(SLOW, amounts(1))))))
+    # The same resize twice.
+    failed = _failures(cluster, "own")
+    cluster.put(pod("own", container("own", 3)))
+    await within(SOON, lambda: _failures(cluster, "own") > failed + 2)
+    await asyncio.sleep(10)
+    # A host without the huge pages that it had.
+    cluster.world.change_host(two_packages())
+    service.resync()
+    await asyncio.sleep(10)
+    # Devices that the kubelet's file lacks.
+    plugin = FakePlugin(plugins.directory, GPU)
+    await _starts(plugin, plugin.directory)
+    await within(SOON, lambda: all(each.ids for each in plugins.endpoints.values()))
+    await runs(cluster.put(pod("gpu", container("gpu", resources=_with(GPU, amounts(1))))))
+    await plugin.stop()
+    shutil.rmtree(plugins.directory)
+    await asyncio.sleep(10)
+
+
+def _failures(cluster: Cluster, name: str) -> int:
+    """Return how often the kubelet failed with a pod."""
+    steps = cluster.kubelet.timeline.steps
+    return sum(step["step"] == "error" and step["pod"] == name for step in steps)
+
+
+def _keep_devices_to_itself(kubelet: FakeKubelet, file: Path) -> None:
+    """Have a kubelet keep its devices in a file unknown to the agent."""
+    kubelet.devices._file = file
+    kubelet.manager.directory.mkdir(mode=0o750, parents=True)
+    empty = {"Data": {"PodDeviceEntries": [], "RegisteredDevices": {GPU: ["a", "b"]}}}
+    (kubelet.manager.directory / CHECKPOINT).write_text(json.dumps(empty))
+
+
+@contextmanager
+def _keeping(kernel: EmulatedKernel, path: str) -> Iterator[None]:
+    """Have a cgroup keep its CPUs, whatever systemd writes: it does not say so."""
+    write = kernel.raw_write
+
+    def raw_write(to: str, file: str, value: str) -> None:
+        if (to, file) != (path, "cpuset.cpus"):
+            write(to, file, value)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cast("Any", kernel)._fake, "raw_write", raw_write)
+        yield
+
+
 async def plugged(where: Path, point: str, fault: str, *, early: bool, clock: FakeClock) -> str:
     """Run an agent with a device plugin and one fault, at its start or in the plugin's life."""
     world = make_world(where)
@@ -422,12 +530,18 @@ async def plugged(where: Path, point: str, fault: str, *, early: bool, clock: Fa
             async with asyncio.timeout(SOON):
                 await controller.remove(UID)
         POINTS.fails = ""
+        answered: list[bool] = []
 
-        async def admitted() -> bool:
-            await _starts(plugin, directory)
-            return await _admitted(controller, OTHER_UID, SOON)
+        async def again() -> None:
+            while not answered:
+                await _starts(plugin, directory)
+                if await _admitted(controller, OTHER_UID, SOON):
+                    answered.append(True)
 
-        wrong = await goes_on_trying(controller, admitted)
+        probing = asyncio.create_task(again())
+        wrong = await goes_on(controller, lambda: answered)
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
         await plugin.stop()
         await found.stop()
         return wrong
@@ -478,10 +592,11 @@ def _functions_of(root: Path) -> HostDevices:
 
 
 async def _admitted(controller: Controller, uid: str, seconds: float) -> bool:
-    asked = load_pod(manifest(uid=uid, gpu=1, vf=1), "test")
+    amounts = b"memory: 1Gi"
+    body = manifest(uid=uid).replace(amounts, amounts + f", {GPU}: 1, {VF}: 1".encode())
     with suppress(*FAILURES):
         async with asyncio.timeout(seconds):
-            return (await controller.admit(asked)).admitted
+            return (await controller.admit(load_pod(body, "test"))).admitted
     return False
 
 
@@ -509,8 +624,20 @@ async def asked(where: Path, point: str, fault: str, *, early: bool, clock: Fake
             await asyncio.gather(*(_answered(fit) for _ in range(6)))
             await asyncio.to_thread(_exchanges, world.socket, service._listeners.metrics_port)
         POINTS.fails = ""
-        late = partial(client.admit, manifest("late", UID))
-        return await goes_on_trying(controller, lambda: _answered(late))
+
+        async def again() -> None:
+            while not answered:
+                if await _answered(partial(client.admit, manifest("late", UID))):
+                    answered.append(True)
+                await asyncio.sleep(1)
+
+        answered: list[bool] = []
+
+        probing = asyncio.create_task(again())
+        wrong = await goes_on(controller, lambda: answered)
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        return wrong
 
 
 def _requests(client: AgentClient) -> Iterator[Callable[[], object]]:
@@ -572,17 +699,19 @@ async def _answered(request: Callable[[], object]) -> bool:
     return False
 
 
+#: The story of which only those awaits fail that no other one reaches.
+RARE: Final = "hindered"
 TRIALS: Final[dict[str, Any]] = {
     "kubelet": beside,
     "crowded": crowded,
     "plugin": plugged,
     "client": asked,
+    RARE: hindered,
 }
 #: So many awaits each story reaches at least, also on a busy machine, where some come too late.
-REACHED: Final = {"kubelet": 220, "crowded": 220, "plugin": 125, "client": 145}
-#: So many awaits may be reached by no story: two of a command, those of a kubelet that cannot say
-#: what a pod has or lists none, and what comes too late for one.
-UNREACHED: Final = 20
+REACHED: Final = {"kubelet": 220, "crowded": 220, "hindered": 180, "plugin": 125, "client": 145}
+#: So many awaits may be reached by no story: two of a command, and what comes too late for one.
+UNREACHED: Final = 12
 
 
 def _once(neighbour: str, where: str, fault: str, *, early: bool) -> str:
@@ -635,9 +764,11 @@ def test_whatever_an_await_does_beside_others_the_agent_goes_on_or_says_what_doe
     reached: Reached, neighbour: str, fault: str, *, early: bool
 ) -> None:
     # What `test_awaits.py` has fail need not fail here, unless it deals with neighbours.
-    others = {each for each in reached.alone if not each.startswith(HERE)}
-    number = FAULTS.index(fault) * 2 + early
-    some = chosen(sorted(reached.beside[neighbour] - others), number, 36)
+    others, of = {each for each in reached.alone if not each.startswith(HERE)}, 36
+    if neighbour == RARE:
+        others = others.union(*(reached.beside[each] for each in TRIALS if each != RARE))
+        of = 6
+    some = chosen(sorted(reached.beside[neighbour] - others), FAULTS.index(fault) * 2 + early, of)
     wrong = {where: _once(neighbour, where, fault, early=early) for where in some}
     gc.collect()  # what faults left open is said here, and fails no other test
     assert {where: why for where, why in wrong.items() if why} == {}
