@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.topology import pod_fingerprint, xxh64
+from agent.cluster.fingerprint import pod_fingerprint, xxh64
 
 #: Sets of pods with the fingerprints that the tests of the Go package have (tracing_test.go, and
 #: the compat files of its testdata).
