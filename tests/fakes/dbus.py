@@ -8,14 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from jeepney import (
-    DBusAddress,
-    MessageType,
-    Parser,
-    new_error,
-    new_method_return,
-    new_signal,
-)
+from jeepney import DBusAddress, MessageType, Parser, new_error, new_method_return, new_signal
 from jeepney.low_level import HeaderFields
 
 if TYPE_CHECKING:

@@ -156,12 +156,7 @@ class FakeSystemd(OneByOne):
     # --- what others do to it ---------------------------------------------------------------
 
     def start_scope(
-        self,
-        name: str,
-        slice_name: str,
-        pid: int,
-        *properties: Property,
-        delegate: bool = False,
+        self, name: str, slice_name: str, pid: int, *properties: Property, delegate: bool = False
     ) -> str:
         """Start a scope with one process, as `systemd-run --scope` or a container runtime does."""
         path = join(slice_path(slice_name), name)

@@ -23,8 +23,8 @@ from agent.cluster.kubelet.source import (
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.pods.model import PodIdentity
 from agent.rpc import CallError
-from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
-from tests.fakes.kubelet_devices import write_device_checkpoint
+from tests.agent.server.support import OTHER_UID, UID, FakeClock, until
+from tests.fakes.kubelet.device_shares import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
 
 if TYPE_CHECKING:
@@ -176,10 +176,6 @@ async def followed(
         await kubelet.stop()
 
 
-# --- the Pods API --------------------------------------------------------------------------------
-
-
-@in_loop
 async def test_the_pods_of_the_kubelet_are_entries_by_uid(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await until(lambda: host.knows(UID))
@@ -189,22 +185,12 @@ async def test_the_pods_of_the_kubelet_are_entries_by_uid(tmp_path: Path) -> Non
         assert pod is not None
         assert (pod.uid, pod.name, pod.namespace) == (OTHER_UID, "db", "shop")
         assert [each.name for each in pod.all_containers()] == ["wait", "main"]
+        assert await host.source.ask_for(OTHER_UID, LONG) is pod
+        assert "GetPod" not in host.kubelet.calls
         reading = host.read()
         assert (reading.complete, reading.conditions) == (False, ())
         assert host.source.covers(f"pods/{UID}")
         assert not host.source.covers("/etc/kubernetes/manifests/web.yaml")
-
-
-@in_loop
-async def test_a_pod_that_is_listed_before_its_admission_is_known_from_the_list(
-    tmp_path: Path,
-) -> None:
-    """The kubelet watches a pod only once it is admitted."""
-    async with followed(tmp_path) as host:
-        host.kubelet.pods[UID] = pod_message(UID, phase="Pending", running=False)
-        pod = await host.source.ask_for(UID, LONG)
-        assert pod is not None
-        assert host.knows(UID)
 
 
 def with_nic(uid: str) -> bytes:
@@ -212,7 +198,6 @@ def with_nic(uid: str) -> bytes:
     return pod_message(uid, phase="Pending", running=False, containers=(asked,))
 
 
-@in_loop
 async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provide(
     tmp_path: Path,
 ) -> None:
@@ -229,7 +214,6 @@ async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provi
 
 
 @pytest.mark.parametrize("how", ["cgroup", "sandbox", "former allocation", "no such plugin"])
-@in_loop
 async def test_a_pod_that_the_kubelet_has_admitted_waits_for_no_device(
     tmp_path: Path, how: str
 ) -> None:
@@ -249,7 +233,6 @@ async def test_a_pod_that_the_kubelet_has_admitted_waits_for_no_device(
         assert host.knows(UID)
 
 
-@in_loop
 async def test_a_kubelet_that_lists_nothing_after_its_restart_ends_no_pod(tmp_path: Path) -> None:
     """INITIAL_SYNC_COMPLETE with no pods; they are ADDED 9 s later, and not all at once."""
     pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
@@ -276,7 +259,6 @@ async def test_a_kubelet_that_lists_nothing_after_its_restart_ends_no_pod(tmp_pa
         assert not host.removed()
 
 
-@in_loop
 async def test_a_pod_that_ended_while_the_agent_was_away_is_removed(tmp_path: Path) -> None:
     async with followed(tmp_path, started=False) as host:
         host.cgroups.add(OTHER_UID)
@@ -287,78 +269,13 @@ async def test_a_pod_that_ended_while_the_agent_was_away_is_removed(tmp_path: Pa
         # Missing from the list, and no cgroup.
         assert host.removed() == {UID}
         await host.confirm(MISSING_SECONDS)
-        # Lists are not enough against a cgroup.
+        # Lists are not enough against a cgroup, unless it has no process.
         host.clock.advance(10 * MISSING_SECONDS)
         assert host.removed() == {UID}
-        host.cgroups.clear()
+        host.idle.add(OTHER_UID)
         assert host.removed() == {UID, OTHER_UID}
 
 
-@pytest.mark.parametrize(
-    "late",
-    [
-        pod_message(UID, phase="Failed", running=False),
-        pod_message(UID, phase="Pending", deleting=True, running=False),
-    ],
-)
-@in_loop
-async def test_a_pod_that_is_added_again_while_it_dies_is_nothing_new(
-    tmp_path: Path, late: bytes
-) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        host.runs(UID)
-        host.kubelet.delete(UID)
-        host.source.sandbox_removed(UID, f"{UID}-1")
-        await until(lambda: host.removed() == {UID})
-        host.kubelet.send(EventType.ADDED, late)
-        host.kubelet.add(OTHER_UID, pod_message(OTHER_UID))
-        await until(lambda: host.knows(OTHER_UID))
-        assert host.removed() == {UID}
-
-
-@in_loop
-async def test_a_pod_that_the_kubelet_rejected_is_never_an_entry(tmp_path: Path) -> None:
-    failed = pod_message(UID, phase="Failed", running=False)
-    async with followed(tmp_path, pods={UID: failed, OTHER_UID: pod_message(OTHER_UID)}) as host:
-        await until(lambda: host.knows(OTHER_UID))
-        assert not host.removed()
-
-
-@in_loop
-async def test_a_pod_that_fails_ends_after_half_a_minute_and_with_its_sandbox_at_once(
-    tmp_path: Path,
-) -> None:
-    pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
-    async with followed(tmp_path, pods=pods) as host:
-        await until(lambda: host.knows(*pods))
-        for uid in pods:
-            host.runs(uid)
-            host.kubelet.add(uid, pod_message(uid, phase="Succeeded", running=False))
-            await until(lambda uid=uid: uid in host.source.ending)  # type: ignore[misc]
-        assert not host.removed()
-        host.source.sandbox_removed(UID, f"{UID}-1")
-        assert host.removed() == {UID}
-        host.clock.advance(ALONE_SECONDS)
-        assert host.removed() == {UID, OTHER_UID}
-
-
-@in_loop
-async def test_a_removal_is_repeated_until_the_pod_is_an_entry_again(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        host.runs(UID)
-        host.read()
-        host.kubelet.delete(UID)
-        host.cgroups.clear()
-        await until(lambda: host.removed() == {UID})
-        assert host.removed() == {UID}
-        host.kubelet.add(UID, pod_message(UID))
-        await until(lambda: host.knows(UID))
-        assert not host.removed()
-
-
-@in_loop
 async def test_a_resize_keeps_the_pod_as_it_was_first_read_and_is_a_condition(
     tmp_path: Path,
 ) -> None:
@@ -379,7 +296,6 @@ async def test_a_resize_keeps_the_pod_as_it_was_first_read_and_is_a_condition(
         await until(lambda: not host.read().conditions)
 
 
-@in_loop
 async def test_a_pod_with_mistakes_is_an_entry_with_all_of_them(tmp_path: Path) -> None:
     bad = pod_message(UID, containers=(container("app", "cpu=two"),))
     async with followed(tmp_path, pods={UID: bad}) as host:
@@ -389,7 +305,6 @@ async def test_a_pod_with_mistakes_is_an_entry_with_all_of_them(tmp_path: Path) 
         assert "two" in str(entry.error)
 
 
-@in_loop
 async def test_bytes_that_are_no_pod_are_a_condition_and_affect_no_other_pod(
     tmp_path: Path,
 ) -> None:
@@ -402,7 +317,6 @@ async def test_bytes_that_are_no_pod_are_a_condition_and_affect_no_other_pod(
         assert condition.startswith("a pod of the kubelet cannot be read: it is not a pod")
 
 
-@in_loop
 async def test_an_unreadable_pod_of_a_list_makes_no_other_pod_missing(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={"bad": b"\xff\xff"}) as host:
         host.source.resume([f"pods/{UID}"])
@@ -411,7 +325,6 @@ async def test_an_unreadable_pod_of_a_list_makes_no_other_pod_missing(tmp_path: 
         assert not host.removed()
 
 
-@in_loop
 async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
@@ -426,46 +339,24 @@ async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_pat
         assert "kubelet pods unavailable" in {line["event"] for line in logs}
 
 
-@asynccontextmanager
-async def list_under_way(host: Host) -> AsyncIterator[None]:
-    """Have the kubelet asked for its pods; the answer, as of now, arrives at the end."""
-    before = host.kubelet.calls.count("ListPods")
-    host.kubelet.lists_pass.clear()
-    listing = asyncio.create_task(host.source.list_now(LONG))
-    await until(lambda: host.kubelet.calls.count("ListPods") > before)
-    host.clock.advance(1)
-    yield
-    host.kubelet.lists_pass.set()
-    assert await listing is not None
-
-
-@in_loop
-async def test_a_pod_that_comes_while_a_list_is_under_way_is_not_missing(tmp_path: Path) -> None:
-    async with followed(tmp_path) as host:
-        await host.synced()
-        async with list_under_way(host):
-            host.kubelet.add(UID, pod_message(UID))
-            await until(lambda: host.knows(UID))
-        assert not host.source.ending
-
-
-@in_loop
 async def test_a_pod_that_is_deleted_while_a_list_is_under_way_ends(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.runs(UID)
-        async with list_under_way(host):
-            host.kubelet.delete(UID)
-            await until(lambda: host.source.ending == {UID})
+        before = host.kubelet.calls.count("ListPods")
+        host.kubelet.lists_pass.clear()
+        listing = asyncio.create_task(host.source.list_now(LONG))
+        await until(lambda: host.kubelet.calls.count("ListPods") > before)
+        host.clock.advance(1)
+        host.kubelet.delete(UID)
+        await until(lambda: host.source.ending == {UID})
+        host.kubelet.lists_pass.set()
+        assert await listing is not None
         assert host.source.ending == {UID}
         host.clock.advance(ALONE_SECONDS)
         assert host.removed() == {UID}
 
 
-# --- ways ----------------------------------------------------------------------------------------
-
-
-@in_loop
 async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
@@ -483,7 +374,6 @@ async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) 
         assert endpoint.asked == asked
 
 
-@in_loop
 async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, deadlines=HURRIED, started=False) as host:
@@ -499,7 +389,6 @@ async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path
 NOT_READ = CallError("FAILED_PRECONDITION", "sources are not synchronized")
 
 
-@in_loop
 async def test_a_kubelet_that_has_not_read_its_sources_is_waited_for(tmp_path: Path) -> None:
     """v1.37 answers so after each start; a condition comes only if that does not end."""
     async with followed(tmp_path, pods={UID: pod_message(UID)}, started=False) as host:
@@ -527,7 +416,6 @@ async def test_a_kubelet_that_has_not_read_its_sources_is_waited_for(tmp_path: P
         assert not host.said()
 
 
-@in_loop
 async def test_a_pods_api_whose_gate_is_off_is_a_condition_with_the_line_to_change(
     tmp_path: Path,
 ) -> None:
@@ -541,7 +429,6 @@ async def test_a_pods_api_whose_gate_is_off_is_a_condition_with_the_line_to_chan
         assert "featureGates: {PodsAPI: true}" in host.said()
 
 
-@in_loop
 async def test_calls_that_are_too_many_are_repeated_more_and_more_seldom_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -562,7 +449,6 @@ async def test_calls_that_are_too_many_are_repeated_more_and_more_seldom_and_not
     assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
 
 
-@in_loop
 async def test_a_pods_api_that_never_completes_its_list_is_not_used(tmp_path: Path) -> None:
     async with followed(tmp_path, deadlines=HURRIED, started=False) as host:
         host.kubelet.synced = False
@@ -572,7 +458,6 @@ async def test_a_pods_api_that_never_completes_its_list_is_not_used(tmp_path: Pa
             await asyncio.sleep(0)
 
 
-@in_loop
 async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path: Path) -> None:
     async with followed(tmp_path, endpoint=Endpoint(), started=False) as host:
         await until(lambda: bool(host.read().conditions))
@@ -586,7 +471,6 @@ async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path:
             assert words in condition
 
 
-@in_loop
 async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
     tmp_path: Path,
 ) -> None:
@@ -602,7 +486,6 @@ async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
         assert host.removed() == {UID}
 
 
-@in_loop
 async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_away(
     tmp_path: Path,
 ) -> None:
@@ -614,7 +497,6 @@ async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_
         assert not host.removed()
 
 
-@in_loop
 async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_path: Path) -> None:
     def unreadable(_: object) -> set[str]:
         raise OSError(5, "Input/output error")
@@ -632,27 +514,12 @@ async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_p
     )
 
 
-# --- asking for one pod --------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_known_pod_is_returned_without_a_call(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        await host.kubelet.stop()
-        pod = await host.source.ask_for(UID, LONG)
-        assert pod is not None
-        assert "GetPod" not in host.kubelet.calls
-
-
-@in_loop
 async def test_a_pod_that_no_way_knows_is_none(tmp_path: Path) -> None:
     async with followed(tmp_path, endpoint=Endpoint(answer={})) as host:
         assert await host.source.ask_for(UID, LONG) is None
         assert host.endpoint.asked > 0
 
 
-@in_loop
 async def test_a_kubelet_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint) as host:
@@ -661,18 +528,21 @@ async def test_a_kubelet_that_hangs_costs_no_more_than_the_deadline(tmp_path: Pa
         assert await host.source.ask_for(UID, 0.05) is None
 
 
-@in_loop
-async def test_a_pod_is_asked_for_again_when_there_are_too_many_calls(tmp_path: Path) -> None:
-    async with followed(tmp_path) as host:
+async def test_what_is_too_many_calls_is_asked_for_again(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
         host.kubelet.failing = CallError("RESOURCE_EXHAUSTED", "rate limit")
-        host.kubelet.pods[UID] = pod_message(UID)
-        asking = asyncio.create_task(host.source.ask_for(UID, LONG))
-        await until(lambda: host.kubelet.calls.count("GetPod") > 1)
+        host.kubelet.pods[OTHER_UID] = pod_message(OTHER_UID)
+        calls = host.kubelet.calls
+        former = calls.count("ListPods")
+        asking = asyncio.create_task(host.source.ask_for(OTHER_UID, LONG))
+        listing = asyncio.create_task(host.source.list_now(LONG))
+        await until(lambda: calls.count("GetPod") > 1 and calls.count("ListPods") > former + 1)
         host.kubelet.failing = None
         assert await asking is not None
+        assert await listing
 
 
-@in_loop
 async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_who_left(
     tmp_path: Path,
 ) -> None:
@@ -691,7 +561,6 @@ async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_wh
         assert endpoint.asked == 1
 
 
-@in_loop
 async def test_an_answer_that_was_asked_for_before_the_pod_came_is_not_the_last_word(
     tmp_path: Path,
 ) -> None:
@@ -709,7 +578,6 @@ async def test_an_answer_that_was_asked_for_before_the_pod_came_is_not_the_last_
         assert await second is not None
 
 
-@in_loop
 async def test_garbage_for_one_pod_is_an_error_of_that_pod(tmp_path: Path) -> None:
     async with followed(tmp_path) as host:
         await until(lambda: host.kubelet.calls.count("ListPods") > 0)
@@ -719,10 +587,6 @@ async def test_garbage_for_one_pod_is_an_error_of_that_pod(tmp_path: Path) -> No
         assert "not a pod" in str(entry.error)
 
 
-# --- listing all pods now ------------------------------------------------------------------------
-
-
-@in_loop
 async def test_all_pods_that_are_to_run_are_listed_now_and_are_entries(tmp_path: Path) -> None:
     pods = {
         UID: pod_message(UID, phase="Pending", running=False),
@@ -738,7 +602,6 @@ async def test_all_pods_that_are_to_run_are_listed_now_and_are_entries(tmp_path:
         assert host.knows(UID, "bad")
 
 
-@in_loop
 async def test_pods_are_listed_over_the_endpoint_where_there_is_no_pods_api(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
@@ -747,19 +610,6 @@ async def test_pods_are_listed_over_the_endpoint_where_there_is_no_pods_api(tmp_
         assert [pod.uid for pod in listed] == [UID]
 
 
-@in_loop
-async def test_a_list_is_asked_for_again_when_there_are_too_many_calls(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await host.synced()
-        host.kubelet.failing = CallError("RESOURCE_EXHAUSTED", "rate limit")
-        before = host.kubelet.calls.count("ListPods")
-        listing = asyncio.create_task(host.source.list_now(LONG))
-        await until(lambda: host.kubelet.calls.count("ListPods") > before + 1)
-        host.kubelet.failing = None
-        assert await listing
-
-
-@in_loop
 async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Path) -> None:
     async with followed(tmp_path, started=False) as host:
         assert await host.source.list_now(LONG) is None
@@ -769,21 +619,6 @@ async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Pat
         assert await host.source.list_now(0.05) is None
 
 
-@in_loop
-async def test_a_pod_that_lists_lack_and_whose_cgroup_has_no_process_has_ended(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path, started=False) as host:
-        host.cgroups |= {UID, OTHER_UID}
-        host.source.resume([f"pods/{UID}", f"pods/{OTHER_UID}"])
-        host.idle.add(UID)
-        assert not host.removed()
-        await host.kubelet.start()
-        await host.connect()
-        assert host.removed() == {UID}
-
-
-@in_loop
 async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
     tmp_path: Path,
 ) -> None:
@@ -801,26 +636,7 @@ async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
         assert host.removed() == {UID}
 
 
-@in_loop
-async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await host.synced()
-        host.runs(UID)
-        host.read()
-        ending = [host.source.ending]
-        host.kubelet.delete(UID)
-        await until(lambda: bool(host.source.ending))
-        ending.append(host.source.ending)
-        host.cgroups.clear()
-        assert host.removed() == {UID}
-        ending.append(host.source.ending)
-        assert ending == [frozenset(), {UID}, frozenset()]
-
-
 @pytest.mark.parametrize("failing", [NOT_READ, CallError("RESOURCE_EXHAUSTED", "rate"), None])
-@in_loop
 async def test_a_pod_from_before_the_start_may_have_ended_until_the_kubelet_lists_its_pods(
     tmp_path: Path, failing: CallError | None
 ) -> None:
@@ -842,7 +658,6 @@ async def test_a_pod_from_before_the_start_may_have_ended_until_the_kubelet_list
 
 
 @pytest.mark.parametrize("gate", ["absent", "UNIMPLEMENTED"])
-@in_loop
 async def test_no_pod_is_waited_for_that_no_list_can_confirm(tmp_path: Path, gate: str) -> None:
     async with followed(tmp_path, started=False) as host:
         host.cgroups.add(UID)
@@ -855,7 +670,6 @@ async def test_no_pod_is_waited_for_that_no_list_can_confirm(tmp_path: Path, gat
         assert host.source.ending == frozenset()
 
 
-@in_loop
 async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_them(
     tmp_path: Path,
 ) -> None:
@@ -875,7 +689,6 @@ async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_the
             assert await host.source.list_now(LONG)
 
 
-@in_loop
 async def test_a_report_between_two_connections_is_not_a_sign_of_life_for_ever(
     tmp_path: Path,
 ) -> None:

@@ -261,9 +261,7 @@ def test_a_file_that_is_large_but_empty_is_not_read_whole(directory: Path) -> No
     assert "larger than" in str(found.error)
 
 
-def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(
-    directory: Path,
-) -> None:
+def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(manifest())
     (directory / "b.yaml").write_bytes(manifest(uid=None))
 

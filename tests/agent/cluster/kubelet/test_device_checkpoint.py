@@ -17,7 +17,7 @@ from agent.cluster.kubelet.devices import FILE, DeviceCheckpoint, DeviceCheckpoi
 from agent.pods.model import GivenDevice
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, init, pod, resources
-from tests.fakes.kubelet_devices import write_device_checkpoint
+from tests.fakes.kubelet.device_shares import write_device_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

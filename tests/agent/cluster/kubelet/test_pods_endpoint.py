@@ -12,7 +12,7 @@ from aiohttp import web
 from agent.cluster.kubelet import pods_endpoint
 from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
-from tests.agent.server.support import UID, in_loop
+from tests.agent.server.support import UID
 from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def served(
-    directory: Path,
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]] = answer,
+    directory: Path, handler: Callable[[web.Request], Awaitable[web.StreamResponse]] = answer
 ) -> AsyncIterator[EndpointAccess]:
     """Yield how a kubelet with a certificate of its own is reached."""
     certificate = write_certificate(directory / "kubelet.crt")
@@ -74,7 +73,6 @@ async def client(access: EndpointAccess, **changed: object) -> AsyncIterator[Pod
         await endpoint.close()
 
 
-@in_loop
 async def test_pods_are_listed_with_the_token_over_a_certificate_that_is_checked(
     tmp_path: Path,
 ) -> None:
@@ -82,7 +80,6 @@ async def test_pods_are_listed_with_the_token_over_a_certificate_that_is_checked
         assert [pod.uid for pod in (await endpoint.pods(LONG)).pods] == [UID]
 
 
-@in_loop
 async def test_the_token_is_read_at_each_request(tmp_path: Path) -> None:
     async with served(tmp_path) as access, client(access) as endpoint:
         assert access.token_file is not None
@@ -96,7 +93,6 @@ async def test_the_token_is_read_at_each_request(tmp_path: Path) -> None:
             await endpoint.pods(LONG)
 
 
-@in_loop
 async def test_a_certificate_of_an_unknown_authority_is_rejected_unless_none_is_checked(
     tmp_path: Path,
 ) -> None:
@@ -108,7 +104,6 @@ async def test_a_certificate_of_an_unknown_authority_is_rejected_unless_none_is_
             await endpoint.pods(LONG)
 
 
-@in_loop
 async def test_a_replaced_file_of_authorities_is_read_again(tmp_path: Path) -> None:
     async with served(tmp_path) as access:
         assert access.ca_file is not None
@@ -123,14 +118,12 @@ async def test_a_replaced_file_of_authorities_is_read_again(tmp_path: Path) -> N
             assert [pod.uid for pod in (await endpoint.pods(LONG)).pods] == [UID]
 
 
-@in_loop
 async def test_a_missing_file_of_authorities_is_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as access, client(access, ca_file=tmp_path / "none") as endpoint:
         with pytest.raises(PodsUnavailableError, match="No such file"):
             await endpoint.pods(LONG)
 
 
-@in_loop
 async def test_a_kubelet_that_does_not_listen_is_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as access:
         pass
@@ -139,7 +132,6 @@ async def test_a_kubelet_that_does_not_listen_is_an_error(tmp_path: Path) -> Non
             await endpoint.pods(LONG)
 
 
-@in_loop
 async def test_a_kubelet_that_hangs_is_an_error_at_the_deadline(tmp_path: Path) -> None:
     over = asyncio.Event()
 
@@ -156,7 +148,6 @@ async def test_a_kubelet_that_hangs_is_an_error_at_the_deadline(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("status", "words"), [(403, "nodes/pods"), (302, "status 302"), (500, "status 500")]
 )
-@in_loop
 async def test_any_other_status_is_an_error_and_no_redirect_is_followed(
     tmp_path: Path, status: int, words: str
 ) -> None:
@@ -168,7 +159,6 @@ async def test_any_other_status_is_an_error_and_no_redirect_is_followed(
             await endpoint.pods(LONG)
 
 
-@in_loop
 async def test_an_answer_that_is_too_long_or_no_list_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

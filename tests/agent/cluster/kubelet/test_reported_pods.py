@@ -151,10 +151,7 @@ def as_message() -> bytes:
     declared = pod_message(
         UID,
         "web-6d4cf56db6-x2x5p",
-        containers=(
-            container("app", "cpu=2 memory=1Gi hugepages-2Mi=4Mi"),
-            {"name": "aux"},
-        ),
+        containers=(container("app", "cpu=2 memory=1Gi hugepages-2Mi=4Mi"), {"name": "aux"}),
         init=(container("proxy", "cpu=1", restartPolicy="Always"),),
         pod_level="cpu=4 memory=2Gi",
         overhead="cpu=250m",

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from agent.cluster.api_server import LONGEST_ANSWER, ApiAccess, ApiServer, ApiServerError, Outcome
 from agent.cluster.topology import NODE_TOPOLOGIES
 from agent.server import metrics as names
-from tests.agent.server.support import in_loop
 from tests.fakes.api_server import TOKEN, Failure, Fault
 from tests.fakes.certificate import write_certificate
 
@@ -36,7 +35,6 @@ async def error_of(access: ApiAccess, seconds: float = PATIENT) -> ApiServerErro
     return caught.value
 
 
-@in_loop
 async def test_an_answer_in_chunks_is_read_whole(fake: FakeApiServer, access: ApiAccess) -> None:
     fake.topologies["worker-1"] = {"metadata": {"name": "worker-1"}, "zones": ["x" * 100_000]}
     assert await get(access) == fake.topologies["worker-1"]
@@ -103,7 +101,6 @@ def test_no_answer_takes_longer_than_the_deadline(
     assert "no answer within 0.3 s" in str(error)
 
 
-@in_loop
 async def test_a_server_that_is_not_there_is_unavailable(access: ApiAccess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -111,7 +108,6 @@ async def test_a_server_that_is_not_there_is_unavailable(access: ApiAccess) -> N
     assert error.outcome is Outcome.UNAVAILABLE
 
 
-@in_loop
 async def test_a_server_of_another_authority_gets_no_token(
     fake: FakeApiServer, access: ApiAccess, tmp_path: Path
 ) -> None:
@@ -122,7 +118,6 @@ async def test_a_server_of_another_authority_gets_no_token(
     assert fake.requests == []
 
 
-@in_loop
 async def test_a_server_of_another_name_gets_no_token(
     fake: FakeApiServer, access: ApiAccess
 ) -> None:
@@ -131,7 +126,6 @@ async def test_a_server_of_another_name_gets_no_token(
     assert fake.requests == []
 
 
-@in_loop
 async def test_a_server_without_tls_gets_no_token(access: ApiAccess) -> None:
     heard = bytearray()
 
@@ -176,7 +170,6 @@ def test_a_file_without_a_certificate_is_named(access: ApiAccess, tmp_path: Path
     assert f"{ca}: not a certificate in PEM form" in str(error)
 
 
-@in_loop
 async def test_a_token_that_was_replaced_is_used_at_the_next_request(
     fake: FakeApiServer, access: ApiAccess
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 from agent.cluster.api_server import Outcome
 from agent.cluster.publishing import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents
 from agent.pods.model import PodIdentity
-from tests.agent.server.support import in_loop
 from tests.fakes.api_server import Failure
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ async def send_all(events: PodEvents, now: float) -> list[Outcome]:
     return outcomes
 
 
-@in_loop
 async def test_an_event_names_the_pod_the_reason_and_what_the_agent_says(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
@@ -67,7 +65,6 @@ async def test_an_event_names_the_pod_the_reason_and_what_the_agent_says(
     }
 
 
-@in_loop
 async def test_the_same_is_counted_in_one_event_at_most_once_a_minute(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
@@ -82,7 +79,6 @@ async def test_the_same_is_counted_in_one_event_at_most_once_a_minute(
     assert not events.due(1e6)
 
 
-@in_loop
 async def test_another_message_is_another_event_within_the_pods_limit(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
@@ -93,7 +89,6 @@ async def test_another_message_is_another_event_within_the_pods_limit(
     assert [event["message"] for event in fake.events.values()] == ["first", "third"]
 
 
-@in_loop
 async def test_pods_do_not_wait_for_each_other(fake: FakeApiServer, events: PodEvents) -> None:
     events.note(WEB, REASON, "no room", TIME)
     events.note(OTHER, REASON, "no room", TIME)
@@ -101,7 +96,6 @@ async def test_pods_do_not_wait_for_each_other(fake: FakeApiServer, events: PodE
     assert len(fake.events) == 2
 
 
-@in_loop
 async def test_an_event_that_the_server_forgot_is_made_again(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
@@ -114,7 +108,6 @@ async def test_an_event_that_the_server_forgot_is_made_again(
     assert event["count"] == 2
 
 
-@in_loop
 async def test_a_pod_whose_namespace_is_gone_keeps_no_other_pod_waiting(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
@@ -126,7 +119,6 @@ async def test_a_pod_whose_namespace_is_gone_keeps_no_other_pod_waiting(
     assert not events.due(1e6)
 
 
-@in_loop
 async def test_after_a_failure_all_wait_and_another_pod_is_next(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
@@ -153,7 +145,6 @@ def test_a_flood_of_pods_is_bounded(events: PodEvents) -> None:
     assert len(events._events) == MOST_PODS
 
 
-@in_loop
 async def test_names_and_messages_are_as_long_as_the_server_allows(
     fake: FakeApiServer, events: PodEvents
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from agent.cluster.nri.messages import NriEvent
 from agent.cluster.nri.session import NriSession
+from tests.fakes.nri_runtime import running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
         RuntimeContainer,
         RuntimeInfo,
     )
-
+    from tests.fakes.nri_runtime import FakeRuntime, PluginConnection
 
 POD: dict[str, Any] = {
     "id": "s1",
@@ -37,6 +39,21 @@ CONTAINER: dict[str, Any] = {
     "env": ["A=1", "B=x=y"],
     "linux": {"cgroups_path": "kubepods-poduid_1.slice:cri-containerd:c1"},
 }
+
+#: Which method of the handler an event calls.
+NOTED = {
+    NriEvent.RUN_POD_SANDBOX: "sandbox_started",
+    NriEvent.STOP_POD_SANDBOX: "sandbox_stopped",
+    NriEvent.REMOVE_POD_SANDBOX: "sandbox_removed",
+    NriEvent.POST_START_CONTAINER: "container_started",
+    NriEvent.STOP_CONTAINER: "container_stopped",
+    NriEvent.REMOVE_CONTAINER: "container_removed",
+}
+ANSWERED = {
+    NriEvent.CREATE_CONTAINER: "container_created",
+    NriEvent.UPDATE_CONTAINER: "container_updated",
+}
+IGNORED = (NriEvent.POST_CREATE_CONTAINER, NriEvent.START_CONTAINER, NriEvent.POST_UPDATE_CONTAINER)
 
 
 class ManualClock:
@@ -96,11 +113,12 @@ class RecordingHandler:
         self.fails_when_cancelled = False
         self.seconds = 0.0
         self.ended = asyncio.Event()
-        #: Of each answer the method and the outcome.
+        #: Of each answer the method and the outcome, and the seconds.
         self.outcomes: list[tuple[str, str]] = []
+        self.times: list[float] = []
 
     def observe(self, method: str, outcome: str, seconds: float) -> None:
-        assert seconds >= 0
+        self.times.append(seconds)
         self.outcomes.append((method, outcome))
 
     def _note(self, method: str, text: str, value: object = None) -> None:
@@ -191,3 +209,21 @@ async def serving(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled(), f"the session ended by itself: {task.exception()!r}"
+
+
+class Nri:
+    """A runtime, and the handler of the session that serves it; options are those of `serving`."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.runtime = runtime
+        self.handler = RecordingHandler()
+        self.clock = ManualClock()
+
+    def serving(self, **options: Any) -> AbstractAsyncContextManager[NriSession]:  # noqa: ANN401
+        return serving(self.runtime.socket, self.handler, self.clock, **options)
+
+    @asynccontextmanager
+    async def connected(self, **options: Any) -> AsyncIterator[PluginConnection]:  # noqa: ANN401
+        """Run both; yield the connection once it is synchronized."""
+        async with running(self.runtime), self.serving(**options):
+            yield await self.runtime.plugin()
