@@ -84,7 +84,6 @@ class FakeBus:
         self._server.close()
 
     def drop_client(self) -> None:
-        """End the connection of the client that is connected."""
         client = self._client
         if client is not None:
             try:

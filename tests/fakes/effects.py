@@ -67,7 +67,6 @@ class Effects:
         is_effect: bool = True,
         half: Callable[[], object] | None = None,
     ) -> _Result:
-        """Do one step, or what the fault makes of it."""
         if not is_effect and not self.looks:
             return act()
         step = Step(len(self.log) + 1, where, name, str(subject), is_effect, half)
@@ -186,8 +185,6 @@ class CountedFiles:
 
 
 class CountedTree:
-    """A `CgroupTree` whose every operation is a step."""
-
     def __init__(self, tree: CgroupTree, effects: Effects) -> None:
         self._tree = tree
         self._do = effects.do
@@ -228,8 +225,6 @@ class CountedTree:
 
 
 class CountedSystemd(OneByOne):
-    """`Systemd` whose every call is a step."""
-
     def __init__(self, systemd: Systemd, effects: Effects) -> None:
         self._systemd = systemd
         self._do = effects.do

@@ -67,7 +67,6 @@ class FaultyTree:
 
     @property
     def writes(self) -> list[tuple[str, str, str]]:
-        """What was written: path, file, value."""
         return [(op.path, op.file, op.value) for op in self.log if op.name == "write"]
 
     def read(self, path: str, file: str) -> str:

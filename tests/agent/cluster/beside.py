@@ -140,7 +140,6 @@ def kubelet_pods(api: Api) -> KubeletPods:
 
 
 def make_node(tmp_path: Path) -> Site:
-    """Return a host on which a kubelet has made its cgroups."""
     config = site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD)
     beside = BesideKubeletConfig(enabled=True, nri_socket=None)
     made = make_site(replace(config, agent=replace(config.agent, kubelet=beside)))
@@ -153,8 +152,6 @@ def make_node(tmp_path: Path) -> Site:
 
 @dataclass
 class Beside:
-    """An agent beside a kubelet."""
-
     controller: Controller
     events: RuntimeEvents
     pods: Pods

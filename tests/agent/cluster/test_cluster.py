@@ -108,7 +108,6 @@ class Cluster:
         return FakeKubelet(self.directory, self.control, self.runtime, self.cgroups(), options)
 
     def cgroups(self) -> PodCgroups:
-        """Return what makes the kubelet's cgroups."""
         return PodCgroups(self.systemd, self.world.kernel, ALL)
 
     def put(self, manifest: dict[str, Any]) -> str:
@@ -193,13 +192,11 @@ def cluster(tmp_path: Path) -> Cluster:
 
 @asynccontextmanager
 async def whole(cluster: Cluster) -> AsyncIterator[None]:
-    """Run all three."""
     async with cluster.with_runtime(), cluster.with_agent(), cluster.with_kubelet():
         yield
 
 
 def check_mixed(cluster: Cluster) -> None:
-    """Check that the mixed pod has what KEP-5526 says."""
     app, side, aux = (cluster.cpus(name) for name in ("app", "side", "aux"))
     assert (len(app), len(side), len(aux)) == (2, 1, 1)
     assert not app & side
@@ -295,9 +292,7 @@ def opting_in(name: str, cpus: int) -> dict[str, Any]:
     return pod(name, container(name, resources=resources))
 
 
-async def test_a_pod_that_opts_in_is_rejected_by_its_kubelet_in_the_agents_words(
-    cluster: Cluster,
-) -> None:
+async def test_a_pod_that_opts_in_is_rejected_by_its_kubelet(cluster: Cluster) -> None:
     async with whole(cluster):
         await cluster.kubelet.manager.until_listed("numawarden.dev/exclusive")
         await put(cluster, opting_in("fits", 12))
@@ -343,9 +338,7 @@ def drift(cluster: Cluster) -> float:
     return sum(counters.value(names.DRIFT_FOUND, cause) for cause in names.CAUSES)
 
 
-async def test_what_kubelet_and_runtime_do_in_the_life_of_pods_is_not_drift(
-    cluster: Cluster,
-) -> None:
+async def test_what_others_do_in_the_life_of_pods_is_not_drift(cluster: Cluster) -> None:
     async with cluster.with_runtime(), cluster.with_kubelet():
         async with cluster.with_agent():
             mixed, uid = cluster.put(MIXED), cluster.put(pod("own", container("own", 2)))
@@ -386,7 +379,6 @@ async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is
 
 
 async def printed(cluster: Cluster, capsys: pytest.CaptureFixture[str], *command: str) -> str:
-    """Return what a command prints about the agent."""
     socket = str(cluster.world.socket)
     await asyncio.to_thread(run_command, [*command, "--socket", socket])
     return capsys.readouterr().out
@@ -410,9 +402,7 @@ async def ended_meanwhile(cluster: Cluster) -> str:
     return cgroup
 
 
-async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_others(
-    cluster: Cluster,
-) -> None:
+async def test_a_pod_that_ended_meanwhile_keeps_nothing_from_others(cluster: Cluster) -> None:
     """Its sandbox is recorded still; the kubelet does not list it, and its cgroup is gone."""
     sharing(cluster)
     async with cluster.with_runtime(), cluster.with_kubelet(LINGERING):
@@ -426,9 +416,7 @@ async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_othe
             assert not cluster.agent.controller.state.durable.shared
 
 
-async def test_a_pod_that_ended_is_known_before_the_kubelets_watch_has_begun(
-    cluster: Cluster,
-) -> None:
+async def test_a_pod_that_ended_is_known_before_the_watch_has_begun(cluster: Cluster) -> None:
     """The watch may take seconds to begin, in which the kubelet answers for a new pod."""
     sharing(cluster)
     async with cluster.with_runtime(), cluster.with_kubelet(LINGERING):
@@ -472,7 +460,6 @@ async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_ag
 
 
 def waiting(cluster: Cluster, uid: str, name: str) -> str:
-    """Return what a container waits for."""
     found = cluster.kubelet.pods.get(uid)
     if found is None:
         return ""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +31,8 @@ from tests.fakes.kubelet.device_shares import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
 
     from agent.server.intake import PodIntake
     from tests.agent.server.support import Running, World
@@ -103,7 +102,6 @@ class Node:
         return None
 
     def run(self, uid: str) -> None:
-        """Make the cgroup of an admitted pod."""
         self.agent.world.kernel.mkdir(f"kubepods/pod{uid}")
 
     async def free(self, uid: str) -> float:
@@ -119,18 +117,12 @@ class Node:
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    """Return a directory whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="kubelet") as path:
-        yield Path(path)
-
-
-@pytest.fixture
-def beside(world: World, directory: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def beside(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Configure an agent beside a kubelet, whose decisions are not late on a slow machine."""
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin.DECIDING_SECONDS", 60.0)
     world.kernel.mkdir("kubepods")
-    kubelet = BesideKubeletConfig(enabled=True, directory=directory, nri_socket=None)
+    (tmp_path / "kubelet").mkdir()
+    kubelet = BesideKubeletConfig(enabled=True, directory=tmp_path / "kubelet", nri_socket=None)
     world.config = replace(
         world.config,
         topology_manager_policy=TopologyManagerPolicy.SINGLE_NUMA_NODE,
@@ -158,9 +150,7 @@ async def node(world: World, pods: Mapping[str, bytes] = NO_PODS) -> AsyncIterat
             await kubelet.stop()
 
 
-async def test_what_keeps_the_kubelet_from_asking_is_a_condition_until_it_is_gone(
-    beside: World,
-) -> None:
+async def test_what_keeps_the_kubelet_from_asking_is_a_condition(beside: World) -> None:
     plugins = beside.config.agent.kubelet.directory / "device-plugins"
     async with node(beside) as kubelet:
         state, before = kubelet.agent.controller.state, set(plugins.iterdir())
@@ -210,9 +200,7 @@ async def test_a_pod_is_decided_once_whatever_its_containers(beside: World) -> N
         assert events.count("opt-in pod not decided") == 0
 
 
-async def test_a_pod_that_waits_for_other_devices_passes_and_is_decided_near_them(
-    beside: World,
-) -> None:
+async def test_a_pod_that_waits_for_devices_is_decided_near_them(beside: World) -> None:
     """The kubelet allocates the resources of a container in any order, and then notes them."""
     uid, directory = UIDS[0], beside.config.agent.kubelet.directory
     async with node(beside) as kubelet:
@@ -248,9 +236,7 @@ async def test_a_rejected_pod_that_is_still_listed_is_not_taken_for_the_next(bes
         assert await kubelet.admit(UIDS[3], ASKS, ASKS) is None
 
 
-async def test_rejected_pods_that_have_failed_do_not_keep_the_next_from_being_rejected(
-    beside: World,
-) -> None:
+async def test_rejected_pods_that_have_failed_do_not_hide_the_next(beside: World) -> None:
     async with node(beside) as kubelet:
         for uid in UIDS[:5]:
             assert await kubelet.admit(uid, TOO_MANY) is not None
@@ -259,9 +245,7 @@ async def test_rejected_pods_that_have_failed_do_not_keep_the_next_from_being_re
         assert await kubelet.admit(UIDS[5], TOO_MANY) is not None
 
 
-async def test_a_rejected_pod_that_has_failed_is_not_admitted_when_there_is_room(
-    beside: World,
-) -> None:
+async def test_a_rejected_pod_that_has_failed_is_not_admitted_later(beside: World) -> None:
     async with node(beside) as kubelet:
         for uid in UIDS[:2]:
             assert await kubelet.admit(uid, HALF) is None
@@ -294,9 +278,7 @@ async def test_a_static_pod_that_is_made_again_with_its_uid_is_decided_again(bes
         assert UIDS[2] in kubelet.admitted
 
 
-async def test_pods_from_before_the_agent_do_not_hide_the_one_that_is_admitted(
-    beside: World,
-) -> None:
+async def test_pods_from_before_the_agent_do_not_hide_the_next(beside: World) -> None:
     async with node(beside) as kubelet:
         for uid in UIDS[:3]:
             assert await kubelet.admit(uid, ASKS) is None
@@ -308,9 +290,7 @@ async def test_pods_from_before_the_agent_do_not_hide_the_one_that_is_admitted(
         assert kubelet.admitted == {*UIDS[:3], UIDS[4]}
 
 
-async def test_a_pod_that_was_rejected_before_and_waits_does_not_hide_the_one_that_is_admitted(
-    beside: World,
-) -> None:
+async def test_a_pod_that_was_rejected_and_waits_does_not_hide_the_next(beside: World) -> None:
     async with node(beside) as kubelet:
         kubelet.list(UIDS[0], TOO_MANY)
         await kubelet.source.list_now(60.0)
@@ -370,9 +350,7 @@ async def test_a_pod_is_not_rejected_while_another_may_have_ended(beside: World)
 
 
 @pytest.mark.parametrize("asked", [ASKS, TOO_MANY])
-async def test_a_decision_goes_on_when_its_caller_no_longer_waits(
-    beside: World, asked: str
-) -> None:
+async def test_a_decision_outlives_its_caller(beside: World, asked: str) -> None:
     """The kubelet asks again for the next container, which gets the answer."""
     async with node(beside) as kubelet:
         decided, waits = asyncio.Event(), asyncio.Event()

@@ -50,7 +50,6 @@ def fake(certificate: Path) -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def cluster(world: World, fake: FakeApiServer, certificate: Path, tmp_path: Path) -> ToySource:
-    """Configure the API server, and return the source of the cluster's pods."""
     token = tmp_path / "token"
     token.write_text(TOKEN)
     kubernetes = KubernetesConfig(

@@ -108,9 +108,7 @@ async def without_a_decision(agent: Beside) -> None:
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
-async def test_what_is_not_decided_in_time_is_tried_again_or_shares(
-    site: Site, on_reject: OnReject
-) -> None:
+async def test_what_is_not_decided_in_time_waits_or_shares(site: Site, on_reject: OnReject) -> None:
     async with beside(site, on_reject) as agent:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         await without_a_decision(agent)
@@ -131,7 +129,7 @@ async def test_a_pod_without_anything_of_its_own_waits_for_no_decision(site: Sit
         agent.never.set()
 
 
-async def test_a_creation_waits_for_its_decision_as_long_as_the_runtime_does_less_a_margin(
+async def test_a_creation_waits_as_long_as_the_runtime_does_less_a_margin(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime waits 2 s."""

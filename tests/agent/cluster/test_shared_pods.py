@@ -86,7 +86,7 @@ async def test_a_pod_that_runs_shared_goes_on_as_long_as_there_is_no_room(site: 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
 @pytest.mark.parametrize("listed", [True, False])
-async def test_nothing_is_final_while_a_pod_that_may_have_ended_has_what_is_lacking(
+async def test_nothing_is_final_while_a_pod_may_have_ended(
     site: Site, on_reject: OnReject, *, listed: bool
 ) -> None:
     """A pod may have ended while the agent or the kubelet was away, before the first list, too."""
@@ -107,9 +107,7 @@ async def test_nothing_is_final_while_a_pod_that_may_have_ended_has_what_is_lack
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
-async def test_nothing_is_final_while_the_kubelet_has_not_listed_its_pods_since_the_start(
-    site: Site, on_reject: OnReject
-) -> None:
+async def test_nothing_is_final_before_the_first_list(site: Site, on_reject: OnReject) -> None:
     """A kubelet of v1.37 lists none until it has read its sources; `big` ended meanwhile."""
     first, api = Api(ready=True, big="8"), Api(ready=False, shop="8")
     listed = first.pods_of
@@ -127,9 +125,7 @@ async def test_nothing_is_final_while_the_kubelet_has_not_listed_its_pods_since_
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
-async def test_a_pod_that_runs_shared_goes_on_after_a_restart(
-    site: Site, on_reject: OnReject
-) -> None:
+async def test_a_shared_pod_goes_on_after_a_restart(site: Site, on_reject: OnReject) -> None:
     async with beside(site, OnReject.SHARE) as agent:
         await shared_beside_another(agent)
     async with beside(site, on_reject) as agent:

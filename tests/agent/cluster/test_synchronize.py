@@ -40,9 +40,7 @@ def uid_of(number: int) -> str:
     return f"{number:04d}3333-2222-3333-4444-555555555555"
 
 
-async def test_known_pods_are_decided_while_the_kubelet_is_asked_for_all_others_together(
-    site: Site,
-) -> None:
+async def test_known_pods_are_decided_while_others_are_asked_for(site: Site) -> None:
     unknown = [uid_of(number) for number in range(20)]
 
     async with beside(site) as agent:
@@ -58,7 +56,7 @@ async def test_known_pods_are_decided_while_the_kubelet_is_asked_for_all_others_
         await until(lambda: len(agent.controller.state.ledger.allocations) == 21)
 
 
-async def test_a_kubelet_that_answers_for_no_pod_is_waited_for_once(
+async def test_a_silent_kubelet_is_waited_for_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with beside(site) as agent:

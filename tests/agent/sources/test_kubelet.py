@@ -95,34 +95,28 @@ class Host:
         return sorted(self.entries()) == sorted(f"pods/{uid}" for uid in uids)
 
     def said(self) -> str:
-        """Return the conditions of a reading as one text."""
         return "; ".join(self.read().conditions)
 
     async def until_said(self, words: str) -> None:
-        """Let time pass until a condition has words in it."""
         while words not in self.said():
             self.clock.advance(LONGEST_PAUSE)
             await asyncio.sleep(0)
 
     async def synced(self) -> None:
-        """Wait until the Pods API is in use."""
         await until(lambda: self.in_use)
 
     def removed(self) -> set[str]:
         return {key.removeprefix("pods/") for key in self.read().removed}
 
     def runs(self, uid: str) -> None:
-        """Let a pod run: its cgroup and its sandbox are there."""
         self.cgroups.add(uid)
         self.source.sandbox_started(uid, f"{uid}-1", "shop/web")
 
     @property
     def in_use(self) -> bool:
-        """Whether the Pods API is in use."""
         return self.source._in_use == self.source._ways.api.way
 
     async def connect(self) -> None:
-        """Let time pass until the Pods API is in use."""
         while not self.in_use:
             self.clock.advance(LONGEST_PAUSE if self._waiting(2) else 0)
             await asyncio.sleep(0)
@@ -198,9 +192,7 @@ def with_nic(uid: str) -> bytes:
     return pod_message(uid, phase="Pending", running=False, containers=(asked,))
 
 
-async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provide(
-    tmp_path: Path,
-) -> None:
+async def test_a_pod_becomes_an_entry_once_it_has_its_devices(tmp_path: Path) -> None:
     """The kubelet lists a pod before it admits it, and it is the admission that gives devices."""
     write_device_checkpoint(tmp_path, {}, NIC, OPT_IN)
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
@@ -214,9 +206,7 @@ async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provi
 
 
 @pytest.mark.parametrize("how", ["cgroup", "sandbox", "former allocation", "no such plugin"])
-async def test_a_pod_that_the_kubelet_has_admitted_waits_for_no_device(
-    tmp_path: Path, how: str
-) -> None:
+async def test_an_admitted_pod_waits_for_no_device(tmp_path: Path, how: str) -> None:
     write_device_checkpoint(tmp_path, {}, NIC)
     async with followed(tmp_path) as host:
         host.kubelet.pods[UID] = with_nic(UID)
@@ -276,9 +266,7 @@ async def test_a_pod_that_ended_while_the_agent_was_away_is_removed(tmp_path: Pa
         assert host.removed() == {UID, OTHER_UID}
 
 
-async def test_a_resize_keeps_the_pod_as_it_was_first_read_and_is_a_condition(
-    tmp_path: Path,
-) -> None:
+async def test_a_resize_keeps_the_pod_as_it_was_and_is_a_condition(tmp_path: Path) -> None:
     first = pod_message(UID, containers=(container("app", "cpu=2"), container("aux", "cpu=1")))
     async with followed(tmp_path, pods={UID: first}) as host:
         await until(lambda: host.knows(UID))
@@ -305,9 +293,7 @@ async def test_a_pod_with_mistakes_is_an_entry_with_all_of_them(tmp_path: Path) 
         assert "two" in str(entry.error)
 
 
-async def test_bytes_that_are_no_pod_are_a_condition_and_affect_no_other_pod(
-    tmp_path: Path,
-) -> None:
+async def test_bytes_that_are_no_pod_are_a_condition(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.kubelet.send(EventType.MODIFIED, b"\xff\xff")
@@ -416,9 +402,7 @@ async def test_a_kubelet_that_has_not_read_its_sources_is_waited_for(tmp_path: P
         assert not host.said()
 
 
-async def test_a_pods_api_whose_gate_is_off_is_a_condition_with_the_line_to_change(
-    tmp_path: Path,
-) -> None:
+async def test_a_pods_api_whose_gate_is_off_is_a_condition(tmp_path: Path) -> None:
     """v1.37 serves the socket with the gate off, too, and answers errors."""
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
@@ -471,9 +455,7 @@ async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path:
             assert words in condition
 
 
-async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
-    tmp_path: Path,
-) -> None:
+async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error(tmp_path: Path) -> None:
     async with followed(tmp_path) as host:
         host.source.sandbox_started(UID, "s", "shop/web")
         (entry,) = host.read().entries
@@ -486,9 +468,7 @@ async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
         assert host.removed() == {UID}
 
 
-async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_away(
-    tmp_path: Path,
-) -> None:
+async def test_a_former_pod_is_no_error_while_the_kubelet_is_away(tmp_path: Path) -> None:
     async with followed(tmp_path, started=False) as host:
         host.source.resume([f"pods/{UID}"])
         host.runs(UID)
@@ -543,9 +523,7 @@ async def test_what_is_too_many_calls_is_asked_for_again(tmp_path: Path) -> None
         assert await listing
 
 
-async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_who_left(
-    tmp_path: Path,
-) -> None:
+async def test_one_answer_of_the_endpoint_serves_all_who_ask(tmp_path: Path) -> None:
     uids = [f"pod-{number}" for number in range(50)]
     endpoint = Endpoint()
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
@@ -561,9 +539,7 @@ async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_wh
         assert endpoint.asked == 1
 
 
-async def test_an_answer_that_was_asked_for_before_the_pod_came_is_not_the_last_word(
-    tmp_path: Path,
-) -> None:
+async def test_an_answer_from_before_the_pod_came_is_not_the_last_word(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
         await until(lambda: endpoint.asked > 0)
@@ -619,9 +595,7 @@ async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Pat
         assert await host.source.list_now(0.05) is None
 
 
-async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
-    tmp_path: Path,
-) -> None:
+async def test_pods_that_may_have_ended_are_read_again(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.runs(UID)
@@ -637,7 +611,7 @@ async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
 
 
 @pytest.mark.parametrize("failing", [NOT_READ, CallError("RESOURCE_EXHAUSTED", "rate"), None])
-async def test_a_pod_from_before_the_start_may_have_ended_until_the_kubelet_lists_its_pods(
+async def test_a_former_pod_may_have_ended_until_the_list(
     tmp_path: Path, failing: CallError | None
 ) -> None:
     pods = {UID: pod_message(UID)}
@@ -670,9 +644,7 @@ async def test_no_pod_is_waited_for_that_no_list_can_confirm(tmp_path: Path, gat
         assert host.source.ending == frozenset()
 
 
-async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_them(
-    tmp_path: Path,
-) -> None:
+async def test_pods_may_have_ended_while_the_kubelet_was_away(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.runs(UID)
@@ -689,9 +661,7 @@ async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_the
             assert await host.source.list_now(LONG)
 
 
-async def test_a_report_between_two_connections_is_not_a_sign_of_life_for_ever(
-    tmp_path: Path,
-) -> None:
+async def test_a_report_between_connections_is_no_lasting_sign_of_life(tmp_path: Path) -> None:
     """A single answer of a kubelet that is away again does not keep a pod whose cgroup is gone."""
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:

@@ -43,7 +43,6 @@ class Share:
     answer: bytes
 
     def entry(self) -> dict[str, object]:
-        """Return the entry of the checkpoint."""
         ids: dict[str, list[str]] = {}
         for device, nodes in self.nodes.items():
             for node in nodes or (_NO_NODE,):
@@ -95,8 +94,6 @@ def write_device_checkpoint(directory: Path, given: Entries, *registered: str) -
 
 
 class DeviceShares:
-    """The devices of all containers."""
-
     def __init__(self, manager: FakeDeviceManager) -> None:
         self._manager = manager
         self._file = manager.directory / CHECKPOINT
@@ -131,12 +128,10 @@ class DeviceShares:
         self._save()
 
     def given(self, uid: str, container: str) -> Given:
-        """Return the devices of a container."""
         found = (each for each in self._shares if (each.uid, each.container) == (uid, container))
         return {share.resource: share.nodes for share in found}
 
     def delivered(self, uid: str, container: str) -> Delivered:
-        """Return what plugins add to a container."""
         total = Delivered()
         for share in self._shares:
             if (share.uid, share.container) == (uid, container):
@@ -147,7 +142,6 @@ class DeviceShares:
         return total
 
     def release(self, uid: str) -> None:
-        """Free the devices of a pod."""
         kept = [share for share in self._shares if share.uid != uid]
         if kept != self._shares:
             self._shares = kept

@@ -27,7 +27,6 @@ class PodsEndpoint:
 
     @property
     def url(self) -> str:
-        """The address of the list."""
         return f"https://127.0.0.1:{self.port}/pods"
 
     async def start(self) -> None:
@@ -38,7 +37,6 @@ class PodsEndpoint:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the port."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()

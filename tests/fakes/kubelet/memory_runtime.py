@@ -73,10 +73,9 @@ class MemoryContainer:
 class MemoryRuntime:
     """`cri.Runtime` in memory with an NRI socket; `start` before plugins connect.
 
-    `errors` are messages by call: that call fails while there is one. `ends` are names of
-    containers that exit with 0 as soon as they are started. `seconds` is how long plugins may take.
-    `events` are those sent, each with the pod and the container. Bundles are written below `root`,
-    the host's file system.
+    `ends` are names of containers that exit with 0 as soon as they are started. `seconds` is how
+    long plugins may take. `events` are those sent, each with the pod and the container. Bundles are
+    written below `root`, the host's file system.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class MemoryRuntime:
         self.sandboxes: dict[str, MemorySandbox] = {}
         self.containers: dict[str, MemoryContainer] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.errors: dict[str, str] = {}
         self.ends = ends
         self._numbers = itertools.count(1)
         self.nri = FakeRuntime(socket)
@@ -109,16 +107,13 @@ class MemoryRuntime:
         await self.nri.stop()
 
     def of(self, name: str) -> MemoryContainer:
-        """Return the newest container of a name."""
         return [each for each in self.containers.values() if each.name == name][-1]
 
     def cgroup_of(self, name: str) -> str:
-        """Return the cgroup of the newest container of a name."""
         container = self.of(name)
         return join(container.sandbox.parent.lstrip("/"), scope_of(container.id))
 
     def end(self, name: str, exit_code: int = 0) -> None:
-        """Have a container exit by itself."""
         container = self.of(name)
         container.exit_code = exit_code
         self._exit(container)
@@ -129,8 +124,6 @@ class MemoryRuntime:
         request(**fields)  # a field that CRI does not have is an error here, too
         if not name.startswith(("List", "ContainerStatus")):
             self.calls.append((name, fields))
-        if name in self.errors:
-            raise CallError("UNKNOWN", self.errors[name])
         try:
             answer = await getattr(self, f"_{name}")(**fields)
         finally:  # the next plugin is sent the pods and containers of now
@@ -322,7 +315,6 @@ class MemoryRuntime:
 
 
 def scope_of(name: str) -> str:
-    """Return the unit of a sandbox or container by its id."""
     return f"cri-containerd-{name}.scope"
 
 
@@ -332,7 +324,6 @@ def _matches(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
 
 
 def _pod(sandbox: MemorySandbox) -> dict[str, Any]:
-    """Return a sandbox as NRI shows it."""
     metadata, linux = sandbox.config["metadata"], sandbox.config["linux"]
     return {
         "id": sandbox.id,
@@ -348,7 +339,6 @@ def _pod(sandbox: MemorySandbox) -> dict[str, Any]:
 
 
 def _container(container: MemoryContainer) -> dict[str, Any]:
-    """Return a container as NRI shows it."""
     config = container.config
     unit = container.sandbox.parent.rpartition("/")[2]
     return {
@@ -367,12 +357,10 @@ def _container(container: MemoryContainer) -> dict[str, Any]:
 
 
 def _cpu(linux: Mapping[str, Any]) -> dict[str, Any]:
-    """Return NRI's LinuxCPU of CRI's resources."""
     return {name: {"value": linux[given]} for given, name in _OPTIONAL.items() if linux.get(given)}
 
 
 def _apply(cpu: dict[str, Any], resources: Message) -> None:
-    """Change a LinuxCPU as a plugin asked."""
     asked = resources.cpu
     for name in _SETS:
         if getattr(asked, name):

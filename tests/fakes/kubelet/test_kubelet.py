@@ -131,7 +131,10 @@ async def watched(node: Cluster) -> AsyncIterator[tuple[PodsApi, AsyncIterator[P
 
 @in_loop
 async def test_the_endpoint_lists_pods_to_bearers_of_the_token(node: Cluster) -> None:
-    certificate, token = write_certificate(node.directory.with_name("pem")), node.world.directory / "t"
+    certificate, token = (
+        write_certificate(node.directory.with_name("pem")),
+        node.world.directory / "t",
+    )
     token.write_text("secret")
     async with node.with_kubelet():
         uid = await put(node, pod("one", container("app")))
@@ -162,9 +165,7 @@ async def plugin_of(node: Cluster, *names: str) -> AsyncIterator[FakePlugin]:
 
 
 @in_loop
-async def test_an_init_containers_device_goes_to_the_app_again_and_survives_a_restart(
-    node: Cluster,
-) -> None:
+async def test_an_init_containers_device_goes_to_the_app_and_survives(node: Cluster) -> None:
     first = [container("init1", resources=ONE_GPU)]
     async with node.with_kubelet(), plugin_of(node, "a", "b") as plugin:
         app = container("app", resources=ONE_GPU)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -20,7 +18,8 @@ from tests.agent.server.support import FakeClock, until
 from tests.fakes.device_manager import FakeDeviceManager
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 RESOURCE: Final = "numawarden.dev/exclusive"
 
@@ -82,8 +81,12 @@ class Served:
         self.manager = FakeDeviceManager(self.plugins)
 
     def conditions(self) -> list[str]:
-        """Return what was reported last."""
         return [line for line in self.reported[-1:] if line]
+
+    async def condition(self) -> str:
+        await until(self.conditions)
+        [line] = self.conditions()
+        return line
 
     async def registered(self) -> None:
         """Wait until the kubelet of now has registered the plugin and its list."""
@@ -91,16 +94,8 @@ class Served:
         await until(lambda: self.plugin.is_registered)
 
     async def wait_out(self, seconds: float) -> None:
-        """Advance the clock once the plugin waits for it."""
         await until(lambda: any(self.clock._sleepers))
         self.clock.advance(seconds)
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Return a directory whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="kubelet") as path:
-        yield Path(path)
 
 
 @asynccontextmanager
@@ -116,7 +111,6 @@ async def registered(directory: Path) -> AsyncIterator[Served]:
 async def served(
     directory: Path, names: Callable[[Path], AsyncIterator[object]] = directory_names
 ) -> AsyncIterator[Served]:
-    """Serve the plugin until the block ends."""
     running = Served(directory, names)
     task = asyncio.create_task(running.plugin.serve())
     try:
@@ -128,10 +122,10 @@ async def served(
             await task
 
 
-async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(directory: Path) -> None:
-    manager = FakeDeviceManager(directory / "device-plugins")
+async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(tmp_path: Path) -> None:
+    manager = FakeDeviceManager(tmp_path / "device-plugins")
     await manager.start()
-    async with served(directory) as running:
+    async with served(tmp_path) as running:
         running.manager = manager
         endpoint = await manager.until_listed(RESOURCE)
         assert endpoint.ids is not None
@@ -144,8 +138,8 @@ async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(directory:
         assert not options.pre_start_required
 
 
-async def test_every_restart_of_the_kubelet_gets_the_plugin_again(directory: Path) -> None:
-    async with served(directory) as running:
+async def test_every_restart_of_the_kubelet_gets_the_plugin_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as running:
         for _ in range(5):
             await running.manager.start()
             await running.registered()
@@ -158,8 +152,8 @@ async def test_every_restart_of_the_kubelet_gets_the_plugin_again(directory: Pat
         await running.registered()
 
 
-async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with_at_once(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_kubelet_that_starts_while_the_former_answers_is_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appeared, answers = asyncio.Event(), list[asyncio.Future[None]]()
 
@@ -183,7 +177,7 @@ async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with
         await until(lambda: len(answers) > former)
 
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin.Client", Answering)
-    async with served(directory, names) as running:
+    async with served(tmp_path, names) as running:
         await running.manager.start()
         appeared.set()
         failing = CallError("UNAVAILABLE", "Connection refused")
@@ -200,12 +194,12 @@ async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with
         await attempted(attempts)
 
 
-async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
+async def test_no_event_is_needed_to_notice_a_kubelet(tmp_path: Path) -> None:
     async def blind(_directory: Path) -> AsyncIterator[None]:
         yield
         await asyncio.Event().wait()
 
-    async with served(directory, blind) as running:
+    async with served(tmp_path, blind) as running:
         await until((running.plugins / "numawarden.sock").exists)
         for _ in range(2):
             await running.manager.start()
@@ -217,24 +211,21 @@ async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
             await until(lambda: not running.plugin.is_registered)
 
 
-async def test_a_directory_that_vanishes_is_served_again(directory: Path) -> None:
-    async with registered(directory) as running:
+async def test_a_directory_that_vanishes_is_served_again(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         await running.manager.stop()
-        moved = directory / "moved"
+        moved = tmp_path / "moved"
         running.plugins.rename(moved)
         await until((running.plugins / "numawarden.sock").exists)
         await running.manager.start()
         await running.registered()
 
 
-async def test_a_directory_that_cannot_be_made_is_a_condition_until_it_is_there(
-    directory: Path,
-) -> None:
-    place = directory / "kubelet"
+async def test_a_directory_that_cannot_be_made_is_a_condition_until_then(tmp_path: Path) -> None:
+    place = tmp_path / "kubelet"
     place.write_text("")
     async with served(place) as running:
-        await until(running.conditions)
-        [line] = running.conditions()
+        line = await running.condition()
         assert line.startswith(f"{RESOURCE} is not offered to the kubelet: {place}/device-plugins")
         assert f"create it (install -d -m 0750 {place}/device-plugins)" in line
         place.unlink()
@@ -243,13 +234,11 @@ async def test_a_directory_that_cannot_be_made_is_a_condition_until_it_is_there(
         assert running.conditions() == []
 
 
-async def test_an_agent_that_is_restarted_registers_with_the_same_kubelet_again(
-    directory: Path,
-) -> None:
-    manager = FakeDeviceManager(directory / "device-plugins")
+async def test_a_restarted_agent_registers_with_the_same_kubelet_again(tmp_path: Path) -> None:
+    manager = FakeDeviceManager(tmp_path / "device-plugins")
     await manager.start()
     for count in range(1, 4):
-        async with served(directory) as running:
+        async with served(tmp_path) as running:
             await until(lambda: running.plugin.is_registered)
             assert len(manager.registrations) == count
             assert (await manager.allocate(RESOURCE, "slot-0")).container_responses
@@ -261,33 +250,30 @@ async def test_an_agent_that_is_restarted_registers_with_the_same_kubelet_again(
     await manager.stop()
 
 
-async def test_a_socket_of_its_own_that_vanishes_is_linked_and_registered_again(
-    directory: Path,
-) -> None:
-    async with registered(directory) as running:
+async def test_its_own_socket_that_vanishes_is_linked_and_registered_again(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         (running.plugins / "numawarden.sock").unlink()
         await until(lambda: len(running.manager.registrations) == 2)
         await running.registered()
         assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
 
 
-async def test_the_sockets_of_an_agent_that_was_killed_are_replaced(directory: Path) -> None:
-    plugins = directory / "device-plugins"
+async def test_the_sockets_of_an_agent_that_was_killed_are_replaced(tmp_path: Path) -> None:
+    plugins = tmp_path / "device-plugins"
     (plugins / ".numawarden").mkdir(parents=True)
     for name in ("numawarden.sock", ".numawarden/plugin.sock"):
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(plugins / name))
-    async with registered(directory) as running:
+    async with registered(tmp_path) as running:
         assert running.conditions() == []
 
 
-async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(directory: Path) -> None:
-    plugins = directory / "device-plugins"
+async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(tmp_path: Path) -> None:
+    plugins = tmp_path / "device-plugins"
     plugins.mkdir()
     (plugins / "numawarden.sock").write_text("mine")
-    async with served(directory) as running:
-        await until(running.conditions)
-        [line] = running.conditions()
+    async with served(tmp_path) as running:
+        line = await running.condition()
         assert "numawarden.sock is not a socket" in line
         assert (plugins / "numawarden.sock").read_text() == "mine"
         (plugins / "numawarden.sock").unlink()
@@ -296,35 +282,31 @@ async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(direct
         assert running.conditions() == []
 
 
-async def test_a_directory_that_other_users_can_write_is_not_served(directory: Path) -> None:
-    plugins = directory / "device-plugins"
+async def test_a_directory_that_other_users_can_write_is_not_served(tmp_path: Path) -> None:
+    plugins = tmp_path / "device-plugins"
     plugins.mkdir()
     plugins.chmod(0o777)
-    async with served(directory) as running:
-        await until(running.conditions)
-        [line] = running.conditions()
+    async with served(tmp_path) as running:
+        line = await running.condition()
         assert "can be written by others" in line
         assert list(plugins.iterdir()) == []
 
 
-async def test_a_path_that_no_socket_can_have_is_a_condition(directory: Path) -> None:
-    async with served(directory / ("long" * 25)) as running:
-        await until(running.conditions)
-        [line] = running.conditions()
+async def test_a_path_that_no_socket_can_have_is_a_condition(tmp_path: Path) -> None:
+    async with served(tmp_path / ("long" * 25)) as running:
+        line = await running.condition()
         assert "a socket's has at most 107" in line
 
 
-async def test_only_the_owner_can_call_and_the_sockets_go_with_the_agent(directory: Path) -> None:
-    async with registered(directory) as running:
+async def test_only_the_owner_can_call_and_the_sockets_go_with_the_agent(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         status = (running.plugins / "numawarden.sock").stat()
         assert (status.st_mode & 0o7777, status.st_uid) == (0o600, os.geteuid())
-    assert [path.name for path in (directory / "device-plugins").rglob("*.sock")] == []
+    assert [path.name for path in (tmp_path / "device-plugins").rglob("*.sock")] == []
 
 
-async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
+async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_often(tmp_path: Path) -> None:
+    async with served(tmp_path) as running:
         running.manager.reject = "the ResourceName\nis invalid"
         await running.manager.start()
         hour = 360
@@ -344,10 +326,10 @@ async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
 
 
 async def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 10_000.0)
-    async with served(directory) as running:
+    async with served(tmp_path) as running:
         running.manager.hang = True
         await running.manager.start()
         await until(lambda: running.manager.registrations)
@@ -359,10 +341,10 @@ async def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
 
 
 async def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 0.2)
-    async with served(directory) as running:
+    async with served(tmp_path) as running:
         running.manager.hang = True
         await running.manager.start()
         await running.clock.passing(PERIOD, until(running.conditions))
@@ -371,10 +353,8 @@ async def test_a_registration_that_is_not_answered_is_made_again_after_a_deadlin
         assert len(running.manager.registrations) > 1
 
 
-async def test_a_list_that_the_kubelet_no_longer_watches_is_registered_again(
-    directory: Path,
-) -> None:
-    async with registered(directory) as running:
+async def test_a_list_that_is_no_longer_watched_is_registered_again(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         endpoint = running.manager.endpoints[RESOURCE]
         assert endpoint.watching is not None
         endpoint.watching.cancel()
@@ -384,8 +364,8 @@ async def test_a_list_that_the_kubelet_no_longer_watches_is_registered_again(
         await running.registered()
 
 
-async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(directory: Path) -> None:
-    async with registered(directory) as running:
+async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         await running.manager.crash()
         await until(lambda: not running.plugin.is_registered)
         await running.clock.passing(PERIOD, until(running.conditions))
@@ -396,10 +376,8 @@ async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(directory: Path) -
         assert running.conditions() == []
 
 
-async def test_an_answer_is_counted_and_gives_nothing_or_the_words_of_a_rejection(
-    directory: Path,
-) -> None:
-    async with registered(directory) as running:
+async def test_an_answer_gives_nothing_or_words_and_is_counted(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         rejection = "TopologyAffinityError: cpu: 2 asked, free 0:1 1:1"
         for words in ("", rejection, None, ""):
             running.decisions.words = words
@@ -420,10 +398,8 @@ async def test_an_answer_is_counted_and_gives_nothing_or_the_words_of_a_rejectio
 
 
 @pytest.mark.parametrize("words", ["x" * 100_000, "a\nb\x00\x1b[31m", "\u202e" * 3000, "ü" * 5000])
-async def test_whatever_the_words_they_are_one_line_that_fits_into_a_status(
-    directory: Path, words: str
-) -> None:
-    async with registered(directory) as running:
+async def test_whatever_the_words_are_they_fit_into_a_status(tmp_path: Path, words: str) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.words = words
         with pytest.raises(CallError) as caught:
             await running.manager.allocate(RESOURCE, "slot-0")
@@ -432,8 +408,8 @@ async def test_whatever_the_words_they_are_one_line_that_fits_into_a_status(
         assert len(caught.value.message) <= 800
 
 
-async def test_several_containers_in_one_request_get_an_answer_each(directory: Path) -> None:
-    async with registered(directory) as running:
+async def test_several_containers_in_one_request_get_an_answer_each(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         request = V1BETA1["AllocateRequest"](
             container_requests=[{"devices_ids": ["slot-0"]}, {}, {"devices_ids": ["slot-1"]}]
         )
@@ -441,10 +417,8 @@ async def test_several_containers_in_one_request_get_an_answer_each(directory: P
         assert len(answer.container_responses) == 3
 
 
-async def test_without_a_decision_in_time_the_pod_passes_and_the_decision_is_cancelled(
-    directory: Path,
-) -> None:
-    async with registered(directory) as running:
+async def test_without_a_decision_in_time_the_pod_passes(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.hangs = True
         with capture_logs() as logs:
             answering = asyncio.create_task(running.manager.allocate(RESOURCE, "slot-0"))
@@ -458,8 +432,8 @@ async def test_without_a_decision_in_time_the_pod_passes_and_the_decision_is_can
     assert DECIDING_SECONDS < 1
 
 
-async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(directory: Path) -> None:
-    async with registered(directory) as running:
+async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.hangs = True
         first = [
             asyncio.create_task(running.manager.allocate(RESOURCE, f"slot-{n}")) for n in range(4)
@@ -474,8 +448,8 @@ async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(direc
         assert running.decisions.asked == 5
 
 
-async def test_a_kubelet_that_dies_within_a_call_ends_the_decision(directory: Path) -> None:
-    async with registered(directory) as running:
+async def test_a_kubelet_that_dies_within_a_call_ends_the_decision(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.hangs = True
         call = asyncio.create_task(running.manager.allocate(RESOURCE, "slot-0"))
         await until(lambda: running.decisions.asked)
@@ -485,14 +459,12 @@ async def test_a_kubelet_that_dies_within_a_call_ends_the_decision(directory: Pa
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\x0a\xff", b"\x0a\x02\x0a\x05", b"\xdd" * 64])
-async def test_garbage_is_an_error_or_an_answer_and_the_plugin_goes_on(
-    directory: Path, raw: bytes
-) -> None:
+async def test_the_plugin_goes_on_after_garbage(tmp_path: Path, raw: bytes) -> None:
     class Garbage:
         def SerializeToString(self) -> bytes:  # noqa: N802  # as protobuf's messages
             return raw
 
-    async with registered(directory) as running:
+    async with registered(tmp_path) as running:
         client = Client(running.plugins / "numawarden.sock", DEVICE_PLUGIN)
         with suppress(CallError):
             await client.call("Allocate", Garbage(), V1BETA1["AllocateResponse"], 30.0)

@@ -100,9 +100,7 @@ async def test_the_agents_own_resource_is_neither_asked_for_nor_returned(tmp_pat
         assert asked.calls == []
 
 
-async def test_where_nothing_answers_the_condition_says_why_until_something_does(
-    tmp_path: Path,
-) -> None:
+async def test_where_nothing_answers_the_condition_says_why_until_then(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {}).write_text("{}")
     devices = devices_in(tmp_path)
     assert await devices.of(asking(NIC)) == {}
@@ -131,9 +129,6 @@ async def test_a_kubelet_that_hangs_holds_up_an_admission_for_its_deadline_alone
         assert await devices.of(asking(NIC)) == {}
         assert "DEADLINE_EXCEEDED" in devices.conditions[0]
         assert asked.calls in ([], ["Get"])  # beside much load the call has not arrived yet
-
-
-# --- the client ---------------------------------------------------------------------------------
 
 
 def client(directory: Path) -> PodResourcesClient:
@@ -211,12 +206,7 @@ async def test_claims_are_kept_as_the_kubelet_says_them(tmp_path: Path) -> None:
     assert listing.pods == {}
 
 
-# --- all pods, from time to time ----------------------------------------------------------------
-
-
-async def test_the_list_follows_the_kubelet_and_the_same_answer_is_the_same_value(
-    tmp_path: Path,
-) -> None:
+async def test_the_list_follows_the_kubelet_and_changes_with_it_alone(tmp_path: Path) -> None:
     async with kubelet(tmp_path) as asked:
         asked.allocatable = [container_devices(NIC, "nic0", node=0)]
         devices, clock = devices_in(tmp_path), FakeClock()
@@ -238,9 +228,7 @@ async def test_the_list_follows_the_kubelet_and_the_same_answer_is_the_same_valu
         await asyncio.wait((following,))
 
 
-async def test_a_kubelet_that_is_down_is_a_condition_and_its_last_list_stays(
-    tmp_path: Path,
-) -> None:
+async def test_a_kubelet_that_is_down_is_a_condition_its_last_list_stays(tmp_path: Path) -> None:
     devices = devices_in(tmp_path)
     async with kubelet(tmp_path):
         await devices.refresh()
@@ -253,8 +241,3 @@ async def test_a_kubelet_that_is_down_is_a_condition_and_its_last_list_stays(
     async with kubelet(tmp_path):
         await devices.refresh()
     assert devices.conditions == ()
-
-
-def test_the_fake_speaks_the_messages_of_the_api() -> None:
-    message = V1["ContainerDevices"](**container_devices(NIC, "nic0", node=3))
-    assert [node.ID for node in message.topology.nodes] == [3]

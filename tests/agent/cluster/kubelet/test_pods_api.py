@@ -23,7 +23,6 @@ SHORT = 0.05
 
 @asynccontextmanager
 async def served(directory: Path) -> AsyncIterator[tuple[FakePodsApi, PodsApi]]:
-    """Yield a kubelet with one pod, and a client."""
     kubelet, client = FakePodsApi(directory), PodsApi(directory)
     kubelet.pods[UID] = pod_message(UID)
     await kubelet.start()
@@ -66,16 +65,6 @@ async def test_an_event_of_a_later_kubelet_says_how_the_pod_is_now(tmp_path: Pat
         assert (event.type, event.pod and event.pod.uid) == (EventType.MODIFIED, UID)
 
 
-async def test_a_pod_that_cannot_be_decoded_is_an_event_with_an_error(tmp_path: Path) -> None:
-    async with served(tmp_path) as (kubelet, client), aclosing(client.watch()) as events:
-        await anext(events)
-        await anext(events)
-        kubelet.send(EventType.MODIFIED, b"\xff\xff")
-        event = await anext(events)
-        assert event.pod is None
-        assert "not a pod" in str(event.error)
-
-
 async def test_bytes_that_are_no_event_break_the_watch_with_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as (kubelet, client), aclosing(client.watch()) as events:
         await anext(events)
@@ -93,23 +82,6 @@ async def test_a_watch_that_was_too_slow_is_an_error_with_its_status(tmp_path: P
         with pytest.raises(PodsUnavailableError, match="watch client channel closed") as raised:
             await anext(events)
         assert raised.value.code == "RESOURCE_EXHAUSTED"
-
-
-async def test_a_kubelet_that_stops_and_starts_is_reached_again(tmp_path: Path) -> None:
-    async with served(tmp_path) as (kubelet, client):
-        async with aclosing(client.watch()) as events:
-            await anext(events)
-            await anext(events)
-            await kubelet.stop()
-            with pytest.raises(PodsUnavailableError):
-                await anext(events)
-        await kubelet.start()
-        while True:
-            try:
-                assert [pod.uid for pod in (await client.pods(LONG)).pods] == [UID]
-            except PodsUnavailableError:  # the channel waits before it connects again
-                continue
-            break
 
 
 async def test_calls_of_a_kubelet_that_hangs_end_at_their_deadline(tmp_path: Path) -> None:
@@ -138,7 +110,7 @@ async def test_an_error_of_the_kubelet_is_printable(tmp_path: Path) -> None:
         assert raised.value.found.startswith("INTERNAL: bad")
 
 
-async def test_a_list_that_is_too_long_or_no_list_is_an_error(
+async def test_a_list_that_is_no_list_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pods_api, "MOST_PODS", 2)

@@ -116,7 +116,7 @@ async def test_what_the_agent_published_is_removed(
 
 
 @pytest.mark.parametrize("owners", [[{"manager": "other"}], [], None, "odd", [None]])
-def test_what_another_program_made_is_not_removed(
+def test_what_is_anothers_is_not_removed(
     fake: FakeApiServer, server: ApiServer, owners: object
 ) -> None:
     metadata = {"name": "worker-1", "uid": "theirs", "managedFields": owners}
@@ -146,16 +146,12 @@ async def test_an_object_that_was_made_again_meanwhile_is_not_removed(
     assert fake.topologies["worker-1"] is again
 
 
-async def test_without_the_kind_of_object_there_is_nothing_to_remove(
-    fake: FakeApiServer, server: ApiServer
-) -> None:
+async def test_without_the_kind_nothing_is_removed(fake: FakeApiServer, server: ApiServer) -> None:
     fake.always = Failure(404, text="404 page not found\n")
     assert not (await remove(server, "worker-1")).removed
 
 
-async def test_a_removal_that_is_not_allowed_is_an_error(
-    fake: FakeApiServer, server: ApiServer
-) -> None:
+async def test_a_forbidden_removal_is_an_error(fake: FakeApiServer, server: ApiServer) -> None:
     fake.always = Failure(403, "forbidden")
     with pytest.raises(ApiServerError) as caught:
         await remove(server, "worker-1")

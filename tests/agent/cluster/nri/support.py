@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.cluster.nri.messages import NriEvent
 from agent.cluster.nri.session import NriSession
+from tests.agent.server.support import FakeClock, until
 from tests.fakes.nri_runtime import running
 
 if TYPE_CHECKING:
@@ -56,40 +57,22 @@ ANSWERED = {
 IGNORED = (NriEvent.POST_CREATE_CONTAINER, NriEvent.START_CONTAINER, NriEvent.POST_UPDATE_CONTAINER)
 
 
-class ManualClock:
-    """A clock that stands still until a test advances it."""
+class ManualClock(FakeClock):
+    """A clock that stands still for short waits, too, and remembers them all."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.slept: list[float] = []
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-        self._asleep = asyncio.Condition()
-
-    def time(self) -> float:
-        return self.now + 1_700_000_000
-
-    def monotonic(self) -> float:
-        return self.now
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.now + seconds, woken))
-        async with self._asleep:
-            self._asleep.notify_all()
         await woken
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        for deadline, woken in self._sleepers:
-            if deadline <= self.now and not woken.done():
-                woken.set_result(None)
-        self._sleepers = [entry for entry in self._sleepers if not entry[1].done()]
 
     async def sleeping(self, times: int) -> None:
         """Return once something began to sleep so many times in all."""
-        async with self._asleep:
-            await self._asleep.wait_for(lambda: len(self.slept) >= times)
+        await until(lambda: len(self.slept) >= times)
 
 
 class RecordingHandler:
@@ -199,7 +182,6 @@ async def serving(
     clock: ManualClock | None = None,
     **options: Any,  # noqa: ANN401  # those of NriSession
 ) -> AsyncIterator[NriSession]:
-    """Let a session serve the runtime behind a socket."""
     options.setdefault("observe", handler.observe)
     session = NriSession(socket, handler, clock or ManualClock(), **options)
     task = asyncio.create_task(session.serve())

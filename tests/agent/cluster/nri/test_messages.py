@@ -53,9 +53,7 @@ def test_an_adjustment_has_the_bytes_of_the_wire_format() -> None:
         ),
     ],
 )
-def test_only_what_is_adjusted_is_in_a_message(
-    adjustment: Adjustment, cpu: dict[str, object]
-) -> None:
+def test_only_adjustments_are_in_a_message(adjustment: Adjustment, cpu: dict[str, object]) -> None:
     expected = {"resources": {"cpu": cpu}} if cpu else None
     message = adjustment_message(adjustment)
     assert message == V1ALPHA1["ContainerAdjustment"](linux=expected)

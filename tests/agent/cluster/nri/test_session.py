@@ -349,9 +349,7 @@ async def test_no_event_but_create_is_ever_answered_with_an_error(
     [NriEvent.RUN_POD_SANDBOX, NriEvent.CREATE_CONTAINER, NriEvent.UPDATE_CONTAINER],
     ids=lambda event: event.name,
 )
-async def test_a_handler_that_is_late_is_cancelled_and_the_runtime_goes_on(
-    nri: Nri, event: NriEvent
-) -> None:
+async def test_a_handler_that_is_late_is_cancelled(nri: Nri, event: NriEvent) -> None:
     nri.handler.adjustment = nri.handler.update = Adjustment(quota_us=-1)
     nri.handler.hangs = frozenset((NOTED | ANSWERED).values())
     with capture_logs() as logged:
@@ -378,9 +376,7 @@ async def test_a_late_handler_that_fails_is_logged(nri: Nri) -> None:
     assert [str(entry["exc_info"]) for entry in late] == ["broken in the end"]
 
 
-async def test_a_runtime_that_waits_less_than_the_deadline_gets_its_answer_in_time(
-    nri: Nri,
-) -> None:
+async def test_a_runtime_that_waits_a_shorter_time_is_answered_in_time(nri: Nri) -> None:
     nri.runtime.request_timeout_ms = 20
     nri.handler.hangs = frozenset({"container_created", "synchronize"})
     async with nri.connected(seconds=3600, synchronizing=3600) as plugin:
@@ -395,7 +391,6 @@ async def test_a_runtime_that_waits_less_than_the_deadline_gets_its_answer_in_ti
 async def test_a_creation_may_wait_nearly_as_long_as_the_runtime_does(
     nri: Nri, milliseconds: int, seconds: float, least: float, most: float
 ) -> None:
-    """What remains is for saying that it is not decided."""
     nri.runtime.request_timeout_ms = milliseconds
     async with nri.connected(seconds=seconds) as plugin:
         await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)
@@ -418,9 +413,7 @@ async def test_creations_that_wait_keep_no_other_request_from_being_answered(nri
 
 
 @pytest.mark.parametrize("method", ["configured", "synchronize", "disconnected"])
-async def test_a_handler_that_fails_around_the_connection_does_not_end_it(
-    nri: Nri, method: str
-) -> None:
+async def test_no_failure_of_a_handler_ends_the_connection(nri: Nri, method: str) -> None:
     nri.handler.fails = {method: RuntimeError("broken")}
     with capture_logs() as logged:
         async with nri.connected() as plugin:
@@ -530,9 +523,7 @@ async def test_what_violates_the_protocol_ends_the_connection_and_the_agent_conn
 @pytest.mark.parametrize(
     "method", ["Configure", "Synchronize", "StateChange", "RunPodSandbox", "CreateContainer"]
 )
-async def test_a_request_that_is_not_protobuf_ends_the_connection_without_an_answer(
-    nri: Nri, method: str
-) -> None:
+async def test_a_request_that_is_not_protobuf_ends_the_connection(nri: Nri, method: str) -> None:
     class Damaged:
         def SerializeToString(self) -> bytes:  # noqa: N802  # protobuf's name
             return b"\x0a\xff"
