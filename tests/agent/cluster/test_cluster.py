@@ -263,16 +263,6 @@ async def test_a_hundred_and_ten_pods_at_once_all_run_on_the_right_cpus(cluster:
         assert [each for each in errors if "not decided yet" not in each] == []
 
 
-async def test_an_agent_that_was_away_repairs_what_started_meanwhile(cluster: Cluster) -> None:
-    async with cluster.with_runtime(), cluster.with_kubelet():
-        uid = await put(cluster, MIXED)
-        assert cluster.cpus("app") == ALL
-        async with cluster.with_agent():
-            await until(lambda: uid in cluster.admitted())
-            await until(lambda: not cluster.pool() & cluster.cpus("app"))
-            check_mixed(cluster)
-
-
 async def test_a_container_that_the_agent_was_late_for_is_repaired(cluster: Cluster) -> None:
     async with whole(cluster):
         cluster.runtime.seconds = 0  # no answer comes in time, and the plugin is disconnected

@@ -71,20 +71,6 @@ async def test_a_container_whose_sandbox_was_not_seen_is_decided_when_created(si
         assert len(given.cpus or ()) == 2
 
 
-async def test_all_containers_of_a_pod_are_decided_at_once(site: Site) -> None:
-    async with beside(site) as agent:
-        agent.pods.known[UID] = pod_of("shop", UID, "!first=2 db=2 cache=2")
-        await agent.events.sandbox_started(sandbox())
-        names = ("first", "db", "cache")
-        given = await asyncio.gather(*(created(agent, name) for name in names))
-        allocation = agent.controller.state.ledger.allocations[UID]
-        for name, adjustment in zip(names, given, strict=True):
-            assert adjustment is not None
-            part = allocation.container(name)
-            assert part is not None
-            assert adjustment.cpus == part.cpus
-
-
 async def test_a_pod_without_room_is_rejected_with_a_reason_until_there_is_room(site: Site) -> None:
     async with beside(site) as agent:
         agent.pods.known[OTHER] = pod_of("first", OTHER, "big=8")

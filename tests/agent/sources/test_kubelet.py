@@ -69,24 +69,34 @@ class Endpoint:
 NIC, OPT_IN = "example.com/nic", "numawarden.dev/exclusive"
 
 
-@dataclass
 class Host:
-    """A kubelet, its files, the cgroups of its pods, and the source that follows it."""
+    """A kubelet, its files, the cgroups of its pods, and the source that follows it.
 
-    directory: Path
-    kubelet: FakePodsApi
-    endpoint: Endpoint
-    clock: FakeClock
-    source: KubeletPods
-    cgroups: set[str]
-    idle: set[str] = field(default_factory=set)
-    changes: int = 0
-    readings: list[SourceReading] = field(default_factory=list)
+    Cgroups in `idle` have no process.
+    """
+
+    def __init__(
+        self, directory: Path, endpoint: Endpoint | None, deadlines: KubeletDeadlines
+    ) -> None:
+        self.kubelet, self.clock = FakePodsApi(directory), FakeClock()
+        self.cgroups, self.idle = set[str](), set[str]()
+        self.changes = 0
+        ways = KubeletWays(PodsApi(directory), endpoint, deadlines)  # type: ignore[arg-type]  # a fake
+        # What the kubelet's plugins gave is in its file, which may not be there yet.
+        awaits = DeviceCheckpoint(directory, OPT_IN).awaits
+        self.source = KubeletPods(
+            ways, self.clock, self.shown, pod_level=True, awaits=awaits, same_boot=True
+        )
+
+    def shown(self, doubted: Collection[str]) -> set[str]:
+        return self.cgroups - (self.idle & set(doubted))
+
+    async def follow(self) -> None:
+        async for _ in self.source.changes():
+            self.changes += 1
 
     def read(self) -> SourceReading:
-        reading = self.source.read()
-        self.readings.append(reading)
-        return reading
+        return self.source.read()
 
     def entries(self) -> dict[str, Pod | None]:
         return {entry.key: entry.pod for entry in self.read().entries}
@@ -141,33 +151,18 @@ async def followed(
     started: bool = True,
     pods: dict[str, bytes] | None = None,
 ) -> AsyncIterator[Host]:
-    kubelet, clock, cgroups = FakePodsApi(directory), FakeClock(), set[str]()
-    kubelet.pods.update(pods or {})
-    ways = KubeletWays(PodsApi(directory), endpoint, deadlines)  # type: ignore[arg-type]  # a fake
-    # What the kubelet's plugins gave is in its file, which is not there before the first device.
-    awaits = DeviceCheckpoint(directory, OPT_IN).awaits
-    idle = set[str]()
-
-    def shown(doubted: Collection[str]) -> set[str]:
-        return cgroups - (idle & set(doubted))
-
-    source = KubeletPods(ways, clock, shown, pod_level=True, awaits=awaits, same_boot=True)
-    host = Host(directory, kubelet, endpoint or Endpoint(), clock, source, cgroups, idle)
+    host = Host(directory, endpoint, deadlines)
+    host.kubelet.pods.update(pods or {})
     if started:
-        await kubelet.start()
-
-    async def follow() -> None:
-        async for _ in source.changes():
-            host.changes += 1
-
-    following = asyncio.create_task(follow())
+        await host.kubelet.start()
+    following = asyncio.create_task(host.follow())
     try:
         yield host
     finally:
         following.cancel()
         await asyncio.wait((following,))
         assert following.cancelled()
-        await kubelet.stop()
+        await host.kubelet.stop()
 
 
 async def test_the_pods_of_the_kubelet_are_entries_by_uid(tmp_path: Path) -> None:
@@ -284,15 +279,6 @@ async def test_a_resize_keeps_the_pod_as_it_was_and_is_a_condition(tmp_path: Pat
         await until(lambda: not host.read().conditions)
 
 
-async def test_a_pod_with_mistakes_is_an_entry_with_all_of_them(tmp_path: Path) -> None:
-    bad = pod_message(UID, containers=(container("app", "cpu=two"),))
-    async with followed(tmp_path, pods={UID: bad}) as host:
-        await until(lambda: host.knows(UID))
-        (entry,) = host.read().entries
-        assert entry.pod is None
-        assert "two" in str(entry.error)
-
-
 async def test_bytes_that_are_no_pod_are_a_condition(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
@@ -346,6 +332,8 @@ async def test_a_pod_that_is_deleted_while_a_list_is_under_way_ends(tmp_path: Pa
 async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        listed = await host.source.list_now(LONG)
+        assert [pod.uid for pod in listed or ()] == [UID]
         await until(lambda: host.knows(UID) and not host.said())
         endpoint.answer = {UID: pod_message(UID), OTHER_UID: pod_message(OTHER_UID)}
         while not host.knows(UID, OTHER_UID):
@@ -494,15 +482,12 @@ async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_p
     )
 
 
-async def test_a_pod_that_no_way_knows_is_none(tmp_path: Path) -> None:
-    async with followed(tmp_path, endpoint=Endpoint(answer={})) as host:
-        assert await host.source.ask_for(UID, LONG) is None
-        assert host.endpoint.asked > 0
-
-
-async def test_a_kubelet_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) -> None:
-    endpoint = Endpoint(answer={UID: pod_message(UID)})
+async def test_a_pod_that_is_unknown_or_does_not_come_in_time_is_none(tmp_path: Path) -> None:
+    endpoint = Endpoint(answer={})
     async with followed(tmp_path, endpoint=endpoint) as host:
+        assert await host.source.ask_for(UID, LONG) is None
+        assert endpoint.asked > 0
+        endpoint.answer = {UID: pod_message(UID)}
         host.kubelet.hanging = True
         endpoint.free.clear()
         assert await host.source.ask_for(UID, 0.05) is None
@@ -576,14 +561,7 @@ async def test_all_pods_that_are_to_run_are_listed_now_and_are_entries(tmp_path:
         assert listed is not None
         assert [pod.uid for pod in listed] == [UID]
         assert host.knows(UID, "bad")
-
-
-async def test_pods_are_listed_over_the_endpoint_where_there_is_no_pods_api(tmp_path: Path) -> None:
-    endpoint = Endpoint(answer={UID: pod_message(UID)})
-    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
-        listed = await host.source.list_now(LONG)
-        assert listed is not None
-        assert [pod.uid for pod in listed] == [UID]
+        assert ["two" in str(each.error) for each in host.read().entries] == [False, True]
 
 
 async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Path) -> None:

@@ -92,14 +92,6 @@ async def test_a_pod_from_its_sandbox_to_its_end_calls_the_handler_in_order(nri:
     assert (sandbox.uid, sandbox.annotations) == ("uid-1", {"a": "b"})
 
 
-async def test_a_container_without_an_adjustment_is_left_as_it_is(nri: Nri) -> None:
-    async with nri.connected() as plugin:
-        created = await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)
-        assert not created.as_message("CreateContainerResponse").HasField("adjust")
-        updated = await plugin.event(NriEvent.UPDATE_CONTAINER, POD, CONTAINER)
-        assert not updated.as_message("UpdateContainerResponse").update
-
-
 async def test_a_rejected_container_is_an_error_and_every_answer_is_timed(nri: Nri) -> None:
     text = "TopologyAffinityError: cpu: 2 asked, \udcff"
     nri.handler.fails = {"container_created": ContainerRejectedError("FAILED_PRECONDITION", text)}
@@ -395,21 +387,6 @@ async def test_a_creation_may_wait_nearly_as_long_as_the_runtime_does(
     async with nri.connected(seconds=seconds) as plugin:
         await plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER)
     assert least < nri.handler.seconds <= most
-
-
-async def test_creations_that_wait_keep_no_other_request_from_being_answered(nri: Nri) -> None:
-    nri.handler.hangs = frozenset({"container_created"})
-    async with nri.connected(seconds=3600) as plugin:
-        waiting = [
-            asyncio.create_task(plugin.event(NriEvent.CREATE_CONTAINER, POD, CONTAINER))
-            for _ in range(20)
-        ]
-        await until(lambda: nri.handler.events.count("container_created web/app") == 20)
-        reply = await plugin.event(NriEvent.REMOVE_POD_SANDBOX, POD)
-        assert reply.code == 0
-        assert not any(task.done() for task in waiting)
-        for task in waiting:
-            task.cancel()
 
 
 @pytest.mark.parametrize("method", ["configured", "synchronize", "disconnected"])
