@@ -282,21 +282,6 @@ def opting_in(name: str, cpus: int) -> dict[str, Any]:
     return pod(name, container(name, resources=resources))
 
 
-async def test_a_pod_that_opts_in_is_rejected_by_its_kubelet(cluster: Cluster) -> None:
-    async with whole(cluster):
-        await cluster.kubelet.manager.until_listed("numawarden.dev/exclusive")
-        await put(cluster, opting_in("fits", 12))
-        assert len(cluster.cpus("fits")) == 12
-        uid = cluster.put(opting_in("not", 8))
-        await until(lambda: cluster.phase(uid) == "Failed")
-        found = cluster.kubelet.pods.get(uid)
-        assert found is not None
-        assert found.reason == "UnexpectedAdmissionError"
-        assert "cpu" in found.message
-        assert ("RunPodSandbox", "not", "") not in cluster.runtime.events
-        assert uid not in cluster.admitted()
-
-
 # Shows in differences.md: ephemeral-quota
 @pytest.mark.parametrize(
     ("manifest", "quota"), [(pod("own", container("app", 2)), "max"), (MIXED, "400000")]
@@ -349,23 +334,6 @@ async def test_what_others_do_in_the_life_of_pods_is_not_drift(cluster: Cluster)
         async with cluster.with_agent():
             await until(lambda: len(cluster.cpus("own")) == 2)
             assert drift(cluster) == 0
-
-
-async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with whole(cluster):
-        await put(cluster, pod("first", container("one", 12)))
-        uid = cluster.put(pod("second", container("two", 8)))
-        await until(lambda: waiting(cluster, uid, "two").startswith("CreateContainerError"))
-        assert "cpu" in waiting(cluster, uid, "two")
-        sandboxes = cluster.runtime.sandboxes.values()
-        assert [sandbox.ready for sandbox in sandboxes] == [True, True]
-        for command in (["list"], ["show", "second"], ["status"], ["history"]):
-            assert "default/second" in await printed(cluster, capsys, *command)
-        cluster.remove("first")
-        await until(lambda: cluster.phase(uid) == "Running")
-        assert len(cluster.cpus("two")) == 8
 
 
 async def printed(cluster: Cluster, capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -447,14 +415,6 @@ async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_ag
         await until(lambda: [len(cluster.cpus(name)) for name in ("two", "side")] == [8, 1])
         assert not cluster.cpus("side") & cluster.cpus("two")
         assert not any("shared" in line for line in lines())
-
-
-def waiting(cluster: Cluster, uid: str, name: str) -> str:
-    found = cluster.kubelet.pods.get(uid)
-    if found is None:
-        return ""
-    status = found.statuses[name]
-    return f"{status.reason}: {status.message}" if status.state == "waiting" else ""
 
 
 async def test_an_agent_that_stops_amid_decisions_leaves_none_behind(cluster: Cluster) -> None:

@@ -101,19 +101,28 @@ class Node:
             return str(error).removeprefix("FAILED_PRECONDITION: ")
         return None
 
+    async def undecided(self, uid: str, asked: str) -> str:
+        """Admit a pod that passes without a decision; return why."""
+        with capture_logs() as logs:
+            assert await self.admit(uid, asked) is None
+        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
+        why: str = line["why"]
+        return why
+
+    async def fill(self) -> None:
+        """Admit two pods that leave no room for another half of a node."""
+        for uid in UIDS[:2]:
+            assert await self.admit(uid, HALF) is None
+
     def run(self, uid: str) -> None:
         self.agent.world.kernel.mkdir(f"kubepods/pod{uid}")
 
-    async def free(self, uid: str) -> float:
-        """Let time pass until the allocation of a pod is free; return the seconds."""
-        passed = 0.0
+    async def free(self, uid: str) -> None:
+        """Let time pass until the allocation of a pod is free."""
         while uid in self.admitted:
             await self.source.list_now(60.0)
             await self.intake.sync()
             self.agent.world.clock.advance(MISSING_SECONDS)
-            passed += MISSING_SECONDS
-            assert passed < 3600
-        return passed
 
 
 @pytest.fixture
@@ -247,9 +256,9 @@ async def test_rejected_pods_that_have_failed_do_not_hide_the_next(beside: World
 
 async def test_a_rejected_pod_that_has_failed_is_not_admitted_later(beside: World) -> None:
     async with node(beside) as kubelet:
-        for uid in UIDS[:2]:
-            assert await kubelet.admit(uid, HALF) is None
-            kubelet.run(uid)
+        await kubelet.fill()
+        kubelet.run(UIDS[0])
+        kubelet.run(UIDS[1])
         assert await kubelet.admit(UIDS[2], HALF) is not None
         kubelet.list(UIDS[2], HALF, phase="Failed")
         kubelet.list(UIDS[0], HALF, phase="Succeeded")
@@ -258,19 +267,9 @@ async def test_a_rejected_pod_that_has_failed_is_not_admitted_later(beside: Worl
         assert kubelet.admitted == {UIDS[1], UIDS[3]}
 
 
-async def test_an_admitted_pod_that_the_kubelet_rejects_is_freed_at_once(beside: World) -> None:
-    async with node(beside) as kubelet:
-        assert await kubelet.admit(UIDS[0], HALF) is None
-        assert await kubelet.admit(UIDS[1], HALF) is None
-        kubelet.list(UIDS[0], HALF, phase="Failed")
-        assert await kubelet.admit(UIDS[2], HALF) is None
-        assert kubelet.admitted == {*UIDS[1:3]}
-
-
 async def test_a_static_pod_that_is_made_again_with_its_uid_is_decided_again(beside: World) -> None:
     async with node(beside) as kubelet:
-        assert await kubelet.admit(UIDS[0], HALF) is None
-        assert await kubelet.admit(UIDS[1], HALF) is None
+        await kubelet.fill()
         assert await kubelet.admit(UIDS[2], HALF) is not None
         kubelet.list(UIDS[0], HALF, phase="Succeeded")
         await kubelet.free(UIDS[0])
@@ -303,10 +302,8 @@ async def test_a_pod_that_was_rejected_and_waits_does_not_hide_the_next(beside: 
 async def test_between_two_pods_that_are_new_none_is_chosen(beside: World) -> None:
     async with node(beside) as kubelet:
         kubelet.list(UIDS[0], TOO_MANY)
-        with capture_logs() as logs:
-            assert await kubelet.admit(UIDS[1], TOO_MANY) is None
-        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
-        assert line["why"] == "2 of 2 pods may be the one that is admitted"
+        why = await kubelet.undecided(UIDS[1], TOO_MANY)
+        assert why == "2 of 2 pods may be the one that is admitted"
         assert await kubelet.admit(UIDS[2], ASKS) is None
         assert UIDS[2] in kubelet.admitted
 
@@ -325,10 +322,8 @@ async def test_a_call_without_a_pod_passes_and_is_counted(beside: World) -> None
 async def test_a_kubelet_that_does_not_list_its_pods_has_its_pod_pass(beside: World) -> None:
     async with node(beside) as kubelet:
         kubelet.kubelet.failing = CallError("UNAVAILABLE", "starting")
-        with capture_logs() as logs:
-            assert await kubelet.admit(UIDS[0], TOO_MANY) is None
-        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
-        assert line["why"] == "the kubelet does not list its pods now"
+        why = await kubelet.undecided(UIDS[0], TOO_MANY)
+        assert why == "the kubelet does not list its pods now"
         kubelet.kubelet.failing = None
         for raw in (b"\xff" * 40, b"\x0a\x03\xff\xff\xff"):
             kubelet.kubelet.raw_list = raw
@@ -339,13 +334,10 @@ async def test_a_kubelet_that_does_not_list_its_pods_has_its_pod_pass(beside: Wo
 
 async def test_a_pod_is_not_rejected_while_another_may_have_ended(beside: World) -> None:
     async with node(beside) as kubelet:
-        assert await kubelet.admit(UIDS[0], HALF) is None
-        assert await kubelet.admit(UIDS[1], HALF) is None
+        await kubelet.fill()
         del kubelet.kubelet.pods[UIDS[0]]
-        with capture_logs() as logs:
-            assert await kubelet.admit(UIDS[2], HALF) is None
-        [line] = [each for each in logs if each["event"] == "opt-in pod not decided"]
-        assert "pods that may have ended still have their allocation: " in line["why"]
+        why = await kubelet.undecided(UIDS[2], HALF)
+        assert "pods that may have ended still have their allocation: " in why
         assert kubelet.admitted == {UIDS[0], UIDS[1]}
 
 

@@ -15,16 +15,12 @@ import pytest
 from agent.cluster.kubelet.devices import SOCKET, PodResourcesClient
 from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import EventType, PodsApi
-from agent.cluster.kubelet.pods_endpoint import EndpointAccess
-from agent.cluster.kubelet.pods_endpoint import PodsEndpoint as EndpointClient
 from agent.pods.model import GivenDevice
 from sysfs.mask import Mask
 from tests.agent.cluster.test_cluster import QUICK, Cluster, container, pod, put, until
 from tests.agent.server.support import in_loop
-from tests.fakes.certificate import write_certificate
 from tests.fakes.device_plugin import FakePlugin, device, encoded
 from tests.fakes.kubelet.cgroups import parent_of
-from tests.fakes.kubelet.endpoint import PodsEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -127,27 +123,6 @@ async def watched(node: Cluster) -> AsyncIterator[tuple[PodsApi, AsyncIterator[P
     async with aclosing(api.watch()) as events:
         yield api, events
     await api.close()
-
-
-@in_loop
-async def test_the_endpoint_lists_pods_to_bearers_of_the_token(node: Cluster) -> None:
-    certificate, token = (
-        write_certificate(node.directory.with_name("pem")),
-        node.world.directory / "t",
-    )
-    token.write_text("secret")
-    async with node.with_kubelet():
-        uid = await put(node, pod("one", container("app")))
-        endpoint = PodsEndpoint(node.kubelet.pods, certificate, "secret")
-        await endpoint.start()
-        client = EndpointClient(EndpointAccess(endpoint.url, token, certificate))
-        [listed] = (await client.pods(LONG)).pods
-        assert (listed.uid, listed.running) == (uid, True)
-        token.write_text("other")
-        with pytest.raises(PodsUnavailableError, match="401"):
-            await client.pods(LONG)
-        await client.close()
-        await endpoint.stop()
 
 
 @asynccontextmanager

@@ -148,8 +148,12 @@ async def test_every_restart_of_the_kubelet_gets_the_plugin_again(tmp_path: Path
             await running.manager.start()
             await running.registered()
             await running.manager.crash()
+        await until(lambda: not running.plugin.is_registered)
+        await running.clock.passing(PERIOD, until(running.conditions))
+        assert "UNAVAILABLE" in await running.condition()
         await running.manager.start()
         await running.registered()
+        assert running.conditions() == []
 
 
 async def test_a_kubelet_that_starts_while_the_former_answers_is_next(
@@ -232,22 +236,6 @@ async def test_a_directory_that_cannot_be_made_is_a_condition_until_then(tmp_pat
         await running.manager.start()
         await running.clock.passing(PERIOD, until(lambda: running.plugin.is_registered))
         assert running.conditions() == []
-
-
-async def test_a_restarted_agent_registers_with_the_same_kubelet_again(tmp_path: Path) -> None:
-    manager = FakeDeviceManager(tmp_path / "device-plugins")
-    await manager.start()
-    for count in range(1, 4):
-        async with served(tmp_path) as running:
-            await until(lambda: running.plugin.is_registered)
-            assert len(manager.registrations) == count
-            assert (await manager.allocate(RESOURCE, "slot-0")).container_responses
-            # The list may follow the registration and an allocation.
-            await until(lambda: manager.endpoints[RESOURCE].healthy)
-        while manager.endpoints[RESOURCE].healthy:
-            manager.changed.clear()
-            await manager.changed.wait()
-    await manager.stop()
 
 
 async def test_its_own_socket_that_vanishes_is_linked_and_registered_again(tmp_path: Path) -> None:
@@ -362,18 +350,6 @@ async def test_a_list_that_is_no_longer_watched_is_registered_again(tmp_path: Pa
         again = until(lambda: len(running.manager.registrations) > 1)
         await running.clock.passing(PERIOD, again)
         await running.registered()
-
-
-async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(tmp_path: Path) -> None:
-    async with registered(tmp_path) as running:
-        await running.manager.crash()
-        await until(lambda: not running.plugin.is_registered)
-        await running.clock.passing(PERIOD, until(running.conditions))
-        [line] = running.conditions()
-        assert "UNAVAILABLE" in line
-        await running.manager.start()
-        await running.registered()
-        assert running.conditions() == []
 
 
 async def test_an_answer_gives_nothing_or_words_and_is_counted(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ async def test_the_list_follows_the_kubelet_and_changes_with_it_alone(tmp_path: 
         await asyncio.wait((following,))
 
 
-async def test_a_kubelet_that_is_down_is_a_condition_its_last_list_stays(tmp_path: Path) -> None:
+async def test_a_kubelet_that_is_down_is_a_condition_and_its_list_stays(tmp_path: Path) -> None:
     devices = devices_in(tmp_path)
     async with kubelet(tmp_path):
         await devices.refresh()
