@@ -3,6 +3,10 @@
 A request has a connection of its own. Requests are rare (a change of what pods have, an Event), and
 so the token and the certificate authority are read for each, as both are replaced while the agent
 runs. Nothing of it blocks the event loop or the thread that writes cgroups.
+
+Where the server is and which files hold token and authority is configured (`api_access`); what the
+configuration leaves out comes from the unit's credentials (`LoadCredential`, systemd.exec) and else
+from the service account that Kubernetes puts into every container of a pod.
 """
 
 from __future__ import annotations
@@ -30,14 +34,6 @@ if TYPE_CHECKING:
 
     from agent.config.model import KubernetesConfig
 
-
-# --- access ---------------------------------------------------------------------------------------
-# Where the API server is, and which files hold the token and the certificate authority.
-#
-# What the configuration leaves out comes from the unit's credentials (`LoadCredential`,
-# systemd.exec) and else from the service account that Kubernetes puts into every container of a
-# pod.
-
 #: Where Kubernetes puts the files of a pod's service account.
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: The names of the unit's credentials.
@@ -46,6 +42,26 @@ CA_CREDENTIAL: Final = "kubernetes-ca"
 #: Where systemd has them as long as the unit runs, readable for root.
 UNIT_CREDENTIALS: Final = Path("/run/credentials/numawarden.service")
 _HTTPS_PORT: Final = 443
+
+#: How long a request may take from the first byte to the last, in seconds.
+DEADLINE_SECONDS: Final = 10.0
+#: In bytes; a NodeResourceTopology of 64 nodes with a hundred resources each has 0.8 MiB.
+LONGEST_ANSWER: Final = 4 << 20
+_LONGEST_TOKEN: Final = 64 << 10
+_LONGEST_MESSAGE: Final = 400
+_CHUNK: Final = 64 << 10
+
+APPLY: Final = "application/apply-patch+yaml"
+JSON: Final = "application/json"
+MERGE: Final = "application/merge-patch+json"
+
+_SUCCESS: Final = range(200, 300)
+_UNAUTHORIZED: Final = 401
+_FORBIDDEN: Final = 403
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_TOO_MANY: Final = 429
+_SERVER_ERRORS: Final = 500
 
 
 class AccessError(Exception):
@@ -150,29 +166,6 @@ def _default(credential: str, name: str, environ: Mapping[str, str], service_acc
     if directory and (file := Path(directory) / credential).exists():
         return file
     return service_account / name
-
-
-# --- api server -----------------------------------------------------------------------------------
-
-#: How long a request may take from the first byte to the last, in seconds.
-DEADLINE_SECONDS: Final = 10.0
-#: In bytes; a NodeResourceTopology of 64 nodes with a hundred resources each has 0.8 MiB.
-LONGEST_ANSWER: Final = 4 << 20
-_LONGEST_TOKEN: Final = 64 << 10
-_LONGEST_MESSAGE: Final = 400
-_CHUNK: Final = 64 << 10
-
-APPLY: Final = "application/apply-patch+yaml"
-JSON: Final = "application/json"
-MERGE: Final = "application/merge-patch+json"
-
-_SUCCESS: Final = range(200, 300)
-_UNAUTHORIZED: Final = 401
-_FORBIDDEN: Final = 403
-_NOT_FOUND: Final = 404
-_CONFLICT: Final = 409
-_TOO_MANY: Final = 429
-_SERVER_ERRORS: Final = 500
 
 
 class Outcome(StrEnum):

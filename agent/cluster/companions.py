@@ -1,4 +1,8 @@
-"""What runs beside the agent's own loops where there is a kubelet; imported only then."""
+"""What runs beside the agent's own loops where there is a kubelet; imported only then.
+
+That is what answers the container runtime, what is asked for the kubelet's devices, and, for pods
+that opted in, what answers the kubelet's device manager (`OptInAdmissions`).
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,8 @@ _DEVICES: Final = "devices of the kubelet"
 #: After which the runtime gets an answer without settings, in seconds, if it does not say that it
 #: waits for less: it waits 2 s, and for no other request meanwhile.
 _LONGEST_ANSWER: Final = 1.6
+
+log = structlog.get_logger(__name__)
 
 
 def of_kubelet(
@@ -118,22 +124,17 @@ def _exclusive_plugin(
     )
 
 
-# --- opt-in ---------------------------------------------------------------------------------------
-# Pods that opted in: decided while the kubelet admits them, so that the kubelet rejects them.
-#
-# The kubelet does not say for which pod it asks a device plugin. It admits one pod after the other,
-# and lists a pod from just before its admission on: so the pod is the one that asks for the
-# resource and was not in the list of the call before. A pod with several containers is asked for
-# once for each of them, with the same list every time.
-#
-# A rejected pod is `Failed` for good. So where a later decision may be another one, none is given,
-# and the pod passes: its containers are rejected when they are created, until there is room.
-
-log = structlog.get_logger(__name__)
-
-
 class OptInAdmissions:
-    """Decides pods that ask for `resource`, one after the other.
+    """Decides pods that ask for `resource` while the kubelet admits them, one after the other.
+
+    The kubelet does not say for which pod it asks a device plugin. It admits one pod after the
+    other, and lists a pod from just before its admission on: so the pod is the one that asks for
+    the resource and was not in the list of the call before. A pod with several containers is asked
+    for once for each of them, with the same list every time.
+
+    A rejected pod is `Failed` for good. So where a later decision may be another one, none is
+    given, and the pod passes: its containers are rejected when they are created, until there is
+    room.
 
     `pods` is the source of the kubelet's pods, `sync` has the controller admit and remove what it
     asks for.

@@ -1,6 +1,8 @@
 """What hangs on the plugs of the agent where there is a kubelet, or a cluster.
 
-What is not configured is not imported.
+What is not configured is not imported; gRPC is imported only with a kubelet. A kubelet on this host
+that the configuration does not name keeps the agent from starting: the two would give the same CPUs
+to different pods, and the kubelet removes cgroups of pods that it does not know.
 """
 
 from __future__ import annotations
@@ -25,13 +27,6 @@ if TYPE_CHECKING:
     from agent.server.queue import Worker
     from agent.server.wiring import SourceInputs, Surroundings
     from agent.tools.doctor.facts import ReportedVersion
-
-
-# --- undeclared kubelet ---------------------------------------------------------------------------
-# A kubelet on this host that the configuration does not name: two managers of the same CPUs.
-#
-# Such a kubelet and the agent give the same CPUs to different pods, and the kubelet removes cgroups
-# of pods that it does not know.
 
 ROOT: Final = Path("/")
 #: How often a kubelet is looked for that was started after the agent, in seconds.
@@ -80,10 +75,6 @@ async def watch_undeclared(controller: Controller, config: Config, root: Path) -
             conditions[_SUBJECT] = str(error)
         else:
             conditions.pop(_SUBJECT, None)
-
-
-# --- kubelet --------------------------------------------------------------------------------------
-# The kubelet that the configuration enables; gRPC is imported only with one.
 
 
 def check(config: Config, root: Path | None) -> Beside:

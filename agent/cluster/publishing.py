@@ -50,14 +50,6 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.events import Watcher
 
-
-# --- events ---------------------------------------------------------------------------------------
-# Events on pods of the cluster: why a pod was rejected, in `kubectl describe pod`.
-#
-# A pod gets one Event for each reason and message; what repeats is counted in the Event. Requests
-# are limited for each pod, and all wait after a failure. An Event that the server does not accept
-# is dropped: Events are for people, and the log and `numawarden show` say the same.
-
 #: A pod has at most one request in so many seconds.
 POD_SECONDS: Final = 60.0
 #: The pods whose Events are remembered; the one that was noted first is forgotten.
@@ -73,6 +65,21 @@ _EVENT: Final = ApiResource(
     verbs="create and patch",
     missing="check that agent.kubernetes.server is a Kubernetes API server",
 )
+
+log = structlog.get_logger(__name__)
+
+#: The name of the source whose pods are those of the cluster (`agent.cluster.kubelet.source`).
+CLUSTER_SOURCE: Final = "kubelet"
+#: How often it is looked for changes that no event reports, and for what failed, in seconds.
+PERIOD_SECONDS: Final = 10.0
+#: Changes within so many seconds after the first are published together.
+SETTLE_SECONDS: Final = 1.0
+#: Events that are sent one after the other; the topology is looked at in between.
+_EVENTS_AT_ONCE: Final = 20
+#: Subjects of the conditions.
+_TOPOLOGY: Final = "node topology"
+_INCOMPLETE: Final = "node topology incomplete"
+_EVENTS: Final = "pod events"
 
 
 class _PodEvent(Struct):
@@ -90,7 +97,11 @@ class _PodEvent(Struct):
 
 
 class PodEvents:
-    """Collects Events and sends them; `error` is why the latest request failed, or None.
+    """Collects Events on pods and sends them; `error` is why the latest request failed, or None.
+
+    A pod gets one Event for each reason and message; what repeats is counted in the Event. Requests
+    are limited for each pod, and all wait after a failure. An Event that the server does not accept
+    is dropped: Events are for people, and the log and `numawarden show` say the same.
 
     `now` is seconds of a clock that never runs backwards, `time` is Unix time.
     """
@@ -213,24 +224,6 @@ def _event_name(pod: str) -> str:
 def _timestamp(time: float) -> str:
     """Return a Unix time as the API has it, to the second."""
     return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-# --- publishing -----------------------------------------------------------------------------------
-
-log = structlog.get_logger(__name__)
-
-#: The name of the source whose pods are those of the cluster (`agent.cluster.kubelet.source`).
-CLUSTER_SOURCE: Final = "kubelet"
-#: How often it is looked for changes that no event reports, and for what failed, in seconds.
-PERIOD_SECONDS: Final = 10.0
-#: Changes within so many seconds after the first are published together.
-SETTLE_SECONDS: Final = 1.0
-#: Events that are sent one after the other; the topology is looked at in between.
-_EVENTS_AT_ONCE: Final = 20
-#: Subjects of the conditions.
-_TOPOLOGY: Final = "node topology"
-_INCOMPLETE: Final = "node topology incomplete"
-_EVENTS: Final = "pod events"
 
 
 def publishing(config: KubernetesConfig, controller: Controller) -> Companion:

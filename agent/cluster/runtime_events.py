@@ -57,10 +57,6 @@ if TYPE_CHECKING:
     from agent.server.intake import PodIntake
     from cgroupfs.settings import CpuMax
 
-
-# --- adjustments ----------------------------------------------------------------------------------
-# What the container runtime is to give a container of an admitted pod at its start, and when.
-
 _UNLIMITED: Final = -1
 #: The kubelet may read back so many shares less than it wrote: cgroup v2 has `cpu.weight`, of which
 #: one stands for 26.2 shares.
@@ -68,6 +64,23 @@ _ROUNDED: Final = 27
 #: So many pods are named in a message.
 _NAMED: Final = 4
 _SETS: Final = (CPUS, CPUS_EFFECTIVE)
+
+log = structlog.get_logger(__name__)
+
+#: gRPC's names of the statuses with which a creation or an update is rejected.
+_REJECTED: Final = "FAILED_PRECONDITION"
+_NOT_YET: Final = "UNAVAILABLE"
+#: Entries of the source whose pods were decided on and not admitted.
+_NOT_ADMITTED: Final = (REJECTED, CONFLICT)
+#: How long the kubelet may take to answer with a pod, in seconds, while the creation of a container
+#: waits.
+ASK_SECONDS: Final = 0.5
+#: How long the kubelet may take for all pods that it is asked for after the runtime synchronized,
+#: in seconds, and for how many it is asked at once.
+ASK_ALL_SECONDS: Final = 2.0
+_ASKED_AT_ONCE: Final = 64
+#: Subject of the condition that the runtime is not connected.
+SUBJECT: Final = "container runtime"
 
 
 def adjustment_of(pod: PodAllocation, name: str, pool: Mask) -> Adjustment | None:
@@ -230,26 +243,6 @@ def _may_use(difference: Difference, cpus: Mask) -> bool:
     return difference.observed is None or bool(Mask.parse(difference.observed) & cpus)
 
 
-# --- runtime events -------------------------------------------------------------------------------
-
-log = structlog.get_logger(__name__)
-
-#: gRPC's names of the statuses with which a creation or an update is rejected.
-_REJECTED: Final = "FAILED_PRECONDITION"
-_NOT_YET: Final = "UNAVAILABLE"
-#: Entries of the source whose pods were decided on and not admitted.
-_NOT_ADMITTED: Final = (REJECTED, CONFLICT)
-#: How long the kubelet may take to answer with a pod, in seconds, while the creation of a container
-#: waits.
-ASK_SECONDS: Final = 0.5
-#: How long the kubelet may take for all pods that it is asked for after the runtime synchronized,
-#: in seconds, and for how many it is asked at once.
-ASK_ALL_SECONDS: Final = 2.0
-_ASKED_AT_ONCE: Final = 64
-#: Subject of the condition that the runtime is not connected.
-SUBJECT: Final = "container runtime"
-
-
 class RuntimeEvents:
     """Answers the events of a container runtime (`agent.cluster.nri.session.RuntimeHandler`).
 
@@ -287,8 +280,6 @@ class RuntimeEvents:
         metrics = self._controller.metrics
         metrics.counters.add(names.RUNTIME_REQUESTS, method, outcome)
         metrics.runtime_request_duration.observe(seconds, method)
-
-    # --- the session ----------------------------------------------------------------------------
 
     def configured(self, info: RuntimeInfo) -> None:
         """Take note of a runtime that connected; the session logs it."""
@@ -335,8 +326,6 @@ class RuntimeEvents:
             log.info("running containers adjusted", containers=len(adjusted))
         return adjusted
 
-    # --- sandboxes ------------------------------------------------------------------------------
-
     async def sandbox_started(self, sandbox: PodSandbox) -> None:
         """Begin to decide the pod; its containers come later."""
         self._pods.sandbox_started(sandbox.uid, sandbox.id, _name(sandbox))
@@ -368,8 +357,6 @@ class RuntimeEvents:
         self._rejected.pop(sandbox.uid, None)
         self._resizes.pop(sandbox.uid, None)
         self._begin(sandbox.uid, self._synced())
-
-    # --- containers -----------------------------------------------------------------------------
 
     async def container_created(
         self, sandbox: PodSandbox, container: RuntimeContainer, seconds: float
@@ -435,8 +422,6 @@ class RuntimeEvents:
 
     def container_removed(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
         """Do nothing: its allocation is the pod's."""
-
-    # --- decisions ------------------------------------------------------------------------------
 
     def _begin(self, uid: str, work: Coroutine[None, None, None]) -> None:
         """Begin work for a pod (or "", for all) in the background, unless it is in progress."""
@@ -547,8 +532,6 @@ class RuntimeEvents:
             return
         except EXPECTED as error:
             log.warning("pods of the kubelet not read", why=message_of(error))
-
-    # --- answers --------------------------------------------------------------------------------
 
     def _allocation(self, uid: str) -> PodAllocation | None:
         return self._controller.state.ledger.allocations.get(uid)

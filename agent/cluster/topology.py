@@ -6,17 +6,21 @@ that are called `node-<id>`, with an id below 64; of a resource what is `availab
 the attributes of the whole object. As with other publishers, only what is allocated exclusively is
 not available: containers of the shared pool take no CPU away from a zone. Devices that plugins of
 the kubelet beside the agent offer are in the zones as far as the kubelet lists them.
+
+Server-side apply creates the object or changes what is the agent's in it. The apply is not forced:
+where another program (a topology updater of NFD, a second agent of the same node name) owns the
+fields, the server answers with a conflict, and the agent says so and changes nothing.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 from msgspec import Struct
 
 from agent.cluster.api_server import APPLY, ApiResource, ApiServerError, Outcome
+from agent.cluster.fingerprint import pod_fingerprint
 from agent.managers.cpu.manager import shared_pool
 from agent.managers.device.kubelet import NOT_LISTED, kubelet_devices
 from agent.managers.device.manager import allocated_devices
@@ -35,88 +39,6 @@ if TYPE_CHECKING:
     from agent.managers.machine import MachineNode
     from agent.managers.rules import EffectivePolicy
 
-
-# --- fingerprint ----------------------------------------------------------------------------------
-# The fingerprint of a set of pods, by which a scheduler sees that it knows of the same pods.
-#
-# Defined by the Go package github.com/k8stopologyawareschedwg/podfingerprint, version v001: the
-# hash of each pod's name, seeded with the hash of its namespace; then one hash over all of these in
-# ascending order, eight bytes each with the lowest first. The hash is XXH64 (the algorithm is in
-# doc/xxhash_spec.md of xxHash); names that collide can be made on purpose.
-
-#: What fingerprints of this version begin with.
-PREFIX: Final = "pfp0v001"
-
-_BITS: Final = 64
-_ALL: Final = (1 << _BITS) - 1
-_PRIMES: Final = (
-    0x9E3779B185EBCA87,
-    0xC2B2AE3D27D4EB4F,
-    0x165667B19E3779F9,
-    0x85EBCA77C2B2AE63,
-    0x27D4EB2F165667C5,
-)
-_P1, _P2, _P3, _P4, _P5 = _PRIMES
-_STRIPE: Final = 32
-_LANE: Final = 8
-_WORD: Final = 4
-
-
-def pod_fingerprint(pods: Iterable[tuple[str, str]]) -> str:
-    """Return the fingerprint of pods, each as namespace and name, in whatever order they are."""
-    hashes = sorted(xxh64(name.encode(), xxh64(namespace.encode())) for namespace, name in pods)
-    return f"{PREFIX}{xxh64(struct.pack(f'<{len(hashes)}Q', *hashes)):016x}"
-
-
-def xxh64(content: bytes, seed: int = 0) -> int:
-    """Return the XXH64 hash of bytes, from 0 to 2**64 - 1, as `seed` is."""
-    whole = len(content) - len(content) % _STRIPE
-    if whole:
-        lanes = [(seed + _P1 + _P2) & _ALL, (seed + _P2) & _ALL, seed, (seed - _P1) & _ALL]
-        for start in range(0, whole, _STRIPE):
-            words = struct.unpack_from("<4Q", content, start)
-            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
-        turns = zip(lanes, (1, 7, 12, 18), strict=True)
-        result = sum(_rotated(lane, by) for lane, by in turns) & _ALL
-        for lane in lanes:
-            result = ((result ^ _round(0, lane)) * _P1 + _P4) & _ALL
-    else:
-        result = (seed + _P5) & _ALL
-    return _finished(_with_rest((result + len(content)) & _ALL, content[whole:]))
-
-
-def _with_rest(result: int, rest: bytes) -> int:
-    """Return the hash with the bytes after the last stripe: words of 8 and 4 bytes, then bytes."""
-    at = 0
-    while at + _LANE <= len(rest):
-        (word,) = struct.unpack_from("<Q", rest, at)
-        result = (_rotated(result ^ _round(0, word), 27) * _P1 + _P4) & _ALL
-        at += _LANE
-    if at + _WORD <= len(rest):
-        (word,) = struct.unpack_from("<I", rest, at)
-        result = (_rotated(result ^ (word * _P1 & _ALL), 23) * _P2 + _P3) & _ALL
-        at += _WORD
-    for byte in rest[at:]:
-        result = _rotated(result ^ (byte * _P5 & _ALL), 11) * _P1 & _ALL
-    return result
-
-
-def _finished(result: int) -> int:
-    result = (result ^ result >> 33) * _P2 & _ALL
-    result = (result ^ result >> 29) * _P3 & _ALL
-    return result ^ result >> 32
-
-
-def _round(lane: int, word: int) -> int:
-    return _rotated((lane + word * _P2) & _ALL, 31) * _P1 & _ALL
-
-
-def _rotated(value: int, by: int) -> int:
-    return (value << by | value >> _BITS - by) & _ALL
-
-
-# --- node topology --------------------------------------------------------------------------------
-
 API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 KIND: Final = "NodeResourceTopology"
 #: The scheduler keeps a zone in an array of 64.
@@ -127,6 +49,22 @@ _USUAL_NODES: Final = 8
 _METHOD: Final = "all"
 
 _Json: TypeAlias = "dict[str, Any]"
+
+#: Who owns the fields that the agent applies.
+FIELD_MANAGER: Final = "numawarden"
+#: An unchanged object is applied again after so many seconds, in case it was deleted or changed.
+REFRESH_SECONDS: Final = 600.0
+_FIRST_RETRY_SECONDS: Final = 10.0
+_LAST_RETRY_SECONDS: Final = 300.0
+
+NODE_TOPOLOGIES: Final = ApiResource(
+    path=f"/apis/{API_VERSION}/noderesourcetopologies",
+    rule="noderesourcetopologies of topology.node.k8s.io",
+    verbs="get, create, patch and delete",
+    missing="install the CustomResourceDefinition noderesourcetopologies.topology.node.k8s.io "
+    "(manifests/noderesourcetopology/crd.yaml of kubernetes-sigs/scheduler-plugins), or set "
+    "agent.kubernetes.publishTopology to false",
+)
 
 
 class NodeTopology(Struct, frozen=True):
@@ -308,30 +246,6 @@ def _resource(name: str, capacity: Quantity, allocatable: Quantity, available: Q
         "allocatable": str(allocatable),
         "available": str(available),
     }
-
-
-# --- publisher ------------------------------------------------------------------------------------
-# Publishes the topology of a node: when it changed, again after failures, and not for ever.
-#
-# Server-side apply creates the object or changes what is the agent's in it. The apply is not
-# forced: where another program (a topology updater of NFD, a second agent of the same node name)
-# owns the fields, the server answers with a conflict, and the agent says so and changes nothing.
-
-#: Who owns the fields that the agent applies.
-FIELD_MANAGER: Final = "numawarden"
-#: An unchanged object is applied again after so many seconds, in case it was deleted or changed.
-REFRESH_SECONDS: Final = 600.0
-_FIRST_RETRY_SECONDS: Final = 10.0
-_LAST_RETRY_SECONDS: Final = 300.0
-
-NODE_TOPOLOGIES: Final = ApiResource(
-    path=f"/apis/{API_VERSION}/noderesourcetopologies",
-    rule="noderesourcetopologies of topology.node.k8s.io",
-    verbs="get, create, patch and delete",
-    missing="install the CustomResourceDefinition noderesourcetopologies.topology.node.k8s.io "
-    "(manifests/noderesourcetopology/crd.yaml of kubernetes-sigs/scheduler-plugins), or set "
-    "agent.kubernetes.publishTopology to false",
-)
 
 
 class Retries:

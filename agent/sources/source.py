@@ -34,9 +34,14 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.pods.model import Named, Pod
 
-
-# --- errors ---------------------------------------------------------------------------------------
-# Errors of sources of pods: the manifest directory, its files, and any single entry.
+#: What has become of an entry: its pod is admitted; or rejected; or its uid is that of another pod
+#: or specification; or the pod cannot be read; or it was rejected and runs in the shared pool.
+ADMITTED: Final = "admitted"
+REJECTED: Final = "rejected"
+CONFLICT: Final = "conflict"
+INVALID: Final = "invalid"
+SHARED: Final = "shared"
+ENTRY_STATES: Final = (ADMITTED, CONFLICT, INVALID, REJECTED, SHARED)
 
 
 class SourceUnreadableError(Exception):
@@ -81,10 +86,6 @@ def printable(path: Path | str) -> str:
     """
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-# --- ownership ------------------------------------------------------------------------------------
-# Whose a pod is: its source and its name, which one pod has at a time; and what ends it.
 
 
 def owner_after(owner: Source | None, asking: Source) -> Source:
@@ -183,18 +184,6 @@ def belongs_elsewhere(
         remedy=f"{removal} to end that pod first, or give the new pod {own} of its own",
     )
     return Decision(pod.uid, ledger, cause=rejection)
-
-
-# --- source ---------------------------------------------------------------------------------------
-
-#: What has become of an entry: its pod is admitted; or rejected; or its uid is that of another pod
-#: or specification; or the pod cannot be read; or it was rejected and runs in the shared pool.
-ADMITTED: Final = "admitted"
-REJECTED: Final = "rejected"
-CONFLICT: Final = "conflict"
-INVALID: Final = "invalid"
-SHARED: Final = "shared"
-ENTRY_STATES: Final = (ADMITTED, CONFLICT, INVALID, REJECTED, SHARED)
 
 
 class SourceEntry(Struct, frozen=True):

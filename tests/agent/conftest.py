@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Final
 
 import pytest
 import structlog
 
 from sysfs.described import write_tree
-from tests.agent.server.support import PATIENCE, make_world, two_packages
+from tests.agent.server.support import PATIENCE, in_loop, make_world, two_packages
 from tests.fakes.certificate import write_certificate
 
 if TYPE_CHECKING:
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.agent.server.support import World
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test to its end in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = pyfuncitem._fixtureinfo.argnames
+    in_loop(pyfuncitem.obj)(**{name: pyfuncitem.funcargs[name] for name in given})
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -94,9 +94,6 @@ def _unsigned(algorithm: bytes, public: bytes, addresses: Sequence[str]) -> byte
     return _sequence(version, serial, algorithm, name, validity, name, key, _der(0xA3, extensions))
 
 
-# --- the curve ----------------------------------------------------------------------------------
-
-
 def _times(factor: int, point: Point) -> Point:
     result: Point = None
     while factor:
@@ -124,9 +121,6 @@ def _plus(one: Point, other: Point) -> Point:
 def _point_bytes(point: Point) -> bytes:
     assert point is not None
     return b"\x04" + b"".join(number.to_bytes(_SIZE, "big") for number in point)
-
-
-# --- DER ----------------------------------------------------------------------------------------
 
 
 def _der(tag: int, content: bytes) -> bytes:

@@ -8,14 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from jeepney import (
-    DBusAddress,
-    MessageType,
-    Parser,
-    new_error,
-    new_method_return,
-    new_signal,
-)
+from jeepney import DBusAddress, MessageType, Parser, new_error, new_method_return, new_signal
 from jeepney.low_level import HeaderFields
 
 if TYPE_CHECKING:
@@ -91,7 +84,6 @@ class FakeBus:
         self._server.close()
 
     def drop_client(self) -> None:
-        """End the connection of the client that is connected."""
         client = self._client
         if client is not None:
             try:

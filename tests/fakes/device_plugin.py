@@ -38,7 +38,6 @@ _PATIENCE: Final = 30.0
 
 
 def encoded(name: str, **fields: Any) -> bytes:  # noqa: ANN401  # fields of any message
-    """Return the bytes of a message of the API."""
     data: bytes = V1BETA1[name](**fields).SerializeToString()
     return data
 
@@ -49,19 +48,15 @@ def device(name: str, *nodes: int, health: str = "Healthy") -> dict[str, object]
 
 
 def device_list(*devices: dict[str, object]) -> bytes:
-    """Return the bytes of a list."""
     return encoded("ListAndWatchResponse", devices=devices)
 
 
 async def never(_request: bytes) -> bytes:
-    """Answer never."""
     await asyncio.Event().wait()
     return b""
 
 
 def failing(code: str, words: str) -> Answer:
-    """Return an answer that is an error."""
-
     async def fail(_request: bytes) -> bytes:
         raise CallError(code, words)
 
@@ -69,8 +64,6 @@ def failing(code: str, words: str) -> Answer:
 
 
 def always(raw: bytes) -> Answer:
-    """Return an answer that is the same whatever is asked."""
-
     async def answer(_request: bytes) -> bytes:
         return raw
 
@@ -135,7 +128,6 @@ class FakePlugin:
         await self._server.start()
 
     async def register(self, **fields: object) -> None:
-        """Register; raises `CallError`."""
         request = V1BETA1["RegisterRequest"](
             **{
                 "version": "v1beta1",
@@ -161,17 +153,14 @@ class FakePlugin:
             stream.put_nowait(raw)
 
     def end_streams(self) -> None:
-        """End all streams of lists as a plugin does that stops."""
         for stream in self.streams:
             stream.put_nowait(None)
 
     async def stop(self) -> None:
-        """End all streams and calls, and remove the socket."""
         if self._server is not None:
             await self._server.stop(None)
 
     def methods(self) -> list[str]:
-        """Return the names of the methods that were called."""
         return [name for name, _ in self.calls]
 
     async def _get_info(self, _request: bytes, _context: aio.ServicerContext) -> bytes:

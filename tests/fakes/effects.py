@@ -10,18 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from tests.fakes.kernel import Died
-from tests.fakes.one_by_one import OneByOne
+from tests.fakes.kernel import Died, SteppedTree
+from tests.fakes.one_by_one import SteppedSystemd
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
     from pathlib import Path
 
     from agent.state.store import Files
-    from cgroupfs.tree import CgroupTree, TreeLock
-    from systemd.bus import ActiveState, Systemd
-    from systemd.units import Property
+    from cgroupfs.tree import CgroupTree
+    from systemd.bus import Systemd
 
 _Result = TypeVar("_Result")
 _FILES, _TREE, _BUS = "file", "cgroup", "bus"
@@ -67,7 +65,6 @@ class Effects:
         is_effect: bool = True,
         half: Callable[[], object] | None = None,
     ) -> _Result:
-        """Do one step, or what the fault makes of it."""
         if not is_effect and not self.looks:
             return act()
         step = Step(len(self.log) + 1, where, name, str(subject), is_effect, half)
@@ -185,79 +182,24 @@ class CountedFiles:
         return self._do(lambda: self._files.free(path), _FILES, "free", is_effect=False)
 
 
-class CountedTree:
-    """A `CgroupTree` whose every operation is a step."""
-
+class CountedTree(SteppedTree):
     def __init__(self, tree: CgroupTree, effects: Effects) -> None:
-        self._tree = tree
+        self.inner = tree
         self._do = effects.do
 
-    def read(self, path: str, file: str) -> str:
-        where = f"{path}/{file}"
-        return self._do(lambda: self._tree.read(path, file), _TREE, "read", where, is_effect=False)
-
-    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        return self._do(
-            lambda: self._tree.read_many(path, files), _TREE, "read", path, is_effect=False
-        )
-
-    def write(self, path: str, file: str, value: str) -> None:
-        what = f"{path}/{file} {value}"
-        self._do(lambda: self._tree.write(path, file, value), _TREE, "write", what)
-
-    def mkdir(self, path: str) -> None:
-        self._do(lambda: self._tree.mkdir(path), _TREE, "mkdir", path)
-
-    def rmdir(self, path: str) -> None:
-        self._do(lambda: self._tree.rmdir(path), _TREE, "rmdir", path)
-
-    def exists(self, path: str) -> bool:
-        return self._do(lambda: self._tree.exists(path), _TREE, "exists", path, is_effect=False)
-
-    def children(self, path: str) -> tuple[str, ...]:
-        return self._do(lambda: self._tree.children(path), _TREE, "children", path, is_effect=False)
-
-    def listed(self, path: str) -> dict[str, bool]:
-        return self._do(lambda: self._tree.listed(path), _TREE, "listed", path, is_effect=False)
-
-    def procs(self, path: str) -> tuple[int, ...]:
-        return self._do(lambda: self._tree.procs(path), _TREE, "procs", path, is_effect=False)
-
-    def lock(self) -> TreeLock:
-        return self._tree.lock()
+    def step(
+        self, act: Callable[[], _Result], name: str, path: str, file: str = "", value: str = ""
+    ) -> _Result:
+        several = not file or "," in file
+        subject = path if several else f"{path}/{file} {value}".rstrip()
+        is_effect = name in ("write", "mkdir", "rmdir")
+        return self._do(act, _TREE, name, subject, is_effect=is_effect)
 
 
-class CountedSystemd(OneByOne):
-    """`Systemd` whose every call is a step."""
-
+class CountedSystemd(SteppedSystemd):
     def __init__(self, systemd: Systemd, effects: Effects) -> None:
-        self._systemd = systemd
+        self.inner = systemd
         self._do = effects.do
 
-    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
-        self._do(lambda: self._systemd.start_transient(unit, properties), _BUS, "start", unit)
-
-    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
-        self._do(lambda: self._systemd.set_properties(unit, properties), _BUS, "set", unit)
-
-    def stop(self, unit: str) -> None:
-        self._do(lambda: self._systemd.stop(unit), _BUS, "stop", unit)
-
-    def active_state(self, unit: str) -> ActiveState:
-        return self._do(
-            lambda: self._systemd.active_state(unit), _BUS, "state", unit, is_effect=False
-        )
-
-    def control_group(self, unit: str) -> str:
-        return self._do(
-            lambda: self._systemd.control_group(unit), _BUS, "cgroup", unit, is_effect=False
-        )
-
-    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
-        return self._do(
-            lambda: self._systemd.unit_properties(unit, *names),
-            _BUS,
-            "properties",
-            unit,
-            is_effect=False,
-        )
+    def step(self, act: Callable[[], _Result], name: str, unit: str) -> _Result:
+        return self._do(act, _BUS, name, unit, is_effect=name in ("start", "set", "stop"))

@@ -50,7 +50,6 @@ class FakeJournal:
 
 @contextmanager
 def fake_journal(path: Path) -> Iterator[FakeJournal]:
-    """Run a journald at a path, which is gone afterwards."""
     journal = FakeJournal(path)
     try:
         yield journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cgroupfs.settings import CPU_MAX, CpuMax
 from cgroupfs.state import read_state
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from cgroupfs.state import CgroupState
     from cgroupfs.tree import CgroupTree, TreeLock
+
+_Result = TypeVar("_Result")
 
 
 class Died(BaseException):
@@ -57,9 +59,50 @@ def reject_writes(path: str, file: str, code: int) -> Fault:
     return fault
 
 
-@dataclass(slots=True)
-class FaultyTree:
-    """A `CgroupTree` around another: logs every operation and asks `fault` before doing it."""
+class SteppedTree:
+    """A `CgroupTree` around another, whose every operation is a `step`."""
+
+    inner: CgroupTree
+
+    def step(
+        self, act: Callable[[], _Result], name: str, path: str, file: str = "", value: str = ""
+    ) -> _Result:
+        raise NotImplementedError
+
+    def read(self, path: str, file: str) -> str:
+        return self.step(lambda: self.inner.read(path, file), "read", path, file)
+
+    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
+        return self.step(lambda: self.inner.read_many(path, files), "read", path, ",".join(files))
+
+    def write(self, path: str, file: str, value: str) -> None:
+        self.step(lambda: self.inner.write(path, file, value), "write", path, file, value)
+
+    def mkdir(self, path: str) -> None:
+        self.step(lambda: self.inner.mkdir(path), "mkdir", path)
+
+    def rmdir(self, path: str) -> None:
+        self.step(lambda: self.inner.rmdir(path), "rmdir", path)
+
+    def exists(self, path: str) -> bool:
+        return self.step(lambda: self.inner.exists(path), "exists", path)
+
+    def children(self, path: str) -> tuple[str, ...]:
+        return self.step(lambda: self.inner.children(path), "children", path)
+
+    def listed(self, path: str) -> dict[str, bool]:
+        return self.step(lambda: self.inner.listed(path), "listed", path)
+
+    def procs(self, path: str) -> tuple[int, ...]:
+        return self.step(lambda: self.inner.procs(path), "procs", path)
+
+    def lock(self) -> TreeLock:
+        return self.inner.lock()
+
+
+@dataclass
+class FaultyTree(SteppedTree):
+    """A tree that logs every operation but `exists` and asks `fault` before doing it."""
 
     inner: CgroupTree
     fault: Fault | None = None
@@ -67,52 +110,18 @@ class FaultyTree:
 
     @property
     def writes(self) -> list[tuple[str, str, str]]:
-        """What was written: path, file, value."""
         return [(op.path, op.file, op.value) for op in self.log if op.name == "write"]
 
-    def read(self, path: str, file: str) -> str:
-        self._step("read", path, file)
-        return self.inner.read(path, file)
-
-    def read_many(self, path: str, files: Sequence[str]) -> tuple[str | None, ...]:
-        self._step("read", path, ",".join(files))
-        return self.inner.read_many(path, files)
-
-    def write(self, path: str, file: str, value: str) -> None:
-        self._step("write", path, file, value)
-        self.inner.write(path, file, value)
-
-    def mkdir(self, path: str) -> None:
-        self._step("mkdir", path)
-        self.inner.mkdir(path)
-
-    def rmdir(self, path: str) -> None:
-        self._step("rmdir", path)
-        self.inner.rmdir(path)
-
-    def exists(self, path: str) -> bool:
-        return self.inner.exists(path)
-
-    def children(self, path: str) -> tuple[str, ...]:
-        self._step("children", path)
-        return self.inner.children(path)
-
-    def listed(self, path: str) -> dict[str, bool]:
-        self._step("listed", path)
-        return self.inner.listed(path)
-
-    def procs(self, path: str) -> tuple[int, ...]:
-        self._step("procs", path)
-        return self.inner.procs(path)
-
-    def lock(self) -> TreeLock:
-        return self.inner.lock()
-
-    def _step(self, name: str, path: str, file: str = "", value: str = "") -> None:
+    def step(
+        self, act: Callable[[], _Result], name: str, path: str, file: str = "", value: str = ""
+    ) -> _Result:
+        if name == "exists":
+            return act()
         operation = Operation(len(self.log) + 1, name, path, file, value)
         self.log.append(operation)
         if self.fault is not None:
             self.fault(operation)
+        return act()
 
 
 def quota(quota_us: int | None = None) -> dict[str, str]:

@@ -31,5 +31,4 @@ class _Locked:
 
 
 def locked(fake: _Fake, lock: _Lock) -> _Fake:
-    """Return the fake with its methods behind the lock."""
     return cast("_Fake", _Locked(fake, lock))

@@ -50,8 +50,6 @@ class RuntimeFailureError(AssertionError):
 
 @dataclass(frozen=True)
 class Reply:
-    """A response of the plugin."""
-
     code: int
     message: str
     payload: bytes
@@ -71,8 +69,6 @@ def frame(connection: int, data: bytes) -> bytes:
 
 @dataclass
 class PluginConnection:
-    """One plugin that connected."""
-
     runtime: FakeRuntime
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -85,7 +81,6 @@ class PluginConnection:
     failure: str = ""
     _stream: int = -1
     _calls: dict[int, asyncio.Future[Reply]] = field(default_factory=dict)
-    _requests: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     async def call(self, method: str, message: Any = None, *, service: str = PLUGIN) -> Reply:  # noqa: ANN401  # a message
         self._stream += 2
@@ -132,12 +127,7 @@ class PluginConnection:
                 self.writer.write(frame(connection, data))
         await self.writer.drain()
 
-    async def next_request(self) -> Any:  # noqa: ANN401  # a ttrpc request
-        """Return the next request of the plugin that the runtime did not answer by itself."""
-        return await self._requests.get()
-
     async def read(self) -> None:
-        """Read until the plugin closes the connection."""
         try:
             while True:
                 await self._read_message()
@@ -270,7 +260,6 @@ class FakeRuntime:
         return connection
 
     async def connection(self, number: int = 0) -> PluginConnection:
-        """Return the connection with this number, once it is there."""
         async with self.arrived:
             await self.arrived.wait_for(lambda: len(self.plugins) > number)
         return self.plugins[number]
@@ -322,7 +311,6 @@ class FakeRuntime:
 
 @asynccontextmanager
 async def running(*runtimes: FakeRuntime) -> AsyncIterator[None]:
-    """Serve the sockets of runtimes."""
     for runtime in runtimes:
         await runtime.start()
     try:

@@ -117,7 +117,6 @@ class FakePodsApi:
         await self._server.start()
 
     async def stop(self) -> None:
-        """End all streams and calls, as a kubelet that stops."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -125,7 +124,6 @@ class FakePodsApi:
 
     @property
     def watched(self) -> int:
-        """How many watches are open."""
         return len(self._streams)
 
     def add(self, uid: str, data: bytes) -> None:
@@ -140,11 +138,9 @@ class FakePodsApi:
         self.send(EventType.DELETED, CORE_V1["Pod"](metadata=metadata).SerializeToString())
 
     def send(self, kind: EventType, data: bytes = b"") -> None:
-        """Send an event to all watches."""
         self.send_raw(V1ALPHA1["WatchPodsEvent"](type=int(kind), pod=data).SerializeToString())
 
     def send_raw(self, raw: bytes) -> None:
-        """Send bytes as an event to all watches."""
         for stream in self._streams:
             full = stream.qsize() >= self.longest_queue
             stream.put_nowait(_BROKEN if full else raw)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from systemd.units import BusTimeoutError
-from tests.fakes.one_by_one import OneByOne
+from tests.fakes.one_by_one import SteppedSystemd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from systemd.bus import ActiveState, Systemd
-    from systemd.units import Property
+    from systemd.bus import Systemd
 
 DEADLINE = 5.0
+_Result = TypeVar("_Result")
 
 
-class HangingSystemd(OneByOne):
+class HangingSystemd(SteppedSystemd):
     """`Systemd` that answers as another one does, unless it is `silent`.
 
     `deadlines` counts the calls that ended at their deadline; each calls `wait` with its seconds.
@@ -25,35 +25,13 @@ class HangingSystemd(OneByOne):
     def __init__(self, systemd: Systemd, wait: Callable[[float], None]) -> None:
         self.silent = False
         self.deadlines = 0
-        self._systemd = systemd
+        self.inner = systemd
         self._wait = wait
 
-    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
-        self._hang("StartTransientUnit")
-        self._systemd.start_transient(unit, properties)
-
-    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
-        self._hang("SetUnitProperties")
-        self._systemd.set_properties(unit, properties)
-
-    def stop(self, unit: str) -> None:
-        self._hang("StopUnit")
-        self._systemd.stop(unit)
-
-    def active_state(self, unit: str) -> ActiveState:
-        self._hang("GetUnit")
-        return self._systemd.active_state(unit)
-
-    def control_group(self, unit: str) -> str:
-        self._hang("GetUnit")
-        return self._systemd.control_group(unit)
-
-    def unit_properties(self, unit: str, *names: str) -> tuple[object, ...]:
-        self._hang("GetUnit")
-        return self._systemd.unit_properties(unit, *names)
-
-    def _hang(self, call: str) -> None:
+    def step(self, act: Callable[[], _Result], name: str, unit: str) -> _Result:
+        del unit
         if self.silent:
             self.deadlines += 1
             self._wait(DEADLINE)
-            raise BusTimeoutError(call, DEADLINE)
+            raise BusTimeoutError(name, DEADLINE)
+        return act()

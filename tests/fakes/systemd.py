@@ -66,7 +66,6 @@ class Unit:
     passes_on: frozenset[str] | None = None
 
     def as_properties(self) -> tuple[Property, ...]:
-        """Return what is on record of the unit."""
         return tuple(Property(name, "", value) for name, value in self.properties.items())  # type: ignore[arg-type]
 
     @property
@@ -95,8 +94,6 @@ class FakeSystemd(OneByOne):
         #: Services that were stopped: their properties stay on record.
         self.stopped: dict[str, Unit] = {}
         self._realize(self.units["-.slice"])
-
-    # --- the interface under test -----------------------------------------------------------
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
         self.calls.append(("start", unit))
@@ -153,15 +150,8 @@ class FakeSystemd(OneByOne):
         shown = {**_UNSET, **known.properties, "ControlGroup": f"/{known.path}"}
         return tuple(shown.get(name) for name in names)
 
-    # --- what others do to it ---------------------------------------------------------------
-
     def start_scope(
-        self,
-        name: str,
-        slice_name: str,
-        pid: int,
-        *properties: Property,
-        delegate: bool = False,
+        self, name: str, slice_name: str, pid: int, *properties: Property, delegate: bool = False
     ) -> str:
         """Start a scope with one process, as `systemd-run --scope` or a container runtime does."""
         path = join(slice_path(slice_name), name)
@@ -188,8 +178,6 @@ class FakeSystemd(OneByOne):
         """Read all units again: nothing is written, but all that was known is stale."""
         for unit in self.units.values():
             unit.stale, unit.passes_on = True, None
-
-    # --- how it works -----------------------------------------------------------------------
 
     def _start(
         self, name: str, path: str, properties: Sequence[Property], *, delegate: bool = False
@@ -305,11 +293,6 @@ class FakeSystemd(OneByOne):
             raise NoSuchUnitError("GetUnit", "NoSuchUnit", name)
         return self.units[name]
 
-    def _below(self, path: str) -> Iterator[str]:
-        yield path
-        for name in self.kernel.children(path):
-            yield from self._below(join(path, name))
-
     def _trim(self, path: str) -> None:
         """Remove a cgroup and those in it as far as no process lives there, as `cg_trim` does.
 
@@ -320,7 +303,3 @@ class FakeSystemd(OneByOne):
         if not self.kernel.children(path) and not self.kernel.procs(path):
             self.kernel.rmdir(path)
             self.units = {name: unit for name, unit in self.units.items() if unit.path != path}
-
-
-def _within(path: str, above: str) -> bool:
-    return not above or path == above or path.startswith(above + "/")

@@ -1,8 +1,9 @@
-"""`kubelet_internal_checkpoint`: which devices the kubelet's plugins gave to which container.
+"""The devices of the kubelet's own plugins, as the agent knows them now (`KubeletDevices`).
 
-The kubelet's device manager replaces the file whenever a container got devices. Read is what says
-where the devices are. The checksum is not compared: the file is never half written (it is renamed
-into its place), and a kubelet that adds a field to it computes the sum in another way.
+Before the agent decides on a pod of the kubelet, the pod's devices are read from the kubelet's file
+(`DeviceCheckpoint`) or, where that cannot be read, asked for (`PodResourcesClient`). All devices
+are asked for from time to time for what shows them: documents of pods, the map, podresources of the
+agent, the node topology.
 """
 
 from __future__ import annotations
@@ -41,6 +42,22 @@ _FORMAT: Final = (
     "this release does not know the format: report the kubelet's release; meanwhile the kubelet is "
     "asked over podresources"
 )
+
+#: In the kubelet's directory.
+SOCKET: Final = "pod-resources/kubelet.sock"
+#: An admission waits for the answer about its pod, nothing waits for that about all; in seconds.
+GET_SECONDS: Final = 0.5
+LIST_SECONDS: Final = 5.0
+#: Above what a host has: an answer with more devices is not taken over.
+MOST_DEVICES: Final = 100_000
+#: How a kubelet answers that has no `Get` (before v1.27, or behind its gate).
+_NO_GET: Final = frozenset({"UNIMPLEMENTED", "UNKNOWN"})
+
+log = structlog.get_logger(__name__)
+
+#: How long after an answer about all pods the next one is asked for, in seconds.
+REFRESH_SECONDS: Final = 10.0
+_Result = TypeVar("_Result")
 
 
 class DeviceCheckpointError(Exception):
@@ -112,8 +129,11 @@ class CheckpointContent:
 
 
 class DeviceCheckpoint:
-    """The file of one kubelet, which is parsed only when it has changed.
+    """`kubelet_internal_checkpoint` of one kubelet, which is parsed only when it has changed.
 
+    The kubelet's device manager replaces the file whenever a container got devices. Read is what
+    says where the devices are. The checksum is not compared: the file is never half written (it is
+    renamed into its place), and a kubelet that adds a field to it computes the sum in another way.
     `own` is the resource of which the agent itself is the plugin, "" without one.
     """
 
@@ -167,25 +187,12 @@ class DeviceCheckpoint:
             raise DeviceCheckpointError(self.path, found, _FORMAT) from error
 
 
-# --- pod resources client -------------------------------------------------------------------------
-# A client of the kubelet's podresources API (v1): which container has which devices.
-#
-# The kubelet's managers are off, so that its answers have devices alone, with their NUMA nodes.
-# Asked are `Get` of one pod, and `List` with `GetAllocatableResources` for all.
-
-#: In the kubelet's directory.
-SOCKET: Final = "pod-resources/kubelet.sock"
-#: An admission waits for the answer about its pod, nothing waits for that about all; in seconds.
-GET_SECONDS: Final = 0.5
-LIST_SECONDS: Final = 5.0
-#: Above what a host has: an answer with more devices is not taken over.
-MOST_DEVICES: Final = 100_000
-#: How a kubelet answers that has no `Get` (before v1.27, or behind its gate).
-_NO_GET: Final = frozenset({"UNIMPLEMENTED", "UNKNOWN"})
-
-
 class PodResourcesClient:
-    """Asks the kubelet on its socket; every call has a deadline and raises `CallError`."""
+    """Asks the kubelet's podresources (v1); every call has a deadline and raises `CallError`.
+
+    The kubelet's managers are off, so that its answers have devices alone, with their NUMA nodes.
+    Asked are `Get` of one pod, and `List` with `GetAllocatableResources` for all.
+    """
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -278,20 +285,6 @@ def _devices(entries: Iterable[Message]) -> tuple[GivenDevice, ...]:
 def _limit(devices: int) -> None:
     if devices > MOST_DEVICES:
         raise CallError("OUT_OF_RANGE", f"the kubelet lists more than {MOST_DEVICES} devices")
-
-
-# --- kubelet devices ------------------------------------------------------------------------------
-# The devices of the kubelet's own plugins, as the agent knows them now.
-#
-# Before the agent decides on a pod of the kubelet, the pod's devices are read from the kubelet's
-# file or, where that cannot be read, asked for. All devices are asked for from time to time for
-# what shows them: documents of pods, the map, podresources of the agent, the node topology.
-
-log = structlog.get_logger(__name__)
-
-#: How long after an answer about all pods the next one is asked for, in seconds.
-REFRESH_SECONDS: Final = 10.0
-_Result = TypeVar("_Result")
 
 
 class InThread(Protocol):

@@ -46,15 +46,6 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.rpc import Message
 
-
-# --- plugin socket --------------------------------------------------------------------------------
-# The socket of a device plugin in the kubelet's directory, which every starting kubelet clears.
-#
-# A server that is bound to a path loses its socket there with each start of the kubelet, and
-# binding again takes longer than a kubelet waits before it admits its first pod. So the server is
-# bound in a directory of its own below the kubelet's, which the kubelet leaves alone, and its
-# socket is linked to where the kubelet looks for it: that is one call when the link was removed.
-
 #: The kubelet removes the sockets beside its own, but no directories.
 _BELOW: Final = ".numawarden"
 _BOUND: Final = "plugin.sock"
@@ -64,6 +55,46 @@ _OWN_MODE: Final = 0o700
 #: Connecting needs the right to write: the kubelet is root.
 _SOCKET_MODE: Final = 0o600
 
+log = structlog.get_logger(__name__)
+
+#: The file name of this plugin's socket in the directory of plugins.
+ENDPOINT: Final = "numawarden.sock"
+#: How many containers of a node can have the resource at a time: more than a kubelet runs (its
+#: maxPods is 110, large nodes have 250), even if each pod has four. The kubelet keeps their names
+#: in its checkpoint, 9 bytes each.
+SLOTS: Final = 1024
+#: How long a decision may take, in seconds, so that the answer takes less than one.
+DECIDING_SECONDS: Final = 0.8
+#: Decisions at a time. The kubelet admits one pod after the other.
+_DECISIONS: Final = 4
+#: Calls at a time of each kind: of `Allocate` and the others, and of `ListAndWatch`.
+_CALLS: Final = 16
+#: In bytes: a container with every slot.
+_LONGEST_REQUEST: Final = 64 << 10
+#: The longest rejection in characters. The kubelet puts it into the pod's status and an event,
+#: whose message has 1,024 at most.
+_LONGEST_WORDS: Final = 800
+#: How long the kubelet may take to register the plugin, in seconds: it dials for 10 s.
+_REGISTER_SECONDS: Final = 15.0
+#: After a failed registration, in seconds: the first wait, doubled with each further one, and the
+#: longest. The kubelet's socket is there a moment before the kubelet listens on it.
+_FIRST_WAIT: Final = 0.005
+_LONGEST_WAIT: Final = 10.0
+#: A registration that still fails after this wait is reported, in seconds.
+_REPORTED_WAIT: Final = 1.0
+#: How often the directory is looked at where no watch can be set, in seconds.
+_UNWATCHED_WAIT: Final = 1.0
+#: How often what events missed is looked for, in seconds; and how long the kubelet may take to
+#: watch the list after a registration, or again after it ceased to.
+PERIOD: Final = 10.0
+_OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
+    {"grpc.max_receive_message_length": _LONGEST_REQUEST}
+)
+
+#: Decides the pod that the kubelet admits now, until a moment of the clock: returns the words of a
+#: rejection, "" if the pod is admitted, None if it is undecided. Is cancelled at that moment.
+Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
+
 
 class PluginSocketError(Exception):
     """The socket cannot be served; the text says why and what to do."""
@@ -71,6 +102,11 @@ class PluginSocketError(Exception):
 
 class PluginSocket:
     """The socket `name` in the directory of plugins, and the server behind it.
+
+    Every starting kubelet clears the directory, and binding a server again takes longer than a
+    kubelet waits before it admits its first pod. So the server is bound in a directory of its own
+    below the kubelet's, which the kubelet leaves alone, and its socket is linked to where the
+    kubelet looks for it: that is one call when the link was removed.
 
     `make` returns a server that is bound to a path and not started.
     """
@@ -151,49 +187,6 @@ class PluginSocket:
             await server.stop(None)
 
 
-# --- exclusive plugin -----------------------------------------------------------------------------
-
-log = structlog.get_logger(__name__)
-
-#: The file name of this plugin's socket in the directory of plugins.
-ENDPOINT: Final = "numawarden.sock"
-#: How many containers of a node can have the resource at a time: more than a kubelet runs (its
-#: maxPods is 110, large nodes have 250), even if each pod has four. The kubelet keeps their names
-#: in its checkpoint, 9 bytes each.
-SLOTS: Final = 1024
-#: How long a decision may take, in seconds, so that the answer takes less than one.
-DECIDING_SECONDS: Final = 0.8
-#: Decisions at a time. The kubelet admits one pod after the other.
-_DECISIONS: Final = 4
-#: Calls at a time of each kind: of `Allocate` and the others, and of `ListAndWatch`.
-_CALLS: Final = 16
-#: In bytes: a container with every slot.
-_LONGEST_REQUEST: Final = 64 << 10
-#: The longest rejection in characters. The kubelet puts it into the pod's status and an event,
-#: whose message has 1,024 at most.
-_LONGEST_WORDS: Final = 800
-#: How long the kubelet may take to register the plugin, in seconds: it dials for 10 s.
-_REGISTER_SECONDS: Final = 15.0
-#: After a failed registration, in seconds: the first wait, doubled with each further one, and the
-#: longest. The kubelet's socket is there a moment before the kubelet listens on it.
-_FIRST_WAIT: Final = 0.005
-_LONGEST_WAIT: Final = 10.0
-#: A registration that still fails after this wait is reported, in seconds.
-_REPORTED_WAIT: Final = 1.0
-#: How often the directory is looked at where no watch can be set, in seconds.
-_UNWATCHED_WAIT: Final = 1.0
-#: How often what events missed is looked for, in seconds; and how long the kubelet may take to
-#: watch the list after a registration, or again after it ceased to.
-PERIOD: Final = 10.0
-_OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
-    {"grpc.max_receive_message_length": _LONGEST_REQUEST}
-)
-
-#: Decides the pod that the kubelet admits now, until a moment of the clock: returns the words of a
-#: rejection, "" if the pod is admitted, None if it is undecided. Is cancelled at that moment.
-Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
-
-
 class ExclusivePlugin:
     """The plugin of `resource` in a directory of plugins (`/var/lib/kubelet/device-plugins`).
 
@@ -247,8 +240,6 @@ class ExclusivePlugin:
                 tasks.create_task(uncancelled(self._keep_registered()))
         finally:
             await self._socket.close()
-
-    # --- what the kubelet calls -------------------------------------------------------------------
 
     async def allocate(self, raw: bytes) -> Message:
         """Answer with nothing for each container; raises `CallError` for a rejected pod."""
@@ -325,8 +316,6 @@ class ExclusivePlugin:
             concurrent=_CALLS,
             options=_OPTIONS,
         )
-
-    # --- registration -----------------------------------------------------------------------------
 
     async def _follow_names(self) -> None:
         """Look whenever a name in the directory appears or disappears."""

@@ -22,9 +22,21 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.yaml import Plain
 
+#: Phases in which no container of a pod runs or will run (v1.PodPhase).
+_TERMINAL: Final = frozenset({"Failed", "Succeeded"})
 
-# --- errors ---------------------------------------------------------------------------------------
-# Errors of what a kubelet reports about its pods.
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+#: The longest pod that is read, in bytes: an API server stores 1.5 MiB at most.
+_LONGEST_POD: Final = 4 << 20
+#: What is nested more deeply is not looked at; a pod's own fields are nested half as deeply.
+_DEEPEST: Final = 48
+#: A string of JSON, to the end where it is not closed, or a bracket.
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+#: An escape of a string; a surrogate without the other of its pair is `lone`.
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
 
 
 class PodsUnavailableError(Exception):
@@ -53,25 +65,6 @@ class UnreadablePodError(Exception):
 
 class SpecificationUnknownError(Exception):
     """A pod runs whose specification no way reports."""
-
-
-# --- reported pods --------------------------------------------------------------------------------
-
-#: Phases in which no container of a pod runs or will run (v1.PodPhase).
-_TERMINAL: Final = frozenset({"Failed", "Succeeded"})
-
-
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-#: The longest pod that is read, in bytes: an API server stores 1.5 MiB at most.
-_LONGEST_POD: Final = 4 << 20
-#: What is nested more deeply is not looked at; a pod's own fields are nested half as deeply.
-_DEEPEST: Final = 48
-#: A string of JSON, to the end where it is not closed, or a bracket.
-_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-#: An escape of a string; a surrogate without the other of its pair is `lone`.
-_ESCAPE: Final = re.compile(
-    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL
-)
 
 
 class ReportedPod(Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 Seen on kubelet v1.36.2: the gate is `PodsAPI`; the socket is made again at each start; every pod is
 listed before its admission and watched after it; INITIAL_SYNC_COMPLETE may come before the kubelet
-knows any pod.
+knows any pod. Of a pod's message (`k8s.io.api.core.v1`, numbers as in `generated.proto` of v1.36)
+those fields are declared that a pod is read from; all others are passed over.
 """
 
 from __future__ import annotations
@@ -30,13 +31,6 @@ if TYPE_CHECKING:
 
     from agent.rpc import Message, SocketClient
     from agent.yaml import Plain
-
-
-# --- pod messages ---------------------------------------------------------------------------------
-# The part of `k8s.io.api.core.v1` that a pod is read from, as declared messages.
-#
-# Field numbers are those of `generated.proto` in k8s.io/api (v1.36). Messages have more fields,
-# which are passed over.
 
 CORE_V1: Final = Messages(
     "k8s.io.api.core.v1",
@@ -80,6 +74,26 @@ CORE_V1: Final = Messages(
         "ContainerStatus": {"state": (2, "ContainerState")},
         "ContainerState": {"running": (2, "ContainerStateRunning")},
         "ContainerStateRunning": {},
+    },
+)
+
+SERVICE: Final = "v1alpha1.Pods"
+#: The socket below the kubelet's directory.
+SOCKET: Final = "pods-api/pods-api.sock"
+#: No kubelet runs as many pods; more in one list are rejected.
+MOST_PODS: Final = 10_000
+#: The most characters of the kubelet's own words in an error.
+_LONGEST_WORDS: Final = 500
+
+V1ALPHA1: Final = Messages(
+    "v1alpha1",
+    {
+        "WatchPodsRequest": {},
+        "WatchPodsEvent": {"type": (1, "int32"), "pod": (2, "bytes")},
+        "ListPodsRequest": {},
+        "ListPodsResponse": {"pods": (1, "repeated bytes")},
+        "GetPodRequest": {"podUID": (1, "string")},
+        "GetPodResponse": {"pod": (1, "bytes")},
     },
 )
 
@@ -149,29 +163,6 @@ def _resources(resources: Message) -> Plain:
 
 def _amounts(amounts: Iterable[Message]) -> dict[str, Plain]:
     return {each.key: each.value.string for each in amounts}
-
-
-# --- pods api -------------------------------------------------------------------------------------
-
-SERVICE: Final = "v1alpha1.Pods"
-#: The socket below the kubelet's directory.
-SOCKET: Final = "pods-api/pods-api.sock"
-#: No kubelet runs as many pods; more in one list are rejected.
-MOST_PODS: Final = 10_000
-#: The most characters of the kubelet's own words in an error.
-_LONGEST_WORDS: Final = 500
-
-V1ALPHA1: Final = Messages(
-    "v1alpha1",
-    {
-        "WatchPodsRequest": {},
-        "WatchPodsEvent": {"type": (1, "int32"), "pod": (2, "bytes")},
-        "ListPodsRequest": {},
-        "ListPodsResponse": {"pods": (1, "repeated bytes")},
-        "GetPodRequest": {"podUID": (1, "string")},
-        "GetPodResponse": {"pod": (1, "bytes")},
-    },
-)
 
 
 class EventType(IntEnum):

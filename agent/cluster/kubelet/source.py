@@ -122,8 +122,6 @@ class KubeletPods:
         self._waits_since: float | None = None
         self._unreadable = ""
 
-    # --- as a source ----------------------------------------------------------------------------
-
     def key(self, uid: str) -> str:
         """Return the key of a pod."""
         return _key(uid)
@@ -183,8 +181,6 @@ class KubeletPods:
             if self._ways.endpoint is not None:
                 await self._ways.endpoint.close()
 
-    # --- what the runtime reports ---------------------------------------------------------------
-
     async def ask_for(self, uid: str, seconds: float) -> Pod | None:
         """Return the specification of one pod, asking the kubelet now if it is not known.
 
@@ -237,8 +233,6 @@ class KubeletPods:
     def sandbox_removed(self, uid: str, sandbox: str = "") -> None:
         """Take over that the runtime removed a sandbox of a pod."""
         self._tracked.sandbox_removed(uid, sandbox, self._clock.monotonic())
-
-    # --- following the kubelet ------------------------------------------------------------------
 
     async def _follow(self) -> None:
         pause = FIRST_PAUSE
@@ -347,8 +341,6 @@ class KubeletPods:
             if endpoint is None:
                 raise
             return await endpoint.pods(seconds)
-
-    # --- taking over ----------------------------------------------------------------------------
 
     def _note(self, event: PodEvent) -> None:
         now = self._clock.monotonic()

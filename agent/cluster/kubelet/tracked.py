@@ -3,6 +3,13 @@
 All inputs are hints keyed by uid that may come in any order and more than once; an answer that was
 asked for before a pod was last heard of says nothing of that pod. The methods can be called from
 several threads; times are monotonic seconds.
+
+Each input is late, repeats itself or is wrong at times: a kubelet that was restarted lists no pods
+for a while, a sandbox is made again, a cgroup is not there yet. So no kind of evidence that a pod
+has ended is enough at once: two of them are, or one that lasts. A pod that is over before the host
+showed anything of it, as one that the kubelet rejected, has ended: no other evidence will come. A
+pod that ended while the agent was away is missing from the first list, and its cgroup is gone: that
+is two.
 """
 
 from __future__ import annotations
@@ -25,21 +32,15 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.yaml import Plain
 
-
-# --- evidence -------------------------------------------------------------------------------------
-# What says that a pod of the kubelet has ended, and when that is enough to end its allocation.
-#
-# Each input of the agent is late, repeats itself or is wrong at times: a kubelet that was restarted
-# lists no pods for a while, a sandbox is made again, a cgroup is not there yet. So no kind of
-# evidence is enough at once: two of them are, or one that lasts. A pod that is over before the host
-# showed anything of it, as one that the kubelet rejected, has ended: no other evidence will come. A
-# pod that ended while the agent was away is missing from the first list, and its cgroup is gone:
-# that is two.
-
 #: How long one kind of evidence has to last alone, in seconds.
 ALONE_SECONDS: Final = 30.0
 #: How long a pod has to be missing from the kubelet's lists to count as deleted, in seconds.
 MISSING_SECONDS: Final = 30.0
+
+#: So many pods are tracked at most; further ones are reported as a condition.
+MOST_TRACKED: Final = 10_000
+#: So many pods that ended last are remembered, so that a reading which was lost is repeated.
+_ENDED_KEPT: Final = MOST_TRACKED
 
 
 class Evidence(Struct, frozen=True):
@@ -82,14 +83,6 @@ def has_ended(evidence: Evidence, now: float, *, reported: bool, with_cgroup: bo
     if not reported:
         alone += [evidence.sandbox, evidence.cgroup]
     return any(since is not None and now - since >= ALONE_SECONDS for since in alone)
-
-
-# --- tracked pods ---------------------------------------------------------------------------------
-
-#: So many pods are tracked at most; further ones are reported as a condition.
-MOST_TRACKED: Final = 10_000
-#: So many pods that ended last are remembered, so that a reading which was lost is repeated.
-_ENDED_KEPT: Final = MOST_TRACKED
 
 
 class PodFacts(Struct, frozen=True):
@@ -145,8 +138,6 @@ class TrackedPods:
         self._listed = False
         self._lock = threading.Lock()
 
-    # --- what was admitted before ---------------------------------------------------------------
-
     def resume(self, uids: Iterable[str], *, same_boot: bool) -> None:
         """Track pods that were admitted, or ran shared, before the start of the agent.
 
@@ -156,8 +147,6 @@ class TrackedPods:
             for uid in uids:
                 if (pod := self._tracked(uid)) is not None:
                     pod.resumed, pod.with_cgroup = True, same_boot
-
-    # --- what the kubelet reports ---------------------------------------------------------------
 
     def report(self, reported: ReportedPod, asked: float) -> None:
         """Take over one pod as the kubelet reports it; one that is over is never a new pod.
@@ -205,8 +194,6 @@ class TrackedPods:
                 pod.reported = False
                 if pod.evidence.unlisted is None:
                     pod.evidence = replace(pod.evidence, missing=None)
-
-    # --- what the runtime and the kernel show ---------------------------------------------------
 
     def sandbox_started(self, uid: str, sandbox: str, name: str) -> None:
         """Take over that a pod has a sandbox, which takes all evidence back."""
@@ -261,8 +248,6 @@ class TrackedPods:
                     pod.evidence = replace(pod.evidence, cgroup=None)
                 elif before:
                     pod.evidence = replace(pod.evidence, cgroup=_since(pod.evidence.cgroup, now))
-
-    # --- what follows ---------------------------------------------------------------------------
 
     def end(self, now: float, *, cgroups_read: bool = True) -> frozenset[str]:
         """Forget the pods that have ended; return them with those that ended before.
@@ -324,8 +309,6 @@ class TrackedPods:
     def overflow(self) -> bool:
         """Whether there were more pods than `MOST_TRACKED`, so that some are not known."""
         return self._overflow
-
-    # --- helpers, with the lock -----------------------------------------------------------------
 
     def _forget(self, uid: str, now: float) -> None:
         del self._pods[uid]

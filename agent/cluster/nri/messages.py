@@ -1,7 +1,8 @@
 """The messages of NRI (`nri.pkg.api.v1alpha1`) and its events: what a plugin reads and writes.
 
 Fields that no answer depends on (mounts, hooks, namespaces, ...) are left out, and skipped when
-they arrive. Source: github.com/containerd/nri, pkg/api/api.proto, v0.6.0 to v0.12.2.
+they arrive. Source: github.com/containerd/nri, pkg/api/api.proto, v0.6.0 to v0.12.2. All other
+modules have pods, containers and adjustments as the values below, not as messages.
 """
 
 from __future__ import annotations
@@ -122,6 +123,10 @@ V1ALPHA1: Final = Messages(
     },
 )
 
+#: The states of a container by their numbers; a number that is not here is unknown.
+_STATES: Final = ("unknown", "created", "paused", "running", "stopped")
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 class NriEvent(IntEnum):
     """The events of pods and containers, by their numbers (enum Event of NRI)."""
@@ -197,14 +202,6 @@ def _knows_0_10(runtime: str, version: str, nri_version: str) -> bool:
 def _at_least(version: str, first: tuple[int, int]) -> bool:
     found = _VERSION.match(version)
     return found is not None and (int(found[1]), int(found[2])) >= first
-
-
-# --- values ---------------------------------------------------------------------------------------
-# Pods and containers as a runtime reports them, and adjustments; from and to NRI's messages.
-
-#: The states of a container by their numbers; a number that is not here is unknown.
-_STATES: Final = ("unknown", "created", "paused", "running", "stopped")
-_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class RuntimeInfo(Struct, frozen=True):

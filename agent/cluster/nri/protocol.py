@@ -3,6 +3,11 @@
 A message is a header of ten bytes (length, stream, type, flags) and a body. Only unary calls are
 spoken: one Request, one Response on the same stream. Source: github.com/containerd/ttrpc,
 PROTOCOL.md.
+
+NRI multiplexes the connections over one socket. A frame is two big-endian numbers of four bytes,
+the id of the connection and the length, and then so many bytes of the connection's stream; there is
+no other mark, so that after one wrong frame nothing can be read. Where frames begin says nothing
+about where messages begin. Source: github.com/containerd/nri, pkg/net/multiplex.
 """
 
 from __future__ import annotations
@@ -24,15 +29,6 @@ if TYPE_CHECKING:
 
     from agent.rpc import Message, MessageClass
 
-
-# --- mux ------------------------------------------------------------------------------------------
-# Several logical connections over one socket, as NRI multiplexes them.
-#
-# A frame is two big-endian numbers of four bytes, the id of the connection and the length, and then
-# so many bytes of the connection's stream; there is no other mark, so that after one wrong frame
-# nothing can be read. Where frames begin says nothing about where messages begin. Source:
-# github.com/containerd/nri, pkg/net/multiplex.
-
 #: The connection on which the runtime calls the plugin.
 PLUGIN_SERVICE: Final = 1
 #: The connection on which the plugin calls the runtime.
@@ -53,65 +49,6 @@ _LONGEST_FRAME: Final = LONGEST_RECEIVED + MESSAGE_HEADER
 #: (bufio.Reader below ttrpc's channel). More than 256 unread frames end the connection, so that
 #: many short frames are no alternative.
 _FIRST_FRAME: Final = 4096
-
-
-class NriProtocolError(Exception):
-    """The runtime sent what the protocol does not allow; nothing more can be read from it."""
-
-
-class Demultiplexer:
-    """Takes the bytes of a socket apart; it stores no more than the header of one frame."""
-
-    def __init__(self) -> None:
-        self._header = bytearray()
-        self._connection = 0
-        self._left = 0
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield the connection and the bytes of each piece of its stream, in their order.
-
-        Raises `NriProtocolError` after the last piece that is sound.
-        """
-        view = memoryview(data)
-        at = 0
-        while at < len(view):
-            if self._left:
-                piece = view[at : at + self._left]
-                at += len(piece)
-                self._left -= len(piece)
-                yield self._connection, piece
-                continue
-            part = view[at : at + _MUX_HEADER.size - len(self._header)]
-            at += len(part)
-            self._header += part
-            if len(self._header) == _MUX_HEADER.size:
-                self._begin_frame()
-
-    def _begin_frame(self) -> None:
-        connection, length = _MUX_HEADER.unpack(self._header)
-        if connection not in (PLUGIN_SERVICE, RUNTIME_SERVICE):
-            raise NriProtocolError(f"a frame of connection {connection}; there are only 1 and 2")
-        if length > _LONGEST_FRAME:
-            raise NriProtocolError(
-                f"a frame of {length} bytes; the longest has {_LONGEST_FRAME} bytes"
-            )
-        self._header.clear()
-        self._connection, self._left = connection, length
-
-
-def framed(connection: int, message: bytes) -> bytes:
-    """Return the frames of one ttrpc message, its header included, so that a runtime can read it.
-
-    `message` has at most `MESSAGE_HEADER + LONGEST_SENT` bytes.
-    """
-    first, rest = message[:_FIRST_FRAME], message[_FIRST_FRAME:]
-    frames = _MUX_HEADER.pack(connection, len(first)) + first
-    if rest:
-        frames += _MUX_HEADER.pack(connection, len(rest)) + rest
-    return frames
-
-
-# --- ttrpc ----------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -169,6 +106,62 @@ _TTRPC: Final = Messages(
 )
 
 ResultT = TypeVar("ResultT")
+
+
+class NriProtocolError(Exception):
+    """The runtime sent what the protocol does not allow; nothing more can be read from it."""
+
+
+class Demultiplexer:
+    """Takes the bytes of a socket apart; it stores no more than the header of one frame."""
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._connection = 0
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Yield the connection and the bytes of each piece of its stream, in their order.
+
+        Raises `NriProtocolError` after the last piece that is sound.
+        """
+        view = memoryview(data)
+        at = 0
+        while at < len(view):
+            if self._left:
+                piece = view[at : at + self._left]
+                at += len(piece)
+                self._left -= len(piece)
+                yield self._connection, piece
+                continue
+            part = view[at : at + _MUX_HEADER.size - len(self._header)]
+            at += len(part)
+            self._header += part
+            if len(self._header) == _MUX_HEADER.size:
+                self._begin_frame()
+
+    def _begin_frame(self) -> None:
+        connection, length = _MUX_HEADER.unpack(self._header)
+        if connection not in (PLUGIN_SERVICE, RUNTIME_SERVICE):
+            raise NriProtocolError(f"a frame of connection {connection}; there are only 1 and 2")
+        if length > _LONGEST_FRAME:
+            raise NriProtocolError(
+                f"a frame of {length} bytes; the longest has {_LONGEST_FRAME} bytes"
+            )
+        self._header.clear()
+        self._connection, self._left = connection, length
+
+
+def framed(connection: int, message: bytes) -> bytes:
+    """Return the frames of one ttrpc message, its header included, so that a runtime can read it.
+
+    `message` has at most `MESSAGE_HEADER + LONGEST_SENT` bytes.
+    """
+    first, rest = message[:_FIRST_FRAME], message[_FIRST_FRAME:]
+    frames = _MUX_HEADER.pack(connection, len(first)) + first
+    if rest:
+        frames += _MUX_HEADER.pack(connection, len(rest)) + rest
+    return frames
 
 
 class TtrpcError(Exception):

@@ -1,4 +1,8 @@
-"""The agent as one plugin of a runtime: it connects, registers, answers, and connects again."""
+"""The agent as one plugin of a runtime: it connects, registers, answers, and connects again.
+
+Each request of the runtime becomes a call of a handler. Whatever the handler does, the runtime gets
+an answer in time, and no error but of CreateContainer, UpdateContainer and UpdatePodSandbox.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +53,36 @@ if TYPE_CHECKING:
     from agent.cluster.nri.protocol import RuntimeCall
     from agent.rpc import Message
 
+log = structlog.get_logger(__name__)
 
-# --- handler --------------------------------------------------------------------------------------
-# What answers the events of a runtime, and what is counted of its answers.
+#: A handler gets this part of the time for which the runtime waits at most.
+_SHARE_OF_TIMEOUT: Final = 0.8
+#: A container that is not decided this long before the deadline of its handler is to be rejected
+#: in the handler's words, in seconds.
+_TO_REJECT: Final = 0.1
+#: So many bytes of a SynchronizeResponse are updates at most.
+_MOST_UPDATES: Final = LONGEST_SENT - (64 << 10)
+#: The most bytes of all parts of one Synchronize: 20,000 pods of a few containers.
+LONGEST_SYNCHRONIZE: Final = 256 << 20
+
+ResultT = TypeVar("ResultT")
+_Subject: TypeAlias = "Mapping[str, str]"
+
+#: The version of NRI that is spoken (RegisterPluginRequest, since NRI 0.12).
+NRI_VERSION: Final = "v0.12.0"
+#: How long connecting, and the answer to RegisterPlugin, may take, in seconds.
+CONNECT_SECONDS: Final = 5.0
+#: How long after it registered the plugin the runtime may take to synchronize, in seconds. A
+#: runtime that does not know an event of the subscription never does.
+SYNCHRONIZE_SECONDS: Final = 15.0
+#: How long the runtime may take to update containers, in seconds; it updates one by one.
+UPDATE_SECONDS: Final = 60.0
+#: The pauses before the agent connects again, in seconds: containers that start meanwhile are not
+#: adjusted before they run, so that the longest is short.
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 2.0
+#: After a connection that lasted so long, the first pause is the first again, in seconds.
+_LASTED: Final = 10.0
 
 
 class ContainerRejectedError(Exception):
@@ -129,28 +160,6 @@ class RuntimeHandler(Protocol):
 
     def disconnected(self, why: str) -> None:
         """Take note of the end of a connection after `configured`; events are missed now."""
-
-
-# --- service --------------------------------------------------------------------------------------
-# The plugin's service: each request of a runtime becomes a call of the handler.
-#
-# Whatever the handler does, the runtime gets an answer in time, and no error but of
-# CreateContainer, UpdateContainer and UpdatePodSandbox.
-
-log = structlog.get_logger(__name__)
-
-#: A handler gets this part of the time for which the runtime waits at most.
-_SHARE_OF_TIMEOUT: Final = 0.8
-#: A container that is not decided this long before the deadline of its handler is to be rejected
-#: in the handler's words, in seconds.
-_TO_REJECT: Final = 0.1
-#: So many bytes of a SynchronizeResponse are updates at most.
-_MOST_UPDATES: Final = LONGEST_SENT - (64 << 10)
-#: The most bytes of all parts of one Synchronize: 20,000 pods of a few containers.
-LONGEST_SYNCHRONIZE: Final = 256 << 20
-
-ResultT = TypeVar("ResultT")
-_Subject: TypeAlias = "Mapping[str, str]"
 
 
 class PluginService:
@@ -402,25 +411,6 @@ def _subject(sandbox: PodSandbox, container: RuntimeContainer | None = None) -> 
 
 async def _calling(function: Callable[..., None], *values: object) -> None:
     function(*values)
-
-
-# --- session --------------------------------------------------------------------------------------
-
-#: The version of NRI that is spoken (RegisterPluginRequest, since NRI 0.12).
-NRI_VERSION: Final = "v0.12.0"
-#: How long connecting, and the answer to RegisterPlugin, may take, in seconds.
-CONNECT_SECONDS: Final = 5.0
-#: How long after it registered the plugin the runtime may take to synchronize, in seconds. A
-#: runtime that does not know an event of the subscription never does.
-SYNCHRONIZE_SECONDS: Final = 15.0
-#: How long the runtime may take to update containers, in seconds; it updates one by one.
-UPDATE_SECONDS: Final = 60.0
-#: The pauses before the agent connects again, in seconds: containers that start meanwhile are not
-#: adjusted before they run, so that the longest is short.
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 2.0
-#: After a connection that lasted so long, the first pause is the first again, in seconds.
-_LASTED: Final = 10.0
 
 
 class SessionState(Struct, frozen=True):

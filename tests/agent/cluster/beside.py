@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
+import pytest
 from msgspec.structs import replace
 
 from agent.cluster import runtime_events
@@ -13,20 +15,23 @@ from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import read_message, read_messages
 from agent.cluster.kubelet.source import KubeletPods, KubeletWays
 from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
+from agent.cluster.nri.session import ContainerRejectedError
+from agent.cluster.plugs import PLUGS
 from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.model import BesideKubeletConfig, CgroupDriver, OnReject
 from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.wiring import Fakes, Wiring
 from agent.sources.source import SourceEntry, SourceReading
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus, cpu_weight
-from tests.agent.server.sites import Site, make_site, site_config, with_agent
-from tests.agent.server.support import UID, FakeClock, make_world
+from tests.agent.server.sites import Site, make_site, site_config
+from tests.agent.server.support import UID, FakeClock, RecordingManager, make_world
 from tests.fakes.pods_api import container as asking
 from tests.fakes.pods_api import pod_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
     from pathlib import Path
 
     from agent.cluster.kubelet.pods import ReportedPod, ReportedPods
@@ -130,17 +135,11 @@ def kubelet_pods(api: Api) -> KubeletPods:
     """Return the source over an API, on a host where the cgroup of the pod `big` stands."""
     ways = KubeletWays(cast("PodsApi", api), None)
     return KubeletPods(
-        ways,
-        FakeClock(),
-        lambda _: {OTHER},
-        pod_level=True,
-        awaits=lambda _: False,
-        same_boot=True,
+        ways, FakeClock(), lambda _: {OTHER}, pod_level=True, awaits=lambda _: False, same_boot=True
     )
 
 
 def make_node(tmp_path: Path) -> Site:
-    """Return a host on which a kubelet has made its cgroups."""
     config = site_config(make_world(tmp_path).config, CgroupDriver.SYSTEMD)
     beside = BesideKubeletConfig(enabled=True, nri_socket=None)
     made = make_site(replace(config, agent=replace(config.agent, kubelet=beside)))
@@ -153,34 +152,38 @@ def make_node(tmp_path: Path) -> Site:
 
 @dataclass
 class Beside:
-    """An agent beside a kubelet."""
-
     controller: Controller
     events: RuntimeEvents
     pods: Pods
     intake: PodIntake
+    on_reject: OnReject
     never: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[object]] = field(default_factory=list)
 
 
-def beside(
-    site: Site,
-    action: Callable[[Beside], Awaitable[None]],
-    on_reject: OnReject = OnReject.FAIL,
-    source: KubeletPods | None = None,
-) -> None:
-    """Do something beside a kubelet, whose pods are those of a `source` where one is given."""
-
-    async def live(controller: Controller) -> None:
+@asynccontextmanager
+async def beside(
+    site: Site, on_reject: OnReject = OnReject.FAIL, source: KubeletPods | None = None
+) -> AsyncIterator[Beside]:
+    """Run an agent beside a kubelet, whose pods are those of a `source` where one is given."""
+    fakes = Fakes(tree=site.kernel, systemd=site.systemd, live=False, files=site.disk)
+    plugs = replace(PLUGS, sources=(), providers=())
+    wiring = Wiring(site.config, RecordingManager(), FakeClock(), plugs, fakes)
+    controller = wiring.controller
+    with wiring:
+        serving = asyncio.create_task(controller.queue.serve())
         pods = Pods() if source is None else cast("Pods", source)
         if source is None:
             pods.answering.set()
         controller.state.register(pods)
         intake = PodIntake(pods, SourceAdmissions(controller))
         events = RuntimeEvents(controller, cast("KubeletPods", pods), intake, on_reject)
-        await action(Beside(controller, events, pods, intake))
-
-    with_agent(site, live, sources=())
+        try:
+            yield Beside(controller, events, pods, intake, on_reject)
+        finally:
+            controller.queue.stop()
+            await serving
+            controller.worker.close()
 
 
 def make_slice(site: Site, uid: str, tier: Tier = Tier.GUARANTEED) -> str:
@@ -207,3 +210,12 @@ async def created(
     agent: Beside, name: str, uid: str = UID, seconds: float = 60.0
 ) -> Adjustment | None:
     return await agent.events.container_created(sandbox(uid), container(name, uid), seconds)
+
+
+async def nothing_given(agent: Beside, why: str, seconds: float = 60.0) -> None:
+    """Check that a container is rejected for a reason, or shares, whichever is configured."""
+    if agent.on_reject is OnReject.SHARE:
+        assert await created(agent, "db", seconds=seconds) is None
+        return
+    with pytest.raises(ContainerRejectedError, match=why):
+        await created(agent, "db", seconds=seconds)

@@ -107,9 +107,7 @@ def test_an_ephemeral_container_of_a_pod_without_cpus_of_its_own_is_left_to_the_
         pod(exclusive("db", "2-3"), on_host("log")),
     ],
 )
-def test_a_container_that_started_with_them_does_not_differ_afterwards(
-    allocation: PodAllocation,
-) -> None:
+def test_a_container_that_started_so_does_not_differ(allocation: PodAllocation) -> None:
     tree = kernel()
     enforcer = enforcer_of(tree)
     assert enforcer.enforce(target(allocation)).ok
@@ -134,9 +132,6 @@ def _quota(microseconds: int) -> str:
     return "max" if microseconds < 0 else str(microseconds)
 
 
-# --- CPUs that others may still use ---------------------------------------------------------------
-
-
 def differs(file: str, observed: str | None, *, cgroup: str = "kubepods/burstable",
             uid: str = "", cause: Cause = Cause.UNKNOWN) -> Difference:  # fmt: skip
     return Difference(cgroup, f"{file} shows {observed}", cause, uid, None, file, "", observed)
@@ -157,7 +152,7 @@ def differs(file: str, observed: str | None, *, cgroup: str = "kubepods/burstabl
         (differs("", None, cgroup="", cause=Cause.REVERTED_BY_SYSTEMD), False),
     ],
 )
-def test_only_a_cgroup_of_others_that_may_use_the_cpus_counts(
+def test_only_cgroups_of_others_with_the_cpus_count(
     difference: Difference, *, shared: bool
 ) -> None:
     assert bool(still_shared(mixed(), [difference])) is shared

@@ -23,10 +23,10 @@ from agent.config.model import CgroupDriver, OnReject
 from agent.managers.policy import TopologyManagerScope
 from agent.server import metrics as names
 from sysfs.mask import EMPTY, Mask
-from tests.agent.server.support import in_loop, make_world, running
+from tests.agent.server.support import make_world, running
 from tests.fakes.kubelet.cgroups import PodCgroups, parent_of
 from tests.fakes.kubelet.kubelet import FakeKubelet, Options
-from tests.fakes.kubelet.nri_memory_runtime import REQUEST_SECONDS, NriMemoryRuntime
+from tests.fakes.kubelet.memory_runtime import REQUEST_SECONDS, MemoryRuntime
 from tests.fakes.kubelet.worker import Habits
 from tests.fakes.locked import locked
 from tests.fakes.systemd import FakeSystemd
@@ -97,7 +97,7 @@ class Cluster:
             topology_manager_scope=TopologyManagerScope.POD,
             cgroup_driver=CgroupDriver.SYSTEMD,
         )
-        self.runtime = NriMemoryRuntime(
+        self.runtime = MemoryRuntime(
             where / "nri.sock", self.systemd, self.world.runtimes, frozenset({"init"})
         )
         self.control, self.directory = where / "control", where / "kubelet"
@@ -108,7 +108,6 @@ class Cluster:
         return FakeKubelet(self.directory, self.control, self.runtime, self.cgroups(), options)
 
     def cgroups(self) -> PodCgroups:
-        """Return what makes the kubelet's cgroups."""
         return PodCgroups(self.systemd, self.world.kernel, ALL)
 
     def put(self, manifest: dict[str, Any]) -> str:
@@ -173,6 +172,13 @@ class Cluster:
         return self.world.kernel.read(cgroup, "cpu.max").split()[0]
 
 
+async def put(cluster: Cluster, manifest: dict[str, Any]) -> str:
+    """Put a pod and wait until it runs; return its uid."""
+    uid = cluster.put(manifest)
+    await until(lambda: cluster.phase(uid) == "Running")
+    return uid
+
+
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(SECONDS):
         while not condition():  # noqa: ASYNC110  # several processes' worth of sockets set no event
@@ -186,13 +192,11 @@ def cluster(tmp_path: Path) -> Cluster:
 
 @asynccontextmanager
 async def whole(cluster: Cluster) -> AsyncIterator[None]:
-    """Run all three."""
     async with cluster.with_runtime(), cluster.with_agent(), cluster.with_kubelet():
         yield
 
 
 def check_mixed(cluster: Cluster) -> None:
-    """Check that the mixed pod has what KEP-5526 says."""
     app, side, aux = (cluster.cpus(name) for name in ("app", "side", "aux"))
     assert (len(app), len(side), len(aux)) == (2, 1, 1)
     assert not app & side
@@ -205,17 +209,18 @@ def check_mixed(cluster: Cluster) -> None:
     assert not cluster.pool() & (app | side | aux)
 
 
-@in_loop
-async def test_a_mixed_pod_gets_what_its_manifest_asks_for(cluster: Cluster) -> None:
+async def test_a_mixed_pod_gets_what_its_manifest_asks_for_until_its_end(cluster: Cluster) -> None:
     async with whole(cluster):
-        uid = cluster.put(MIXED)
-        await until(lambda: cluster.phase(uid) == "Running")
+        before = cluster.pool()
+        uid = await put(cluster, MIXED)
         check_mixed(cluster)
         variables = cluster.runtime.of("app").environment
         assert str(cluster.cpus("app")) in variables.values()
+        cluster.remove("mix")
+        await until(lambda: uid not in cluster.admitted())
+        await until(lambda: cluster.pool() == before)
 
 
-@in_loop
 async def test_the_status_shows_the_runtime_and_since_when_it_is_connected_or_not(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,18 +243,6 @@ async def test_the_status_shows_the_runtime_and_since_when_it_is_connected_or_no
         assert "  runtime    not connected over NRI since " in await shown()
 
 
-@in_loop
-async def test_a_pod_that_asks_for_nothing_leaves_exclusive_cpus(cluster: Cluster) -> None:
-    async with whole(cluster):
-        plain = cluster.put(pod("plain", container("main")))
-        await until(lambda: cluster.phase(plain) == "Running")
-        uid = cluster.put(pod("own", container("app", 3)))
-        await until(lambda: cluster.phase(uid) == "Running")
-        assert len(cluster.cpus("app")) == 3
-        assert not cluster.cpus("main") & cluster.cpus("app")
-
-
-@in_loop
 async def test_a_hundred_and_ten_pods_at_once_all_run_on_the_right_cpus(cluster: Cluster) -> None:
     async with whole(cluster):
         own = [f"own{number}" for number in range(10)]
@@ -270,24 +263,10 @@ async def test_a_hundred_and_ten_pods_at_once_all_run_on_the_right_cpus(cluster:
         assert [each for each in errors if "not decided yet" not in each] == []
 
 
-@in_loop
-async def test_an_agent_that_was_away_repairs_what_started_meanwhile(cluster: Cluster) -> None:
-    async with cluster.with_runtime(), cluster.with_kubelet():
-        uid = cluster.put(MIXED)
-        await until(lambda: cluster.phase(uid) == "Running")
-        assert cluster.cpus("app") == ALL
-        async with cluster.with_agent():
-            await until(lambda: uid in cluster.admitted())
-            await until(lambda: not cluster.pool() & cluster.cpus("app"))
-            check_mixed(cluster)
-
-
-@in_loop
 async def test_a_container_that_the_agent_was_late_for_is_repaired(cluster: Cluster) -> None:
     async with whole(cluster):
         cluster.runtime.seconds = 0  # no answer comes in time, and the plugin is disconnected
-        uid = cluster.put(MIXED)
-        await until(lambda: cluster.phase(uid) == "Running")
+        await put(cluster, MIXED)
         cluster.runtime.seconds = REQUEST_SECONDS
         await until(cluster.is_connected)
         assert len(cluster.runtime.nri.plugins) > 1
@@ -303,47 +282,10 @@ def opting_in(name: str, cpus: int) -> dict[str, Any]:
     return pod(name, container(name, resources=resources))
 
 
-@in_loop
-async def test_a_pod_that_opts_in_is_rejected_by_its_kubelet_in_the_agents_words(
-    cluster: Cluster,
-) -> None:
-    async with whole(cluster):
-        await cluster.kubelet.manager.until_listed("numawarden.dev/exclusive")
-        fits = cluster.put(opting_in("fits", 12))
-        await until(lambda: cluster.phase(fits) == "Running")
-        assert len(cluster.cpus("fits")) == 12
-        uid = cluster.put(opting_in("not", 8))
-        await until(lambda: cluster.phase(uid) == "Failed")
-        found = cluster.kubelet.pods.get(uid)
-        assert found is not None
-        assert found.reason == "UnexpectedAdmissionError"
-        assert "cpu" in found.message
-        assert ("RunPodSandbox", "not", "") not in cluster.runtime.events
-        assert uid not in cluster.admitted()
-
-
-@in_loop
-async def test_a_resize_in_place_takes_no_cpus_and_adds_no_quota(cluster: Cluster) -> None:
-    async with whole(cluster):
-        uid = cluster.put(pod("own", container("app", 2)))
-        await until(lambda: cluster.phase(uid) == "Running")
-        before = cluster.cpus("app")
-        larger = pod("own", container("app", 3))
-        cluster.put(larger)
-        await until(lambda: cluster.runtime.of("app").updates)
-        cgroup = parent_of(uid, larger["spec"]).lstrip("/")
-        await until(lambda: cluster.quota(cgroup) == "max")
-        assert cluster.cpus("app") == before
-        assert cluster.quota(cluster.runtime.cgroup_of("app")) == "max"
-        steps, said = cluster.kubelet.timeline.steps, "container app keeps its exclusive CPUs"
-        await until(lambda: any(said in step.get("error", "") for step in steps))
-
-
 # Shows in differences.md: ephemeral-quota
 @pytest.mark.parametrize(
     ("manifest", "quota"), [(pod("own", container("app", 2)), "max"), (MIXED, "400000")]
 )
-@in_loop
 async def test_an_ephemeral_container_runs_in_the_nodes_pool_within_the_quota_of_its_pod(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], manifest: dict[str, Any], quota: str
 ) -> None:
@@ -351,8 +293,7 @@ async def test_an_ephemeral_container_runs_in_the_nodes_pool_within_the_quota_of
     # It is complete with the next comparison, which comes in as long as a test may be quiet.
     cluster.world.config = replace(cluster.world.config, cpu_manager_reconcile_period=0.5)
     async with whole(cluster):
-        uid = cluster.put(manifest)
-        await until(lambda: cluster.phase(uid) == "Running")
+        await put(cluster, manifest)
         own = cluster.cpus("app")
         debugged = {**manifest["spec"], "ephemeralContainers": [container("dbg")]}
         cluster.put({**manifest, "spec": debugged})
@@ -368,13 +309,11 @@ async def test_an_ephemeral_container_runs_in_the_nodes_pool_within_the_quota_of
 def drift(cluster: Cluster) -> float:
     """Return how many settings were found that another process had changed."""
     counters = cluster.agent.controller.metrics.counters
+    assert not [each.line() for each in cluster.agent.controller.state.observed.drift]
     return sum(counters.value(names.DRIFT_FOUND, cause) for cause in names.CAUSES)
 
 
-@in_loop
-async def test_what_kubelet_and_runtime_do_in_the_life_of_pods_is_not_drift(
-    cluster: Cluster,
-) -> None:
+async def test_what_others_do_in_the_life_of_pods_is_not_drift(cluster: Cluster) -> None:
     async with cluster.with_runtime(), cluster.with_kubelet():
         async with cluster.with_agent():
             mixed, uid = cluster.put(MIXED), cluster.put(pod("own", container("own", 2)))
@@ -388,71 +327,16 @@ async def test_what_kubelet_and_runtime_do_in_the_life_of_pods_is_not_drift(
             await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 1)
             await until(lambda: len(cluster.cpus("own")) == 2)
             await cluster.agent.controller.reconcile()
-            assert not "\n".join(
-                each.line() for each in cluster.agent.controller.state.observed.drift
-            )
             assert drift(cluster) == 0
         cluster.runtime.end("own", 1)
         await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 2)
         await until(lambda: cluster.world.kernel.exists(cluster.runtime.cgroup_of("own")))
         async with cluster.with_agent():
             await until(lambda: len(cluster.cpus("own")) == 2)
-            assert not "\n".join(
-                each.line() for each in cluster.agent.controller.state.observed.drift
-            )
             assert drift(cluster) == 0
 
 
-@in_loop
-async def test_a_pod_without_room_waits_with_the_reason_and_starts_when_there_is(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with whole(cluster):
-        first = cluster.put(pod("first", container("one", 12)))
-        await until(lambda: cluster.phase(first) == "Running")
-        uid = cluster.put(pod("second", container("two", 8)))
-        await until(lambda: waiting(cluster, uid, "two").startswith("CreateContainerError"))
-        assert "cpu" in waiting(cluster, uid, "two")
-        sandboxes = cluster.runtime.sandboxes.values()
-        assert [sandbox.ready for sandbox in sandboxes] == [True, True]
-        for command in (["list"], ["show", "second"], ["status"], ["history"]):
-            assert "default/second" in await printed(cluster, capsys, *command)
-        cluster.remove("first")
-        await until(lambda: cluster.phase(uid) == "Running")
-        assert len(cluster.cpus("two")) == 8
-
-
-@in_loop
-async def test_a_rejected_pod_that_runs_shared_goes_on_so_after_a_restart_of_the_agent(
-    cluster: Cluster,
-) -> None:
-    sharing(cluster)
-    async with cluster.with_runtime(), cluster.with_kubelet():
-        async with cluster.with_agent():
-            first = cluster.put(pod("first", container("one", 12)))
-            await until(lambda: cluster.phase(first) == "Running")
-            uid = cluster.put(pod("second", container("two", 8)))
-            await until(lambda: cluster.phase(uid) == "Running")
-            # On a busy machine it may have started before it was decided.
-            await until(lambda: uid in cluster.agent.controller.state.durable.shared)
-            await until(lambda: cluster.cpus("two") <= cluster.pool())
-        cluster.remove("first")
-        # Whole, so that the agent's next start meets no sandbox that is about to go.
-        await until(lambda: cluster.phase(first) == "gone" and len(cluster.runtime.sandboxes) == 1)
-        async with cluster.with_agent():
-            await until(lambda: first not in cluster.admitted())
-            third = cluster.put(pod("third", container("three", 2)))
-            await until(lambda: cluster.phase(third) == "Running")
-            assert cluster.admitted() == {third}
-            await until(lambda: cluster.cpus("two") <= cluster.pool())
-            conditions = cluster.agent.controller.state.condition_lines()
-            assert [line for line in conditions if "pod default/second is shared: " in line]
-            cluster.remove("second")
-            await until(lambda: not cluster.agent.controller.state.durable.shared)
-
-
 async def printed(cluster: Cluster, capsys: pytest.CaptureFixture[str], *command: str) -> str:
-    """Return what a command prints about the agent."""
     socket = str(cluster.world.socket)
     await asyncio.to_thread(run_command, [*command, "--socket", socket])
     return capsys.readouterr().out
@@ -465,63 +349,52 @@ def sharing(cluster: Cluster) -> None:
     cluster.world.config = replace(cluster.world.config, agent=replace(agent, kubelet=beside))
 
 
-@in_loop
-async def test_a_pod_that_ended_while_the_agent_was_away_keeps_nothing_from_others(
-    cluster: Cluster,
-) -> None:
+async def ended_meanwhile(cluster: Cluster) -> str:
+    """Admit a pod, and end it when the agent has stopped; return its cgroup, which is gone."""
+    manifest = pod("first", container("one", 12))
+    async with cluster.with_agent():
+        uid = await put(cluster, manifest)
+    cluster.remove("first")
+    cgroup = parent_of(uid, manifest["spec"]).lstrip("/")
+    await until(lambda: not cluster.world.kernel.exists(cgroup))
+    return cgroup
+
+
+async def test_a_pod_that_ended_meanwhile_keeps_nothing_from_others(cluster: Cluster) -> None:
     """Its sandbox is recorded still; the kubelet does not list it, and its cgroup is gone."""
     sharing(cluster)
     async with cluster.with_runtime(), cluster.with_kubelet(LINGERING):
-        async with cluster.with_agent():
-            first = cluster.put(pod("first", container("one", 12)))
-            await until(lambda: cluster.phase(first) == "Running")
-        cluster.remove("first")
-        cgroup = parent_of(first, pod("first", container("one", 12))["spec"]).lstrip("/")
-        await until(lambda: not cluster.world.kernel.exists(cgroup))
+        await ended_meanwhile(cluster)
         assert len(cluster.runtime.sandboxes) == 1
-        uid = cluster.put(pod("second", container("two", 8)))
-        await until(lambda: cluster.phase(uid) == "Running")
+        uid = await put(cluster, pod("second", container("two", 8)))
         async with cluster.with_agent():
-            third = cluster.put(pod("third", container("three", 2)))
-            await until(lambda: cluster.phase(third) == "Running")
+            third = await put(cluster, pod("third", container("three", 2)))
             await until(lambda: cluster.admitted() == {uid, third})
             await until(lambda: [len(cluster.cpus(name)) for name in ("two", "three")] == [8, 2])
             assert not cluster.agent.controller.state.durable.shared
 
 
-@in_loop
-async def test_a_pod_that_ended_is_known_before_the_kubelets_watch_has_begun(
-    cluster: Cluster,
-) -> None:
+async def test_a_pod_that_ended_is_known_before_the_watch_has_begun(cluster: Cluster) -> None:
     """The watch may take seconds to begin, in which the kubelet answers for a new pod."""
     sharing(cluster)
     async with cluster.with_runtime(), cluster.with_kubelet(LINGERING):
-        async with cluster.with_agent():
-            first = cluster.put(pod("first", container("one", 12)))
-            await until(lambda: cluster.phase(first) == "Running")
-        cluster.remove("first")
-        cgroup = parent_of(first, pod("first", container("one", 12))["spec"]).lstrip("/")
-        await until(lambda: not cluster.world.kernel.exists(cgroup))
+        cgroup = await ended_meanwhile(cluster)
         cluster.world.kernel.mkdir(cgroup)  # systemd has not removed it yet
         cluster.kubelet.api.synced = False
         async with cluster.with_agent():
-            uid = cluster.put(pod("second", container("two", 8)))
-            await until(lambda: cluster.phase(uid) == "Running")
+            uid = await put(cluster, pod("second", container("two", 8)))
             await until(lambda: cluster.admitted() == {uid})
             assert len(cluster.cpus("two")) == 8
             assert not cluster.agent.controller.state.durable.shared
 
 
-@in_loop
 async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_again(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sharing(cluster)
     async with whole(cluster):
-        first = cluster.put(pod("first", container("one", 12)))
-        await until(lambda: cluster.phase(first) == "Running")
-        uid = cluster.put(pod("second", container("two", 8), container("side", 1)))
-        await until(lambda: cluster.phase(uid) == "Running")
+        await put(cluster, pod("first", container("one", 12)))
+        uid = await put(cluster, pod("second", container("two", 8), container("side", 1)))
         await until(lambda: cluster.cpus("two") <= cluster.pool())
         cluster.remove("first")
         lines = cluster.agent.controller.state.condition_lines
@@ -544,16 +417,6 @@ async def test_a_pod_that_runs_shared_gets_its_cpus_when_its_container_starts_ag
         assert not any("shared" in line for line in lines())
 
 
-def waiting(cluster: Cluster, uid: str, name: str) -> str:
-    """Return what a container waits for."""
-    found = cluster.kubelet.pods.get(uid)
-    if found is None:
-        return ""
-    status = found.statuses[name]
-    return f"{status.reason}: {status.message}" if status.state == "waiting" else ""
-
-
-@in_loop
 async def test_an_agent_that_stops_amid_decisions_leaves_none_behind(cluster: Cluster) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
@@ -568,24 +431,8 @@ async def test_an_agent_that_stops_amid_decisions_leaves_none_behind(cluster: Cl
     assert faults == []
 
 
-@in_loop
-async def test_a_deleted_pod_gives_its_cpus_back(cluster: Cluster) -> None:
-    async with whole(cluster):
-        before = cluster.pool()
-        uid = cluster.put(MIXED)
-        await until(lambda: cluster.phase(uid) == "Running")
-        assert cluster.pool() != before
-        cluster.remove("mix")
-        await until(lambda: uid not in cluster.admitted())
-        await until(lambda: cluster.pool() == before)
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(("agent", "kubelet", "runtime"))))
-def test_restarts_in_every_order_keep_a_pods_cpus(cluster: Cluster, order: tuple[str, ...]) -> None:
-    asyncio.run(_restarted(cluster, order))
-
-
-async def _restarted(cluster: Cluster, order: tuple[str, ...]) -> None:
+async def test_restarts_in_every_order_keep_cpus(cluster: Cluster, order: tuple[str, ...]) -> None:
     makers: dict[str, Callable[[], Any]] = {
         "runtime": cluster.with_runtime,
         "agent": cluster.with_agent,
@@ -601,8 +448,7 @@ async def _restarted(cluster: Cluster, order: tuple[str, ...]) -> None:
 
         for name in makers:
             await start(name)
-        uid = cluster.put(MIXED)
-        await until(lambda: cluster.phase(uid) == "Running")
+        uid = await put(cluster, MIXED)
         before = {name: cluster.cpus(name) for name in ("app", "side", "aux")}
         created = len(cluster.runtime.containers)
         for name in order:

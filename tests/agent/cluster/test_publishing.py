@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import INVALID_MANIFEST, FailedPodDocument
+from agent.cluster.fingerprint import pod_fingerprint
 from agent.cluster.kubelet.devices import KubeletDevices
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.publishing import CLUSTER_SOURCE, PERIOD_SECONDS, SETTLE_SECONDS
 from agent.cluster.runtime_events import RuntimeEvents
-from agent.cluster.topology import pod_fingerprint
 from agent.config.model import KubernetesConfig, OnReject
 from agent.managers.allocation import Source
 from agent.managers.device.kubelet import KubeletListing
@@ -24,15 +23,7 @@ from agent.server.intake import PodIntake, SourceAdmissions
 from sysfs.mask import Mask
 from tests.agent.cluster.beside import Pods, container, sandbox
 from tests.agent.server.sites import pod_of
-from tests.agent.server.support import (
-    OTHER_UID,
-    UID,
-    in_loop,
-    manifest,
-    next_event,
-    running,
-    until,
-)
+from tests.agent.server.support import OTHER_UID, UID, manifest, next_event, running, until
 from tests.agent.server.test_lean import modules_after
 from tests.agent.server.test_plugs import ToySource, metric, plug_in
 from tests.fakes.api_server import TOKEN, Failure, Fault, api_server
@@ -44,6 +35,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
     from tests.fakes.api_server import FakeApiServer
 
+pytestmark = pytest.mark.usefixtures("cluster")
 KEY: Final = "slot 1"
 NODE: Final = "worker-1"
 ATTEMPTS: Final = "numawarden_node_topology_publications_total"
@@ -58,7 +50,6 @@ def fake(certificate: Path) -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def cluster(world: World, fake: FakeApiServer, certificate: Path, tmp_path: Path) -> ToySource:
-    """Configure the API server, and return the source of the cluster's pods."""
     token = tmp_path / "token"
     token.write_text(TOKEN)
     kubernetes = KubernetesConfig(
@@ -103,7 +94,6 @@ def conditions(agent: Running) -> str:
     return "\n".join(agent.controller.state.condition_lines())
 
 
-@in_loop
 async def test_the_topology_follows_the_pods_of_the_cluster(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
@@ -115,24 +105,14 @@ async def test_the_topology_follows_the_pods_of_the_cluster(
         await settled(agent, lambda: published(fake) == expected("7", "8"))
         await until(lambda: metric(agent, f'{ATTEMPTS}{{result="done"}}') == "3.0")
         assert float(metric(agent, LAST)) == pytest.approx(world.clock.time(), abs=10)
-
-
-@in_loop
-async def test_a_pod_of_no_cluster_takes_cpus_and_is_not_in_the_fingerprint(
-    world: World, fake: FakeApiServer, cluster: ToySource
-) -> None:
-    del cluster
-    async with running(world) as agent:
-        await settled(agent, lambda: published(fake) == expected("7", "8"))
+        # A pod of no cluster takes CPUs and is not in the fingerprint.
         await agent.ask(agent.client.admit, manifest())
         await settled(agent, lambda: published(fake) == expected("5", "8"))
 
 
-@in_loop
 async def test_devices_that_the_kubelet_lists_later_are_published_without_an_event(
-    world: World, fake: FakeApiServer, cluster: ToySource, tmp_path: Path
+    world: World, fake: FakeApiServer, tmp_path: Path
 ) -> None:
-    del cluster
     nic = GivenDevice("example.com/nic", "n0", Mask.of(1))
 
     def resources() -> list[str]:
@@ -148,11 +128,7 @@ async def test_devices_that_the_kubelet_lists_later_are_published_without_an_eve
         await world.clock.passing(PERIOD_SECONDS, until(lambda: "example.com/nic" in resources()))
 
 
-@in_loop
-async def test_what_cannot_be_published_is_a_condition_until_it_is(
-    world: World, fake: FakeApiServer, cluster: ToySource
-) -> None:
-    del cluster
+async def test_what_cannot_be_published_is_a_condition(world: World, fake: FakeApiServer) -> None:
     fake.faults.append(Failure(404, text="404 page not found\n"))
     async with running(world) as agent:
         await settled(agent, lambda: "install the CustomResourceDefinition" in conditions(agent))
@@ -163,11 +139,11 @@ async def test_what_cannot_be_published_is_a_condition_until_it_is(
         assert published(fake) == expected("7", "8")
 
 
-@in_loop
-async def test_a_rejected_pod_of_the_cluster_gets_an_event(
+async def test_a_rejected_pod_gets_an_event_if_it_is_of_the_cluster(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
     async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest("other", OTHER_UID, cpu="100"))
         cluster.put(KEY, manifest(cpu="100"))
         await settled(agent, lambda: len(fake.events) == 1)
         (event,) = fake.events.values()
@@ -178,18 +154,6 @@ async def test_a_rejected_pod_of_the_cluster_gets_an_event(
         await until(lambda: metric(agent, done) == "1.0")
 
 
-@in_loop
-async def test_a_rejected_pod_of_no_cluster_gets_no_event(
-    world: World, fake: FakeApiServer, cluster: ToySource
-) -> None:
-    async with running(world) as agent:
-        await agent.ask(agent.client.admit, manifest(cpu="100"))
-        cluster.put(KEY, manifest("other", OTHER_UID, cpu="100"))
-        await settled(agent, lambda: len(fake.events) == 1)
-        assert {event["involvedObject"]["uid"] for event in fake.events.values()} == {OTHER_UID}
-
-
-@in_loop
 async def test_a_pod_that_runs_without_an_allocation_is_in_the_fingerprint_and_gets_an_event(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
@@ -201,11 +165,7 @@ async def test_a_pod_that_runs_without_an_allocation_is_in_the_fingerprint_and_g
         assert [each["reason"] for each in fake.events.values()] == ["RunsShared"]
 
 
-@in_loop
-async def test_a_rejected_pod_that_runs_shared_gets_an_event_that_says_so(
-    world: World, fake: FakeApiServer, cluster: ToySource
-) -> None:
-    del cluster
+async def test_a_pod_that_runs_shared_gets_an_event(world: World, fake: FakeApiServer) -> None:
     async with running(world) as agent:
         pods, controller = Pods({UID: pod_of("shop", UID, "db=64")}), agent.controller
         pods.answering.set()
@@ -219,7 +179,6 @@ async def test_a_rejected_pod_that_runs_shared_gets_an_event_that_says_so(
         assert "OutOfcpu" in event["message"]
 
 
-@in_loop
 async def test_no_pod_and_no_stop_waits_for_an_api_server_that_hangs(
     world: World, fake: FakeApiServer, cluster: ToySource
 ) -> None:
@@ -233,11 +192,7 @@ async def test_no_pod_and_no_stop_waits_for_an_api_server_that_hangs(
     assert len(fake.requests) == 1
 
 
-@in_loop
-async def test_what_cannot_be_shown_of_a_host_is_a_condition(
-    world: World, fake: FakeApiServer, cluster: ToySource
-) -> None:
-    del cluster
+async def test_what_cannot_be_shown_is_a_condition(world: World, fake: FakeApiServer) -> None:
     devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0)), PluginDevice("b"))}
     world.config = replace(world.config, agent=replace(world.config.agent, devices=devices))
     async with running(world) as agent:
@@ -249,31 +204,24 @@ def test_the_pods_of_the_cluster_are_those_of_the_kubelets_source() -> None:
     assert KubeletPods.name == CLUSTER_SOURCE
 
 
-def test_without_a_server_the_agent_does_not_start(
-    world: World, cluster: ToySource, monkeypatch: pytest.MonkeyPatch
+async def test_without_a_server_the_agent_does_not_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del cluster
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     kubernetes = replace(world.config.agent.kubernetes, server="")
     world.config = replace(world.config, agent=replace(world.config.agent, kubernetes=kubernetes))
 
-    async def start() -> None:
+    with pytest.raises(StartError, match=r"agent\.kubernetes\.server: not set"):
         async with running(world):
             raise AssertionError("it started")
-
-    with pytest.raises(StartError, match=r"agent\.kubernetes\.server: not set"):
-        asyncio.run(start())
 
 
 def test_nothing_of_it_is_imported_where_nothing_is_published() -> None:
     found = modules_after("from agent.cli.agent import import_agent", "import_agent()")
-    assert not any(name.startswith("agent.kubernetes") for name in found)
     assert "agent.cluster.publishing" not in found
 
 
-@pytest.mark.usefixtures("cluster")
-@in_loop
-async def test_a_pod_without_a_name_gets_its_event_once_the_name_is_known(
+async def test_a_pod_gets_its_event_once_its_name_is_known(
     world: World, fake: FakeApiServer
 ) -> None:
     nameless = FailedPodDocument(UID, "", "", INVALID_MANIFEST, "unknown", 1.0, KEY)

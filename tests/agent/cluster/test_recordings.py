@@ -10,7 +10,6 @@ from agent.cluster.nri.messages import V1ALPHA1
 from sysfs.mask import Mask
 from tests.agent.cluster.nri.test_recordings import RECORDINGS, SAMPLES, connections, message
 from tests.agent.cluster.test_cluster import Cluster, container, until
-from tests.agent.server.support import in_loop
 from tests.fakes.kubelet.core_v1 import encoded
 from tests.fakes.pods_api import FakePodsApi
 from tests.shared import needs_shared
@@ -39,7 +38,6 @@ def specification(sandbox: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@in_loop
 async def test_the_recorded_pod_gets_what_it_asks_for(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     (records, *_) = connections(RECORDINGS[1])

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from agent.cluster.nri.session import ContainerRejectedError
 from agent.cluster.runtime_events import ASK_SECONDS
 from agent.config.model import OnReject
 from agent.managers.allocation import Source
@@ -19,16 +18,15 @@ from tests.agent.cluster.beside import (
     beside,
     created,
     kubelet_pods,
+    nothing_given,
     sandbox,
 )
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID
 
 
-def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_starts(
-    site: Site,
-) -> None:
-    async def live(agent: Beside) -> None:
+async def test_a_rejected_pod_may_run_shared_which_is_saved_before_it_starts(site: Site) -> None:
+    async with beside(site, OnReject.SHARE) as agent:
         agent.pods.known[UID] = pod_of("shop", UID, "db=64")
         assert await created(agent, "db") is None
         saved = site.saved()
@@ -40,8 +38,6 @@ def test_a_rejected_pod_may_run_shared_and_that_is_saved_before_its_container_st
         await agent.intake.sync()
         (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
         assert (document.state, document.message) == ("shared", shared.why)
-
-    beside(site, live, OnReject.SHARE)
 
 
 async def shared_beside_another(agent: Beside) -> None:
@@ -55,10 +51,8 @@ async def shared_beside_another(agent: Beside) -> None:
     assert OTHER not in agent.controller.state.ledger.allocations
 
 
-def test_a_pod_that_runs_shared_is_taken_back_when_a_container_starts_and_there_is_room(
-    site: Site,
-) -> None:
-    async def live(agent: Beside) -> None:
+async def test_a_pod_that_runs_shared_is_taken_back_when_there_is_room(site: Site) -> None:
+    async with beside(site, OnReject.SHARE) as agent:
         await shared_beside_another(agent)
         await agent.intake.sync()
         assert not agent.controller.state.ledger.allocations
@@ -76,11 +70,9 @@ def test_a_pod_that_runs_shared_is_taken_back_when_a_container_starts_and_there_
         (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
         assert (document.state, document.message) == ("admitted", "")
 
-    beside(site, live, OnReject.SHARE)
 
-
-def test_a_pod_that_runs_shared_goes_on_as_long_as_there_is_no_room(site: Site) -> None:
-    async def live(agent: Beside) -> None:
+async def test_a_pod_that_runs_shared_goes_on_as_long_as_there_is_no_room(site: Site) -> None:
+    async with beside(site, OnReject.SHARE) as agent:
         agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
         await agent.intake.sync()
         agent.pods.known[UID] = pod_of("shop", UID, "db=8 log=1")
@@ -91,92 +83,52 @@ def test_a_pod_that_runs_shared_goes_on_as_long_as_there_is_no_room(site: Site) 
         rejections = agent.controller.metrics.counters.value(names.ADMISSIONS, "rejected")
         assert rejections == 1
 
-    beside(site, live, OnReject.SHARE)
-
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
-def test_nothing_is_final_while_a_pod_that_may_have_ended_has_what_is_lacking(
-    site: Site, on_reject: OnReject
+@pytest.mark.parametrize("listed", [True, False])
+async def test_nothing_is_final_while_a_pod_may_have_ended(
+    site: Site, on_reject: OnReject, *, listed: bool
 ) -> None:
-    async def live(agent: Beside) -> None:
+    """A pod may have ended while the agent or the kubelet was away, before the first list, too."""
+    async with beside(site, on_reject) as agent:
         agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
         await agent.intake.sync()
-        agent.pods.may_have_ended.add(OTHER)
+        (agent.pods.may_have_ended if listed else agent.pods.unlisted).add(OTHER)
         agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-        if on_reject is OnReject.FAIL:
-            with pytest.raises(ContainerRejectedError, match=r"OutOfcpu.*default/big \(CPUs 4-7,1"):
-                await created(agent, "db")
-        else:
-            assert await created(agent, "db") is None
+        await nothing_given(agent, r"OutOfcpu.*may have ended.*default/big \(CPUs 4-7,1")
         assert not agent.controller.state.durable.shared
         del agent.pods.known[OTHER]
         agent.pods.may_have_ended.clear()
+        agent.pods.unlisted.clear()
         await agent.intake.sync()
         # In the shared pool or not created yet: it has its own now.
         assert set(agent.controller.state.ledger.allocations) == {UID}
         assert await created(agent, "db") is not None
 
-    beside(site, live, on_reject)
-
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
-def test_nothing_is_final_before_the_kubelet_has_listed_its_pods(
-    site: Site, on_reject: OnReject
-) -> None:
-    """A pod may have ended while the agent or the kubelet was away, before the first list."""
-
-    async def live(agent: Beside) -> None:
-        agent.pods.known[OTHER] = pod_of("big", OTHER, "db=8")
-        await agent.intake.sync()
-        agent.pods.unlisted.add(OTHER)
-        agent.pods.known[UID] = pod_of("shop", UID, "db=8")
-        if on_reject is OnReject.FAIL:
-            with pytest.raises(ContainerRejectedError, match=r"may have ended.*default/big"):
-                await created(agent, "db")
-        else:
-            assert await created(agent, "db") is None
-        assert not agent.controller.state.durable.shared
-
-    beside(site, live, on_reject)
-
-
-@pytest.mark.parametrize("on_reject", list(OnReject))
-def test_nothing_is_final_while_the_kubelet_has_not_listed_its_pods_since_the_start(
-    site: Site, on_reject: OnReject
-) -> None:
+async def test_nothing_is_final_before_the_first_list(site: Site, on_reject: OnReject) -> None:
     """A kubelet of v1.37 lists none until it has read its sources; `big` ended meanwhile."""
-
-    async def before(agent: Beside) -> None:
+    first, api = Api(ready=True, big="8"), Api(ready=False, shop="8")
+    listed = first.pods_of
+    async with beside(site, on_reject, kubelet_pods(first)) as agent:
         assert await agent.pods.list_now(ASK_SECONDS)
         await agent.intake.sync()
         assert [*agent.controller.state.ledger.allocations] == [OTHER]
-
-    async def after(agent: Beside) -> None:
-        if on_reject is OnReject.FAIL:
-            with pytest.raises(ContainerRejectedError, match=r"may have ended.*shop/big"):
-                await created(agent, "db")
-        else:
-            assert await created(agent, "db") is None
+    async with beside(site, on_reject, kubelet_pods(api)) as agent:
+        await nothing_given(agent, r"may have ended.*shop/big")
         assert not agent.controller.state.durable.shared
         api.ready, api.pods_of = True, {OTHER: listed[OTHER], UID: api.pods_of[UID]}
-        if on_reject is OnReject.FAIL:
-            with pytest.raises(ContainerRejectedError, match="FAILED_PRECONDITION"):
-                await created(agent, "db")
-        else:
-            assert await created(agent, "db") is None
+        await nothing_given(agent, "FAILED_PRECONDITION")
+        if on_reject is OnReject.SHARE:
             assert [*agent.controller.state.durable.shared] == [UID]
-
-    first, api = Api(ready=True, big="8"), Api(ready=False, shop="8")
-    listed = first.pods_of
-    beside(site, before, on_reject, kubelet_pods(first))
-    beside(site, after, on_reject, kubelet_pods(api))
 
 
 @pytest.mark.parametrize("on_reject", list(OnReject))
-def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
-    site: Site, on_reject: OnReject
-) -> None:
-    async def again(agent: Beside) -> None:
+async def test_a_shared_pod_goes_on_after_a_restart(site: Site, on_reject: OnReject) -> None:
+    async with beside(site, OnReject.SHARE) as agent:
+        await shared_beside_another(agent)
+    async with beside(site, on_reject) as agent:
         agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         await agent.events.synchronize((sandbox(),), ())
         await agent.intake.sync()
@@ -188,12 +140,9 @@ def test_a_pod_that_runs_shared_goes_on_after_a_restart_of_the_agent(
         agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         assert await created(agent, "db") is not None
 
-    beside(site, shared_beside_another, OnReject.SHARE)
-    beside(site, again, on_reject)
 
-
-def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site: Site) -> None:
-    async def live(agent: Beside) -> None:
+async def test_an_admission_while_a_pod_is_about_to_run_shared_is_none(site: Site) -> None:
+    async with beside(site) as agent:
         pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
         sharing = asyncio.create_task(agent.controller.share(shared))
@@ -204,16 +153,12 @@ def test_an_admission_that_comes_while_a_pod_is_about_to_run_shared_is_none(site
         assert not agent.controller.state.ledger.allocations
         assert set(agent.controller.state.durable.shared) == {UID}
 
-    beside(site, live)
 
-
-def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> None:
-    async def live(agent: Beside) -> None:
+async def test_a_pod_that_was_admitted_meanwhile_does_not_run_shared(site: Site) -> None:
+    async with beside(site, OnReject.SHARE) as agent:
         pod = agent.pods.known[UID] = pod_of("shop", UID, "db=8")
         await agent.intake.sync()
         shared = SharedPod(UID, pod.name, pod.namespace, Source("kubelet", f"pods/{UID}"), "full")
         await agent.controller.share(shared)
         assert not agent.controller.state.durable.shared
         assert await created(agent, "db") is not None
-
-    beside(site, live, OnReject.SHARE)

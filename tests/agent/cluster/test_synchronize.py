@@ -8,14 +8,7 @@ from msgspec.structs import replace
 
 from agent.cluster import runtime_events
 from agent.cluster.nri.messages import ContainerResources
-from tests.agent.cluster.beside import (
-    OTHER,
-    Beside,
-    beside,
-    container,
-    created,
-    sandbox,
-)
+from tests.agent.cluster.beside import OTHER, beside, container, created, sandbox
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID, until
 
@@ -23,8 +16,8 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: Site) -> None:
-    async def live(agent: Beside) -> None:
+async def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: Site) -> None:
+    async with beside(site) as agent:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
         agent.pods.on_request[OTHER] = pod_of("late", OTHER, "db=2")
         given = await created(agent, "db")
@@ -42,19 +35,15 @@ def test_a_runtime_that_connects_gets_updates_for_what_started_meanwhile(site: S
         assert await created(agent, "db", OTHER) is not None
         assert OTHER in agent.controller.state.ledger.allocations
 
-    beside(site, live)
-
 
 def uid_of(number: int) -> str:
     return f"{number:04d}3333-2222-3333-4444-555555555555"
 
 
-def test_known_pods_are_decided_while_the_kubelet_is_asked_for_all_others_together(
-    site: Site,
-) -> None:
+async def test_known_pods_are_decided_while_others_are_asked_for(site: Site) -> None:
     unknown = [uid_of(number) for number in range(20)]
 
-    async def live(agent: Beside) -> None:
+    async with beside(site) as agent:
         agent.pods.answering.clear()
         agent.pods.known[UID] = pod_of("shop", UID, "db=2")
         agent.pods.on_request = {uid: pod_of(f"web{uid[:8]}", uid, "web~10m") for uid in unknown}
@@ -66,17 +55,13 @@ def test_known_pods_are_decided_while_the_kubelet_is_asked_for_all_others_togeth
         agent.pods.answering.set()
         await until(lambda: len(agent.controller.state.ledger.allocations) == 21)
 
-    beside(site, live)
 
-
-def test_a_kubelet_that_answers_for_no_pod_is_waited_for_once(
+async def test_a_silent_kubelet_is_waited_for_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def live(agent: Beside) -> None:
+    async with beside(site) as agent:
         monkeypatch.setattr(runtime_events, "ASK_ALL_SECONDS", 0.01)
         agent.pods.answering.clear()
         await agent.events.synchronize(list(map(sandbox, map(uid_of, range(200)))), ())
         await until(lambda: not agent.events._deciding)
         assert len(agent.pods.asked) < 200
-
-    beside(site, live)

@@ -14,7 +14,7 @@ from agent.server.errors import StartError
 from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Fakes, Wiring
 from systemd.notify import Notifier
-from tests.agent.server.support import in_loop, make_world, running, until
+from tests.agent.server.support import make_world, running, until
 from tests.agent.tools.doctor.hosts import PID, FakeHost
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def test_a_program_whose_name_only_begins_so_is_something_else(tmp_path: Path) -
     check_undeclared(config(), host.root)
 
 
-@in_loop
 async def test_one_that_is_started_later_is_a_condition_until_it_ends(tmp_path: Path) -> None:
     host, world = FakeHost(tmp_path / "node"), make_world(tmp_path)
     async with running(world) as agent:

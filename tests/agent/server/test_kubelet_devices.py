@@ -24,11 +24,8 @@ from agent.state.store import peek
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, in_loop, manifest, running, until
 from tests.fakes.device_plugin import never
-from tests.fakes.kubelet_devices import (
-    FakePodResources,
-    container_devices,
-    write_device_checkpoint,
-)
+from tests.fakes.kubelet.device_shares import write_device_checkpoint
+from tests.fakes.kubelet.pod_resources import FakePodResources, container_devices
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,8 +23,8 @@ from agent.cluster.kubelet.source import (
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.pods.model import PodIdentity
 from agent.rpc import CallError
-from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, until
-from tests.fakes.kubelet_devices import write_device_checkpoint
+from tests.agent.server.support import OTHER_UID, UID, FakeClock, until
+from tests.fakes.kubelet.device_shares import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message
 
 if TYPE_CHECKING:
@@ -69,24 +69,34 @@ class Endpoint:
 NIC, OPT_IN = "example.com/nic", "numawarden.dev/exclusive"
 
 
-@dataclass
 class Host:
-    """A kubelet, its files, the cgroups of its pods, and the source that follows it."""
+    """A kubelet, its files, the cgroups of its pods, and the source that follows it.
 
-    directory: Path
-    kubelet: FakePodsApi
-    endpoint: Endpoint
-    clock: FakeClock
-    source: KubeletPods
-    cgroups: set[str]
-    idle: set[str] = field(default_factory=set)
-    changes: int = 0
-    readings: list[SourceReading] = field(default_factory=list)
+    Cgroups in `idle` have no process.
+    """
+
+    def __init__(
+        self, directory: Path, endpoint: Endpoint | None, deadlines: KubeletDeadlines
+    ) -> None:
+        self.kubelet, self.clock = FakePodsApi(directory), FakeClock()
+        self.cgroups, self.idle = set[str](), set[str]()
+        self.changes = 0
+        ways = KubeletWays(PodsApi(directory), endpoint, deadlines)  # type: ignore[arg-type]  # a fake
+        # What the kubelet's plugins gave is in its file, which may not be there yet.
+        awaits = DeviceCheckpoint(directory, OPT_IN).awaits
+        self.source = KubeletPods(
+            ways, self.clock, self.shown, pod_level=True, awaits=awaits, same_boot=True
+        )
+
+    def shown(self, doubted: Collection[str]) -> set[str]:
+        return self.cgroups - (self.idle & set(doubted))
+
+    async def follow(self) -> None:
+        async for _ in self.source.changes():
+            self.changes += 1
 
     def read(self) -> SourceReading:
-        reading = self.source.read()
-        self.readings.append(reading)
-        return reading
+        return self.source.read()
 
     def entries(self) -> dict[str, Pod | None]:
         return {entry.key: entry.pod for entry in self.read().entries}
@@ -95,34 +105,28 @@ class Host:
         return sorted(self.entries()) == sorted(f"pods/{uid}" for uid in uids)
 
     def said(self) -> str:
-        """Return the conditions of a reading as one text."""
         return "; ".join(self.read().conditions)
 
     async def until_said(self, words: str) -> None:
-        """Let time pass until a condition has words in it."""
         while words not in self.said():
             self.clock.advance(LONGEST_PAUSE)
             await asyncio.sleep(0)
 
     async def synced(self) -> None:
-        """Wait until the Pods API is in use."""
         await until(lambda: self.in_use)
 
     def removed(self) -> set[str]:
         return {key.removeprefix("pods/") for key in self.read().removed}
 
     def runs(self, uid: str) -> None:
-        """Let a pod run: its cgroup and its sandbox are there."""
         self.cgroups.add(uid)
         self.source.sandbox_started(uid, f"{uid}-1", "shop/web")
 
     @property
     def in_use(self) -> bool:
-        """Whether the Pods API is in use."""
         return self.source._in_use == self.source._ways.api.way
 
     async def connect(self) -> None:
-        """Let time pass until the Pods API is in use."""
         while not self.in_use:
             self.clock.advance(LONGEST_PAUSE if self._waiting(2) else 0)
             await asyncio.sleep(0)
@@ -147,39 +151,20 @@ async def followed(
     started: bool = True,
     pods: dict[str, bytes] | None = None,
 ) -> AsyncIterator[Host]:
-    kubelet, clock, cgroups = FakePodsApi(directory), FakeClock(), set[str]()
-    kubelet.pods.update(pods or {})
-    ways = KubeletWays(PodsApi(directory), endpoint, deadlines)  # type: ignore[arg-type]  # a fake
-    # What the kubelet's plugins gave is in its file, which is not there before the first device.
-    awaits = DeviceCheckpoint(directory, OPT_IN).awaits
-    idle = set[str]()
-
-    def shown(doubted: Collection[str]) -> set[str]:
-        return cgroups - (idle & set(doubted))
-
-    source = KubeletPods(ways, clock, shown, pod_level=True, awaits=awaits, same_boot=True)
-    host = Host(directory, kubelet, endpoint or Endpoint(), clock, source, cgroups, idle)
+    host = Host(directory, endpoint, deadlines)
+    host.kubelet.pods.update(pods or {})
     if started:
-        await kubelet.start()
-
-    async def follow() -> None:
-        async for _ in source.changes():
-            host.changes += 1
-
-    following = asyncio.create_task(follow())
+        await host.kubelet.start()
+    following = asyncio.create_task(host.follow())
     try:
         yield host
     finally:
         following.cancel()
         await asyncio.wait((following,))
         assert following.cancelled()
-        await kubelet.stop()
+        await host.kubelet.stop()
 
 
-# --- the Pods API --------------------------------------------------------------------------------
-
-
-@in_loop
 async def test_the_pods_of_the_kubelet_are_entries_by_uid(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await until(lambda: host.knows(UID))
@@ -189,22 +174,12 @@ async def test_the_pods_of_the_kubelet_are_entries_by_uid(tmp_path: Path) -> Non
         assert pod is not None
         assert (pod.uid, pod.name, pod.namespace) == (OTHER_UID, "db", "shop")
         assert [each.name for each in pod.all_containers()] == ["wait", "main"]
+        assert await host.source.ask_for(OTHER_UID, LONG) is pod
+        assert "GetPod" not in host.kubelet.calls
         reading = host.read()
         assert (reading.complete, reading.conditions) == (False, ())
         assert host.source.covers(f"pods/{UID}")
         assert not host.source.covers("/etc/kubernetes/manifests/web.yaml")
-
-
-@in_loop
-async def test_a_pod_that_is_listed_before_its_admission_is_known_from_the_list(
-    tmp_path: Path,
-) -> None:
-    """The kubelet watches a pod only once it is admitted."""
-    async with followed(tmp_path) as host:
-        host.kubelet.pods[UID] = pod_message(UID, phase="Pending", running=False)
-        pod = await host.source.ask_for(UID, LONG)
-        assert pod is not None
-        assert host.knows(UID)
 
 
 def with_nic(uid: str) -> bytes:
@@ -212,10 +187,7 @@ def with_nic(uid: str) -> bytes:
     return pod_message(uid, phase="Pending", running=False, containers=(asked,))
 
 
-@in_loop
-async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provide(
-    tmp_path: Path,
-) -> None:
+async def test_a_pod_becomes_an_entry_once_it_has_its_devices(tmp_path: Path) -> None:
     """The kubelet lists a pod before it admits it, and it is the admission that gives devices."""
     write_device_checkpoint(tmp_path, {}, NIC, OPT_IN)
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
@@ -229,10 +201,7 @@ async def test_a_pod_becomes_an_entry_once_it_has_the_devices_that_plugins_provi
 
 
 @pytest.mark.parametrize("how", ["cgroup", "sandbox", "former allocation", "no such plugin"])
-@in_loop
-async def test_a_pod_that_the_kubelet_has_admitted_waits_for_no_device(
-    tmp_path: Path, how: str
-) -> None:
+async def test_an_admitted_pod_waits_for_no_device(tmp_path: Path, how: str) -> None:
     write_device_checkpoint(tmp_path, {}, NIC)
     async with followed(tmp_path) as host:
         host.kubelet.pods[UID] = with_nic(UID)
@@ -249,7 +218,6 @@ async def test_a_pod_that_the_kubelet_has_admitted_waits_for_no_device(
         assert host.knows(UID)
 
 
-@in_loop
 async def test_a_kubelet_that_lists_nothing_after_its_restart_ends_no_pod(tmp_path: Path) -> None:
     """INITIAL_SYNC_COMPLETE with no pods; they are ADDED 9 s later, and not all at once."""
     pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
@@ -276,7 +244,6 @@ async def test_a_kubelet_that_lists_nothing_after_its_restart_ends_no_pod(tmp_pa
         assert not host.removed()
 
 
-@in_loop
 async def test_a_pod_that_ended_while_the_agent_was_away_is_removed(tmp_path: Path) -> None:
     async with followed(tmp_path, started=False) as host:
         host.cgroups.add(OTHER_UID)
@@ -287,81 +254,14 @@ async def test_a_pod_that_ended_while_the_agent_was_away_is_removed(tmp_path: Pa
         # Missing from the list, and no cgroup.
         assert host.removed() == {UID}
         await host.confirm(MISSING_SECONDS)
-        # Lists are not enough against a cgroup.
+        # Lists are not enough against a cgroup, unless it has no process.
         host.clock.advance(10 * MISSING_SECONDS)
         assert host.removed() == {UID}
-        host.cgroups.clear()
+        host.idle.add(OTHER_UID)
         assert host.removed() == {UID, OTHER_UID}
 
 
-@pytest.mark.parametrize(
-    "late",
-    [
-        pod_message(UID, phase="Failed", running=False),
-        pod_message(UID, phase="Pending", deleting=True, running=False),
-    ],
-)
-@in_loop
-async def test_a_pod_that_is_added_again_while_it_dies_is_nothing_new(
-    tmp_path: Path, late: bytes
-) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        host.runs(UID)
-        host.kubelet.delete(UID)
-        host.source.sandbox_removed(UID, f"{UID}-1")
-        await until(lambda: host.removed() == {UID})
-        host.kubelet.send(EventType.ADDED, late)
-        host.kubelet.add(OTHER_UID, pod_message(OTHER_UID))
-        await until(lambda: host.knows(OTHER_UID))
-        assert host.removed() == {UID}
-
-
-@in_loop
-async def test_a_pod_that_the_kubelet_rejected_is_never_an_entry(tmp_path: Path) -> None:
-    failed = pod_message(UID, phase="Failed", running=False)
-    async with followed(tmp_path, pods={UID: failed, OTHER_UID: pod_message(OTHER_UID)}) as host:
-        await until(lambda: host.knows(OTHER_UID))
-        assert not host.removed()
-
-
-@in_loop
-async def test_a_pod_that_fails_ends_after_half_a_minute_and_with_its_sandbox_at_once(
-    tmp_path: Path,
-) -> None:
-    pods = {uid: pod_message(uid) for uid in (UID, OTHER_UID)}
-    async with followed(tmp_path, pods=pods) as host:
-        await until(lambda: host.knows(*pods))
-        for uid in pods:
-            host.runs(uid)
-            host.kubelet.add(uid, pod_message(uid, phase="Succeeded", running=False))
-            await until(lambda uid=uid: uid in host.source.ending)  # type: ignore[misc]
-        assert not host.removed()
-        host.source.sandbox_removed(UID, f"{UID}-1")
-        assert host.removed() == {UID}
-        host.clock.advance(ALONE_SECONDS)
-        assert host.removed() == {UID, OTHER_UID}
-
-
-@in_loop
-async def test_a_removal_is_repeated_until_the_pod_is_an_entry_again(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        host.runs(UID)
-        host.read()
-        host.kubelet.delete(UID)
-        host.cgroups.clear()
-        await until(lambda: host.removed() == {UID})
-        assert host.removed() == {UID}
-        host.kubelet.add(UID, pod_message(UID))
-        await until(lambda: host.knows(UID))
-        assert not host.removed()
-
-
-@in_loop
-async def test_a_resize_keeps_the_pod_as_it_was_first_read_and_is_a_condition(
-    tmp_path: Path,
-) -> None:
+async def test_a_resize_keeps_the_pod_as_it_was_and_is_a_condition(tmp_path: Path) -> None:
     first = pod_message(UID, containers=(container("app", "cpu=2"), container("aux", "cpu=1")))
     async with followed(tmp_path, pods={UID: first}) as host:
         await until(lambda: host.knows(UID))
@@ -379,20 +279,7 @@ async def test_a_resize_keeps_the_pod_as_it_was_first_read_and_is_a_condition(
         await until(lambda: not host.read().conditions)
 
 
-@in_loop
-async def test_a_pod_with_mistakes_is_an_entry_with_all_of_them(tmp_path: Path) -> None:
-    bad = pod_message(UID, containers=(container("app", "cpu=two"),))
-    async with followed(tmp_path, pods={UID: bad}) as host:
-        await until(lambda: host.knows(UID))
-        (entry,) = host.read().entries
-        assert entry.pod is None
-        assert "two" in str(entry.error)
-
-
-@in_loop
-async def test_bytes_that_are_no_pod_are_a_condition_and_affect_no_other_pod(
-    tmp_path: Path,
-) -> None:
+async def test_bytes_that_are_no_pod_are_a_condition(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.kubelet.send(EventType.MODIFIED, b"\xff\xff")
@@ -402,7 +289,6 @@ async def test_bytes_that_are_no_pod_are_a_condition_and_affect_no_other_pod(
         assert condition.startswith("a pod of the kubelet cannot be read: it is not a pod")
 
 
-@in_loop
 async def test_an_unreadable_pod_of_a_list_makes_no_other_pod_missing(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={"bad": b"\xff\xff"}) as host:
         host.source.resume([f"pods/{UID}"])
@@ -411,7 +297,6 @@ async def test_an_unreadable_pod_of_a_list_makes_no_other_pod_missing(tmp_path: 
         assert not host.removed()
 
 
-@in_loop
 async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
@@ -426,49 +311,29 @@ async def test_a_watch_that_breaks_is_opened_again_and_its_pods_are_kept(tmp_pat
         assert "kubelet pods unavailable" in {line["event"] for line in logs}
 
 
-@asynccontextmanager
-async def list_under_way(host: Host) -> AsyncIterator[None]:
-    """Have the kubelet asked for its pods; the answer, as of now, arrives at the end."""
-    before = host.kubelet.calls.count("ListPods")
-    host.kubelet.lists_pass.clear()
-    listing = asyncio.create_task(host.source.list_now(LONG))
-    await until(lambda: host.kubelet.calls.count("ListPods") > before)
-    host.clock.advance(1)
-    yield
-    host.kubelet.lists_pass.set()
-    assert await listing is not None
-
-
-@in_loop
-async def test_a_pod_that_comes_while_a_list_is_under_way_is_not_missing(tmp_path: Path) -> None:
-    async with followed(tmp_path) as host:
-        await host.synced()
-        async with list_under_way(host):
-            host.kubelet.add(UID, pod_message(UID))
-            await until(lambda: host.knows(UID))
-        assert not host.source.ending
-
-
-@in_loop
 async def test_a_pod_that_is_deleted_while_a_list_is_under_way_ends(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.runs(UID)
-        async with list_under_way(host):
-            host.kubelet.delete(UID)
-            await until(lambda: host.source.ending == {UID})
+        before = host.kubelet.calls.count("ListPods")
+        host.kubelet.lists_pass.clear()
+        listing = asyncio.create_task(host.source.list_now(LONG))
+        await until(lambda: host.kubelet.calls.count("ListPods") > before)
+        host.clock.advance(1)
+        host.kubelet.delete(UID)
+        await until(lambda: host.source.ending == {UID})
+        host.kubelet.lists_pass.set()
+        assert await listing is not None
         assert host.source.ending == {UID}
         host.clock.advance(ALONE_SECONDS)
         assert host.removed() == {UID}
 
 
-# --- ways ----------------------------------------------------------------------------------------
-
-
-@in_loop
 async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
+        listed = await host.source.list_now(LONG)
+        assert [pod.uid for pod in listed or ()] == [UID]
         await until(lambda: host.knows(UID) and not host.said())
         endpoint.answer = {UID: pod_message(UID), OTHER_UID: pod_message(OTHER_UID)}
         while not host.knows(UID, OTHER_UID):
@@ -483,7 +348,6 @@ async def test_the_endpoint_is_asked_until_the_pods_api_answers(tmp_path: Path) 
         assert endpoint.asked == asked
 
 
-@in_loop
 async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, deadlines=HURRIED, started=False) as host:
@@ -499,7 +363,6 @@ async def test_a_pods_api_that_hangs_is_a_condition_beside_the_endpoint(tmp_path
 NOT_READ = CallError("FAILED_PRECONDITION", "sources are not synchronized")
 
 
-@in_loop
 async def test_a_kubelet_that_has_not_read_its_sources_is_waited_for(tmp_path: Path) -> None:
     """v1.37 answers so after each start; a condition comes only if that does not end."""
     async with followed(tmp_path, pods={UID: pod_message(UID)}, started=False) as host:
@@ -527,10 +390,7 @@ async def test_a_kubelet_that_has_not_read_its_sources_is_waited_for(tmp_path: P
         assert not host.said()
 
 
-@in_loop
-async def test_a_pods_api_whose_gate_is_off_is_a_condition_with_the_line_to_change(
-    tmp_path: Path,
-) -> None:
+async def test_a_pods_api_whose_gate_is_off_is_a_condition(tmp_path: Path) -> None:
     """v1.37 serves the socket with the gate off, too, and answers errors."""
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
@@ -541,7 +401,6 @@ async def test_a_pods_api_whose_gate_is_off_is_a_condition_with_the_line_to_chan
         assert "featureGates: {PodsAPI: true}" in host.said()
 
 
-@in_loop
 async def test_calls_that_are_too_many_are_repeated_more_and_more_seldom_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -562,7 +421,6 @@ async def test_calls_that_are_too_many_are_repeated_more_and_more_seldom_and_not
     assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
 
 
-@in_loop
 async def test_a_pods_api_that_never_completes_its_list_is_not_used(tmp_path: Path) -> None:
     async with followed(tmp_path, deadlines=HURRIED, started=False) as host:
         host.kubelet.synced = False
@@ -572,7 +430,6 @@ async def test_a_pods_api_that_never_completes_its_list_is_not_used(tmp_path: Pa
             await asyncio.sleep(0)
 
 
-@in_loop
 async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path: Path) -> None:
     async with followed(tmp_path, endpoint=Endpoint(), started=False) as host:
         await until(lambda: bool(host.read().conditions))
@@ -586,10 +443,7 @@ async def test_without_any_way_the_condition_names_all_that_were_tried(tmp_path:
             assert words in condition
 
 
-@in_loop
-async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
-    tmp_path: Path,
-) -> None:
+async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error(tmp_path: Path) -> None:
     async with followed(tmp_path) as host:
         host.source.sandbox_started(UID, "s", "shop/web")
         (entry,) = host.read().entries
@@ -602,10 +456,7 @@ async def test_a_pod_with_a_sandbox_that_no_way_gives_is_an_error_that_says_so(
         assert host.removed() == {UID}
 
 
-@in_loop
-async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_away(
-    tmp_path: Path,
-) -> None:
+async def test_a_former_pod_is_no_error_while_the_kubelet_is_away(tmp_path: Path) -> None:
     async with followed(tmp_path, started=False) as host:
         host.source.resume([f"pods/{UID}"])
         host.runs(UID)
@@ -614,7 +465,6 @@ async def test_a_pod_from_before_the_start_is_not_an_error_while_the_kubelet_is_
         assert not host.removed()
 
 
-@in_loop
 async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_path: Path) -> None:
     def unreadable(_: object) -> set[str]:
         raise OSError(5, "Input/output error")
@@ -632,50 +482,33 @@ async def test_cgroups_that_cannot_be_read_are_a_condition_and_no_evidence(tmp_p
     )
 
 
-# --- asking for one pod --------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_known_pod_is_returned_without_a_call(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await until(lambda: host.knows(UID))
-        await host.kubelet.stop()
-        pod = await host.source.ask_for(UID, LONG)
-        assert pod is not None
-        assert "GetPod" not in host.kubelet.calls
-
-
-@in_loop
-async def test_a_pod_that_no_way_knows_is_none(tmp_path: Path) -> None:
-    async with followed(tmp_path, endpoint=Endpoint(answer={})) as host:
-        assert await host.source.ask_for(UID, LONG) is None
-        assert host.endpoint.asked > 0
-
-
-@in_loop
-async def test_a_kubelet_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) -> None:
-    endpoint = Endpoint(answer={UID: pod_message(UID)})
+async def test_a_pod_that_is_unknown_or_does_not_come_in_time_is_none(tmp_path: Path) -> None:
+    endpoint = Endpoint(answer={})
     async with followed(tmp_path, endpoint=endpoint) as host:
+        assert await host.source.ask_for(UID, LONG) is None
+        assert endpoint.asked > 0
+        endpoint.answer = {UID: pod_message(UID)}
         host.kubelet.hanging = True
         endpoint.free.clear()
         assert await host.source.ask_for(UID, 0.05) is None
 
 
-@in_loop
-async def test_a_pod_is_asked_for_again_when_there_are_too_many_calls(tmp_path: Path) -> None:
-    async with followed(tmp_path) as host:
+async def test_what_is_too_many_calls_is_asked_for_again(tmp_path: Path) -> None:
+    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
+        await host.synced()
         host.kubelet.failing = CallError("RESOURCE_EXHAUSTED", "rate limit")
-        host.kubelet.pods[UID] = pod_message(UID)
-        asking = asyncio.create_task(host.source.ask_for(UID, LONG))
-        await until(lambda: host.kubelet.calls.count("GetPod") > 1)
+        host.kubelet.pods[OTHER_UID] = pod_message(OTHER_UID)
+        calls = host.kubelet.calls
+        former = calls.count("ListPods")
+        asking = asyncio.create_task(host.source.ask_for(OTHER_UID, LONG))
+        listing = asyncio.create_task(host.source.list_now(LONG))
+        await until(lambda: calls.count("GetPod") > 1 and calls.count("ListPods") > former + 1)
         host.kubelet.failing = None
         assert await asking is not None
+        assert await listing
 
 
-@in_loop
-async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_who_left(
-    tmp_path: Path,
-) -> None:
+async def test_one_answer_of_the_endpoint_serves_all_who_ask(tmp_path: Path) -> None:
     uids = [f"pod-{number}" for number in range(50)]
     endpoint = Endpoint()
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
@@ -691,10 +524,7 @@ async def test_one_answer_of_the_endpoint_serves_all_who_ask_and_outlives_one_wh
         assert endpoint.asked == 1
 
 
-@in_loop
-async def test_an_answer_that_was_asked_for_before_the_pod_came_is_not_the_last_word(
-    tmp_path: Path,
-) -> None:
+async def test_an_answer_from_before_the_pod_came_is_not_the_last_word(tmp_path: Path) -> None:
     endpoint = Endpoint(answer={})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:
         await until(lambda: endpoint.asked > 0)
@@ -709,7 +539,6 @@ async def test_an_answer_that_was_asked_for_before_the_pod_came_is_not_the_last_
         assert await second is not None
 
 
-@in_loop
 async def test_garbage_for_one_pod_is_an_error_of_that_pod(tmp_path: Path) -> None:
     async with followed(tmp_path) as host:
         await until(lambda: host.kubelet.calls.count("ListPods") > 0)
@@ -719,10 +548,6 @@ async def test_garbage_for_one_pod_is_an_error_of_that_pod(tmp_path: Path) -> No
         assert "not a pod" in str(entry.error)
 
 
-# --- listing all pods now ------------------------------------------------------------------------
-
-
-@in_loop
 async def test_all_pods_that_are_to_run_are_listed_now_and_are_entries(tmp_path: Path) -> None:
     pods = {
         UID: pod_message(UID, phase="Pending", running=False),
@@ -736,30 +561,9 @@ async def test_all_pods_that_are_to_run_are_listed_now_and_are_entries(tmp_path:
         assert listed is not None
         assert [pod.uid for pod in listed] == [UID]
         assert host.knows(UID, "bad")
+        assert ["two" in str(each.error) for each in host.read().entries] == [False, True]
 
 
-@in_loop
-async def test_pods_are_listed_over_the_endpoint_where_there_is_no_pods_api(tmp_path: Path) -> None:
-    endpoint = Endpoint(answer={UID: pod_message(UID)})
-    async with followed(tmp_path, endpoint=endpoint, started=False) as host:
-        listed = await host.source.list_now(LONG)
-        assert listed is not None
-        assert [pod.uid for pod in listed] == [UID]
-
-
-@in_loop
-async def test_a_list_is_asked_for_again_when_there_are_too_many_calls(tmp_path: Path) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await host.synced()
-        host.kubelet.failing = CallError("RESOURCE_EXHAUSTED", "rate limit")
-        before = host.kubelet.calls.count("ListPods")
-        listing = asyncio.create_task(host.source.list_now(LONG))
-        await until(lambda: host.kubelet.calls.count("ListPods") > before + 1)
-        host.kubelet.failing = None
-        assert await listing
-
-
-@in_loop
 async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Path) -> None:
     async with followed(tmp_path, started=False) as host:
         assert await host.source.list_now(LONG) is None
@@ -769,24 +573,7 @@ async def test_a_list_that_does_not_come_in_time_or_at_all_is_none(tmp_path: Pat
         assert await host.source.list_now(0.05) is None
 
 
-@in_loop
-async def test_a_pod_that_lists_lack_and_whose_cgroup_has_no_process_has_ended(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path, started=False) as host:
-        host.cgroups |= {UID, OTHER_UID}
-        host.source.resume([f"pods/{UID}", f"pods/{OTHER_UID}"])
-        host.idle.add(UID)
-        assert not host.removed()
-        await host.kubelet.start()
-        await host.connect()
-        assert host.removed() == {UID}
-
-
-@in_loop
-async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
-    tmp_path: Path,
-) -> None:
+async def test_pods_that_may_have_ended_are_read_again(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.runs(UID)
@@ -801,27 +588,8 @@ async def test_pods_that_may_have_ended_are_read_again_until_that_is_certain(
         assert host.removed() == {UID}
 
 
-@in_loop
-async def test_a_pod_may_be_ending_from_the_first_evidence_until_it_has_ended(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
-        await host.synced()
-        host.runs(UID)
-        host.read()
-        ending = [host.source.ending]
-        host.kubelet.delete(UID)
-        await until(lambda: bool(host.source.ending))
-        ending.append(host.source.ending)
-        host.cgroups.clear()
-        assert host.removed() == {UID}
-        ending.append(host.source.ending)
-        assert ending == [frozenset(), {UID}, frozenset()]
-
-
 @pytest.mark.parametrize("failing", [NOT_READ, CallError("RESOURCE_EXHAUSTED", "rate"), None])
-@in_loop
-async def test_a_pod_from_before_the_start_may_have_ended_until_the_kubelet_lists_its_pods(
+async def test_a_former_pod_may_have_ended_until_the_list(
     tmp_path: Path, failing: CallError | None
 ) -> None:
     pods = {UID: pod_message(UID)}
@@ -842,7 +610,6 @@ async def test_a_pod_from_before_the_start_may_have_ended_until_the_kubelet_list
 
 
 @pytest.mark.parametrize("gate", ["absent", "UNIMPLEMENTED"])
-@in_loop
 async def test_no_pod_is_waited_for_that_no_list_can_confirm(tmp_path: Path, gate: str) -> None:
     async with followed(tmp_path, started=False) as host:
         host.cgroups.add(UID)
@@ -855,10 +622,7 @@ async def test_no_pod_is_waited_for_that_no_list_can_confirm(tmp_path: Path, gat
         assert host.source.ending == frozenset()
 
 
-@in_loop
-async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_them(
-    tmp_path: Path,
-) -> None:
+async def test_pods_may_have_ended_while_the_kubelet_was_away(tmp_path: Path) -> None:
     async with followed(tmp_path, pods={UID: pod_message(UID)}) as host:
         await host.synced()
         host.runs(UID)
@@ -875,10 +639,7 @@ async def test_pods_may_have_ended_while_the_kubelet_was_away_until_it_lists_the
             assert await host.source.list_now(LONG)
 
 
-@in_loop
-async def test_a_report_between_two_connections_is_not_a_sign_of_life_for_ever(
-    tmp_path: Path,
-) -> None:
+async def test_a_report_between_connections_is_no_lasting_sign_of_life(tmp_path: Path) -> None:
     """A single answer of a kubelet that is away again does not keep a pod whose cgroup is gone."""
     endpoint = Endpoint(answer={UID: pod_message(UID)})
     async with followed(tmp_path, endpoint=endpoint, started=False) as host:

@@ -14,6 +14,8 @@ from agent.sources.source import ManifestDirectoryError, ManifestFileError, prin
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.pods.model import Pod
 
 FORM = ManifestFormat(load_pod, 4096)
@@ -30,10 +32,11 @@ def read(directory: Path, known: tuple[ManifestFile, ...] = ()) -> list[Manifest
     return scan(directory, {file.path: file for file in known}, FORM)
 
 
-def test_files_are_read_in_order_of_their_names(directory: Path) -> None:
-    for name in ("b.yaml", "a.json", "c"):
+@pytest.mark.parametrize("names", ["a.json b.yaml c", "a.bak.yaml a~b bak dpkg-old"])
+def test_files_are_read_in_order_of_their_names(directory: Path, names: str) -> None:
+    for name in reversed(names.split()):
         (directory / name).write_bytes(manifest(uid=None))
-    assert [file.path.name for file in read(directory)] == ["a.json", "b.yaml", "c"]
+    assert [file.path.name for file in read(directory)] == names.split()
 
 
 def test_hidden_files_and_directories_are_ignored(directory: Path) -> None:
@@ -46,18 +49,10 @@ def test_hidden_files_and_directories_are_ignored(directory: Path) -> None:
 # Shows in differences.md: editor-backups
 @pytest.mark.parametrize("suffix", ["~", ".bak", ".swp", ".orig", ".rpmsave", ".rpmnew", ".rpmorig",
                                     ".dpkg-old", ".dpkg-dist", ".dpkg-new"])  # fmt: skip
-def test_what_editors_and_packages_leave_beside_a_manifest_is_ignored(
-    directory: Path, suffix: str
-) -> None:
+def test_what_editors_and_packages_leave_is_ignored(directory: Path, suffix: str) -> None:
     for name in ("a.yaml", f"a.yaml{suffix}"):
         (directory / name).write_bytes(manifest(uid=None))
     assert [file.path.name for file in read(directory)] == ["a.yaml"]
-
-
-def test_a_name_that_only_resembles_a_backups_is_read(directory: Path) -> None:
-    for name in ("bak", "a.bak.yaml", "dpkg-old", "a~b"):
-        (directory / name).write_bytes(manifest(uid=None))
-    assert len(read(directory)) == 4
 
 
 def test_a_file_without_a_uid_gets_one_of_its_own(directory: Path) -> None:
@@ -95,39 +90,38 @@ def test_a_replaced_file_is_read_again(directory: Path) -> None:
     assert second.pod != first.pod
 
 
-def error_of(directory: Path) -> str:
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Return what makes something else in the place of a file or directory."""
+
+    def spoil(path: Path) -> None:
+        (path.rmdir if path.is_dir() else path.unlink)()
+        make(path)
+
+    return spoil
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (replaced(lambda file: file.symlink_to("/dev/null")), "is a symbolic link; put the file"),
+        (replaced(os.mkfifo), "is not a regular file"),
+        (lambda file: file.chmod(0o666), "written by others (mode 0666); close it: chmod go-w"),
+        (lambda file: file.write_bytes(b"#" * 4097), "larger than 4096 bytes"),
+        (lambda file: os.truncate(file, 1 << 40), "larger than"),
+        pytest.param(lambda f: os.chown(f, 4242, -1), "user 4242; give it to root", marks=AS_ROOT),
+    ],
+)
+def test_a_file_that_is_not_safe_is_rejected_without_waiting(
+    directory: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    (directory / "a.yaml").write_bytes(manifest())
+    spoil(directory / "a.yaml")
     (file,) = read(directory)
     assert isinstance(file.error, ManifestFileError)
-    return str(file.error)
-
-
-def test_a_link_is_rejected(directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere.yaml").write_bytes(manifest())
-    (directory / "a.yaml").symlink_to(tmp_path / "elsewhere.yaml")
-    assert "is a symbolic link; put the file itself here" in error_of(directory)
-
-
-def test_an_entry_that_is_not_a_regular_file_is_rejected_without_waiting(directory: Path) -> None:
-    os.mkfifo(directory / "a.yaml", 0o600)
-    assert "is not a regular file" in error_of(directory)
-
-
-def test_a_file_that_others_may_write_is_rejected(directory: Path) -> None:
-    (directory / "a.yaml").write_bytes(manifest())
-    (directory / "a.yaml").chmod(0o666)
-    assert "can be written by others (mode 0666); close it: chmod go-w" in error_of(directory)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user_is_rejected(directory: Path) -> None:
-    (directory / "a.yaml").write_bytes(manifest())
-    os.chown(directory / "a.yaml", 4242, -1)
-    assert "belongs to user 4242; give it to root" in error_of(directory)
-
-
-def test_a_file_above_the_limit_is_rejected(directory: Path) -> None:
-    (directory / "a.yaml").write_bytes(b"#" * 4097)
-    assert "larger than 4096 bytes" in error_of(directory)
+    assert said in str(file.error)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +150,7 @@ def test_a_file_whose_name_cannot_be_shown_is_rejected_and_no_other(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("bug"), UnicodeError(), KeyError()])
-def test_whatever_happens_with_one_file_the_others_are_read(
-    directory: Path, error: Exception
-) -> None:
+def test_whatever_one_file_does_others_are_read(directory: Path, error: Exception) -> None:
     failing = True
 
     def load(content: bytes, source: str) -> Pod:
@@ -180,28 +172,22 @@ def test_whatever_happens_with_one_file_the_others_are_read(
     assert again.pod is not None
 
 
-def test_a_directory_that_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ManifestDirectoryError, match="does not exist; create it"):
-        read(tmp_path / "none")
-
-
-def test_a_file_in_its_place_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ManifestDirectoryError, match="is not a directory"):
-        read(tmp_path / "file")
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_directory_that_others_may_write_is_rejected(directory: Path, mode: int) -> None:
-    directory.chmod(mode)
-    with pytest.raises(ManifestDirectoryError, match="can be written by others"):
-        read(directory)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-def test_a_directory_of_another_user_is_rejected(directory: Path) -> None:
-    os.chown(directory, 4242, -1)
-    with pytest.raises(ManifestDirectoryError, match="belongs to user 4242, who could make"):
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (Path.rmdir, "does not exist; create it"),
+        (replaced(Path.touch), "is not a directory"),
+        (lambda place: place.chmod(0o777), "can be written by others"),
+        (lambda place: place.chmod(0o775), "can be written by others"),
+        (lambda place: place.chmod(0o1777), "can be written by others"),
+        pytest.param(lambda f: os.chown(f, 4242, -1), "user 4242, who could make", marks=AS_ROOT),
+    ],
+)
+def test_a_directory_that_is_not_safe_is_rejected(
+    directory: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(directory)
+    with pytest.raises(ManifestDirectoryError, match=said):
         read(directory)
 
 
@@ -254,16 +240,7 @@ def test_no_descriptor_of_the_directory_stays_open(directory: Path) -> None:
     assert len([*descriptors.iterdir()]) == len(before)
 
 
-def test_a_file_that_is_large_but_empty_is_not_read_whole(directory: Path) -> None:
-    with (directory / "sparse.yaml").open("wb") as sparse:
-        sparse.truncate(1 << 40)
-    (found,) = read(directory)
-    assert "larger than" in str(found.error)
-
-
-def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(
-    directory: Path,
-) -> None:
+def test_a_file_that_vanishes_while_the_directory_is_read_is_passed_over(directory: Path) -> None:
     (directory / "a.yaml").write_bytes(manifest())
     (directory / "b.yaml").write_bytes(manifest(uid=None))
 

@@ -25,7 +25,6 @@ CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
     made = argparse.ArgumentParser(prog="python3 -m tests.fakes.kubelet", description=__doc__)
     made.add_argument("control", type=Path, help="where pods/*.json are; state.json goes there")
     made.add_argument("--directory", type=Path, default=Path("/var/lib/kubelet"))

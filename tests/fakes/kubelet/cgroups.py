@@ -96,7 +96,6 @@ class PodCgroups:
 
 
 def slice_of(uid: str, spec: Mapping[str, Any]) -> str:
-    """Return the name of a pod's slice."""
     return _slice_below(QOS[qos_class(spec)], uid)
 
 
@@ -105,7 +104,6 @@ def _slice_below(above: str, uid: str) -> str:
 
 
 def parent_of(uid: str, spec: Mapping[str, Any]) -> str:
-    """Return the `cgroup_parent` of a pod's sandbox."""
     return f"/{slice_path(slice_of(uid, spec))}"
 
 

@@ -83,11 +83,7 @@ MESSAGES: Final = Messages(
             "restartPolicy": (24, "string"),
         },
         "Variable": {"name": (1, "string"), "value": (2, "string")},
-        "VolumeMount": {
-            "name": (1, "string"),
-            "readOnly": (2, "bool"),
-            "mountPath": (3, "string"),
-        },
+        "VolumeMount": {"name": (1, "string"), "readOnly": (2, "bool"), "mountPath": (3, "string")},
         "Resources": {"limits": (1, "repeated Amount"), "requests": (2, "repeated Amount")},
         "Amount": {"key": (1, "string"), "value": (2, "Quantity")},
         "Quantity": {"string": (1, "string")},

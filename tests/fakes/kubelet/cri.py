@@ -175,7 +175,6 @@ class CriClient:
             return await self._client.call(name, request(**fields), response, seconds)
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._client.close()
 
 

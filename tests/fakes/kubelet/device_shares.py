@@ -11,18 +11,21 @@ import base64
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agent.rpc import V1BETA1, CallError
 from tests.fakes.kubelet.resources import is_sidecar, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from tests.fakes.device_manager import Endpoint, FakeDeviceManager
     from tests.fakes.kubelet.pod_resources import Given
     from tests.fakes.kubelet.pods import KubeletPod
 
+#: Ids by NUMA node (-1: none) by resource by container by uid of the pod.
+Entries: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, Mapping[int, list[str]]]]]"
 #: The directory of plugins below the kubelet's, and the file in it.
 DIRECTORY: Final = "device-plugins"
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
@@ -40,7 +43,6 @@ class Share:
     answer: bytes
 
     def entry(self) -> dict[str, object]:
-        """Return the entry of the checkpoint."""
         ids: dict[str, list[str]] = {}
         for device, nodes in self.nodes.items():
             for node in nodes or (_NO_NODE,):
@@ -63,9 +65,35 @@ class Delivered:
     cdi_devices: list[str] = field(default_factory=list)
 
 
-class DeviceShares:
-    """The devices of all containers."""
+def _write_checkpoint(file: Path, entries: object, registered: Mapping[str, list[str]]) -> None:
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": registered}
+    checksum = zlib.crc32(json.dumps(data).encode())
+    new = file.with_name(f".{CHECKPOINT}")
+    new.write_text(json.dumps({"Data": data, "Checksum": checksum}))
+    new.replace(file)
 
+
+def write_device_checkpoint(directory: Path, given: Entries, *registered: str) -> Path:
+    """Write the file below a kubelet's directory as a kubelet does, and return its path."""
+    entries = [
+        {
+            "PodUID": uid,
+            "ContainerName": container,
+            "ResourceName": resource,
+            "DeviceIDs": {str(node): ids for node, ids in by_node.items()},
+            "AllocResp": "",
+        }
+        for uid, containers in given.items()
+        for container, resources in containers.items()
+        for resource, by_node in resources.items()
+    ]
+    path = directory / DIRECTORY / CHECKPOINT
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    _write_checkpoint(path, entries or None, {resource: ["any"] for resource in registered})
+    return path
+
+
+class DeviceShares:
     def __init__(self, manager: FakeDeviceManager) -> None:
         self._manager = manager
         self._file = manager.directory / CHECKPOINT
@@ -100,12 +128,10 @@ class DeviceShares:
         self._save()
 
     def given(self, uid: str, container: str) -> Given:
-        """Return the devices of a container."""
         found = (each for each in self._shares if (each.uid, each.container) == (uid, container))
         return {share.resource: share.nodes for share in found}
 
     def delivered(self, uid: str, container: str) -> Delivered:
-        """Return what plugins add to a container."""
         total = Delivered()
         for share in self._shares:
             if (share.uid, share.container) == (uid, container):
@@ -116,7 +142,6 @@ class DeviceShares:
         return total
 
     def release(self, uid: str) -> None:
-        """Free the devices of a pod."""
         kept = [share for share in self._shares if share.uid != uid]
         if kept != self._shares:
             self._shares = kept
@@ -186,14 +211,9 @@ class DeviceShares:
 
     def _save(self) -> None:
         endpoints: Iterable[tuple[str, Endpoint]] = self._manager.endpoints.items()
-        data = {
-            "PodDeviceEntries": [share.entry() for share in self._shares],
-            "RegisteredDevices": {name: list(each.ids or ()) for name, each in endpoints},
-        }
-        checksum = zlib.crc32(json.dumps(data).encode())
-        new = self._file.with_name(f".{CHECKPOINT}")
-        new.write_text(json.dumps({"Data": data, "Checksum": checksum}))
-        new.replace(self._file)
+        entries = [share.entry() for share in self._shares]
+        registered = {name: list(each.ids or ()) for name, each in endpoints}
+        _write_checkpoint(self._file, entries, registered)
 
 
 def _share(entry: Mapping[str, Any]) -> Share:

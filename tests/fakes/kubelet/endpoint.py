@@ -5,29 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from tests.fakes.kubelet.pods import Pods
+    from tests.fakes.kubelet.pods import KubeletPod
 
-_REASONS: Final = {200: "OK", 401: "Unauthorized", 404: "Not Found"}
+_REDIRECTS: Final = range(300, 400)
 
 
 class PodsEndpoint:
-    """An HTTPS server on a port of 127.0.0.1 (0: any) that knows one path and one token."""
+    """An HTTPS server on a port of 127.0.0.1 (0: any) that knows one path and one token.
 
-    def __init__(self, pods: Pods, certificate: Path, token: str, port: int = 0) -> None:
+    `reply` is what it answers to its token instead, `hanging`: it does not answer.
+    """
+
+    def __init__(
+        self, pods: Iterable[KubeletPod], certificate: Path, token: str, port: int = 0
+    ) -> None:
         self._pods = pods
         self._certificate = certificate
         self._token = token
         self._server: asyncio.Server | None = None
+        self._stopped = asyncio.Event()
+        self.reply: tuple[int, bytes] | None = None
+        self.hanging = False
         self.port = port
 
     @property
     def url(self) -> str:
-        """The address of the list."""
         return f"https://127.0.0.1:{self.port}/pods"
 
     async def start(self) -> None:
@@ -38,8 +47,8 @@ class PodsEndpoint:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the port."""
         if self._server is not None:
+            self._stopped.set()
             self._server.close()
             await self._server.wait_closed()
             self._server = None
@@ -47,9 +56,14 @@ class PodsEndpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
+            if self.hanging:
+                await self._stopped.wait()
             status, body = self._answer(head.decode("latin-1"))
-            length = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            writer.write(f"HTTP/1.1 {status} {_REASONS[status]}\r\n{length}".encode() + body)
+            headers = f"content-length: {len(body)}\r\nconnection: close\r\n"
+            if status in _REDIRECTS:
+                headers += "location: https://127.0.0.1:1/\r\n"
+            reason = HTTPStatus(status).phrase
+            writer.write(f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n".encode() + body)
             await writer.drain()
         except (OSError, EOFError):
             pass  # the client left
@@ -65,5 +79,7 @@ class PodsEndpoint:
             return 401, b"Unauthorized"
         if first.split()[:2] not in (["GET", "/pods"], ["GET", "/pods/"]):
             return 404, b"404 page not found\n"
+        if self.reply is not None:
+            return self.reply
         items = [pod.document() for pod in self._pods]
         return 200, json.dumps({"kind": "PodList", "apiVersion": "v1", "items": items}).encode()

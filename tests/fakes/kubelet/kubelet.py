@@ -19,7 +19,7 @@ from systemd.units import SystemdError
 from tests.fakes.device_manager import FakeDeviceManager
 from tests.fakes.kubelet import cri, device_shares
 from tests.fakes.kubelet.device_shares import DeviceShares
-from tests.fakes.kubelet.pod_resources import PodResources
+from tests.fakes.kubelet.pod_resources import PodResourcesOfPods
 from tests.fakes.kubelet.pods import ENDED, KubeletPod, Pods
 from tests.fakes.kubelet.timeline import Timeline
 from tests.fakes.kubelet.worker import Habits, Node, PodWorker
@@ -78,11 +78,8 @@ class FakeKubelet:
         self.api = FakePodsApi(directory)
         self.pods = Pods(self.api)
         self.timeline = Timeline(control / TIMELINE)
-        self._pod_resources = PodResources(
-            directory,
-            self.pods,
-            self.devices.given,
-            with_get=self._options.get_pod_resources,
+        self._pod_resources = PodResourcesOfPods(
+            directory, self.pods, self.devices.given, with_get=self._options.get_pod_resources
         )
         self.endpoint: PodsEndpoint | None = None
         self._cgroups = cgroups

@@ -36,7 +36,6 @@ class ContainerStatus:
     restarts: int = 0
 
     def document(self, name: str) -> dict[str, object]:
-        """Return the container's status as in a Pod."""
         states: Mapping[str, dict[str, object]] = {
             "waiting": {"reason": self.reason, "message": self.message},
             "running": {},
@@ -71,25 +70,21 @@ class KubeletPod:
 
     @property
     def uid(self) -> str:
-        """The pod's uid."""
         uid: str = self.manifest["metadata"]["uid"]
         return uid
 
     @property
     def name(self) -> str:
-        """The pod's name."""
         name: str = self.manifest["metadata"]["name"]
         return name
 
     @property
     def namespace(self) -> str:
-        """The pod's namespace."""
         namespace: str = self.manifest["metadata"].get("namespace", "default")
         return namespace
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The pod's specification."""
         spec: dict[str, Any] = self.manifest["spec"]
         return spec
 
@@ -99,7 +94,6 @@ class KubeletPod:
         yield from self.spec["containers"]
 
     def document(self) -> dict[str, Any]:
-        """Return the Pod with its status."""
         first = {container["name"] for container in self.spec.get("initContainers", ())}
         spec = {name: part for name, part in self.spec.items() if name != "ephemeralContainers"}
         shown = {name: status.document(name) for name, status in self.statuses.items()}
@@ -134,7 +128,6 @@ class Pods:
         return len(self._pods)
 
     def get(self, uid: str) -> KubeletPod | None:
-        """Return a pod, or None."""
         return self._pods.get(uid)
 
     def add(self, pod: KubeletPod) -> None:
@@ -153,7 +146,6 @@ class Pods:
         self.changed.set()
 
     def remove(self, pod: KubeletPod) -> None:
-        """Forget a pod and say so."""
         if self._pods.pop(pod.uid, None) is not None:
             self._api.delete(pod.uid)
             self.changed.set()

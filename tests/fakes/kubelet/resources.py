@@ -38,13 +38,11 @@ class Shape:
 
 
 def millicores(text: object) -> int:
-    """Return a quantity of CPU in thousandths."""
     written = str(text)
     return int(written[:-1]) if written.endswith("m") else round(float(written) * 1000)
 
 
 def size_bytes(text: object) -> int:
-    """Return a quantity of memory in bytes."""
     written = str(text)
     for suffix, factor in _SUFFIXES.items():
         if written.endswith(suffix):
@@ -53,12 +51,10 @@ def size_bytes(text: object) -> int:
 
 
 def is_sidecar(container: Mapping[str, Any]) -> bool:
-    """Return whether an init container goes on running."""
     return container.get("restartPolicy") == "Always"
 
 
 def limits_of(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the limits of a container, or of a pod's specification."""
     limits: Mapping[str, Any] = part.get("resources", {}).get("limits", {})
     return limits
 
@@ -69,7 +65,6 @@ def requests_of(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def qos_class(spec: Mapping[str, Any]) -> str:
-    """Return the QoS class of a pod's specification."""
     parts = [spec] if spec.get("resources") else [*_all(spec)]
     asked = [(requests_of(part), limits_of(part)) for part in parts]
     named = [name for requests, _ in asked for name in requests if name in ("cpu", "memory")]

@@ -19,7 +19,6 @@ class Timeline:
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, step: str, pod: str = "", container: str = "", **fields: object) -> None:
-        """Record a step of a pod or container."""
         given = {"pod": pod, "container": container, **fields}
         entry = {"t": round(time.monotonic(), 4), "step": step}
         entry |= {name: value for name, value in given.items() if value != ""}
@@ -29,7 +28,6 @@ class Timeline:
                 handle.write(json.dumps(entry) + "\n")
 
     def names(self, pod: str) -> list[str]:
-        """Return the steps of a pod, each with its container, in their order."""
         return [
             f"{each['step']} {each.get('container', '')}".strip()
             for each in self.steps

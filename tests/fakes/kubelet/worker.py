@@ -89,7 +89,6 @@ class PodWorker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Sync until the pod is gone."""
         while not self._pod.ending:
             self._wake.clear()
             self._changed.clear()
@@ -154,8 +153,6 @@ class PodWorker:
         code: int = status.exit_code
         return code
 
-    # --- the runtime's part -----------------------------------------------------------------
-
     async def _run_sandbox(self, attempt: int) -> None:
         await self._timed("RunPodSandbox", "", config=self._sandbox_config(attempt))
 
@@ -178,7 +175,6 @@ class PodWorker:
         await self._timed("StartContainer", name, container_id=created.container_id)
 
     async def _timed(self, call: str, container: str, /, **fields: object) -> Any:  # noqa: ANN401  # a message
-        """Call the runtime and record how long that took."""
         began = time.monotonic()
         outcome: dict[str, object] = {}
         try:
@@ -240,8 +236,6 @@ class PodWorker:
             },
             "CDI_devices": [{"name": device} for device in delivered.cdi_devices],
         }
-
-    # --- resize in place, status, end -------------------------------------------------------
 
     async def _resize(self, observed: Observed) -> None:
         """Bring a changed specification to systemd and the runtime; neither gets a cpuset."""

@@ -87,7 +87,6 @@ class NodePlugin:
         self._process.stdin.write(json.dumps({"devices": listed}).encode() + b"\n")
 
     async def stop(self) -> None:
-        """End the process and wait for its end."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._reading is not None

@@ -17,7 +17,7 @@ from agent.cluster.kubelet.devices import FILE, DeviceCheckpoint, DeviceCheckpoi
 from agent.pods.model import GivenDevice
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, init, pod, resources
-from tests.fakes.kubelet_devices import write_device_checkpoint
+from tests.fakes.kubelet.device_shares import write_device_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,9 +117,7 @@ def with_ids(ids: object) -> bytes:
         (b'{"Data": ' + b"[" * 100_000, "recursion|depth|Expected"),
     ],
 )
-def test_an_unknown_format_is_an_error_with_a_remedy(
-    tmp_path: Path, content: bytes, found: str
-) -> None:
+def test_an_unknown_format_is_an_error(tmp_path: Path, content: bytes, found: str) -> None:
     checkpoint = written(tmp_path, content)
     with pytest.raises(DeviceCheckpointError, match=found) as caught:
         checkpoint.read()
@@ -219,9 +217,7 @@ def test_what_plugins_provide_and_a_container_lacks_is_awaited(tmp_path: Path) -
     assert not checkpoint.awaits(asking(f"{NIC}=1"))
 
 
-def test_the_agents_own_resource_and_a_file_that_cannot_be_read_hold_up_no_pod(
-    tmp_path: Path,
-) -> None:
+def test_the_agents_own_resource_and_an_unreadable_file_hold_up_no_pod(tmp_path: Path) -> None:
     path = write_device_checkpoint(tmp_path, {}, NIC, GPU)
     own = DeviceCheckpoint(tmp_path, NIC)
     assert not own.awaits(asking(f"{NIC}=1"))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -16,11 +14,12 @@ from structlog.testing import capture_logs
 from agent.cluster.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
 from agent.rpc import DEVICE_PLUGIN, V1BETA1, CallError, Client
 from agent.server.watches import directory_names
-from tests.agent.server.support import FakeClock, in_loop, until
+from tests.agent.server.support import FakeClock, until
 from tests.fakes.device_manager import FakeDeviceManager
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 RESOURCE: Final = "numawarden.dev/exclusive"
 
@@ -64,18 +63,13 @@ class Decisions:
 class Served:
     """A plugin that serves a kubelet's directory, and the device manager of that kubelet."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, names: Callable[[Path], AsyncIterator[object]]) -> None:
         self.plugins = directory / "device-plugins"
         self.decisions = Decisions()
         self.clock = StandingClock()
         self.reported = [""]
         self.counted: list[str] = []
-        self.plugin = self.made(directory_names)
-        self.manager = FakeDeviceManager(self.plugins)
-
-    def made(self, names: Callable[[Path], AsyncIterator[object]]) -> ExclusivePlugin:
-        return ExclusivePlugin(
+        self.plugin = ExclusivePlugin(
             self.plugins,
             RESOURCE,
             self.decisions,
@@ -84,40 +78,40 @@ class Served:
             self.reported.append,
             self.counted.append,
         )
+        self.manager = FakeDeviceManager(self.plugins)
 
     def conditions(self) -> list[str]:
-        """Return what was reported last."""
         return [line for line in self.reported[-1:] if line]
 
-    async def until(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds that other tasks bring about."""
-        await until(holds)
+    async def condition(self) -> str:
+        await until(self.conditions)
+        [line] = self.conditions()
+        return line
 
     async def registered(self) -> None:
         """Wait until the kubelet of now has registered the plugin and its list."""
         await self.manager.until_listed(RESOURCE)
-        await self.until(lambda: self.plugin.is_registered)
+        await until(lambda: self.plugin.is_registered)
 
     async def wait_out(self, seconds: float) -> None:
-        """Advance the clock once the plugin waits for it."""
-        await self.until(lambda: any(self.clock._sleepers))
+        await until(lambda: any(self.clock._sleepers))
         self.clock.advance(seconds)
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Return a directory whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="kubelet") as path:
-        yield Path(path)
+@asynccontextmanager
+async def registered(directory: Path) -> AsyncIterator[Served]:
+    """Serve the plugin, which a kubelet has registered, until the block ends."""
+    async with served(directory) as running:
+        await running.manager.start()
+        await running.registered()
+        yield running
 
 
 @asynccontextmanager
 async def served(
     directory: Path, names: Callable[[Path], AsyncIterator[object]] = directory_names
 ) -> AsyncIterator[Served]:
-    """Serve the plugin until the block ends."""
-    running = Served(directory)
-    running.plugin = running.made(names)
+    running = Served(directory, names)
     task = asyncio.create_task(running.plugin.serve())
     try:
         yield running
@@ -128,14 +122,10 @@ async def served(
             await task
 
 
-# --- registration ---------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(directory: Path) -> None:
-    manager = FakeDeviceManager(directory / "device-plugins")
+async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(tmp_path: Path) -> None:
+    manager = FakeDeviceManager(tmp_path / "device-plugins")
     await manager.start()
-    async with served(directory) as running:
+    async with served(tmp_path) as running:
         running.manager = manager
         endpoint = await manager.until_listed(RESOURCE)
         assert endpoint.ids is not None
@@ -148,18 +138,8 @@ async def test_a_kubelet_that_runs_gets_the_plugin_with_all_its_slots(directory:
         assert not options.pre_start_required
 
 
-@in_loop
-async def test_a_kubelet_that_starts_later_gets_the_plugin(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.until((running.plugins / "numawarden.sock").exists)
-        await running.manager.start()
-        await running.registered()
-        assert len(running.manager.registrations) == 1
-
-
-@in_loop
-async def test_every_restart_of_the_kubelet_gets_the_plugin_again(directory: Path) -> None:
-    async with served(directory) as running:
+async def test_every_restart_of_the_kubelet_gets_the_plugin_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as running:
         for _ in range(5):
             await running.manager.start()
             await running.registered()
@@ -168,13 +148,16 @@ async def test_every_restart_of_the_kubelet_gets_the_plugin_again(directory: Pat
             await running.manager.start()
             await running.registered()
             await running.manager.crash()
+        await until(lambda: not running.plugin.is_registered)
+        await running.clock.passing(PERIOD, until(running.conditions))
+        assert "UNAVAILABLE" in await running.condition()
         await running.manager.start()
         await running.registered()
+        assert running.conditions() == []
 
 
-@in_loop
-async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with_at_once(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_kubelet_that_starts_while_the_former_answers_is_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appeared, answers = asyncio.Event(), list[asyncio.Future[None]]()
 
@@ -198,7 +181,7 @@ async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with
         await until(lambda: len(answers) > former)
 
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin.Client", Answering)
-    async with served(directory, names) as running:
+    async with served(tmp_path, names) as running:
         await running.manager.start()
         appeared.set()
         failing = CallError("UNAVAILABLE", "Connection refused")
@@ -215,14 +198,13 @@ async def test_a_kubelet_that_starts_while_the_former_answers_is_registered_with
         await attempted(attempts)
 
 
-@in_loop
-async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
+async def test_no_event_is_needed_to_notice_a_kubelet(tmp_path: Path) -> None:
     async def blind(_directory: Path) -> AsyncIterator[None]:
         yield
         await asyncio.Event().wait()
 
-    async with served(directory, blind) as running:
-        await running.until((running.plugins / "numawarden.sock").exists)
+    async with served(tmp_path, blind) as running:
+        await until((running.plugins / "numawarden.sock").exists)
         for _ in range(2):
             await running.manager.start()
             while not running.plugin.is_registered:
@@ -230,31 +212,24 @@ async def test_no_event_is_needed_to_notice_a_kubelet(directory: Path) -> None:
                 for _ in range(200):
                     await asyncio.sleep(0)
             await running.manager.stop()
-            await running.until(lambda: not running.plugin.is_registered)
+            await until(lambda: not running.plugin.is_registered)
 
 
-@in_loop
-async def test_a_directory_that_vanishes_is_served_again(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+async def test_a_directory_that_vanishes_is_served_again(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         await running.manager.stop()
-        moved = directory / "moved"
+        moved = tmp_path / "moved"
         running.plugins.rename(moved)
-        await running.until((running.plugins / "numawarden.sock").exists)
+        await until((running.plugins / "numawarden.sock").exists)
         await running.manager.start()
         await running.registered()
 
 
-@in_loop
-async def test_a_directory_that_cannot_be_made_is_a_condition_until_it_is_there(
-    directory: Path,
-) -> None:
-    place = directory / "kubelet"
+async def test_a_directory_that_cannot_be_made_is_a_condition_until_then(tmp_path: Path) -> None:
+    place = tmp_path / "kubelet"
     place.write_text("")
     async with served(place) as running:
-        await running.until(running.conditions)
-        [line] = running.conditions()
+        line = await running.condition()
         assert line.startswith(f"{RESOURCE} is not offered to the kubelet: {place}/device-plugins")
         assert f"create it (install -d -m 0750 {place}/device-plugins)" in line
         place.unlink()
@@ -263,59 +238,30 @@ async def test_a_directory_that_cannot_be_made_is_a_condition_until_it_is_there(
         assert running.conditions() == []
 
 
-@in_loop
-async def test_an_agent_that_is_restarted_registers_with_the_same_kubelet_again(
-    directory: Path,
-) -> None:
-    manager = FakeDeviceManager(directory / "device-plugins")
-    await manager.start()
-    for count in range(1, 4):
-        async with served(directory) as running:
-            await running.until(lambda: running.plugin.is_registered)
-            assert len(manager.registrations) == count
-            assert (await manager.allocate(RESOURCE, "slot-0")).container_responses
-            # The list may follow the registration and an allocation.
-            await running.until(lambda: manager.endpoints[RESOURCE].healthy)
-        while manager.endpoints[RESOURCE].healthy:
-            manager.changed.clear()
-            await manager.changed.wait()
-    await manager.stop()
-
-
-@in_loop
-async def test_a_socket_of_its_own_that_vanishes_is_linked_and_registered_again(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+async def test_its_own_socket_that_vanishes_is_linked_and_registered_again(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         (running.plugins / "numawarden.sock").unlink()
-        await running.until(lambda: len(running.manager.registrations) == 2)
+        await until(lambda: len(running.manager.registrations) == 2)
         await running.registered()
         assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
 
 
-@in_loop
-async def test_the_sockets_of_an_agent_that_was_killed_are_replaced(directory: Path) -> None:
-    plugins = directory / "device-plugins"
+async def test_the_sockets_of_an_agent_that_was_killed_are_replaced(tmp_path: Path) -> None:
+    plugins = tmp_path / "device-plugins"
     (plugins / ".numawarden").mkdir(parents=True)
     for name in ("numawarden.sock", ".numawarden/plugin.sock"):
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(plugins / name))
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+    async with registered(tmp_path) as running:
         assert running.conditions() == []
 
 
-@in_loop
-async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(directory: Path) -> None:
-    plugins = directory / "device-plugins"
+async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(tmp_path: Path) -> None:
+    plugins = tmp_path / "device-plugins"
     plugins.mkdir()
     (plugins / "numawarden.sock").write_text("mine")
-    async with served(directory) as running:
-        await running.until(running.conditions)
-        [line] = running.conditions()
+    async with served(tmp_path) as running:
+        line = await running.condition()
         assert "numawarden.sock is not a socket" in line
         assert (plugins / "numawarden.sock").read_text() == "mine"
         (plugins / "numawarden.sock").unlink()
@@ -324,53 +270,36 @@ async def test_a_file_in_the_place_of_the_socket_is_a_condition_and_stays(direct
         assert running.conditions() == []
 
 
-@in_loop
-async def test_a_directory_that_other_users_can_write_is_not_served(directory: Path) -> None:
-    plugins = directory / "device-plugins"
+async def test_a_directory_that_other_users_can_write_is_not_served(tmp_path: Path) -> None:
+    plugins = tmp_path / "device-plugins"
     plugins.mkdir()
     plugins.chmod(0o777)
-    async with served(directory) as running:
-        await running.until(running.conditions)
-        [line] = running.conditions()
+    async with served(tmp_path) as running:
+        line = await running.condition()
         assert "can be written by others" in line
         assert list(plugins.iterdir()) == []
 
 
-@in_loop
-async def test_a_path_that_no_socket_can_have_is_a_condition(directory: Path) -> None:
-    async with served(directory / ("long" * 25)) as running:
-        await running.until(running.conditions)
-        [line] = running.conditions()
+async def test_a_path_that_no_socket_can_have_is_a_condition(tmp_path: Path) -> None:
+    async with served(tmp_path / ("long" * 25)) as running:
+        line = await running.condition()
         assert "a socket's has at most 107" in line
 
 
-@in_loop
-async def test_the_sockets_are_gone_when_the_agent_has_stopped(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
-    assert [path.name for path in (directory / "device-plugins").rglob("*.sock")] == []
+async def test_only_the_owner_can_call_and_the_sockets_go_with_the_agent(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
+        status = (running.plugins / "numawarden.sock").stat()
+        assert (status.st_mode & 0o7777, status.st_uid) == (0o600, os.geteuid())
+    assert [path.name for path in (tmp_path / "device-plugins").rglob("*.sock")] == []
 
 
-@in_loop
-async def test_only_the_owner_can_call(directory: Path) -> None:
-    async with served(directory) as running:
-        path = running.plugins / "numawarden.sock"
-        await running.until(path.exists)
-        assert path.stat().st_mode & 0o7777 == 0o600
-        assert path.stat().st_uid == os.geteuid()
-
-
-@in_loop
-async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
+async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_often(tmp_path: Path) -> None:
+    async with served(tmp_path) as running:
         running.manager.reject = "the ResourceName\nis invalid"
         await running.manager.start()
         hour = 360
         for _ in range(hour):
-            await running.until(lambda: running.clock._sleepers)
+            await until(lambda: running.clock._sleepers)
             running.clock.advance(PERIOD)
         assert len(running.manager.registrations) <= hour + 12
         [line] = running.conditions()
@@ -378,131 +307,85 @@ async def test_a_kubelet_that_rejects_the_plugin_is_asked_less_and_less_often(
         assert "the ResourceName is invalid" in line
         asked = len(running.manager.registrations)
         running.clock.advance(PERIOD)
-        await running.until(lambda: len(running.manager.registrations) > asked)
+        await until(lambda: len(running.manager.registrations) > asked)
         running.manager.reject = None
         await running.clock.passing(PERIOD, until(lambda: running.plugin.is_registered))
         assert running.conditions() == []
 
 
-def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_kubelet_that_never_answers_does_not_keep_the_next_one_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 10_000.0)
-
-    @in_loop
-    async def check() -> None:
-        async with served(directory) as running:
-            running.manager.hang = True
-            await running.manager.start()
-            await running.until(lambda: running.manager.registrations)
-            running.manager.socket.unlink()
-            after = FakeDeviceManager(running.plugins)
-            await after.start()
-            await after.until_listed(RESOURCE)
-            await after.stop()
-
-    check()
+    async with served(tmp_path) as running:
+        running.manager.hang = True
+        await running.manager.start()
+        await until(lambda: running.manager.registrations)
+        running.manager.socket.unlink()
+        after = FakeDeviceManager(running.plugins)
+        await after.start()
+        await after.until_listed(RESOURCE)
+        await after.stop()
 
 
-def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_registration_that_is_not_answered_is_made_again_after_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cluster.kubelet.exclusive_plugin._REGISTER_SECONDS", 0.2)
-
-    @in_loop
-    async def check() -> None:
-        async with served(directory) as running:
-            running.manager.hang = True
-            await running.manager.start()
-            await running.clock.passing(PERIOD, until(running.conditions))
-            [line] = running.conditions()
-            assert "DEADLINE_EXCEEDED" in line
-            assert len(running.manager.registrations) > 1
-
-    check()
-
-
-@in_loop
-async def test_a_list_that_the_kubelet_no_longer_watches_is_registered_again(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
+    async with served(tmp_path) as running:
+        running.manager.hang = True
         await running.manager.start()
-        await running.registered()
+        await running.clock.passing(PERIOD, until(running.conditions))
+        [line] = running.conditions()
+        assert "DEADLINE_EXCEEDED" in line
+        assert len(running.manager.registrations) > 1
+
+
+async def test_a_list_that_is_no_longer_watched_is_registered_again(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         endpoint = running.manager.endpoints[RESOURCE]
         assert endpoint.watching is not None
         endpoint.watching.cancel()
-        await running.until(lambda: not running.plugin.is_registered)
+        await until(lambda: not running.plugin.is_registered)
         again = until(lambda: len(running.manager.registrations) > 1)
         await running.clock.passing(PERIOD, again)
         await running.registered()
 
 
-@in_loop
-async def test_a_dead_kubelet_costs_an_attempt_in_ten_seconds(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
-        await running.manager.crash()
-        await running.until(lambda: not running.plugin.is_registered)
-        await running.clock.passing(PERIOD, until(running.conditions))
-        [line] = running.conditions()
-        assert "UNAVAILABLE" in line
-        await running.manager.start()
-        await running.registered()
-        assert running.conditions() == []
-
-
-# --- Allocate -------------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_pod_that_is_not_rejected_gets_nothing_for_its_container(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
-        answer = await running.manager.allocate(RESOURCE, "slot-7")
-        [response] = answer.container_responses
-        assert response.ByteSize() == 0
-        assert running.decisions.asked == 1
-
-
-@in_loop
-async def test_the_words_of_a_rejection_are_the_words_of_the_error(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
-        running.decisions.words = "TopologyAffinityError: cpu: 2 asked, free 0:1 1:1"
-        with pytest.raises(CallError) as caught:
-            await running.manager.allocate(RESOURCE, "slot-0")
-        assert caught.value.code == "FAILED_PRECONDITION"
-        assert caught.value.message == "TopologyAffinityError: cpu: 2 asked, free 0:1 1:1"
+async def test_an_answer_gives_nothing_or_words_and_is_counted(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
+        rejection = "TopologyAffinityError: cpu: 2 asked, free 0:1 1:1"
+        for words in ("", rejection, None, ""):
+            running.decisions.words = words
+            if words:
+                with pytest.raises(CallError) as caught:
+                    await running.manager.allocate(RESOURCE, "slot-0")
+                assert (caught.value.code, caught.value.message) == ("FAILED_PRECONDITION", words)
+            else:
+                [response] = (await running.manager.allocate(RESOURCE, "s")).container_responses
+                assert response.ByteSize() == 0
+        running.decisions.error = RuntimeError("broken")
+        with capture_logs() as logs:
+            assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
+        [line] = [each for each in logs if each["event"] == "opt-in decision failed"]
+        assert line["error"] == "RuntimeError"
+        assert running.counted == ["admitted", "rejected", "undecided", "admitted", "undecided"]
+        assert running.decisions.asked == 5
 
 
 @pytest.mark.parametrize("words", ["x" * 100_000, "a\nb\x00\x1b[31m", "\u202e" * 3000, "ü" * 5000])
-def test_whatever_the_words_they_are_one_line_that_fits_into_a_status(
-    directory: Path, words: str
-) -> None:
-    @in_loop
-    async def check() -> None:
-        async with served(directory) as running:
-            await running.manager.start()
-            await running.registered()
-            running.decisions.words = words
-            with pytest.raises(CallError) as caught:
-                await running.manager.allocate(RESOURCE, "slot-0")
-            assert caught.value.code == "FAILED_PRECONDITION"
-            assert caught.value.message.isprintable()
-            assert len(caught.value.message) <= 800
-
-    check()
+async def test_whatever_the_words_are_they_fit_into_a_status(tmp_path: Path, words: str) -> None:
+    async with registered(tmp_path) as running:
+        running.decisions.words = words
+        with pytest.raises(CallError) as caught:
+            await running.manager.allocate(RESOURCE, "slot-0")
+        assert caught.value.code == "FAILED_PRECONDITION"
+        assert caught.value.message.isprintable()
+        assert len(caught.value.message) <= 800
 
 
-@in_loop
-async def test_several_containers_in_one_request_get_an_answer_each(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+async def test_several_containers_in_one_request_get_an_answer_each(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         request = V1BETA1["AllocateRequest"](
             container_requests=[{"devices_ids": ["slot-0"]}, {}, {"devices_ids": ["slot-1"]}]
         )
@@ -510,17 +393,12 @@ async def test_several_containers_in_one_request_get_an_answer_each(directory: P
         assert len(answer.container_responses) == 3
 
 
-@in_loop
-async def test_without_a_decision_in_time_the_pod_passes_and_the_decision_is_cancelled(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+async def test_without_a_decision_in_time_the_pod_passes(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.hangs = True
         with capture_logs() as logs:
             answering = asyncio.create_task(running.manager.allocate(RESOURCE, "slot-0"))
-            await running.until(lambda: running.decisions.asked)
+            await until(lambda: running.decisions.asked)
             assert running.decisions.deadlines == [running.clock.now + DECIDING_SECONDS]
             running.clock.advance(DECIDING_SECONDS)
             assert (await answering).container_responses
@@ -530,47 +408,13 @@ async def test_without_a_decision_in_time_the_pod_passes_and_the_decision_is_can
     assert DECIDING_SECONDS < 1
 
 
-@in_loop
-async def test_a_decision_that_fails_lets_the_pod_pass(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
-        running.decisions.error = RuntimeError("broken")
-        with capture_logs() as logs:
-            assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
-        [line] = [each for each in logs if each["event"] == "opt-in decision failed"]
-        assert line["error"] == "RuntimeError"
-        running.decisions.error, running.decisions.words = None, "no"
-        with pytest.raises(CallError):
-            await running.manager.allocate(RESOURCE, "slot-0")
-
-
-@in_loop
-async def test_each_answer_is_counted_by_what_it_was(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
-        for words in ("", "no room", None, ""):
-            running.decisions.words = words
-            with suppress(CallError):
-                await running.manager.allocate(RESOURCE, "slot-0")
-        running.decisions.error = RuntimeError("broken")
-        await running.manager.allocate(RESOURCE, "slot-0")
-        assert running.counted == ["admitted", "rejected", "undecided", "admitted", "undecided"]
-
-
-@in_loop
-async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.hangs = True
         first = [
             asyncio.create_task(running.manager.allocate(RESOURCE, f"slot-{n}")) for n in range(4)
         ]
-        await running.until(lambda: running.decisions.asked == 4)
+        await until(lambda: running.decisions.asked == 4)
         assert (await running.manager.allocate(RESOURCE, "slot-9")).container_responses
         assert running.decisions.asked == 4
         running.clock.advance(DECIDING_SECONDS)
@@ -580,38 +424,27 @@ async def test_decisions_at_a_time_are_bounded_and_the_rest_passes_at_once(
         assert running.decisions.asked == 5
 
 
-@in_loop
-async def test_a_kubelet_that_dies_within_a_call_ends_the_decision(directory: Path) -> None:
-    async with served(directory) as running:
-        await running.manager.start()
-        await running.registered()
+async def test_a_kubelet_that_dies_within_a_call_ends_the_decision(tmp_path: Path) -> None:
+    async with registered(tmp_path) as running:
         running.decisions.hangs = True
         call = asyncio.create_task(running.manager.allocate(RESOURCE, "slot-0"))
-        await running.until(lambda: running.decisions.asked)
+        await until(lambda: running.decisions.asked)
         await running.manager.crash()
         await asyncio.gather(call, return_exceptions=True)
-        await running.until(lambda: running.decisions.cancelled)
+        await until(lambda: running.decisions.cancelled)
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\x0a\xff", b"\x0a\x02\x0a\x05", b"\xdd" * 64])
-def test_garbage_is_an_error_or_an_answer_and_the_plugin_goes_on(
-    directory: Path, raw: bytes
-) -> None:
+async def test_the_plugin_goes_on_after_garbage(tmp_path: Path, raw: bytes) -> None:
     class Garbage:
         def SerializeToString(self) -> bytes:  # noqa: N802  # as protobuf's messages
             return raw
 
-    @in_loop
-    async def check() -> None:
-        async with served(directory) as running:
-            await running.manager.start()
-            await running.registered()
-            client = Client(running.plugins / "numawarden.sock", DEVICE_PLUGIN)
-            with suppress(CallError):
-                await client.call("Allocate", Garbage(), V1BETA1["AllocateResponse"], 30.0)
-            with suppress(CallError):
-                await client.call("Nothing", Garbage(), V1BETA1["Empty"], 30.0)
-            await client.close()
-            assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses
-
-    check()
+    async with registered(tmp_path) as running:
+        client = Client(running.plugins / "numawarden.sock", DEVICE_PLUGIN)
+        with suppress(CallError):
+            await client.call("Allocate", Garbage(), V1BETA1["AllocateResponse"], 30.0)
+        with suppress(CallError):
+            await client.call("Nothing", Garbage(), V1BETA1["Empty"], 30.0)
+        await client.close()
+        assert (await running.manager.allocate(RESOURCE, "slot-0")).container_responses

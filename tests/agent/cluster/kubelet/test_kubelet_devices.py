@@ -20,13 +20,10 @@ from agent.pods.model import GivenDevice
 from agent.rpc import V1, CallError
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, pod, resources
-from tests.agent.server.support import FakeClock, in_loop, until
+from tests.agent.server.support import FakeClock, until
 from tests.fakes.device_plugin import failing, never
-from tests.fakes.kubelet_devices import (
-    FakePodResources,
-    container_devices,
-    write_device_checkpoint,
-)
+from tests.fakes.kubelet.device_shares import write_device_checkpoint
+from tests.fakes.kubelet.pod_resources import FakePodResources, container_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +60,6 @@ def kubelet(directory: Path) -> FakePodResources:
     return made
 
 
-@in_loop
 async def test_the_file_says_what_a_pod_has_without_asking(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {"u-1": {"main": {NIC: {0: ["nic0"]}}}}, NIC)
     async with kubelet(tmp_path) as asked:
@@ -73,7 +69,6 @@ async def test_the_file_says_what_a_pod_has_without_asking(tmp_path: Path) -> No
         assert devices.conditions == ()
 
 
-@in_loop
 async def test_without_a_readable_file_podresources_say_it(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {}).write_text("{}")
     async with kubelet(tmp_path) as asked:
@@ -83,7 +78,6 @@ async def test_without_a_readable_file_podresources_say_it(tmp_path: Path) -> No
         assert devices.conditions == ()
 
 
-@in_loop
 async def test_devices_that_the_file_does_not_have_yet_are_asked_for(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {}, NIC, GPU)
     async with kubelet(tmp_path) as asked:
@@ -94,7 +88,6 @@ async def test_devices_that_the_file_does_not_have_yet_are_asked_for(tmp_path: P
         assert asked.calls == []
 
 
-@in_loop
 async def test_the_agents_own_resource_is_neither_asked_for_nor_returned(tmp_path: Path) -> None:
     own = "numawarden.dev/exclusive"
     write_device_checkpoint(tmp_path, {}, own)
@@ -107,10 +100,7 @@ async def test_the_agents_own_resource_is_neither_asked_for_nor_returned(tmp_pat
         assert asked.calls == []
 
 
-@in_loop
-async def test_where_nothing_answers_the_condition_says_why_until_something_does(
-    tmp_path: Path,
-) -> None:
+async def test_where_nothing_answers_the_condition_says_why_until_then(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {}).write_text("{}")
     devices = devices_in(tmp_path)
     assert await devices.of(asking(NIC)) == {}
@@ -123,13 +113,11 @@ async def test_where_nothing_answers_the_condition_says_why_until_something_does
     assert devices.conditions == ()
 
 
-@in_loop
 async def test_what_the_file_has_counts_where_podresources_do_not_answer(tmp_path: Path) -> None:
     write_device_checkpoint(tmp_path, {"u-1": {"main": {NIC: {0: ["nic0"]}}}}, NIC, GPU)
     assert await devices_in(tmp_path).of(asking(NIC, GPU)) == {"main": (NIC0,)}
 
 
-@in_loop
 async def test_a_kubelet_that_hangs_holds_up_an_admission_for_its_deadline_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,15 +131,11 @@ async def test_a_kubelet_that_hangs_holds_up_an_admission_for_its_deadline_alone
         assert asked.calls in ([], ["Get"])  # beside much load the call has not arrived yet
 
 
-# --- the client ---------------------------------------------------------------------------------
-
-
 def client(directory: Path) -> PodResourcesClient:
     return PodResourcesClient(directory / SOCKET)
 
 
 @pytest.mark.parametrize("code", ["UNIMPLEMENTED", "UNKNOWN"])
-@in_loop
 async def test_a_kubelet_without_get_is_asked_for_the_list(tmp_path: Path, code: str) -> None:
     async with kubelet(tmp_path) as asked:
         asked.answers["Get"] = failing(code, "PodResources API Get method disabled")
@@ -160,7 +144,6 @@ async def test_a_kubelet_without_get_is_asked_for_the_list(tmp_path: Path, code:
         assert asked.calls == ["Get", "List"] * 2
 
 
-@in_loop
 async def test_devices_of_several_nodes_and_of_none_are_one_each(tmp_path: Path) -> None:
     async with kubelet(tmp_path) as asked:
         asked.pods["shop", "web"]["main"] = [
@@ -180,7 +163,6 @@ async def test_devices_of_several_nodes_and_of_none_are_one_each(tmp_path: Path)
         }
 
 
-@in_loop
 async def test_an_answer_with_more_devices_than_any_host_has_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +180,6 @@ async def test_an_answer_with_more_devices_than_any_host_has_is_not_taken_over(
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x05ab"], ids=["noise", "cut off"])
-@in_loop
 async def test_an_answer_that_cannot_be_decoded_is_an_error(tmp_path: Path, raw: bytes) -> None:
     async def garbage(_request: object) -> bytes:
         return raw
@@ -211,7 +192,6 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error(tmp_path: Path, raw:
             await client(tmp_path).all()
 
 
-@in_loop
 async def test_claims_are_kept_as_the_kubelet_says_them(tmp_path: Path) -> None:
     async def answer(_request: object) -> bytes:
         main = {"name": "main", "dynamic_resources": [b"\x12\x03gpu"]}
@@ -226,13 +206,7 @@ async def test_claims_are_kept_as_the_kubelet_says_them(tmp_path: Path) -> None:
     assert listing.pods == {}
 
 
-# --- all pods, from time to time ----------------------------------------------------------------
-
-
-@in_loop
-async def test_the_list_follows_the_kubelet_and_the_same_answer_is_the_same_value(
-    tmp_path: Path,
-) -> None:
+async def test_the_list_follows_the_kubelet_and_changes_with_it_alone(tmp_path: Path) -> None:
     async with kubelet(tmp_path) as asked:
         asked.allocatable = [container_devices(NIC, "nic0", node=0)]
         devices, clock = devices_in(tmp_path), FakeClock()
@@ -254,10 +228,7 @@ async def test_the_list_follows_the_kubelet_and_the_same_answer_is_the_same_valu
         await asyncio.wait((following,))
 
 
-@in_loop
-async def test_a_kubelet_that_is_down_is_a_condition_and_its_last_list_stays(
-    tmp_path: Path,
-) -> None:
+async def test_a_kubelet_that_is_down_is_a_condition_and_its_list_stays(tmp_path: Path) -> None:
     devices = devices_in(tmp_path)
     async with kubelet(tmp_path):
         await devices.refresh()
@@ -270,8 +241,3 @@ async def test_a_kubelet_that_is_down_is_a_condition_and_its_last_list_stays(
     async with kubelet(tmp_path):
         await devices.refresh()
     assert devices.conditions == ()
-
-
-def test_the_fake_speaks_the_messages_of_the_api() -> None:
-    message = V1["ContainerDevices"](**container_devices(NIC, "nic0", node=3))
-    assert [node.ID for node in message.topology.nodes] == [3]

@@ -22,38 +22,24 @@ IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "44
 CONFIGURED = KubernetesConfig(server="https://10.0.0.1:6443")
 
 
-def test_in_a_pod_all_is_that_of_the_service_account() -> None:
-    access = api_access(KubernetesConfig(), IN_POD)
-    assert access.url == "https://10.96.0.1:443"
-    assert access.token_file == SERVICE_ACCOUNT / "token"
-    assert access.ca_file == SERVICE_ACCOUNT / "ca.crt"
-
-
-def test_the_credentials_of_the_unit_go_before_those_of_a_pod(tmp_path: Path) -> None:
-    for name in ("kubernetes-token", "kubernetes-ca"):
-        (tmp_path / name).touch()
-    access = api_access(CONFIGURED, {"CREDENTIALS_DIRECTORY": str(tmp_path)})
-    assert (access.token_file, access.ca_file) == (
-        tmp_path / "kubernetes-token",
-        tmp_path / "kubernetes-ca",
-    )
-
-
-def test_a_unit_without_the_credential_uses_the_service_account(tmp_path: Path) -> None:
-    access = api_access(CONFIGURED, {"CREDENTIALS_DIRECTORY": str(tmp_path)})
-    assert access.token_file == SERVICE_ACCOUNT / "token"
-
-
-def test_what_is_configured_goes_before_all_else(tmp_path: Path) -> None:
-    (tmp_path / "kubernetes-token").touch()
-    token = Path("/etc/numawarden/token")
-    config = replace(CONFIGURED, token_file=token, ca_file=token)
-    access = api_access(config, {**IN_POD, "CREDENTIALS_DIRECTORY": str(tmp_path)})
-    assert (access.url, access.token_file, access.ca_file) == (
-        "https://10.0.0.1:6443",
-        token,
-        token,
-    )
+@pytest.mark.parametrize("in_pod", [True, False])
+@pytest.mark.parametrize("of_unit", [True, False])
+@pytest.mark.parametrize("configured", [True, False])
+def test_what_is_configured_goes_before_the_units_and_that_before_the_pods(
+    tmp_path: Path, *, in_pod: bool, of_unit: bool, configured: bool
+) -> None:
+    given, environ = Path("/etc/numawarden/token"), {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    files = (SERVICE_ACCOUNT / "token", SERVICE_ACCOUNT / "ca.crt")
+    if of_unit:
+        files = (tmp_path / "kubernetes-token", tmp_path / "kubernetes-ca")
+        for file in files:
+            file.touch()
+    config = replace(CONFIGURED, server="") if in_pod else CONFIGURED
+    if configured:
+        config, files = replace(CONFIGURED, token_file=given, ca_file=given), (given, given)
+    access = api_access(config, environ | (IN_POD if in_pod else {}))
+    assert (access.token_file, access.ca_file) == files
+    assert access.url == ("https://10.96.0.1:443" if not config.server else CONFIGURED.server)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +48,12 @@ def test_what_is_configured_goes_before_all_else(tmp_path: Path) -> None:
         ("https://api.example.com", "https://api.example.com:443"),
         ("https://[fd00::1]:6443", "https://[fd00::1]:6443"),
         ("https://proxy/k8s/clusters/c-1", "https://proxy:443/k8s/clusters/c-1"),
+        ("", "https://[fd00::1]:443"),
     ],
 )
 def test_a_server_may_have_any_form_of_url(server: str, url: str) -> None:
-    assert api_access(KubernetesConfig(server=server), {}).url == url
-
-
-def test_an_ipv6_service_is_put_in_brackets() -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    assert api_access(KubernetesConfig(), environ).url == "https://[fd00::1]:443"
+    assert api_access(KubernetesConfig(server=server), environ).url == url
 
 
 @pytest.mark.parametrize(
@@ -97,12 +80,8 @@ def test_missing_files_are_problems_with_a_remedy(tmp_path: Path) -> None:
     )
     assert "LoadCredential=kubernetes-token:FILE" in str(token)
     assert str(ca).startswith(f"agent.kubernetes.caFile: {tmp_path}: not a regular file; name")
-
-
-def test_files_that_are_there_are_no_problem(tmp_path: Path) -> None:
-    for name in ("token", "ca"):
-        (tmp_path / name).touch()
-    config = replace(CONFIGURED, token_file=tmp_path / "token", ca_file=tmp_path / "ca")
+    (tmp_path / "gone").touch()
+    config = replace(config, ca_file=tmp_path / "gone")
     assert list(access_problems(api_access(config, {}))) == []
 
 

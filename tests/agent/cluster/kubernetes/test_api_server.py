@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from agent.cluster.api_server import LONGEST_ANSWER, ApiAccess, ApiServer, ApiServerError, Outcome
 from agent.cluster.topology import NODE_TOPOLOGIES
 from agent.server import metrics as names
-from tests.agent.server.support import in_loop
 from tests.fakes.api_server import TOKEN, Failure, Fault
 from tests.fakes.certificate import write_certificate
 
@@ -36,7 +35,6 @@ async def error_of(access: ApiAccess, seconds: float = PATIENT) -> ApiServerErro
     return caught.value
 
 
-@in_loop
 async def test_an_answer_in_chunks_is_read_whole(fake: FakeApiServer, access: ApiAccess) -> None:
     fake.topologies["worker-1"] = {"metadata": {"name": "worker-1"}, "zones": ["x" * 100_000]}
     assert await get(access) == fake.topologies["worker-1"]
@@ -94,16 +92,13 @@ def test_a_failed_request_says_what_was_asked_what_was_answered_and_what_to_do(
 
 
 @pytest.mark.parametrize("fault", [Fault.HANG, Fault.DRIP])
-def test_no_answer_takes_longer_than_the_deadline(
-    fake: FakeApiServer, access: ApiAccess, fault: Fault
-) -> None:
+def test_no_answer_is_too_late(fake: FakeApiServer, access: ApiAccess, fault: Fault) -> None:
     fake.faults.append(fault)
     error = asyncio.run(error_of(access, seconds=0.3))
     assert error.outcome is Outcome.TIMEOUT
     assert "no answer within 0.3 s" in str(error)
 
 
-@in_loop
 async def test_a_server_that_is_not_there_is_unavailable(access: ApiAccess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -111,7 +106,6 @@ async def test_a_server_that_is_not_there_is_unavailable(access: ApiAccess) -> N
     assert error.outcome is Outcome.UNAVAILABLE
 
 
-@in_loop
 async def test_a_server_of_another_authority_gets_no_token(
     fake: FakeApiServer, access: ApiAccess, tmp_path: Path
 ) -> None:
@@ -122,16 +116,12 @@ async def test_a_server_of_another_authority_gets_no_token(
     assert fake.requests == []
 
 
-@in_loop
-async def test_a_server_of_another_name_gets_no_token(
-    fake: FakeApiServer, access: ApiAccess
-) -> None:
+async def test_another_name_gets_no_token(fake: FakeApiServer, access: ApiAccess) -> None:
     error = await error_of(replace(access, host="localhost"))
     assert error.outcome is Outcome.TLS
     assert fake.requests == []
 
 
-@in_loop
 async def test_a_server_without_tls_gets_no_token(access: ApiAccess) -> None:
     heard = bytearray()
 
@@ -148,7 +138,7 @@ async def test_a_server_without_tls_gets_no_token(access: ApiAccess) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"a\r\nX-Other: b", b"\xff\xfe"])
-def test_a_file_that_is_not_a_token_is_not_sent(
+def test_what_is_no_token_is_not_sent(
     fake: FakeApiServer, access: ApiAccess, content: bytes
 ) -> None:
     access.token_file.write_bytes(content)
@@ -176,10 +166,7 @@ def test_a_file_without_a_certificate_is_named(access: ApiAccess, tmp_path: Path
     assert f"{ca}: not a certificate in PEM form" in str(error)
 
 
-@in_loop
-async def test_a_token_that_was_replaced_is_used_at_the_next_request(
-    fake: FakeApiServer, access: ApiAccess
-) -> None:
+async def test_a_replaced_token_is_used_next(fake: FakeApiServer, access: ApiAccess) -> None:
     fake.topologies["worker-1"] = {"metadata": {}}
     fake.token = "another"  # noqa: S105  # of a fake
     assert (await error_of(access)).outcome is Outcome.CREDENTIALS
@@ -193,7 +180,6 @@ _WHOLE = _HEAD + b'10\r\n{"kind": "Event"\r\n1\r\n}\r\n0\r\n\r\n'
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Draw an answer with bytes that were lost, replaced or added."""
     at = draw(st.integers(0, len(_WHOLE)))
     lost = draw(st.integers(0, 12))
     return _WHOLE[:at] + draw(st.binary(max_size=12)) + _WHOLE[at + lost :]

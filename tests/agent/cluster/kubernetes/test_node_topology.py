@@ -77,9 +77,7 @@ def rules_of(
 
 
 def published(
-    rules: EffectivePolicy,
-    ledger: Ledger | None = None,
-    kubelet: KubeletListing = NOT_LISTED,
+    rules: EffectivePolicy, ledger: Ledger | None = None, kubelet: KubeletListing = NOT_LISTED
 ) -> NodeTopology:
     made = node_topology(rules, ledger or rules.empty_ledger(), NODE, (), kubelet)
     assert crd_mistakes(dict(made.document)) == []

@@ -10,7 +10,6 @@ import pytest
 from agent.cluster.api_server import Outcome
 from agent.cluster.publishing import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents
 from agent.pods.model import PodIdentity
-from tests.agent.server.support import in_loop
 from tests.fakes.api_server import Failure
 
 if TYPE_CHECKING:
@@ -35,10 +34,7 @@ async def send_all(events: PodEvents, now: float) -> list[Outcome]:
     return outcomes
 
 
-@in_loop
-async def test_an_event_names_the_pod_the_reason_and_what_the_agent_says(
-    fake: FakeApiServer, events: PodEvents
-) -> None:
+async def test_an_event_names_pod_reason_and_words(fake: FakeApiServer, events: PodEvents) -> None:
     events.note(WEB, REASON, "cpu: 2 asked, 1 free", TIME)
     assert await send_all(events, 0.0) == [Outcome.DONE]
     ((namespace, name), event) = fake.events.popitem()
@@ -67,8 +63,7 @@ async def test_an_event_names_the_pod_the_reason_and_what_the_agent_says(
     }
 
 
-@in_loop
-async def test_the_same_is_counted_in_one_event_at_most_once_a_minute(
+async def test_what_repeats_is_counted_once_a_minute(
     fake: FakeApiServer, events: PodEvents
 ) -> None:
     for number in range(5):
@@ -82,10 +77,7 @@ async def test_the_same_is_counted_in_one_event_at_most_once_a_minute(
     assert not events.due(1e6)
 
 
-@in_loop
-async def test_another_message_is_another_event_within_the_pods_limit(
-    fake: FakeApiServer, events: PodEvents
-) -> None:
+async def test_another_message_is_another_event(fake: FakeApiServer, events: PodEvents) -> None:
     for message in ("first", "second", "third"):
         events.note(WEB, REASON, message, TIME)
         await send_all(events, 0.0)
@@ -93,7 +85,6 @@ async def test_another_message_is_another_event_within_the_pods_limit(
     assert [event["message"] for event in fake.events.values()] == ["first", "third"]
 
 
-@in_loop
 async def test_pods_do_not_wait_for_each_other(fake: FakeApiServer, events: PodEvents) -> None:
     events.note(WEB, REASON, "no room", TIME)
     events.note(OTHER, REASON, "no room", TIME)
@@ -101,10 +92,7 @@ async def test_pods_do_not_wait_for_each_other(fake: FakeApiServer, events: PodE
     assert len(fake.events) == 2
 
 
-@in_loop
-async def test_an_event_that_the_server_forgot_is_made_again(
-    fake: FakeApiServer, events: PodEvents
-) -> None:
+async def test_a_forgotten_event_is_made_again(fake: FakeApiServer, events: PodEvents) -> None:
     events.note(WEB, REASON, "no room", TIME)
     await send_all(events, 0.0)
     fake.events.clear()
@@ -114,10 +102,7 @@ async def test_an_event_that_the_server_forgot_is_made_again(
     assert event["count"] == 2
 
 
-@in_loop
-async def test_a_pod_whose_namespace_is_gone_keeps_no_other_pod_waiting(
-    fake: FakeApiServer, events: PodEvents
-) -> None:
+async def test_a_gone_namespace_delays_no_other(fake: FakeApiServer, events: PodEvents) -> None:
     fake.faults.append(Failure(404, 'namespaces "shop" not found'))
     events.note(WEB, REASON, "no room", TIME)
     events.note(OTHER, REASON, "no room", TIME)
@@ -126,10 +111,7 @@ async def test_a_pod_whose_namespace_is_gone_keeps_no_other_pod_waiting(
     assert not events.due(1e6)
 
 
-@in_loop
-async def test_after_a_failure_all_wait_and_another_pod_is_next(
-    fake: FakeApiServer, events: PodEvents
-) -> None:
+async def test_after_a_failure_another_is_next(fake: FakeApiServer, events: PodEvents) -> None:
     fake.faults.append(Failure(403, "namespace is being terminated"))
     events.note(WEB, REASON, "no room", TIME)
     events.note(OTHER, REASON, "no room", TIME)
@@ -153,10 +135,7 @@ def test_a_flood_of_pods_is_bounded(events: PodEvents) -> None:
     assert len(events._events) == MOST_PODS
 
 
-@in_loop
-async def test_names_and_messages_are_as_long_as_the_server_allows(
-    fake: FakeApiServer, events: PodEvents
-) -> None:
+async def test_names_and_messages_have_bounds(fake: FakeApiServer, events: PodEvents) -> None:
     long = PodIdentity("u-1", "a." * 126 + "a", "shop")
     events.note(long, REASON, "x" * 5000, TIME)
     await send_all(events, 0.0)

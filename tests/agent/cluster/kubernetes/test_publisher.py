@@ -18,7 +18,6 @@ from agent.cluster.topology import (
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
-from tests.agent.server.support import in_loop
 from tests.fakes.api_server import TOPOLOGIES, Failure
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ def publisher(server: ApiServer) -> TopologyPublisher:
     return TopologyPublisher(server, "worker-1")
 
 
-@in_loop
 async def test_the_first_apply_creates_the_object_and_the_next_changes_it(
     fake: FakeApiServer, publisher: TopologyPublisher
 ) -> None:
@@ -54,7 +52,6 @@ async def test_the_first_apply_creates_the_object_and_the_next_changes_it(
     assert not any("force" in request.query for request in fake.requests)
 
 
-@in_loop
 async def test_only_a_change_is_due_and_an_old_object(publisher: TopologyPublisher) -> None:
     assert publisher.due(document(), 0.0)
     await publisher.publish(document(), 0.0)
@@ -64,7 +61,6 @@ async def test_only_a_change_is_due_and_an_old_object(publisher: TopologyPublish
     assert publisher.due(document(), REFRESH_SECONDS)
 
 
-@in_loop
 async def test_what_failed_is_due_again_later_and_later_until_it_succeeds(
     fake: FakeApiServer, publisher: TopologyPublisher
 ) -> None:
@@ -90,7 +86,6 @@ def test_years_of_failures_wait_no_longer_than_the_longest_wait() -> None:
     assert retries.allow(300.0)
 
 
-@in_loop
 async def test_the_object_of_another_publisher_is_left_as_it_is(
     fake: FakeApiServer, publisher: TopologyPublisher
 ) -> None:
@@ -110,7 +105,6 @@ async def test_the_object_of_another_publisher_is_left_as_it_is(
     assert "kubectl delete noderesourcetopology worker-1" in said
 
 
-@in_loop
 async def test_what_the_agent_published_is_removed(
     fake: FakeApiServer, server: ApiServer, publisher: TopologyPublisher
 ) -> None:
@@ -122,7 +116,7 @@ async def test_what_the_agent_published_is_removed(
 
 
 @pytest.mark.parametrize("owners", [[{"manager": "other"}], [], None, "odd", [None]])
-def test_what_another_program_made_is_not_removed(
+def test_what_is_anothers_is_not_removed(
     fake: FakeApiServer, server: ApiServer, owners: object
 ) -> None:
     metadata = {"name": "worker-1", "uid": "theirs", "managedFields": owners}
@@ -133,7 +127,6 @@ def test_what_another_program_made_is_not_removed(
     assert fake.paths("DELETE") == []
 
 
-@in_loop
 async def test_an_object_that_was_made_again_meanwhile_is_not_removed(
     fake: FakeApiServer, server: ApiServer, publisher: TopologyPublisher
 ) -> None:
@@ -153,18 +146,12 @@ async def test_an_object_that_was_made_again_meanwhile_is_not_removed(
     assert fake.topologies["worker-1"] is again
 
 
-@in_loop
-async def test_without_the_kind_of_object_there_is_nothing_to_remove(
-    fake: FakeApiServer, server: ApiServer
-) -> None:
+async def test_without_the_kind_nothing_is_removed(fake: FakeApiServer, server: ApiServer) -> None:
     fake.always = Failure(404, text="404 page not found\n")
     assert not (await remove(server, "worker-1")).removed
 
 
-@in_loop
-async def test_a_removal_that_is_not_allowed_is_an_error(
-    fake: FakeApiServer, server: ApiServer
-) -> None:
+async def test_a_forbidden_removal_is_an_error(fake: FakeApiServer, server: ApiServer) -> None:
     fake.always = Failure(403, "forbidden")
     with pytest.raises(ApiServerError) as caught:
         await remove(server, "worker-1")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from agent.cluster.nri.messages import NriEvent
 from agent.cluster.nri.session import NriSession
+from tests.agent.server.support import FakeClock, until
+from tests.fakes.nri_runtime import running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
         RuntimeContainer,
         RuntimeInfo,
     )
-
+    from tests.fakes.nri_runtime import FakeRuntime, PluginConnection
 
 POD: dict[str, Any] = {
     "id": "s1",
@@ -38,41 +41,38 @@ CONTAINER: dict[str, Any] = {
     "linux": {"cgroups_path": "kubepods-poduid_1.slice:cri-containerd:c1"},
 }
 
+#: Which method of the handler an event calls.
+NOTED = {
+    NriEvent.RUN_POD_SANDBOX: "sandbox_started",
+    NriEvent.STOP_POD_SANDBOX: "sandbox_stopped",
+    NriEvent.REMOVE_POD_SANDBOX: "sandbox_removed",
+    NriEvent.POST_START_CONTAINER: "container_started",
+    NriEvent.STOP_CONTAINER: "container_stopped",
+    NriEvent.REMOVE_CONTAINER: "container_removed",
+}
+ANSWERED = {
+    NriEvent.CREATE_CONTAINER: "container_created",
+    NriEvent.UPDATE_CONTAINER: "container_updated",
+}
+IGNORED = (NriEvent.POST_CREATE_CONTAINER, NriEvent.START_CONTAINER, NriEvent.POST_UPDATE_CONTAINER)
 
-class ManualClock:
-    """A clock that stands still until a test advances it."""
+
+class ManualClock(FakeClock):
+    """A clock that stands still for short waits, too, and remembers them all."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.slept: list[float] = []
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-        self._asleep = asyncio.Condition()
-
-    def time(self) -> float:
-        return self.now + 1_700_000_000
-
-    def monotonic(self) -> float:
-        return self.now
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.now + seconds, woken))
-        async with self._asleep:
-            self._asleep.notify_all()
         await woken
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        for deadline, woken in self._sleepers:
-            if deadline <= self.now and not woken.done():
-                woken.set_result(None)
-        self._sleepers = [entry for entry in self._sleepers if not entry[1].done()]
 
     async def sleeping(self, times: int) -> None:
         """Return once something began to sleep so many times in all."""
-        async with self._asleep:
-            await self._asleep.wait_for(lambda: len(self.slept) >= times)
+        await until(lambda: len(self.slept) >= times)
 
 
 class RecordingHandler:
@@ -96,11 +96,12 @@ class RecordingHandler:
         self.fails_when_cancelled = False
         self.seconds = 0.0
         self.ended = asyncio.Event()
-        #: Of each answer the method and the outcome.
+        #: Of each answer the method and the outcome, and the seconds.
         self.outcomes: list[tuple[str, str]] = []
+        self.times: list[float] = []
 
     def observe(self, method: str, outcome: str, seconds: float) -> None:
-        assert seconds >= 0
+        self.times.append(seconds)
         self.outcomes.append((method, outcome))
 
     def _note(self, method: str, text: str, value: object = None) -> None:
@@ -181,7 +182,6 @@ async def serving(
     clock: ManualClock | None = None,
     **options: Any,  # noqa: ANN401  # those of NriSession
 ) -> AsyncIterator[NriSession]:
-    """Let a session serve the runtime behind a socket."""
     options.setdefault("observe", handler.observe)
     session = NriSession(socket, handler, clock or ManualClock(), **options)
     task = asyncio.create_task(session.serve())
@@ -191,3 +191,21 @@ async def serving(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled(), f"the session ended by itself: {task.exception()!r}"
+
+
+class Nri:
+    """A runtime, and the handler of the session that serves it; options are those of `serving`."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.runtime = runtime
+        self.handler = RecordingHandler()
+        self.clock = ManualClock()
+
+    def serving(self, **options: Any) -> AbstractAsyncContextManager[NriSession]:  # noqa: ANN401
+        return serving(self.runtime.socket, self.handler, self.clock, **options)
+
+    @asynccontextmanager
+    async def connected(self, **options: Any) -> AsyncIterator[PluginConnection]:  # noqa: ANN401
+        """Run both; yield the connection once it is synchronized."""
+        async with running(self.runtime), self.serving(**options):
+            yield await self.runtime.plugin()

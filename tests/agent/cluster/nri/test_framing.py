@@ -119,9 +119,7 @@ def test_garbage_ends_in_a_typed_error_or_waits_for_more(
 
 
 @given(st.integers(0, LONGEST_SENT), CONNECTIONS)
-def test_a_message_fits_the_buffers_with_which_a_runtime_reads(
-    length: int, connection: int
-) -> None:
+def test_a_message_fits_the_buffers_of_a_runtime(length: int, connection: int) -> None:
     message = encoded(1, 2, bytes(length))
     data = framed(connection, message)
     at = 0

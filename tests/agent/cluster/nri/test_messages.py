@@ -16,11 +16,12 @@ from agent.cluster.nri.messages import (
     RuntimeInfo,
     adjustment_message,
     event_mask,
+    subscription,
     update_message,
 )
 from agent.cluster.nri.protocol import LONGEST_WORDS
 from sysfs.mask import Mask
-from tests.agent.cluster.nri.support import CONTAINER, POD
+from tests.agent.cluster.nri.support import ANSWERED, CONTAINER, IGNORED, NOTED, POD
 
 
 def test_fields_that_are_not_declared_are_skipped() -> None:
@@ -52,9 +53,7 @@ def test_an_adjustment_has_the_bytes_of_the_wire_format() -> None:
         ),
     ],
 )
-def test_only_what_is_adjusted_is_in_a_message(
-    adjustment: Adjustment, cpu: dict[str, object]
-) -> None:
+def test_only_adjustments_are_in_a_message(adjustment: Adjustment, cpu: dict[str, object]) -> None:
     expected = {"resources": {"cpu": cpu}} if cpu else None
     message = adjustment_message(adjustment)
     assert message == V1ALPHA1["ContainerAdjustment"](linux=expected)
@@ -121,6 +120,30 @@ def test_events_have_the_names_and_numbers_of_nri() -> None:
     assert EVENTS["RunPodSandbox"] == 1
     assert EVENTS["PostUpdatePodSandbox"] == 13
     assert event_mask([NriEvent.RUN_POD_SANDBOX, NriEvent.REMOVE_CONTAINER]) == 0x401
+
+
+@pytest.mark.parametrize(
+    ("runtime", "version", "nri_version", "has_updates"),
+    [
+        ("containerd", "1.7.24~ds1", "", False),
+        ("containerd", "v2.1.9", "", False),
+        ("containerd", "2.2.0", "", True),
+        ("cri-o", "1.33.8", "", False),
+        ("cri-o", "1.34.0", "", True),
+        ("containerd", "2.3.4-lab", "v0.12.0", True),
+        ("containerd", "v2.3.4", "v0.9.0", False),
+        ("containerd", "(devel)", "", False),
+        ("other", "99.0", "", False),
+        ("other", "1.0", "v1.2.3-4-gabcdef0", True),
+    ],
+)
+def test_only_events_are_subscribed_to_that_the_runtime_knows(
+    runtime: str, version: str, nri_version: str, *, has_updates: bool
+) -> None:
+    events = set(subscription(runtime, version, nri_version))
+    assert (NriEvent.UPDATE_POD_SANDBOX in events) == has_updates
+    assert {*NOTED, *ANSWERED} <= events
+    assert not events & set(IGNORED)
 
 
 def test_the_values_cannot_be_changed() -> None:

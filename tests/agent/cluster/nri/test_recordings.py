@@ -20,7 +20,7 @@ from agent.cluster.nri.messages import (
     RuntimeContainer,
 )
 from tests.agent.cluster.nri.support import RecordingHandler, serving
-from tests.agent.server.support import in_loop, until
+from tests.agent.server.support import until
 from tests.fakes.nri_runtime import FakeRuntime, running
 from tests.shared import needs_shared, shared_dir
 
@@ -94,7 +94,6 @@ def expected(record: dict[str, Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-@in_loop
 async def test_a_recording_calls_the_handler_in_its_order(tmp_path: Path, name: str) -> None:
     seen = 0
     for recorded in connections(name):
