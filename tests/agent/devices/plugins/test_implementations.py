@@ -164,26 +164,3 @@ def test_a_plugin_registers_lists_prefers_delivers_and_comes_back(
             await plugin.stop()
 
     check()
-
-
-def test_a_plugin_outlives_the_agent_and_registers_with_the_next_one(
-    directory: Path, implementation: Callable[[Path, str, str], RegisteringPlugin]
-) -> None:
-    @in_loop
-    async def check() -> None:
-        plugin = implementation(directory, GPU, "gpu.sock")
-        async with served(directory) as running:
-            await plugin.start()
-            plugin.send([("a", 0, True), ("b", 1, True)])
-            await running.until(lambda: running.health() == {"a": True, "b": True})
-            known = running.plugins.offer().devices
-        async with served(directory, known=known) as running:
-            assert running.health() == {"a": False, "b": False}
-            await plugin.stop()
-            plugin = implementation(directory, GPU, "gpu.sock")
-            await plugin.start()
-            plugin.send([("a", 0, True)])
-            await running.until(lambda: running.health() == {"a": True})
-            await plugin.stop()
-
-    check()

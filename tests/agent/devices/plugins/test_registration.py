@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.devices.registration import Registrant, read_registration
-from agent.rpc import V1BETA1, CallError
+from agent.rpc import CallError
+from tests.fakes.device_plugin import encoded
 
 DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
@@ -15,10 +16,7 @@ DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 def registration(
     resource: str = "example.com/gpu", endpoint: str = "gpu.sock", version: str = "v1beta1"
 ) -> bytes:
-    data: bytes = V1BETA1["RegisterRequest"](
-        resource_name=resource, endpoint=endpoint, version=version
-    ).SerializeToString()
-    return data
+    return encoded("RegisterRequest", resource_name=resource, endpoint=endpoint, version=version)
 
 
 def test_the_socket_is_in_the_directory() -> None:
