@@ -82,14 +82,11 @@ def test_a_changed_configuration_restarts_the_agents(tmp_path: Path) -> None:
     after = helm.run("kubectl", "kustomize", base).stdout
 
     def name(text: str) -> object:
-        (volume,) = (
-            volume
-            for found in yaml.safe_load_all(text)
-            if found["kind"] == "DaemonSet"
-            for volume in pod_of(found)["volumes"]
-            if "configMap" in volume
+        (daemon_set,) = (
+            found for found in yaml.safe_load_all(text) if found["kind"] == "DaemonSet"
         )
-        return volume["configMap"]["name"]
+        volumes = pod_of(daemon_set)["volumes"]
+        return [one["configMap"]["name"] for one in volumes if "configMap" in one]
 
     assert name(before) != name(after)
 
@@ -103,15 +100,12 @@ def test_the_overlay_that_is_shown_can_be_built() -> None:
 
 
 def test_values_reach_the_objects() -> None:
-    more = (
-        "--set=image.repository=registry.example/numawarden",
-        "--set=image.tag=1.2.3",
-        "--set=image.pullSecrets[0].name=registry",
-        "--set=nodeSelector.pool=latency",
-        "--set=maxUnavailable=10%",
-        "--set=config.topologyManagerPolicy=restricted",
+    values = (
+        *("image.repository=registry.example/numawarden", "image.tag=1.2.3"),
+        *("image.pullSecrets[0].name=registry", "nodeSelector.pool=latency"),
+        *("maxUnavailable=10%", "config.topologyManagerPolicy=restricted"),
     )
-    objects = charted((), *more)
+    objects = charted((), *(f"--set={value}" for value in values))
     pod = pod_of(objects[DAEMON_SET])
     assert pod["containers"][0]["image"] == "registry.example/numawarden:1.2.3"
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
@@ -127,13 +121,8 @@ def test_values_reach_the_objects() -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        "topologyy.enabled=true",
-        "image.tag=latest",
-        "image.repository=",
-        "topology.enabled=yes please",
-        "maxUnavailable=0",
-        "nodeSelector=pool",
-        "config=",
+        *("topologyy.enabled=true", "image.tag=latest", "image.repository="),
+        *("topology.enabled=yes please", "maxUnavailable=0", "nodeSelector=pool", "config="),
     ],
 )
 def test_values_that_mean_nothing_are_rejected(mistake: str) -> None:
