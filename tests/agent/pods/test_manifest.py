@@ -243,7 +243,7 @@ def test_amounts_that_the_api_server_rejects_are_rejected(
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("{containers: [{name: a, resources: {requests: {cpu: 2}}}],resources: {requests: {cpu: 1}}}",
+        ("{containers: [{name: a, resources: {limits: {cpu: 2}}}],resources: {requests: {cpu: 1}}}",
          "cpu: the containers together request 2, more than the pod-level request of 1"),
         ("{containers: [{name: a, resources: {limits: {cpu: 2}}}], resources: {limits: {cpu: 1}}}",
          "spec.containers[0].resources.limits.cpu: the container's limit of 2 is above"),
